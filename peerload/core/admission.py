@@ -1,0 +1,133 @@
+"""What fits where: who could ever run a task (by profile), and what fits on this node now (by the ledger). Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from peerload.model.resources import Placement, Profile, ResourceRequest
+
+EPSILON = 1e-9
+"""Fractions of a core are sums of floats; nobody is refused for a rounding error."""
+
+
+def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
+    """Why this node could never run the task, in words; "" if it could. ``home``: the task's home node."""
+    if placement.node is not None and placement.node != profile.node:
+        return f"the task is for {placement.node}"
+    if placement.local and profile.node != home:
+        return "the task stays at its home"
+    if profile.node in placement.exclude:
+        return "the task excludes it"
+    missing = [label for label in placement.labels if label not in profile.labels]
+    if missing:
+        return f"no label {', '.join(missing)}"
+    if profile.slots < 1:
+        return "it takes no tasks (0 slots)"
+    if request.cpus > profile.cpus + EPSILON:
+        return f"{profile.cpus:g} cpus, asked {request.cpus:g}"
+    if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
+        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f}"
+    if request.gpus > profile.gpus:
+        return "no GPU" if not profile.gpus else f"{profile.gpus} GPUs, asked {request.gpus}"
+    return ""
+
+
+class Ledger:
+    """The tasks of this node by what they hold: running, waiting, and inbound (accepted or promised, on its way).
+
+    n counts all three. It is the number of tasks in units of slots: where a task asks for several cores it counts for
+    as many slots as these are worth, and where the number of slots was not set by hand, half a core counts for half.
+    """
+
+    __slots__ = ("_cpus", "_mem_bytes", "inbound", "profile", "running", "running_local", "waiting", "waiting_local", "waiting_remote")
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.running: dict[str, tuple[ResourceRequest, bool]] = {}
+        self.inbound: dict[bytes, ResourceRequest] = {}
+        self.running_local = 0
+        self.waiting = 0
+        self.waiting_local = 0
+        self.waiting_remote = 0
+        self._cpus = [0.0, 0.0, 0.0]  # running, waiting, inbound
+        self._mem_bytes = 0
+
+    @property
+    def load_tasks(self) -> int:
+        """n: running + waiting + inbound, in slots."""
+        count = len(self.running) + self.waiting + len(self.inbound)
+        profile = self.profile
+        if profile.cpus <= 0:
+            return count
+        demand = math.ceil(self.cpus_requested * profile.slots / profile.cpus - EPSILON)
+        return max(count, demand) if profile.slots_fixed else max(demand, 1 if count else 0)
+
+    @property
+    def cpus_requested(self) -> float:
+        """Cores asked for by all of them."""
+        running, waiting, inbound = self._cpus
+        return running + waiting + inbound
+
+    def fits(self, request: ResourceRequest) -> bool:
+        """Whether it could be started now beside what is running."""
+        return self._fits(request, len(self.running), self._cpus[0])
+
+    def fits_beside_all(self, request: ResourceRequest) -> bool:
+        """Whether it could be started now if everything waiting and inbound were running too."""
+        return self._fits(request, len(self.running) + self.waiting + len(self.inbound), self.cpus_requested)
+
+    def _fits(self, request: ResourceRequest, count: int, cpus: float) -> bool:
+        profile = self.profile
+        if profile.slots_fixed and count >= profile.slots:
+            return False
+        if cpus + request.cpus > profile.cpus + EPSILON:
+            return False
+        if profile.mem_bytes and self._mem_bytes + request.mem_bytes > profile.mem_bytes:
+            return False
+        return not request.gpus or request.gpus + sum(held.gpus for held, _ in self.running.values()) <= profile.gpus
+
+    def start(self, key: str, request: ResourceRequest, *, is_local: bool) -> None:
+        """An attempt starts to hold what it asked for."""
+        if key not in self.running:
+            self.running[key] = (request, is_local)
+            self.running_local += is_local
+            self._cpus[0] += request.cpus
+            self._mem_bytes += request.mem_bytes
+
+    def end(self, key: str) -> bool:
+        """An attempt holds nothing any more; False if it held nothing."""
+        held = self.running.pop(key, None)
+        if held is None:
+            return False
+        request, is_local = held
+        self.running_local -= is_local
+        self._cpus[0] -= request.cpus
+        self._mem_bytes -= request.mem_bytes
+        if not self.running:
+            self._cpus[0] = 0.0
+        return True
+
+    def wait(self, request: ResourceRequest, *, is_local: bool, by: int = 1) -> None:
+        """A task joins (by=1) or leaves (by=-1) those waiting here."""
+        self.waiting += by
+        if is_local:
+            self.waiting_local += by
+        else:
+            self.waiting_remote += by
+        self._cpus[1] = self._cpus[1] + by * request.cpus if self.waiting else 0.0
+
+    def expect(self, uid: bytes, request: ResourceRequest) -> None:
+        """A task is on its way here."""
+        if uid not in self.inbound:
+            self.inbound[uid] = request
+            self._cpus[2] += request.cpus
+
+    def expect_no_more(self, uid: bytes) -> bool:
+        """It has arrived or will not come; False if it was not expected."""
+        request = self.inbound.pop(uid, None)
+        if request is None:
+            return False
+        self._cpus[2] = self._cpus[2] - request.cpus if self.inbound else 0.0
+        return True

@@ -1,0 +1,382 @@
+"""The executor's side of the handoff: reservations, guests, leases, results. docs/wire.md names the rules (D3 … R11).
+
+A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *floor*:
+the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
+(D3), RESULT before it is said (D4), and a RESULT is kept and repeated until it is acknowledged (R10). The lease counts
+from the moment this node *sent* the message that was granted (R1), and the launcher enforces it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.admission import why_never
+from peerload.core.work import Guest, GuestPhase
+from peerload.model.actions import (
+    DropExecution,
+    ForgetTask,
+    PutExecution,
+    PutFloor,
+    SendResult,
+    SetLease,
+    SignalTask,
+    SpawnTask,
+)
+from peerload.model.messages import (
+    RENEWALS_MAX,
+    Accept,
+    Commit,
+    Decline,
+    Died,
+    NotStarted,
+    Offer,
+    Query,
+    Renew,
+    Renewal,
+    RenewOk,
+    ResultAck,
+    Return,
+    Revoke,
+    Signal,
+)
+from peerload.model.task import ExecutionRecord, ExecutionState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.core.admission import Ledger
+    from peerload.core.queue import WaitingQueue
+    from peerload.core.state import CoreState
+    from peerload.model.load import LoadReport
+    from peerload.model.task import Exit
+
+SIGKILL = 9
+RENEWALS_PER_LEASE = 4
+
+
+class Executor:
+    """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task.
+
+    ``accepts(offer)`` is the transfer policy's word; ``report()`` this node's load for declines.
+    """
+
+    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
+        self._state = state
+        self._queue = queue
+        self._ledger = ledger
+        self.guests: dict[str, Guest] = {}
+        self.by_uid: dict[bytes, Guest] = {}
+        self.floors: dict[bytes, int] = {}
+        self._renewing = False
+        self.accepts: Callable[[Offer], bool] = lambda offer: False
+        self.report: Callable[[], LoadReport]
+
+    # -- offer and commit ----------------------------------------------------------------------------------------------
+
+    def offer_received(self, src: str, offer: Offer, *, directory_here: bool) -> None:
+        """Reserve room, or decline with the reason."""
+        stale = self.by_uid.get(offer.uid)
+        if stale is not None and stale.phase is GuestPhase.RESERVED and stale.attempt < offer.attempt and stale.home == src:
+            self._drop(stale)
+        refusal = self._refusal(src, offer, directory_here=directory_here)
+        if refusal is not None:
+            code, reason = refusal
+            self._ledger.expect_no_more(offer.uid)
+            self._state.count(f"offers declined here: {code}")
+            self._state.send(src, Decline(offer.task, offer.uid, offer.attempt, code, reason, self.report()))
+            return
+        guest = self.by_uid.get(offer.uid)
+        if guest is None:
+            guest = Guest(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
+            self.guests[guest.key] = guest
+            self.by_uid[offer.uid] = guest
+        guest.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
+        guest.ts = self._state.now.boot_s
+        guest.lease_s = offer.lease_s
+        guest.migrations = offer.migrations
+        guest.migrations_max = offer.migrations_max
+        self._ledger.expect(offer.uid, offer.spec.request)
+        self._state.clear_timer("inbound", offer.uid.hex())
+        self._state.send(src, Accept(offer.task, offer.uid, offer.attempt, guest.nonce, guest.ts))
+        self._state.set_timer_in(self._state.config.reservation_s, "reserved", guest.key)
+
+    def _refusal(self, src: str, offer: Offer, *, directory_here: bool) -> tuple[str, str] | None:
+        profile = self._state.profile
+        known = self.by_uid.get(offer.uid)
+        if known is not None and not (
+            known.phase is GuestPhase.RESERVED and known.attempt == offer.attempt and known.home == src
+        ):
+            self._tell(known)  # an earlier attempt is still here: its home had better know
+            return "floor", "an earlier attempt of it is still here"
+        if offer.attempt <= self.floors.get(offer.uid, 0):
+            return "floor", "that attempt was started or refused here before"
+        if offer.task.partition("/")[0] != src:
+            return "cannot", "only its home may offer a task"
+        if profile.drained:
+            return "drained", "drained"
+        never = why_never(profile, offer.spec.request, offer.spec.placement, src)
+        if never:
+            return "cannot", never
+        if not directory_here:
+            return "directory", f"no directory {offer.spec.directory.decode(errors='replace')} there"
+        if known is None and len(self.guests) >= self._state.config.guests_max:
+            return "busy", f"{len(self.guests)} tasks of other homes are here already"
+        if known is None and offer.uid not in self._ledger.inbound and not offer.only and not self.accepts(offer):
+            return "room", "no room there by now"
+        return None
+
+    def commit_received(self, src: str, commit: Commit) -> None:
+        """Run it, if it answers the live reservation; else refuse for good."""
+        guest = self.by_uid.get(commit.uid)
+        if guest is not None and guest.attempt == commit.attempt and guest.home == src:
+            if guest.phase is not GuestPhase.RESERVED:
+                self._tell(guest)
+                return
+            if guest.nonce == commit.nonce and guest.ts == commit.ts:
+                self._state.clear_timer("reserved", guest.key)
+                self._ledger.expect_no_more(guest.uid)
+                guest.phase = GuestPhase.WAITING
+                guest.lease_s = commit.lease_s
+                guest.deadline_s = guest.ts + commit.lease_s
+                guest.arrived_s = self._state.now.boot_s
+                self._queue.add(guest)
+                self._state.count("guests committed")
+                self._renew_soon()
+                return
+            self._drop(guest)
+        self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
+
+    def _refuse(self, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
+        """NOT_STARTED, durable before it is said (D6)."""
+        self._raise_floor(uid, attempt)
+        self._state.send(src, NotStarted(task, uid, attempt, reason))
+
+    def _raise_floor(self, uid: bytes, attempt: int) -> None:
+        if self.floors.get(uid, 0) < attempt:
+            self.floors[uid] = attempt
+            self._state.persist(PutFloor(uid, attempt, self._state.now.wall_s))
+
+    def reservation_ended(self, key: str) -> None:
+        """No COMMIT came in time."""
+        guest = self.guests.get(key)
+        if guest is not None and guest.phase is GuestPhase.RESERVED:
+            self._state.count("reservations unused")
+            self._drop(guest)
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def start(self, guest: Guest) -> bool:
+        """START, durable, then the process. A lease that has run out meanwhile is given back instead (→ False)."""
+        if guest.deadline_s <= self._state.now.boot_s:
+            self.give_back(guest, "its lease ran out while it waited")
+            return False
+        guest.phase = GuestPhase.HERE
+        self.floors[guest.uid] = guest.attempt
+        self._state.persist(
+            PutExecution(self._record(guest, ExecutionState.START)),
+            PutFloor(guest.uid, guest.attempt, self._state.now.wall_s),
+        )
+        self._ledger.start(guest.key, guest.spec.request, is_local=False)
+        self._state.actions.append(
+            SpawnTask(guest.key, guest.task, guest.attempt, guest.home, guest.spec, guest.deadline_s)
+        )
+        return True
+
+    def started(self, guest: Guest, started_at: float) -> None:
+        """The launcher has the process: say so, which is what users see as running."""
+        guest.running_at = started_at
+        if guest.spec.time_limit_s:
+            left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
+            self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), "limit", guest.key)
+        self._tell(guest)
+
+    def ended(self, guest: Guest, exit_: Exit) -> None:
+        """RESULT, durable, then said until it is acknowledged."""
+        if guest.phase is GuestPhase.ENDED:
+            return
+        guest.phase = GuestPhase.ENDED
+        guest.exit = exit_
+        guest.repeat_s = self._state.config.repeat_s
+        self._state.clear_timer("limit", guest.key)
+        self._state.clear_timer("kill", guest.key)
+        self._state.persist(PutExecution(self._record(guest, ExecutionState.RESULT)))
+        self._say_result(guest)
+
+    def died(self, guest: Guest, reason: str) -> None:
+        """START without a result, and its processes are gone."""
+        self._ledger.end(guest.key)
+        self._state.persist(DropExecution(guest.uid, guest.attempt))
+        self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason))
+        self._remove(guest)
+
+    def _say_result(self, guest: Guest) -> None:
+        if guest.exit is not None:
+            self._state.actions.append(
+                SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit)
+            )
+            self._state.set_timer_in(guest.repeat_s, "result", guest.key)
+
+    def repeat_result(self, key: str) -> None:
+        """No RESULT_ACK yet."""
+        guest = self.guests.get(key)
+        if guest is not None and guest.phase is GuestPhase.ENDED:
+            guest.repeat_s = min(guest.repeat_s * 2, self._state.config.repeat_s_max)
+            self._say_result(guest)
+
+    def ack_received(self, src: str, ack: ResultAck) -> None:
+        """Recorded at home: what is kept of it here may go; the floor stays."""
+        guest = self.by_uid.get(ack.uid)
+        if guest is None or guest.home != src or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
+            return
+        self._state.clear_timer("result", guest.key)
+        self._state.persist(DropExecution(guest.uid, guest.attempt))
+        self._state.actions.append(ForgetTask(guest.key, output=True))
+        self._remove(guest)
+
+    def _record(self, guest: Guest, state: ExecutionState) -> ExecutionRecord:
+        return ExecutionRecord(
+            guest.task,
+            guest.uid,
+            guest.attempt,
+            guest.home,
+            state,
+            guest.spec,
+            guest.ts,
+            guest.lease_s,
+            guest.exit,
+        )
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def _renew_soon(self) -> None:
+        if not self._renewing:
+            self._renewing = True
+            self._state.set_timer_in(0.0, "renew")
+
+    def renew(self) -> None:
+        """One RENEW a home for all its attempts here, every quarter of the shortest lease."""
+        self._renewing = False
+        batches: dict[str, list[Renewal]] = {}
+        shortest_s = 0.0
+        now_s = self._state.now.boot_s
+        for guest in list(self.guests.values()):
+            if guest.phase not in (GuestPhase.WAITING, GuestPhase.HERE):
+                continue
+            if guest.phase is GuestPhase.WAITING and guest.deadline_s <= now_s:
+                self.give_back(guest, "its lease ran out while it waited")
+                continue
+            shortest_s = min(shortest_s or guest.lease_s, guest.lease_s)
+            batch = batches.setdefault(guest.home, [])
+            if len(batch) < RENEWALS_MAX:
+                batch.append(Renewal(guest.task, guest.uid, guest.attempt, now_s, guest.running_at))
+        for home, batch in batches.items():
+            self._state.send(home, Renew(tuple(batch)))
+        if shortest_s:
+            self._renewing = True
+            self._state.set_timer_in(shortest_s / RENEWALS_PER_LEASE, "renew")
+
+    def renewed(self, src: str, message: RenewOk) -> None:
+        """More time, counted from when this node asked for it (R1)."""
+        for extension in message.extensions:
+            guest = self.by_uid.get(extension.uid)
+            if guest is None or guest.home != src or guest.attempt != extension.attempt or extension.ts <= guest.ts:
+                continue
+            guest.ts = extension.ts
+            guest.deadline_s = extension.ts + extension.lease_s
+            if guest.phase is GuestPhase.HERE:
+                self._state.actions.append(SetLease(guest.key, guest.deadline_s))
+
+    def _tell(self, guest: Guest) -> None:
+        """What its home should know of an attempt that is here."""
+        if guest.phase is GuestPhase.ENDED:
+            self._say_result(guest)
+        elif guest.phase is not GuestPhase.RESERVED:
+            renewal = Renewal(guest.task, guest.uid, guest.attempt, self._state.now.boot_s, guest.running_at)
+            self._state.send(guest.home, Renew((renewal,)))
+
+    # -- what home asks ------------------------------------------------------------------------------------------------
+
+    def query_received(self, src: str, query: Query) -> None:
+        """Always answered: with what is here, or with a promise that it never will be."""
+        guest = self.by_uid.get(query.uid)
+        if guest is not None and guest.home == src and guest.attempt == query.attempt:
+            if guest.phase is not GuestPhase.RESERVED:
+                self._tell(guest)
+                return
+            self._drop(guest)
+        if query.attempt <= self.floors.get(query.uid, 0):
+            # Started or refused here once, and nothing is left of it: either way it does not run and never will.
+            self._state.send(src, Died(query.task, query.uid, query.attempt, "nothing is left of it there"))
+        else:
+            self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
+
+    def revoke_received(self, src: str, revoke: Revoke) -> None:
+        """End this attempt. One that has not started is refused for good; a running one gets the signal, then SIGKILL."""
+        guest = self.by_uid.get(revoke.uid)
+        if guest is None or guest.home != src or guest.attempt != revoke.attempt:
+            return
+        if guest.phase is GuestPhase.RESERVED:
+            self._drop(guest)
+        elif guest.phase is GuestPhase.WAITING:
+            self.give_back(guest, revoke.reason or "revoked")
+        elif guest.phase is GuestPhase.HERE:
+            self._state.actions.append(SignalTask(guest.key, revoke.signal))
+            self._state.set_timer_in(self._state.config.kill_after_s, "kill", guest.key)
+
+    def signal_received(self, src: str, message: Signal) -> None:
+        """Pass a signal on."""
+        guest = self.by_uid.get(message.uid)
+        if guest is not None and guest.home == src and guest.attempt == message.attempt:
+            if guest.phase is GuestPhase.HERE:
+                self._state.actions.append(SignalTask(guest.key, message.signal))
+
+    def give_back(self, guest: Guest, reason: str, to: str = "") -> None:
+        """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
+        self._queue.remove(guest)
+        self._remove(guest)
+        self._raise_floor(guest.uid, guest.attempt)
+        self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason))
+
+    def home_is_back(self, home: str) -> None:
+        """Another start of a home: say at once what is here of its tasks."""
+        for guest in list(self.guests.values()):
+            if guest.home == home:
+                guest.repeat_s = self._state.config.repeat_s
+                self._tell(guest)
+
+    # -- after a restart of this agent ---------------------------------------------------------------------------------
+
+    def adopt(self, record: ExecutionRecord) -> Guest:
+        """An attempt found in the store; the caller says whether it runs, has ended or died."""
+        guest = Guest(record.task, record.uid, record.attempt, record.home, record.spec, self._state.now.boot_s)
+        guest.ts = record.ts
+        guest.lease_s = record.lease_s
+        guest.deadline_s = record.ts + record.lease_s
+        guest.phase = GuestPhase.HERE
+        self.guests[guest.key] = guest
+        self.by_uid[guest.uid] = guest
+        if record.state is ExecutionState.RESULT:
+            guest.phase = GuestPhase.ENDED
+            guest.exit = record.exit
+            guest.repeat_s = self._state.config.repeat_s
+            self._say_result(guest)
+        return guest
+
+    def adopted_running(self, guest: Guest, started_at: float) -> None:
+        """It runs on: hold its room, tell its home."""
+        self._ledger.start(guest.key, guest.spec.request, is_local=False)
+        self.started(guest, started_at)
+        self._renew_soon()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _drop(self, guest: Guest) -> None:
+        """A reservation ends; nothing was started and nothing is promised."""
+        self._state.clear_timer("reserved", guest.key)
+        self._ledger.expect_no_more(guest.uid)
+        self._remove(guest)
+
+    def _remove(self, guest: Guest) -> None:
+        self.guests.pop(guest.key, None)
+        if self.by_uid.get(guest.uid) is guest:
+            del self.by_uid[guest.uid]

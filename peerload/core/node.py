@@ -1,0 +1,449 @@
+"""The only door of the core: an event comes in with the moment it happened, actions come out.
+
+    node = Node(config, policies, identity, profile, random.Random(seed))
+    actions = node.handle(now, event)
+
+`Node` routes; the decisions are made by the machines behind it: queue and ledger (what may start here), sharing (the
+policies), home and executor (the two sides of the handoff), membership (who is there). None of them reads a clock,
+draws from any chance but the one given, or does I/O. Waiting is an action (`SetTimer`), expiry an event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, assert_never
+
+from peerload.core import submission
+from peerload.core.admission import Ledger, why_never
+from peerload.core.handoff_executor import Executor
+from peerload.core.handoff_home import Home
+from peerload.core.membership import Membership
+from peerload.core.queue import WaitingQueue
+from peerload.core.sharing import Sharing
+from peerload.core.state import CoreState
+from peerload.core.work import Guest, GuestPhase, HomePhase, HomeTask
+from peerload.model import events, messages
+from peerload.model.actions import Answer, ForgetTask, SignalTask
+from peerload.model.errors import BadRequest, NoSuchTask
+from peerload.model.task import TaskState
+
+if TYPE_CHECKING:
+    import random
+
+    from peerload.model.actions import Action
+    from peerload.model.config import CoreConfig
+    from peerload.model.instant import Instant
+    from peerload.model.messages import Identity
+    from peerload.model.resources import Profile
+    from peerload.model.task import Exit
+    from peerload.policy.preset import PolicySet
+
+SIGTERM = 15
+SIGKILL = 9
+
+
+class Node:
+    """One node's core. `peek` for read-only looks (views for people), `handle` for everything else."""
+
+    def __init__(
+        self, config: CoreConfig, policies: PolicySet, identity: Identity, profile: Profile, rng: random.Random
+    ) -> None:
+        self.state = CoreState(config, policies, identity, profile, rng)
+        self.ledger = Ledger(profile)
+        self.queue = WaitingQueue(self.state, self.ledger)
+        self.membership = Membership(self.state)
+        self.home = Home(self.state, self.queue, self.ledger, self.membership)
+        self.executor = Executor(self.state, self.queue, self.ledger)
+        self.sharing = Sharing(self.state, self.queue, self.ledger, self.membership, self.home, self.executor)
+        self.submissions = submission.Submissions(self.state)
+        self._keys: dict[str, HomeTask | Guest] = {}
+        self._launcher_away = False
+        self.home.requeued = self._requeued
+        self.home.declined = self.sharing.offer_declined
+        self.home.accepted = self.sharing.offer_accepted
+        self.home.ended = self._home_ended
+        self.executor.accepts = self.sharing.accepts_offer
+        self.executor.report = self.sharing.report
+
+    def handle(self, now: Instant, event: events.Event) -> list[Action]:
+        """What is to be done because of this event, in order. Raises InvariantBroken only for a bug of ours."""
+        state = self.state
+        state.now = now
+        state.actions = []
+        self._route(event)
+        self._fill()
+        self.sharing.settle()
+        return state.actions
+
+    def _route(self, event: events.Event) -> None:  # noqa: PLR0912 C901 -- one line an event
+        match event:
+            case events.MessageReceived():
+                self._message(event)
+            case events.TimerExpired():
+                self._timer(event.timer)
+            case events.TaskEnded():
+                self._task_ended(event.key, event.exit)
+            case events.TaskStarted():
+                self._task_started(event.key, event.started_at)
+            case events.TaskSubmitted():
+                self._submitted(event)
+            case events.OutputArrived():
+                self.home.output_arrived(event.uid, event.attempt, event.error)
+            case events.LoadSampled():
+                self.sharing.cpus_busy = event.cpus_busy
+                self.sharing.mem_used_bytes = event.mem_used_bytes
+            case events.PeerMet():
+                self._met(event)
+            case events.PeerUnreachable():
+                self.membership.unreachable(event.node)
+            case events.SendFailed():
+                self._send_failed(event)
+            case events.CancelRequested():
+                self._cancel(event)
+            case events.SignalRequested():
+                self._signal(event)
+            case events.AgentStarted():
+                self._started(event)
+            case events.LauncherLost():
+                self._launcher_away = True
+            case events.LauncherReady():
+                self._launcher_away = False
+                self._reconcile(dict(event.running), dict(event.ended))
+            case events.BusChanged():
+                if event.connected:
+                    self.sharing.tell()
+            case events.AgentStopping():
+                for peer in self.membership:
+                    self.state.send(peer.identity.node, messages.Leaving())
+            case _:
+                assert_never(event)
+
+    # -- start and restart ---------------------------------------------------------------------------------------------
+
+    def _started(self, event: events.AgentStarted) -> None:
+        self.submissions.restore(event.counter, event.tokens)
+        self.executor.floors.update(event.floors)
+        running, ended = dict(event.running), dict(event.ended)
+        waiting: list[HomeTask] = []
+        for row in event.tasks:
+            task = HomeTask(row.record, self.submissions.shared(row.spec), self.state.now.boot_s)
+            self.home.adopt(task)
+            if row.record.state is TaskState.QUEUED:
+                waiting.append(task)
+            elif row.record.state is TaskState.LEASED:
+                self._restore_lease(task)
+        for record in event.executions:
+            guest = self.executor.adopt(record)
+            self._keys[guest.key] = guest
+        self._reconcile(running, ended)
+        for task in waiting:
+            self._arrives(task)
+        self.state.set_timer_in(self.state.config.ping_s, "ping")
+
+    def _restore_lease(self, task: HomeTask) -> None:
+        if task.record.node == self.state.node:
+            task.phase = HomePhase.HERE
+            self._keys[task.key] = task
+            return
+        task.phase = HomePhase.AWAY
+        task.commits = 2  # how often COMMIT was said before the restart is not known: never "never"
+        task.repeat_s = self.state.config.repeat_s
+        # The lease may have been renewed just before the restart (R4).
+        lease_s = task.record.lease_s + self.state.config.lease_grace_s
+        task.deadline_s = self.state.now.boot_s + lease_s
+        self.state.set_timer_in(lease_s, "lease", task.uid.hex())
+        self.home.ask(task)
+
+    def _reconcile(self, running: dict[str, float], ended: dict[str, Exit]) -> None:
+        """Every attempt that holds room here either runs, has an exit record, or has died."""
+        for key, work in list(self._keys.items()):
+            if isinstance(work, Guest) and work.phase is GuestPhase.ENDED:
+                continue
+            if key in ended:
+                self._task_ended(key, ended[key])
+            elif key in running:
+                if isinstance(work, HomeTask):
+                    self.ledger.start(key, work.spec.request, is_local=True)
+                    self.home.started_here(work, running[key])
+                else:
+                    self.executor.adopted_running(work, running[key])
+            else:
+                self._died(key, work, "its processes were gone when the agent or the launcher came back")
+        known = self._keys
+        for key in running:
+            if key not in known:  # nobody wants it any more
+                self.state.actions.append(SignalTask(key, SIGKILL))
+        for key in ended:
+            if key not in known:
+                self._forget_exit(key)
+
+    def _forget_exit(self, key: str) -> None:
+        self.state.actions.append(ForgetTask(key, output=False))
+
+    def _died(self, key: str, work: HomeTask | Guest, reason: str) -> None:
+        self._keys.pop(key, None)
+        self.ledger.end(key)
+        if isinstance(work, HomeTask):
+            self.home.died_here(work, reason)
+        else:
+            self.executor.died(work, reason)
+
+    # -- arrivals ------------------------------------------------------------------------------------------------------
+
+    def _submitted(self, event: events.TaskSubmitted) -> None:
+        tasks: list[HomeTask] = []
+        try:
+            reply = self.submissions.repeated(event)
+            if reply is None:
+                self._refuse_hopeless(event)
+                tasks, reply = self.submissions.accept(event, len(self.home.tasks))
+        except BadRequest as error:
+            self.state.actions.append(Answer(event.request, error=error))
+            return
+        self.state.actions.append(Answer(event.request, reply))
+        for task in tasks:
+            self.home.adopt(task)
+            if not event.directory_here:
+                task.stranded_because = f"no directory {task.spec.directory.decode(errors='replace')} on this node"
+            self._arrives(task)
+
+    def _refuse_hopeless(self, event: events.TaskSubmitted) -> None:
+        spec = event.spec
+        why_not_here = why_never(self.state.profile, spec.request, spec.placement, self.state.node)
+        if not why_not_here and event.directory_here:
+            return
+        need = messages.Need(spec.request, spec.placement)
+        if not self.membership.could_ever(need, self.state.node):
+            submission.refuse_hopeless(
+                self.state, spec, why_not_here, list(self.membership), directory_here=event.directory_here
+            )
+
+    def _arrives(self, task: HomeTask) -> None:
+        """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
+        spec = task.spec
+        cannot = task.stranded_because or why_never(self.state.profile, spec.request, spec.placement, self.state.node)
+        if cannot:
+            self.sharing.strand(task, cannot)
+            return
+        sends = self.membership.has_any() and self.sharing.sends(task)
+        self.queue.add(task)
+        if sends:
+            self.sharing.search_for(task)
+
+    def _requeued(self, task: HomeTask, reason: str) -> None:
+        """Back in the queue: as an arrival, after the queue has it already."""
+        del reason
+        self.queue.remove(task)
+        self._arrives(task)
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Start what fits, in order."""
+        if self._launcher_away:
+            return
+        while (work := self.queue.next_startable()) is not None:
+            self.queue.remove(work)
+            if isinstance(work, HomeTask):
+                self.home.start_here(work)
+                self._keys[work.key] = work
+            elif isinstance(work, Guest) and self.executor.start(work):
+                self._keys[work.key] = work
+
+    def _task_started(self, key: str, started_at: float) -> None:
+        work = self._keys.get(key)
+        if isinstance(work, HomeTask):
+            self.home.started_here(work, started_at)
+        elif work is not None:
+            self.executor.started(work, started_at)
+
+    def _task_ended(self, key: str, exit_: Exit) -> None:
+        work = self._keys.pop(key, None)
+        if work is None:
+            self._forget_exit(key)
+            return
+        self.ledger.end(key)
+        exit_ = submission.limited(exit_, work.killed_because)
+        self.state.clear_timer("kill", key)
+        if isinstance(work, HomeTask):
+            self.home.ended_here(work, exit_)
+        else:
+            self.executor.ended(work, exit_)
+        self._fill()  # the next one starts before anybody is asked for more
+        self.sharing.completed(max(exit_.ended_at - exit_.started_at, 0.0))
+
+    def _home_ended(self, task: HomeTask, exit_: Exit) -> None:
+        del exit_
+        self.sharing.unstrand(task)
+
+    # -- what clients want ---------------------------------------------------------------------------------------------
+
+    def _cancel(self, event: events.CancelRequested) -> None:
+        cancelled, ended = [], []
+        for name in event.tasks:
+            task = self.home.by_id.get(name)
+            if task is None or not self.home.cancel(task, event.signal, force=event.force):
+                ended.append(name)
+                continue
+            self.sharing.unstrand(task)
+            cancelled.append(name)
+        self.state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
+
+    def _signal(self, event: events.SignalRequested) -> None:
+        task = self.home.by_id.get(event.task)
+        error: BadRequest | None = None
+        if task is None:
+            error = NoSuchTask(f"no unfinished task {event.task}", hint="peerload ls")
+        elif not self.home.signal(task, event.signal):
+            error = BadRequest(f"{event.task} is not running", hint=f"peerload cancel {event.task}")
+        self.state.actions.append(Answer(event.request, {}, error=error))
+
+    # -- peers ---------------------------------------------------------------------------------------------------------
+
+    def _met(self, event: events.PeerMet) -> None:
+        node = event.identity.node
+        if self.membership.meet(event.identity, event.profile, event.report):
+            self.home.machine_changed(event.identity)
+            self.home.peer_is_back(node)
+            self.executor.home_is_back(node)
+            for task in list(self.sharing.stranded.values()):
+                self.sharing.search_for(task)
+        self.membership.learn(event.known)
+        self.sharing.report_met(node, event.report)
+
+    def _send_failed(self, event: events.SendFailed) -> None:
+        message = event.message
+        if isinstance(message, messages.Offer):
+            self.home.offer_failed(event.dst, message.uid)
+        elif isinstance(message, messages.Commit):
+            task = self.home.tasks.get(message.uid)
+            if task is not None:
+                self.home.commit_never_left(task, message.attempt)
+
+    def _message(self, event: events.MessageReceived) -> None:  # noqa: PLR0912 C901 -- one line a message
+        src = event.src
+        self.membership.heard(src)
+        message: Any = event.message
+        match message:
+            case messages.Probe():
+                self.sharing.probe_received(src, message)
+            case messages.ProbeReply():
+                self.sharing.reply_received(src, message)
+            case messages.GiveRequest():
+                self.sharing.give_requested(src, message)
+            case messages.GiveReply():
+                self.sharing.give_replied(src, message)
+            case messages.Offer():
+                self.executor.offer_received(src, message, directory_here=event.directory_here)
+            case messages.Accept():
+                self.home.accept_received(src, message)
+            case messages.Decline():
+                self._declined(src, message)
+            case messages.Commit():
+                self.executor.commit_received(src, message)
+            case messages.Renew():
+                self.home.renew_received(src, message)
+            case messages.RenewOk():
+                self.executor.renewed(src, message)
+            case messages.Result():
+                self.home.result_received(src, message)
+            case messages.ResultAck():
+                self.executor.ack_received(src, message)
+            case messages.Return() | messages.NotStarted():
+                self._came_back(src, message)
+            case messages.Died():
+                self.home.died_received(src, message)
+            case messages.Query():
+                self.executor.query_received(src, message)
+            case messages.Revoke():
+                self.executor.revoke_received(src, message)
+            case messages.Signal():
+                self.executor.signal_received(src, message)
+            case messages.Ping():
+                self.membership.pinged(src, message, self.sharing.report())
+            case messages.Pong():
+                self.sharing.report_received(src, message.report)
+            case messages.State():
+                self._met(events.PeerMet(message.identity, message.profile, message.report))
+            case messages.Leaving():
+                self.membership.left(src)
+            case _:
+                self.state.count("messages not understood")
+
+    def _declined(self, src: str, message: messages.Decline) -> None:
+        if message.code in messages.DECLINES_LASTING:
+            task = self.home.tasks.get(message.uid)
+            if task is not None:
+                self.membership.remember_decline(src, message.code, task.spec.directory)
+        self.membership.heard_report(src, message.report)
+        self.home.decline_received(src, message)
+
+    def _came_back(self, src: str, message: messages.Return | messages.NotStarted) -> None:
+        """RETURN with a suggestion is offered there at once, without a search; anything else is an arrival."""
+        to = self.home.not_started_received(src, message)
+        if not to:
+            return
+        task = self.home.tasks.get(message.uid)
+        if task is None:
+            return
+        if to != self.state.node and self.membership.is_usable(to) and self.home.may_migrate(task):
+            self.home.offer(task, to, voluntary=True, search=True)
+        elif to == self.state.node:
+            self.state.count("tasks taken home")
+        else:
+            self.queue.remove(task)
+            self._arrives(task)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _timer(self, timer: tuple[str, ...]) -> None:  # noqa: PLR0912 C901 -- one line a timer
+        name, subject = timer[0], timer[1] if len(timer) > 1 else ""
+        match name:
+            case "probe":
+                self.sharing.probe_timed_out(int(subject))
+            case "renew":
+                self.executor.renew()
+            case "ping":
+                self.membership.tick()
+            case "region":
+                self.sharing.region_held()
+            case "period":
+                self.sharing.period_passed()
+            case "retry":
+                self.sharing.retry()
+            case "stranded":
+                self.sharing.ask_again(bytes.fromhex(subject))
+            case "inbound":
+                self.sharing.inbound_timed_out(bytes.fromhex(subject))
+            case "reserved":
+                self.executor.reservation_ended(subject)
+            case "result":
+                self.executor.repeat_result(subject)
+            case "offer" | "ask" | "lease":
+                task = self.home.tasks.get(bytes.fromhex(subject))
+                if task is not None:
+                    self._home_timer(name, task)
+            case "limit" | "kill":
+                self._stop(subject, name)
+            case _:
+                self.state.count("timers not understood")
+
+    def _home_timer(self, name: str, task: HomeTask) -> None:
+        if name == "offer":
+            self.home.offer_failed(task.offered_to, task.uid)
+        elif name == "ask":
+            self.home.ask(task)
+        else:
+            self.home.lease_ran_out(task)
+
+    def _stop(self, key: str, why: str) -> None:
+        """A task past its time limit gets SIGTERM, later SIGKILL."""
+        work = self._keys.get(key)
+        if work is None:
+            return
+        if why == "limit":
+            work.killed_because = "time limit"
+            self.state.actions.append(SignalTask(key, SIGTERM))
+            self.state.set_timer_in(self.state.config.kill_after_s, "kill", key)
+        else:
+            self.state.actions.append(SignalTask(key, SIGKILL))
+

@@ -1,0 +1,103 @@
+"""The work that waits for room on this node: user priority first, then the priority policy, then the order of arrival.
+
+Tasks of this home and guests wait side by side. A task whose offer is out stays in its place but is withheld. The head
+of the line is never overtaken by a later task of its class that would fit: it would starve.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from peerload.core.admission import Ledger
+    from peerload.core.state import CoreState
+    from peerload.core.work import Work
+
+
+class WaitingQueue:
+    """Insertion-ordered dictionaries per user priority and class; everything is O(1) but a look past withheld work."""
+
+    __slots__ = ("_ledger", "_levels", "_next_order", "_state", "_work")
+
+    def __init__(self, state: CoreState, ledger: Ledger) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._levels: dict[int, tuple[dict[bytes, Work], dict[bytes, Work]]] = {}
+        self._work: dict[bytes, Work] = {}
+        self._next_order = 0
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def __contains__(self, uid: bytes) -> bool:
+        return uid in self._work
+
+    def add(self, work: Work) -> None:
+        """At the end of its class and priority."""
+        if work.uid in self._work:
+            return
+        self._next_order += 1
+        work.order = self._next_order
+        work.withheld = False
+        level = self._levels.setdefault(work.spec.priority, ({}, {}))
+        level[0 if work.is_local else 1][work.uid] = work
+        self._work[work.uid] = work
+        self._ledger.wait(work.spec.request, is_local=work.is_local)
+
+    def remove(self, work: Work) -> bool:
+        """Wherever it stands; False if it does not wait here."""
+        if self._work.pop(work.uid, None) is None:
+            return False
+        level = self._levels[work.spec.priority]
+        del level[0 if work.is_local else 1][work.uid]
+        if not level[0] and not level[1]:
+            del self._levels[work.spec.priority]
+        self._ledger.wait(work.spec.request, is_local=work.is_local, by=-1)
+        return True
+
+    def next_startable(self) -> Work | None:
+        """The work at the head of the line, if it fits now."""
+        for priority in sorted(self._levels, reverse=True):
+            head = self._head(*self._levels[priority])
+            if head is not None:
+                return head if self._ledger.fits(head.spec.request) else None
+        return None
+
+    def oldest_first(self) -> Iterator[Work]:
+        """Work that is not withheld, in the order in which it would start."""
+        for priority in sorted(self._levels, reverse=True):
+            local, remote = self._levels[priority]
+            yield from _merged(list(local.values()), list(remote.values())) if remote else _free(local.values())
+
+    def newest_first(self) -> Iterator[Work]:
+        """The reverse."""
+        for priority in sorted(self._levels):
+            local, remote = self._levels[priority]
+            if remote:
+                yield from reversed(list(_merged(list(local.values()), list(remote.values()))))
+            else:
+                yield from (work for work in reversed(local.values()) if not work.withheld)
+
+    def _head(self, local: dict[bytes, Work], remote: dict[bytes, Work]) -> Work | None:
+        first_local = next(_free(local.values()), None)
+        first_remote = next(_free(remote.values()), None)
+        if first_local is None or first_remote is None:
+            return first_local or first_remote
+        ledger = self._ledger
+        preferred = self._state.policies.priority.prefer(
+            ledger.waiting_local + ledger.running_local,
+            ledger.waiting_remote + len(ledger.running) - ledger.running_local,
+        )
+        if preferred == "first":
+            return first_local if first_local.order < first_remote.order else first_remote
+        return first_local if preferred == "local" else first_remote
+
+
+def _free(works: Iterable[Work]) -> Iterator[Work]:
+    return (work for work in works if not work.withheld)
+
+
+def _merged(local: list[Work], remote: list[Work]) -> Iterator[Work]:
+    return (work for work in sorted(local + remote, key=lambda work: work.order) if not work.withheld)

@@ -1,0 +1,65 @@
+"""What the machines behind `Node` share: who we are, the moment, our chance, and the actions decided so far."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.model.actions import ClearTimer, Persist, Send, SetTimer
+from peerload.model.instant import Instant
+
+if TYPE_CHECKING:
+    import random
+
+    from peerload.model.actions import Action, Row
+    from peerload.model.config import CoreConfig
+    from peerload.model.messages import Advice, Identity, Membership, Ownership
+    from peerload.model.resources import Profile
+    from peerload.policy.preset import PolicySet
+
+
+class CoreState:
+    """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters."""
+
+    __slots__ = ("actions", "config", "counts", "identity", "now", "policies", "profile", "rng")
+
+    def __init__(
+        self,
+        config: CoreConfig,
+        policies: PolicySet,
+        identity: Identity,
+        profile: Profile,
+        rng: random.Random,
+    ) -> None:
+        self.config = config
+        self.policies = policies
+        self.identity = identity
+        self.profile = profile
+        self.rng = rng
+        self.now = Instant(0.0, 0.0)
+        self.actions: list[Action] = []
+        self.counts: dict[str, int] = {}
+
+    @property
+    def node(self) -> str:
+        """This node's name."""
+        return self.identity.node
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter; they are shown by `peerload nodes --json` and the simulator's report."""
+        self.counts[name] = self.counts.get(name, 0) + by
+
+    def send(self, dst: str, message: Membership | Advice | Ownership) -> None:
+        """Say something to a peer."""
+        self.actions.append(Send(dst, message))
+
+    def persist(self, *rows: Row) -> None:
+        """Keep rows; what is said after this waits until they are durable."""
+        self.actions.append(Persist(rows))
+
+    def set_timer_in(self, seconds: float, *timer: str) -> None:
+        """Be told after ``seconds``."""
+        self.actions.append(SetTimer(timer, self.now.boot_s + seconds))
+
+    def clear_timer(self, *timer: str) -> None:
+        """Not be told after all."""
+        self.actions.append(ClearTimer(timer))

@@ -1,0 +1,161 @@
+"""The two kinds of work a node holds: tasks whose home it is, and guests, attempts committed to it by other homes."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from peerload.model.messages import Need
+from peerload.model.task import execution_key
+
+if TYPE_CHECKING:
+    from peerload.model.task import Exit, TaskRecord, TaskSpec
+
+
+class HomePhase(enum.Enum):
+    """What a home knows of its task beyond the durable state; kept in memory only."""
+
+    WAITING = enum.auto()
+    """Queued here, may start here or be offered."""
+    OFFERED = enum.auto()
+    """Queued, and an offer is out: it must not start here."""
+    HERE = enum.auto()
+    """Leased to this node itself: starting, running or ending."""
+    AWAY = enum.auto()
+    """Leased to another node."""
+    COLLECTING = enum.auto()
+    """The result is known, its output is on the way home."""
+    OVER = enum.auto()
+    """Final; kept only while its process is still being ended here."""
+
+
+class GuestPhase(enum.Enum):
+    """What an executor knows of an attempt of another home."""
+
+    RESERVED = enum.auto()
+    """Accepted: room is kept until the COMMIT comes or time is up."""
+    WAITING = enum.auto()
+    """Committed, in this node's queue."""
+    HERE = enum.auto()
+    """START is durable: starting, running or ending."""
+    ENDED = enum.auto()
+    """RESULT is durable; repeated until it is acknowledged."""
+
+
+class Work:
+    """What both have in common: enough to wait in the queue and to be started.
+
+    order: the place in the order of arrival at this node; withheld: an offer is out, so it must not start here.
+    """
+
+    __slots__ = ("arrived_s", "is_local", "killed_because", "order", "spec", "task", "uid", "withheld")
+
+    def __init__(self, task: str, uid: bytes, spec: TaskSpec, arrived_s: float, *, is_local: bool) -> None:
+        self.task = task
+        self.uid = uid
+        self.spec = spec
+        self.arrived_s = arrived_s
+        self.is_local = is_local
+        self.order = 0
+        self.withheld = False
+        self.killed_because = ""
+
+
+class HomeTask(Work):
+    """A task of this home with its durable record and what is known of it in memory.
+
+    deadline_s: when the lease of an AWAY task has run out for sure; commits: how often COMMIT was handed over;
+    losses: attempts that ended without a result.
+    """
+
+    __slots__ = (
+        "backoff_s",
+        "commits",
+        "deadline_s",
+        "exit",
+        "last_node",
+        "losses",
+        "offer_only",
+        "offered_to",
+        "on_decline_search",
+        "phase",
+        "record",
+        "repeat_s",
+        "running_at",
+        "search",
+        "stranded_because",
+        "voluntary",
+    )
+
+    def __init__(self, record: TaskRecord, spec: TaskSpec, arrived_s: float) -> None:
+        super().__init__(record.task, record.uid, spec, arrived_s, is_local=True)
+        self.record = record
+        self.phase = HomePhase.WAITING
+        self.search: int | None = None
+        self.offered_to = ""
+        self.offer_only = False
+        self.on_decline_search = False
+        self.voluntary = False
+        self.commits = 0
+        self.deadline_s = 0.0
+        self.repeat_s = 0.0
+        self.backoff_s = 0.0
+        self.running_at = 0.0
+        self.losses = 0
+        self.last_node = ""
+        self.stranded_because = ""
+        self.exit: Exit | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of the current attempt in launcher and spool."""
+        return execution_key(self.uid, self.record.attempt)
+
+    def need(self) -> Need:
+        """What the task asks of a node."""
+        return Need(self.spec.request, self.spec.placement, self.record.migrations)
+
+
+class Guest(Work):
+    """An attempt of another home. ts: this node's clock at the newest message whose lease was granted;
+    deadline_s = ts + lease_s, when the launcher freezes it."""
+
+    __slots__ = (
+        "attempt",
+        "deadline_s",
+        "exit",
+        "home",
+        "lease_s",
+        "migrations",
+        "migrations_max",
+        "nonce",
+        "phase",
+        "repeat_s",
+        "running_at",
+        "ts",
+    )
+
+    def __init__(self, task: str, uid: bytes, attempt: int, home: str, spec: TaskSpec, arrived_s: float) -> None:
+        super().__init__(task, uid, spec, arrived_s, is_local=False)
+        self.attempt = attempt
+        self.home = home
+        self.phase = GuestPhase.RESERVED
+        self.nonce = 0
+        self.ts = 0.0
+        self.lease_s = 0.0
+        self.deadline_s = 0.0
+        self.migrations = 0
+        self.migrations_max = -1
+        self.running_at = 0.0
+        self.repeat_s = 0.0
+        self.exit: Exit | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of this attempt in launcher and spool."""
+        return execution_key(self.uid, self.attempt)
+
+    @property
+    def may_move(self) -> bool:
+        """Whether its home would still place it elsewhere."""
+        return self.migrations_max < 0 or self.migrations < self.migrations_max

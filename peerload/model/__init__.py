@@ -1,0 +1,1 @@
+"""Frozen values that every room shares: tasks, resources, load, messages, events, actions, errors, config."""

@@ -1,0 +1,226 @@
+"""What a node wants done, in the imperative. `Node.handle` returns these; a driver carries them out in order.
+
+*Outward* actions (`OUTWARD`) can be seen from outside. Those that follow a `Persist` are released only when it is
+durable, in order; the consumer of events does not wait for the disk.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from peerload.model.events import Submission
+from peerload.model.messages import Advice, Identity, Membership, Ownership, State
+from peerload.model.task import ExecutionRecord, TaskRecord, TaskSpec, Exit
+
+
+class _Action(msgspec.Struct, frozen=True, gc=False):
+    """Root of all actions."""
+
+
+# -- durable ---------------------------------------------------------------------------------------------------------
+
+
+class PutSubmission(msgspec.Struct, frozen=True, gc=False):
+    """Keep a submission (its spec once, for all its members)."""
+
+    submission: Submission
+
+
+class PutTask(msgspec.Struct, frozen=True, gc=False):
+    """Keep a task's record, and one line of its history: ``at`` Unix s, why it came to this state."""
+
+    record: TaskRecord
+    at: float
+    reason: str
+
+
+class PutExecution(msgspec.Struct, frozen=True, gc=False):
+    """Keep an attempt committed to this node by another home: START(n), RESULT(n)."""
+
+    record: ExecutionRecord
+
+
+class DropExecution(msgspec.Struct, frozen=True, gc=False):
+    """Forget an attempt after its ResultAck (the floor stays)."""
+
+    uid: bytes
+    attempt: int
+
+
+class PutFloor(msgspec.Struct, frozen=True, gc=False):
+    """Keep the highest attempt of a task that this node will never start (again): REFUSED(n) and START(n)."""
+
+    uid: bytes
+    floor: int
+    at: float
+
+
+Row = PutSubmission | PutTask | PutExecution | DropExecution | PutFloor
+
+
+class Persist(_Action, frozen=True):
+    """Make these rows durable, all or none."""
+
+    rows: tuple[Row, ...]
+
+
+# -- outward ---------------------------------------------------------------------------------------------------------
+
+
+class Send(_Action, frozen=True):
+    """Say something to one peer. Advice goes over MQTT while both are on it, else over the peer link."""
+
+    dst: str
+    message: Membership | Advice | Ownership
+
+
+class Announce(_Action, frozen=True):
+    """Tell everybody this node's load: retained over MQTT; while that is away, to the peers one by one."""
+
+    state: State
+
+
+class Dial(_Action, frozen=True):
+    """Make a peer link to this node if there is none."""
+
+    identity: Identity
+
+
+class SpawnTask(_Action, frozen=True):
+    """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never."""
+
+    key: str
+    task: str
+    attempt: int
+    home: str
+    spec: TaskSpec
+    deadline_s: float = 0.0
+
+
+class SignalTask(_Action, frozen=True):
+    """Send a signal to the processes of this attempt."""
+
+    key: str
+    signal: int
+
+
+class SetLease(_Action, frozen=True):
+    """Move the time at which the launcher freezes this attempt (CLOCK_BOOTTIME s); thaws it if it is frozen."""
+
+    key: str
+    deadline_s: float
+
+
+class ForgetTask(_Action, frozen=True):
+    """The exit record and, with ``output``, the captured output of this attempt may go."""
+
+    key: str
+    output: bool
+
+
+class SendResult(_Action, frozen=True):
+    """Send a Result to its home, with the output itself if it is small."""
+
+    dst: str
+    task: str
+    uid: bytes
+    attempt: int
+    exit: Exit
+
+
+class KeepOutput(_Action, frozen=True):
+    """Write the output that came inside a Result to this home's spool, then answer with OutputArrived."""
+
+    task: str
+    uid: bytes
+    attempt: int
+    stdout: bytes
+    stderr: bytes
+
+
+class FetchOutput(_Action, frozen=True):
+    """Bring the output of this attempt home from ``node`` until it holds these many bytes, then OutputArrived."""
+
+    task: str
+    uid: bytes
+    attempt: int
+    node: str
+    stdout_bytes: int
+    stderr_bytes: int
+
+
+class Answer(_Action, frozen=True):
+    """Answer a client's request: ``reply`` on success, else ``error`` (one of the model's errors)."""
+
+    request: int
+    reply: dict[str, object] = {}
+    error: Exception | None = None
+
+
+class TaskChanged(_Action, frozen=True):
+    """A task of this home has a new durable record, or has been seen running (started_at and node set)."""
+
+    record: TaskRecord
+    running: bool
+    reason: str
+
+
+# -- inward ----------------------------------------------------------------------------------------------------------
+
+
+class SetTimer(_Action, frozen=True):
+    """Put TimerExpired(timer) into the inbox at ``at_s`` (CLOCK_BOOTTIME s); replaces a timer of the same name."""
+
+    timer: tuple[str, ...]
+    at_s: float
+
+
+class ClearTimer(_Action, frozen=True):
+    """Forget a timer."""
+
+    timer: tuple[str, ...]
+
+
+class Decided(_Action, frozen=True):
+    """Why a decision was as it was: the policy, the inputs with their age in seconds, the choice and the reason."""
+
+    task: str
+    policy: str
+    inputs: tuple[tuple[str, float, float], ...]
+    choice: str
+    reason: str
+
+
+OUTWARD: tuple[type, ...] = (
+    Send,
+    Announce,
+    Dial,
+    SpawnTask,
+    SignalTask,
+    SetLease,
+    ForgetTask,
+    SendResult,
+    KeepOutput,
+    FetchOutput,
+    Answer,
+    TaskChanged,
+)
+
+Action = (
+    Persist
+    | Send
+    | Announce
+    | Dial
+    | SpawnTask
+    | SignalTask
+    | SetLease
+    | ForgetTask
+    | SendResult
+    | KeepOutput
+    | FetchOutput
+    | Answer
+    | TaskChanged
+    | SetTimer
+    | ClearTimer
+    | Decided
+)

@@ -1,0 +1,102 @@
+"""Every setting of the core and of the agent, with its bound and its default.
+
+A value that cannot be used raises `ConfigError` naming the key. The agent reads these from flags, `PEERLOAD_*`
+variables and TOML files (`agent/settings.py`); the simulator makes them directly.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.model.resources import Name, NodeName
+
+Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
+Limit = Annotated[int, Meta(ge=1, le=100_000_000)]
+
+
+class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the decisions of one node depend on.
+
+    Leases (docs/wire.md): an executor freezes a task at ``ts + lease_s`` on its own clock, the home waits
+    ``lease_grace_s`` longer; a larger lease rides out longer outages and makes the loss of a node cost more time.
+    """
+
+    # leases and handoff
+    lease_s: Positive = 60.0
+    lease_grace_s: Positive = 5.0
+    reservation_s: Positive = 10.0
+    """How long room reserved by an ACCEPT is kept for its COMMIT."""
+    offer_timeout_s: Positive = 5.0
+    """An OFFER without an answer counts as declined after this."""
+    repeat_s: Positive = 1.0
+    """First pause before COMMIT or RESULT is repeated; it doubles up to repeat_s_max."""
+    repeat_s_max: Positive = 15.0
+
+    # searching
+    probe_timeout_s: Positive = 0.25
+    """A probe without a reply counts as "does not accept" after this."""
+    inbound_s: Positive = 2.0
+    """A promised task counts as load for this long while it is on its way."""
+    searches_in_flight_max: Limit = 8
+    """Sender searches at a time; further arrivals wait for their turn."""
+    probes_per_search_max: Limit = 64
+    stranded_backoff_s: Positive = 0.5
+    """A task that its home cannot run now is asked about again after this, doubling up to the next."""
+    stranded_backoff_s_max: Positive = 15.0
+    decline_memory_s: Positive = 60.0
+    """A decline for a lasting reason is remembered per node and reason for this long."""
+    declines_remembered_max: Limit = 4096
+    retry_s_max: Positive = 2.0
+    """A receiver-side retry timer never waits longer than this, however long tasks take."""
+
+    # load
+    settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
+    """A load region counts only after it has held for this long."""
+    report_age_s_max: Positive = 90.0
+    """An older report is no longer believed."""
+
+    # membership
+    ping_s: Positive = 2.0
+    """One peer, in turn, is pinged this often."""
+    suspect_after_s: Positive = 6.0
+    """A peer not heard of for this long after being pinged is suspected."""
+    dead_after_s: Positive = 15.0
+    peers_max: Limit = 1000
+
+    # bounds
+    guests_max: Limit = 10_000
+    """Tasks of other homes that this node holds at a time, waiting or running."""
+    tasks_queued_max: Limit = 1_000_000
+    attempts_max: Limit = 5
+    """Attempts that may end in the loss of their node before a task is failed."""
+    kill_after_s: Positive = 10.0
+    """A revoked or timed-out task gets its signal, then SIGKILL after this."""
+    environments_kept_max: Limit = 64
+    """Distinct environments kept once in memory, however many tasks share them."""
+    tokens_kept_max: Limit = 100_000
+    durations_kept_max: Limit = 50
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of one agent; each is a flag of `peerload agent` and a key of the config file."""
+
+    node: NodeName
+    state: str
+    socket: str
+    listen: str = "127.0.0.1:0"
+    peer: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
+    mqtt: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    slots: Annotated[int, Meta(ge=0, le=65536)] | None = None
+    policy: str = "symmetric"
+    label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    cluster: NodeName = "default"
+    site: NodeName = "main"
+    output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
+    """Captured per stream and task: half of it from the head and half from the tail are kept."""
+    mqtt_state_every_s: Positive = 30.0
+    """Own retained state is published again this often, since a broker's memory is not durable."""
+    inbox_max: Limit = 200_000
+    clients_max: Limit = 256

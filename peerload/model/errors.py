@@ -1,0 +1,114 @@
+"""The errors of peerload, in one tree.
+
+PeerloadError
+├── BadRequest          a user's mistake: what, why and the next command to type
+│   ├── NoSuchTask
+│   └── NeverRunnable   no known node could ever run the request
+├── ConfigError         a setting is unknown, out of range or contradicts another
+├── ProtocolError       *their* bytes are malformed: dropped and counted, never fatal
+│   ├── FrameTooLarge
+│   └── BadMessage
+├── AgentUnavailable    no agent answers at the socket
+├── StoreError          the disk did not keep what it was given: the agent stops
+└── InvariantBroken     *our* bug: an impossible transition, with the task's story
+"""
+
+from __future__ import annotations
+
+
+class PeerloadError(Exception):
+    """Root of every error raised on purpose.
+
+    ``what`` says what happened, ``why`` the cause, ``hint`` the next command to type; the last two may be empty.
+    """
+
+    code = "error"
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what if not why else f"{what}: {why}")
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+
+class BadRequest(PeerloadError):
+    """The request cannot be carried out as it was asked; nothing was changed."""
+
+    code = "bad-request"
+
+
+class NoSuchTask(BadRequest):
+    """The id names no task of this node (or none that the asker may see)."""
+
+    code = "no-such-task"
+
+
+class NeverRunnable(BadRequest):
+    """No node known here could ever run what was asked."""
+
+    code = "never-runnable"
+
+
+class SlowDown(BadRequest):
+    """A named bound is reached; ``retry_after_s`` tells when to try again."""
+
+    code = "slow-down"
+
+    def __init__(self, what: str, *, why: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(what, why=why, hint=f"try again in {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
+
+
+class ConfigError(PeerloadError):
+    """A setting cannot be used; ``key`` names it."""
+
+    code = "config"
+
+    def __init__(self, key: str, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(f"{key}: {what}", why=why, hint=hint)
+        self.key = key
+
+
+class ProtocolError(PeerloadError):
+    """Bytes from outside that do not say anything we understand."""
+
+    code = "protocol"
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame announces more bytes than its kind may have; nothing was allocated for it."""
+
+    code = "frame-too-large"
+
+    def __init__(self, size_bytes: int, size_bytes_max: int) -> None:
+        super().__init__(f"a frame of {size_bytes} bytes", why=f"at most {size_bytes_max} are allowed here")
+        self.size_bytes = size_bytes
+        self.size_bytes_max = size_bytes_max
+
+
+class BadMessage(ProtocolError):
+    """A frame of the right size whose body fits no message."""
+
+    code = "bad-message"
+
+
+class AgentUnavailable(PeerloadError):
+    """Nothing answers at the agent's socket."""
+
+    code = "agent-unavailable"
+
+
+class StoreError(PeerloadError):
+    """A durable write failed. The agent stops: it must not go on as if it had been kept."""
+
+    code = "store"
+
+
+class InvariantBroken(PeerloadError):
+    """A bug of ours, found by a check; ``story`` holds what led to it."""
+
+    code = "bug"
+
+    def __init__(self, what: str, *, story: str = "") -> None:
+        super().__init__(what, why=story)
+        self.story = story

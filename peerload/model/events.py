@@ -1,0 +1,192 @@
+"""What can happen to a node, in the past tense. `Node.handle(now, event)` takes these and nothing else."""
+
+from __future__ import annotations
+
+import msgspec
+
+from peerload.model.messages import Advice, Identity, Membership, Ownership
+from peerload.model.load import LoadReport
+from peerload.model.resources import Profile
+from peerload.model.task import Exit, TaskRecord, TaskSpec, ExecutionRecord
+
+
+class _Event(msgspec.Struct, frozen=True, gc=False):
+    """Root of all events."""
+
+
+class Submission(msgspec.Struct, frozen=True):
+    """One acknowledged `submit`: a task, or an array of tasks with one spec.
+
+    counter: the number in the id; indices: () for a single task, else the array's; token: the client's own, unique
+    for 7 days, so that repeating a submit is safe; digest: of the payload, to tell a repeat from a mistake.
+    """
+
+    counter: int
+    token: str
+    digest: bytes
+    spec: TaskSpec
+    indices: tuple[int, ...]
+    submitted_at: float
+
+
+class TaskRow(msgspec.Struct, frozen=True):
+    """A task as the store had it at start: its durable record and what is to be run."""
+
+    record: TaskRecord
+    spec: TaskSpec
+
+
+class AgentStarted(_Event, frozen=True):
+    """The first event: what was durable, and what the launcher still knows.
+
+    tasks: unfinished ones of this home; executions: attempts for other homes without a ResultAck; floors: per uid the
+    highest attempt never to be started (again); counter: the last task number used; running / ended: attempts (by
+    execution key) that the launcher has alive (with their start, Unix s) or has an exit record of. A START that is in
+    neither has died.
+    """
+
+    tasks: tuple[TaskRow, ...] = ()
+    executions: tuple[ExecutionRecord, ...] = ()
+    floors: tuple[tuple[bytes, int], ...] = ()
+    tokens: tuple[tuple[str, bytes, str, int], ...] = ()
+    counter: int = 0
+    running: tuple[tuple[str, float], ...] = ()
+    ended: tuple[tuple[str, Exit], ...] = ()
+
+
+class TaskSubmitted(_Event, frozen=True):
+    """A client asks to run a command. directory_here: the working directory exists on this node."""
+
+    request: int
+    token: str
+    digest: bytes
+    spec: TaskSpec
+    indices: tuple[int, ...] = ()
+    directory_here: bool = True
+
+
+class CancelRequested(_Event, frozen=True):
+    """A client wants tasks of this home stopped: ids of tasks or of whole arrays."""
+
+    request: int
+    tasks: tuple[str, ...]
+    signal: int = 15
+    force: bool = False
+
+
+class SignalRequested(_Event, frozen=True):
+    """A client wants a signal sent to a running task, which may go on."""
+
+    request: int
+    task: str
+    signal: int
+
+
+class PeerMet(_Event, frozen=True):
+    """A peer introduced itself, over the peer link (Hello) or over MQTT (State)."""
+
+    identity: Identity
+    profile: Profile
+    report: LoadReport
+    known: tuple[Identity, ...] = ()
+    retained: bool = False
+
+
+class PeerUnreachable(_Event, frozen=True):
+    """The peer link to a node broke, or could not be made."""
+
+    node: str
+    reason: str
+
+
+class MessageReceived(_Event, frozen=True):
+    """A peer said something. directory_here: for an Offer, whether its working directory exists on this node."""
+
+    src: str
+    message: Membership | Advice | Ownership
+    directory_here: bool = True
+
+
+class SendFailed(_Event, frozen=True):
+    """An ownership message never left this agent: nobody can have read it."""
+
+    dst: str
+    message: Ownership
+
+
+class TimerExpired(_Event, frozen=True):
+    """A timer that the core had set ran out. ``timer`` is its name as given in SetTimer."""
+
+    timer: tuple[str, ...]
+
+
+class TaskStarted(_Event, frozen=True):
+    """The launcher has the process of this attempt. started_at: Unix s."""
+
+    key: str
+    started_at: float
+
+
+class TaskEnded(_Event, frozen=True):
+    """The process of this attempt is gone and its exit record is kept (D4). inline: its whole output, if small."""
+
+    key: str
+    exit: Exit
+
+
+class LauncherLost(_Event, frozen=True):
+    """The launcher died; its tasks are being ended and a new one is on its way."""
+
+
+class LauncherReady(_Event, frozen=True):
+    """A (new) launcher answers. Every attempt that it neither runs nor has an exit record of has died."""
+
+    running: tuple[tuple[str, float], ...] = ()
+    ended: tuple[tuple[str, Exit], ...] = ()
+
+
+class OutputArrived(_Event, frozen=True):
+    """The output of an attempt is complete at home and synced. ``error`` is set if it could not be had."""
+
+    uid: bytes
+    attempt: int
+    error: str = ""
+
+
+class LoadSampled(_Event, frozen=True):
+    """What the sensors read: cores kept busy (0 … cpus, averaged over 5 s), memory in use."""
+
+    cpus_busy: float
+    cpus_busy_foreign: float
+    mem_used_bytes: int
+
+
+class BusChanged(_Event, frozen=True):
+    """The MQTT broker can be reached, or no longer."""
+
+    connected: bool
+
+
+class AgentStopping(_Event, frozen=True):
+    """The agent is about to stop on purpose."""
+
+
+Event = (
+    AgentStarted
+    | TaskSubmitted
+    | CancelRequested
+    | SignalRequested
+    | PeerMet
+    | PeerUnreachable
+    | MessageReceived
+    | SendFailed
+    | TimerExpired
+    | TaskStarted
+    | TaskEnded
+    | LauncherLost
+    | LauncherReady
+    | OutputArrived
+    | LoadSampled
+    | BusChanged
+    | AgentStopping
+)

@@ -1,0 +1,56 @@
+"""How busy a node is, and what it tells the others about it."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+Share = Annotated[float, Meta(ge=0.0, le=1e12)]
+
+
+class Region(enum.IntEnum):
+    """Where the load index of a node stands between the low and the high mark."""
+
+    UNDERLOADED = 0
+    NORMAL = 1
+    OVERLOADED = 2
+
+
+class LoadReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node's own word on its load.
+
+    load_tasks: n = running + waiting + inbound; load: the load index per slot (what policies compare);
+    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now.
+    Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
+    """
+
+    load_tasks: Count = 0
+    slots: Count = 0
+    running: Count = 0
+    waiting: Count = 0
+    movable: Count = 0
+    load: Share = 0.0
+    region: Region = Region.UNDERLOADED
+    accepts: bool = False
+    gives: bool = False
+    cpus_busy: Share = 0.0
+    mem_used_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    incarnation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    sequence: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """The four marks of a transfer policy, in tasks per slot.
+
+    On a node with c slots and n tasks: it *sends* an arriving task if n ≥ send_at·c, *accepts* one if
+    n < accept_below·c, *asks* for one if n < receive_below·c, *gives* one if n > give_above·c.
+    """
+
+    send_at: float
+    accept_below: float
+    receive_below: float
+    give_above: float

@@ -1,0 +1,361 @@
+"""What nodes say to each other: one struct per message, told apart by the tag ``t``.
+
+Advice (`Advice`) may be late, lost or wrong and reserves nothing; it travels over MQTT or the peer link.
+Ownership (`Ownership`) travels over the peer link only; every message of it is idempotent and repeatable.
+Fields are only ever added, with a default; unknown fields are skipped. Sizes: docs/wire.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.model.load import LoadReport
+from peerload.model.resources import NodeName, Placement, Profile, ResourceRequest
+from peerload.model.task import PATH_BYTES_MAX, Attempt, Exit, Nonce, TaskId, TaskSpec, Uid
+
+PROTOCOL_MIN = 1
+PROTOCOL_MAX = 1
+
+PEERS_TOLD_MAX = 300
+RENEWALS_MAX = 4096
+
+DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy")
+"""Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
+has promised not to start, or too many offers outstanding."""
+DECLINES_LASTING = ("directory",)
+
+Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+Address = Annotated[str, Meta(max_length=300)]
+BootId = Annotated[str, Meta(min_length=1, max_length=64)]
+Reason = Annotated[str, Meta(max_length=512)]
+Search = Annotated[int, Meta(ge=0, le=1 << 62)]
+Captured = Annotated[bytes, Meta(max_length=64 << 10)]
+
+
+class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who is speaking: a node, this start of its agent, this start of its machine, this database file.
+
+    incarnation: grows with every start of the agent; address: HOST:PORT of its peer link, "" if it cannot be dialled.
+    """
+
+    node: NodeName
+    boot: BootId
+    machine_boot: BootId
+    store: BootId
+    incarnation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    address: Address = ""
+
+
+class _Message(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="t"):
+    """Root of all messages."""
+
+
+# -- membership ------------------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, tag="hello"):
+    """The first frame on a peer link, from both ends. ``peers`` are addresses of other members, so that knowing any
+    one member is enough."""
+
+    identity: Identity
+    profile: Profile
+    report: LoadReport = LoadReport()
+    peers: Annotated[tuple[Identity, ...], Meta(max_length=PEERS_TOLD_MAX)] = ()
+
+
+class Ping(_Message, frozen=True, tag="ping"):
+    """Are you there?"""
+
+    sequence: Search
+
+
+class Pong(_Message, frozen=True, tag="pong"):
+    """I am; and this is my load."""
+
+    sequence: Search
+    report: LoadReport
+
+
+class Leaving(_Message, frozen=True, tag="leaving"):
+    """The agent stops on purpose. Its running tasks run on."""
+
+
+# -- advice ----------------------------------------------------------------------------------------------------------
+
+
+class State(_Message, frozen=True, tag="state"):
+    """An announcement of load. Over MQTT it is retained under the sender's own topic (at most 4 KiB)."""
+
+    identity: Identity
+    profile: Profile
+    report: LoadReport
+
+
+class StateRequest(_Message, frozen=True, tag="state-request"):
+    """Tell me your load if it helps me: ``underloaded`` asks the overloaded to answer, and the reverse."""
+
+    underloaded: bool
+
+
+class Need(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one task asks of the node that may run it; it stands for the task where the command does not matter."""
+
+    request: ResourceRequest = ResourceRequest()
+    placement: Placement = Placement()
+    migrations: Annotated[int, Meta(ge=0, le=1000)] = 0
+
+
+class Probe(_Message, frozen=True, tag="probe"):
+    """Would you accept this task now? ``search`` comes back in the reply."""
+
+    search: Search
+    need: Need
+    report: LoadReport
+
+
+class ProbeReply(_Message, frozen=True, tag="probe-reply"):
+    """The answer to a Probe; nothing is reserved by it."""
+
+    search: Search
+    accepts: bool
+    report: LoadReport
+
+
+class GiveRequest(_Message, frozen=True, tag="give-request"):
+    """I have room: give me a waiting task. ``profile`` lets the asked node choose one that the asker can run."""
+
+    search: Search
+    report: LoadReport
+    profile: Profile
+
+
+class GiveReply(_Message, frozen=True, tag="give-reply"):
+    """PROMISED: the task's home will offer it (``task`` and ``uid`` set), or NONE (``task`` empty)."""
+
+    search: Search
+    report: LoadReport
+    task: Annotated[str, Meta(max_length=80)] = ""
+    uid: Annotated[bytes, Meta(max_length=16)] = b""
+
+
+# -- ownership -------------------------------------------------------------------------------------------------------
+
+
+class Offer(_Message, frozen=True, tag="offer"):
+    """home → x: would you run attempt n? The answer reserves room for 10 s.
+
+    migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    spec: TaskSpec
+    lease_s: Seconds
+    migrations: Annotated[int, Meta(ge=0, le=1000)] = 0
+    migrations_max: Annotated[int, Meta(ge=-1, le=1000)] = -1
+    only: bool = False
+
+
+class Accept(_Message, frozen=True, tag="accept"):
+    """x → home: room is reserved. ``ts`` is x's own clock at sending; home hands it back and never reads it."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    nonce: Nonce
+    ts: Seconds
+
+
+class Decline(_Message, frozen=True, tag="decline"):
+    """x → home: no. ``code`` is one of `DECLINES`; those of `DECLINES_LASTING` are remembered for a while."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    code: Annotated[str, Meta(max_length=20)]
+    reason: Reason
+    report: LoadReport
+
+
+class Commit(_Message, frozen=True, tag="commit"):
+    """home → x: run it. The lease lasts until ``ts + lease_s`` on x's clock."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    nonce: Nonce
+    ts: Seconds
+    lease_s: Seconds
+
+
+class Renewal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One lease within a batch. started_at: 0 while the task waits in x's queue."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    ts: Seconds
+    started_at: Seconds = 0.0
+
+
+class Renew(_Message, frozen=True, tag="renew"):
+    """x → home: these attempts are still with me; give me more time."""
+
+    renewals: Annotated[tuple[Renewal, ...], Meta(max_length=RENEWALS_MAX)]
+
+
+class LeaseExtension(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One renewed lease: it lasts until ``ts + lease_s`` on x's clock."""
+
+    uid: Uid
+    attempt: Attempt
+    ts: Seconds
+    lease_s: Seconds
+
+
+class RenewOk(_Message, frozen=True, tag="renew-ok"):
+    """home → x: granted."""
+
+    extensions: Annotated[tuple[LeaseExtension, ...], Meta(max_length=RENEWALS_MAX)]
+
+
+class Revoke(_Message, frozen=True, tag="revoke"):
+    """home → x: end this attempt (cancelled, or another attempt has it). ``signal`` is sent first, then SIGKILL."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    signal: Annotated[int, Meta(ge=1, le=64)] = 15
+    reason: Reason = ""
+
+
+class Signal(_Message, frozen=True, tag="signal"):
+    """home → x: send this signal to the running task; it may go on."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    signal: Annotated[int, Meta(ge=1, le=64)]
+
+
+class Query(_Message, frozen=True, tag="query"):
+    """home → x: what became of this attempt? Answered by Renew, Result, Died or NotStarted."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+
+
+class NotStarted(_Message, frozen=True, tag="not-started"):
+    """x → home: a durable promise that this attempt never started here and never will."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    reason: Reason = ""
+
+
+class Died(_Message, frozen=True, tag="died"):
+    """x → home: the attempt started and has no result; its processes are gone."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    reason: Reason = ""
+
+
+class Return(_Message, frozen=True, tag="return"):
+    """x → home: NotStarted, volunteered (a better peer ``to``, drain)."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    to: Annotated[str, Meta(max_length=40)] = ""
+    reason: Reason = ""
+
+
+class Result(_Message, frozen=True, tag="result"):
+    """x → home: how the attempt ended; repeated until ResultAck. Output of at most 64 KiB in all rides along
+    (``inline``); larger output is fetched."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    exit: Exit
+    inline: bool = False
+    stdout: Captured = b""
+    stderr: Captured = b""
+
+
+class ResultAck(_Message, frozen=True, tag="result-ack"):
+    """home → x: recorded; x may drop the output."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+
+
+# -- output streams: a connection of their own, so that a long output never stands before a lease ---------------------
+
+
+class OutputRequest(_Message, frozen=True, tag="output-request"):
+    """home → x: send the output of this attempt from these offsets on, as it comes, until it has ended."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    stdout_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    stderr_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+
+
+class OutputChunk(_Message, frozen=True, tag="output-chunk"):
+    """A piece of output at its offset; what lies between two pieces was cut out by the capture limit."""
+
+    stream: Annotated[int, Meta(ge=1, le=2)]
+    offset: Annotated[int, Meta(ge=0, le=1 << 60)]
+    data: Annotated[bytes, Meta(max_length=512 << 10)]
+
+
+class OutputEnd(_Message, frozen=True, tag="output-end"):
+    """All there is was sent; the final sizes. ``gone``: x knows no such attempt (any more)."""
+
+    stdout_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    stderr_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    gone: bool = False
+
+
+class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
+    """The frame was for another start of this agent and was ignored."""
+
+    boot: BootId
+
+
+Membership = Hello | Ping | Pong | Leaving | WrongBoot
+Advice = State | StateRequest | Probe | ProbeReply | GiveRequest | GiveReply
+Ownership = (
+    Offer | Accept | Decline | Commit | Renew | RenewOk | Revoke | Signal | Query | NotStarted | Died | Return | Result | ResultAck
+)
+Output = OutputRequest | OutputChunk | OutputEnd
+Message = Membership | Advice | Ownership | Output
+
+ADVICE: tuple[type, ...] = (State, StateRequest, Probe, ProbeReply, GiveRequest, GiveReply)
+
+
+class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What every frame between nodes carries around its message.
+
+    v: protocol version; dst and dst_boot are empty when the sender does not know them yet (Hello) or means all (State);
+    seq: per (src, src_boot), for dropping what was seen.
+    """
+
+    v: Annotated[int, Meta(ge=1, le=1000)]
+    cluster: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}$")]
+    src: NodeName
+    src_boot: BootId
+    seq: Annotated[int, Meta(ge=0, le=1 << 62)]
+    body: Message
+    dst: Annotated[str, Meta(max_length=40)] = ""
+    dst_boot: Annotated[str, Meta(max_length=64)] = ""

@@ -1,0 +1,159 @@
+"""A task: what is to be run, its durable life-cycle, and what became of it.
+
+The life-cycle is the durable one of the home node. ``running`` is not among its states: that a leased task has
+started is a view kept in memory, told by the node that runs it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.model.resources import Name, Placement, ResourceRequest
+
+ARGV_ITEMS_MAX = 32_768
+ARGV_BYTES_MAX = 1 << 20
+ENVIRONMENT_BYTES_MAX = 256 << 10
+ARRAY_MEMBERS_MAX = 1_000_000
+PATH_BYTES_MAX = 4096
+
+TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?$")]
+Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Attempt = Annotated[int, Meta(ge=0, le=1 << 31)]
+Nonce = Annotated[int, Meta(ge=0, le=1 << 62)]
+
+SCRATCH = b"-"
+"""The working directory that stands for a fresh scratch directory on the node that runs the task."""
+
+
+class TaskState(enum.StrEnum):
+    """The durable states of a task at its home."""
+
+    HELD = "held"
+    QUEUED = "queued"
+    LEASED = "leased"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_final(self) -> bool:
+        """No transition leaves a final state."""
+        return not TRANSITIONS[self]
+
+
+TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
+    TaskState.HELD: (TaskState.QUEUED, TaskState.CANCELLED),
+    TaskState.QUEUED: (TaskState.LEASED, TaskState.HELD, TaskState.CANCELLED, TaskState.FAILED),
+    TaskState.LEASED: (
+        TaskState.QUEUED,  # refused, proven dead, or the lease has run out
+        TaskState.DONE,
+        TaskState.FAILED,
+        TaskState.CANCELLED,
+        TaskState.UNKNOWN,
+    ),
+    TaskState.UNKNOWN: (TaskState.DONE, TaskState.FAILED, TaskState.LEASED, TaskState.CANCELLED),
+    TaskState.DONE: (),
+    TaskState.FAILED: (),
+    TaskState.CANCELLED: (),
+}
+"""Which state may follow which; `docs/lifecycle.md` is drawn from this table."""
+
+
+class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One command line and what it asks for. Bytes where the operating system has bytes.
+
+    environment: a MessagePack map of bytes to bytes, opaque to the core; directory: an absolute path, or SCRATCH;
+    umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first.
+    """
+
+    argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
+    directory: Annotated[bytes, Meta(min_length=1, max_length=PATH_BYTES_MAX)]
+    environment: Annotated[bytes, Meta(max_length=ENVIRONMENT_BYTES_MAX)] = b"\x80"
+    umask: Annotated[int, Meta(ge=0, le=0o777)] = 0o022
+    name: Name = ""
+    request: ResourceRequest = ResourceRequest()
+    placement: Placement = Placement()
+    time_limit_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+
+
+class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an ended process used: cpu seconds, the largest resident set in bytes."""
+
+    user_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+    system_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+    memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+
+
+class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How an attempt ended. ``exit_code`` is what a shell would show: the process's own, 128 + signal,
+    124 time limit, 126 cannot execute, 127 not found. ``signal`` is 0 unless a signal ended it.
+    The sizes are those of the captured output; the capture's own limit is in the config."""
+
+    exit_code: Annotated[int, Meta(ge=0, le=255)]
+    signal: Annotated[int, Meta(ge=0, le=255)] = 0
+    reason: Annotated[str, Meta(max_length=512)] = ""
+    started_at: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+    ended_at: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+    usage: Usage = Usage()
+    stdout_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    stderr_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+
+
+class TaskRecord(msgspec.Struct, frozen=True):
+    """The durable state of one task at its home: one row.
+
+    attempt: the highest number ever granted (0 = none); node: whom the current attempt is leased to ("" = nobody);
+    nonce, machine_boot: those of the ACCEPT that the lease answers; migrations: voluntary placements elsewhere.
+    """
+
+    task: str
+    uid: bytes
+    state: TaskState
+    submitted_at: float
+    attempt: int = 0
+    node: str = ""
+    nonce: int = 0
+    machine_boot: str = ""
+    lease_s: float = 0.0
+    migrations: int = 0
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    exit: Exit | None = None
+    reason: str = ""
+
+
+class ExecutionState(enum.StrEnum):
+    """The durable states of an attempt at the node that runs it for another home."""
+
+    START = "start"
+    RESULT = "result"
+
+
+class ExecutionRecord(msgspec.Struct, frozen=True):
+    """The durable state of one attempt that was committed to this node by another home: one row."""
+
+    task: str
+    uid: bytes
+    attempt: int
+    home: str
+    state: ExecutionState
+    spec: TaskSpec
+    ts: float
+    lease_s: float
+    exit: Exit | None = None
+
+
+def task_home(task: str) -> str:
+    """The home node in a task id: ``ws1`` in ``ws1/42.7``."""
+    return task.partition("/")[0]
+
+
+def execution_key(uid: bytes, attempt: int) -> str:
+    """The name under which the launcher and the spool know one attempt of one task."""
+    return f"{uid.hex()}-{attempt}"

@@ -1,0 +1,249 @@
+"""The kinds of policy and what each may see.
+
+Policies *propose*, the core disposes: it owns time-outs, refusals, leases and the migration limit, so a policy can be
+bad but never unsafe. A policy is a frozen struct of its parameters; it holds no state, reads no clock and takes its
+chance from the ``rng`` it is given. An exception in one counts as "keep the task here" and is shown to the user.
+
+Sources are named as in docs/references.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+from peerload.model.load import LoadReport, Marks
+from peerload.model.resources import Placement, ResourceRequest
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Sequence
+
+# -- what a policy sees ----------------------------------------------------------------------------------------------
+
+
+class KnownReport(msgspec.Struct, frozen=True, gc=False):
+    """A peer's newest load report and how old it is here."""
+
+    report: LoadReport
+    age_s: float
+
+
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """What one peer answered in this search. No answer in time counts as ``accepts=False`` with no report."""
+
+    node: str
+    accepts: bool
+    report: LoadReport | None = None
+
+
+class TaskView(msgspec.Struct, frozen=True, gc=False):
+    """A waiting task as a policy sees it. expected_s: 0 = not known; moved_bytes: what a transfer would carry."""
+
+    task: str
+    request: ResourceRequest
+    placement: Placement
+    migrations: int
+    waited_s: float
+    expected_s: float = 0.0
+    moved_bytes: int = 0
+
+
+class LoadView(Protocol):
+    """This node's own work. Counts in tasks, cpus in cores; n = running + waiting + inbound."""
+
+    @property
+    def load_tasks(self) -> int:
+        """n."""
+
+    @property
+    def slots(self) -> int:
+        """c."""
+
+    @property
+    def cpus(self) -> float:
+        """Cores of this node."""
+
+    @property
+    def cpus_requested(self) -> float:
+        """Cores asked for by running and waiting tasks."""
+
+    @property
+    def cpus_busy(self) -> float:
+        """Cores kept busy, by anybody, averaged over 5 s."""
+
+
+class NodeView(LoadView, Protocol):
+    """What a location policy sees: this node's load, and the peers that could ever run the task in question."""
+
+    @property
+    def node(self) -> str:
+        """This node's name."""
+
+    @property
+    def load(self) -> float:
+        """This node's load index per slot, as the load policy gives it."""
+
+    @property
+    def marks(self) -> Marks:
+        """The four marks of the transfer policy, per slot."""
+
+    @property
+    def peers(self) -> Sequence[str]:
+        """Eligible peers in the order of their names; never this node, never a suspected or drained one."""
+
+    @property
+    def reports_guide_probing(self) -> bool:
+        """Whether peers are drawn by their reports (`peerload.policy.draw`) or uniformly."""
+
+    @property
+    def idle_list(self) -> Sequence[str]:
+        """Nodes that searched for work in vain, newest last; empty unless memory is on."""
+
+    @property
+    def busy_list(self) -> Sequence[str]:
+        """Nodes that searched for room in vain, newest last; empty unless memory is on."""
+
+    def report(self, node: str) -> KnownReport | None:
+        """The newest unexpired report of a peer."""
+
+
+# -- what a location policy proposes ----------------------------------------------------------------------------------
+
+
+class Probe(msgspec.Struct, frozen=True, gc=False):
+    """Ask these nodes next (all at once); the policy is asked again when they have answered or time is up."""
+
+    nodes: tuple[str, ...]
+
+
+class Transfer(msgspec.Struct, frozen=True, gc=False):
+    """Offer the task to this node; a decline comes back as a Reply and costs no probe."""
+
+    to: str
+
+
+class Keep(msgspec.Struct, frozen=True, gc=False):
+    """The task stays (sender side), or nothing is asked for any more (receiver side)."""
+
+    reason: str
+
+
+# -- the kinds ---------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class LoadPolicy(Protocol):
+    """How busy is this node? The number compared between nodes."""
+
+    def load(self, view: LoadView) -> float:
+        """The load index per slot, ≥ 0."""
+
+
+@runtime_checkable
+class TransferPolicy(Protocol):
+    """Whether to send, accept, ask for or give a task."""
+
+    def marks(self, view: NodeView) -> Marks:
+        """The four marks, in tasks per slot."""
+
+
+@runtime_checkable
+class SelectionPolicy(Protocol):
+    """Which waiting task goes."""
+
+    def select(self, waiting: WaitingView) -> TaskView | None:
+        """One of the movable tasks, or None."""
+
+
+class WaitingView(Protocol):
+    """The waiting tasks that may go to the asking node."""
+
+    def oldest_first(self) -> Iterator[TaskView]:
+        """Movable tasks in the order of their arrival here."""
+
+    def newest_first(self) -> Iterator[TaskView]:
+        """Movable tasks, the last arrival first."""
+
+
+@runtime_checkable
+class InformationPolicy(Protocol):
+    """When and to whom load is told.
+
+    reports_guide_probing: whom to probe is drawn from reports first; period_s: tell everybody this often (0: never).
+    """
+
+    @property
+    def reports_guide_probing(self) -> bool:
+        """Whether reports steer whom to probe."""
+
+    @property
+    def period_s(self) -> float:
+        """Seconds between periodic broadcasts, 0 = none."""
+
+    def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
+        """Whether this change is broadcast, given what was told last. Region changes arrive here settled."""
+
+    def asks(self, told: LoadReport | None, now: LoadReport) -> bool:
+        """Whether a request for the others' load is broadcast at this change."""
+
+
+@runtime_checkable
+class SenderPolicy(Protocol):
+    """Where to: the sender's side."""
+
+    def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Probe | Transfer | Keep:
+        """The next step of a search; ``replies`` holds every answer so far, in order."""
+
+
+@runtime_checkable
+class ReceiverPolicy(Protocol):
+    """Where from: the receiver's side.
+
+    retry_rate: searches per mean service time while n < receive_below (0: only on completions), of retry_probes each.
+    """
+
+    @property
+    def retry_rate(self) -> float:
+        """Extra searches per mean service time."""
+
+    @property
+    def retry_probes(self) -> int:
+        """Probes of such a search."""
+
+    def locate(self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random) -> Probe | Keep:
+        """Whom to ask for a task next; a search ends with the first node that gives one."""
+
+
+@runtime_checkable
+class PairingPolicy(Protocol):
+    """Two nodes pair and even out [BF81]. rate: initiations per mean service time; difference: in tasks."""
+
+    @property
+    def rate(self) -> float:
+        """Initiations per mean service time."""
+
+    @property
+    def difference(self) -> int:
+        """A task moves while the loads differ by at least this."""
+
+
+PriorityClass = Literal["local", "remote", "first"]
+
+
+@runtime_checkable
+class PriorityPolicy(Protocol):
+    """Among waiting tasks of equal user priority: local (at their home) or remote first?"""
+
+    def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
+        """``first`` = whichever arrived first. The counts are running and waiting ones of each class."""
+
+
+@runtime_checkable
+class MigrationPolicy(Protocol):
+    """How often a task may be placed away from its home by choice."""
+
+    @property
+    def migrations_max(self) -> int | None:
+        """The limit, None = no limit."""

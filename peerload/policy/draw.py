@@ -1,0 +1,57 @@
+"""Drawing peers one after the other, without replacement, as `docs/policies.md` (reports and probing) says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Collection, Sequence
+
+    from peerload.policy.api import NodeView, Reply
+
+DIRECT_DRAWS_MAX = 16
+"""Draws by rejection before the remaining peers are listed; keeps a draw O(1) among many peers."""
+
+
+def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random) -> str | None:
+    """A peer to ask whether it accepts a task: uniform, or by reports those that said they would first, then those
+    unheard of, never those that said otherwise. None when nobody is left."""
+    asked = {reply.node for reply in replies}
+    if not view.reports_guide_probing:
+        return _uniform(view.peers, asked, rng)
+    return _by_report(view, asked, rng, wanted="accepts")
+
+
+def draw_giver(view: NodeView, replies: Sequence[Reply], rng: random.Random) -> str | None:
+    """A peer to ask for a task; as `draw_receiver`, by whether reports say that it gives."""
+    asked = {reply.node for reply in replies}
+    if not view.reports_guide_probing:
+        return _uniform(view.peers, asked, rng)
+    return _by_report(view, asked, rng, wanted="gives")
+
+
+def _uniform(peers: Sequence[str], asked: Collection[str], rng: random.Random) -> str | None:
+    if not peers:
+        return None
+    for _ in range(DIRECT_DRAWS_MAX):
+        peer = peers[rng.randrange(len(peers))]
+        if peer not in asked:
+            return peer
+    left = [peer for peer in peers if peer not in asked]
+    return left[rng.randrange(len(left))] if left else None
+
+
+def _by_report(view: NodeView, asked: Collection[str], rng: random.Random, wanted: str) -> str | None:
+    willing: list[str] = []
+    unheard: list[str] = []
+    for peer in view.peers:
+        if peer in asked:
+            continue
+        known = view.report(peer)
+        if known is None:
+            unheard.append(peer)
+        elif known.report.accepts if wanted == "accepts" else known.report.gives:
+            willing.append(peer)
+    pool = willing or unheard
+    return pool[rng.randrange(len(pool))] if pool else None

@@ -1,0 +1,45 @@
+"""A preset: one policy of each kind, chosen independently, with its parameters."""
+
+from __future__ import annotations
+
+import msgspec
+
+from peerload.policy.api import (
+    InformationPolicy,
+    LoadPolicy,
+    MigrationPolicy,
+    PriorityPolicy,
+    ReceiverPolicy,
+    SelectionPolicy,
+    SenderPolicy,
+    TransferPolicy,
+)
+
+KINDS: dict[str, type] = {
+    "load": LoadPolicy,
+    "transfer": TransferPolicy,
+    "selection": SelectionPolicy,
+    "information": InformationPolicy,
+    "location.sender": SenderPolicy,
+    "location.receiver": ReceiverPolicy,
+    "priority": PriorityPolicy,
+    "migration": MigrationPolicy,
+}
+"""Every kind with the Protocol that its members fulfil; the names are those of the tables in a preset."""
+
+
+class PolicySet(msgspec.Struct, frozen=True, kw_only=True):
+    """The policies that one node plays; made by `peerload.policy.registry.load_preset`."""
+
+    name: str
+    description: str
+    load: LoadPolicy
+    transfer: TransferPolicy
+    selection: SelectionPolicy
+    information: InformationPolicy
+    sender: SenderPolicy
+    receiver: ReceiverPolicy
+    priority: PriorityPolicy
+    migration: MigrationPolicy
+    names: dict[str, str]
+    """kind → the name its policy was chosen by, for people and decision records."""

@@ -1,0 +1,132 @@
+"""The requests a client may send over the control socket, typed and bounded.
+
+One frame a request, ``{"id": n, "verb": …, …}``; answers are ``{"id": n, "ok": {…}}`` or
+``{"id": n, "error": {"code", "what", "why", "hint"}}``; a stream sends ``{"id": n, "more": {…}}`` any number of times
+before its ``ok``. Requests on one connection are answered in any order. docs/wire.md lists every key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.model.errors import BadMessage
+from peerload.model.task import TaskSpec
+
+TASKS_NAMED_MAX = 10_000
+RANGES_MAX = 1_000
+
+RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
+TaskRef = Annotated[str, Meta(min_length=1, max_length=80)]
+"""`ws1/42`, `42`, `42.7` or `@` (the asker's last task)."""
+TaskRefs = Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=TASKS_NAMED_MAX)]
+Range = tuple[Annotated[int, Meta(ge=0, le=10**9)], Annotated[int, Meta(ge=0, le=10**9)], Annotated[int, Meta(ge=1, le=10**9)]]
+
+
+class _Request(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fields=True, kw_only=True):
+    id: RequestId = 0
+
+
+class Info(_Request, frozen=True, tag="info"):
+    """Who is there → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
+    mqtt (url in use or null) peers."""
+
+
+class Submit(_Request, frozen=True, tag="submit"):
+    """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no node known
+    can run it now). array: inclusive (first, last, step) ranges."""
+
+    token: Annotated[str, Meta(min_length=8, max_length=64)]
+    spec: TaskSpec
+    array: Annotated[tuple[Range, ...], Meta(max_length=RANGES_MAX)] = ()
+
+
+class Tasks(_Request, frozen=True, tag="tasks"):
+    """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most
+    ``limit`` (the newest), ``truncated`` tells."""
+
+    ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
+    states: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
+    node: Annotated[str, Meta(max_length=40)] = ""
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
+
+
+class Show(_Request, frozen=True, tag="show"):
+    """Everything about tasks → tasks, each with spec, history and usage."""
+
+    tasks: TaskRefs
+
+
+class Wait(_Request, frozen=True, tag="wait"):
+    """Block until tasks ended → a ``more`` for each that ended (id state exit_code signal node reason), then ok with
+    ``timed_out``. any: the first is enough."""
+
+    tasks: TaskRefs
+    any: bool = False
+    timeout_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
+
+
+class Cancel(_Request, frozen=True, tag="cancel"):
+    """Stop tasks → cancelled (ids), already_ended (ids). Durable before it is answered."""
+
+    tasks: TaskRefs
+    signal: Annotated[int, Meta(ge=1, le=64)] = 15
+    force: bool = False
+
+
+class Output(_Request, frozen=True, tag="output"):
+    """The output of one task → ``more`` {stream: 1|2, offset, data: bytes}, then ok {id state exit_code signal node
+    reason, stdout_bytes, stderr_bytes}. follow: until it has ended (also waits for its start); else what there is
+    now. tail_bytes: only the last so many bytes of each stream."""
+
+    task: TaskRef
+    follow: bool = False
+    streams: Annotated[tuple[Annotated[int, Meta(ge=1, le=2)], ...], Meta(min_length=1, max_length=2)] = (1, 2)
+    tail_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] | None = None
+
+
+class Signal(_Request, frozen=True, tag="signal"):
+    """Send a signal to the processes of a running task → ok."""
+
+    task: TaskRef
+    signal: Annotated[int, Meta(ge=1, le=64)]
+
+
+class Nodes(_Request, frozen=True, tag="nodes"):
+    """Every node known → nodes (keys as docs/cli.md lists them), this one first."""
+
+
+class Policy(_Request, frozen=True, tag="policy"):
+    """The policies there are and the preset in force → policies, presets, in_force."""
+
+
+class Stats(_Request, frozen=True, tag="stats"):
+    """Counters since the agent's start → counters: {name: number}."""
+
+
+class Stop(_Request, frozen=True, tag="stop"):
+    """Stop the agent → ok, then it stops. all: its running tasks and the launcher end too."""
+
+    all: bool = False
+
+
+Request = Info | Submit | Tasks | Show | Wait | Cancel | Output | Signal | Nodes | Policy | Stats | Stop
+
+_decoder = msgspec.msgpack.Decoder(Request)
+
+
+def decode_request(raw: bytes) -> Request:
+    """One request. Raises BadMessage, whatever the bytes are."""
+    try:
+        request: Request = _decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage("not a request this agent understands", why=str(error)[:300]) from None
+    return request
+
+
+def encode(body: object) -> bytes:
+    """One frame for a client."""
+    raw = msgspec.msgpack.encode(body)
+    return len(raw).to_bytes(4, "big") + raw

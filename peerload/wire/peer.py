@@ -1,0 +1,40 @@
+"""Envelopes between nodes: encode, and a decode that is total (any bytes give an Envelope or a ProtocolError)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from peerload.model.errors import BadMessage, FrameTooLarge
+from peerload.model.messages import Envelope
+
+CONTROL_BYTES_MAX = 1 << 20
+DATA_BYTES_MAX = 4 << 20
+"""The largest peer frame. An Offer carries up to 1 MiB of argv and 256 KiB of environment."""
+MQTT_BYTES_MAX = 4 << 10
+"""The largest MQTT payload: only advice, which is small."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode(envelope: Envelope) -> bytes:
+    """The body alone, as it is published on MQTT."""
+    return _encoder.encode(envelope)
+
+
+def encode_frame(envelope: Envelope) -> bytes:
+    """Length and body, as it is sent over the peer link."""
+    raw = _encoder.encode(envelope)
+    if len(raw) > DATA_BYTES_MAX:
+        raise FrameTooLarge(len(raw), DATA_BYTES_MAX)
+    return len(raw).to_bytes(4, "big") + raw
+
+
+def decode(raw: bytes, size_bytes_max: int = DATA_BYTES_MAX) -> Envelope:
+    """One envelope. Raises FrameTooLarge or BadMessage, whatever the bytes are."""
+    if len(raw) > size_bytes_max:
+        raise FrameTooLarge(len(raw), size_bytes_max)
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadMessage("not an envelope", why=str(error)[:300]) from None

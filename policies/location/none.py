@@ -1,0 +1,36 @@
+"""No search: every task stays where it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.policy.api import Keep
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from peerload.policy.api import NodeView, Reply, TaskView
+
+
+class NoSender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sender's side is off."""
+
+    def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Keep:
+        """Always keep."""
+        del view, task, replies, rng
+        return Keep("the preset has no sender-side location policy")
+
+
+class NoReceiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The receiver's side is off."""
+
+    retry_rate: float = 0.0
+    retry_probes: int = 1
+
+    def locate(self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random) -> Keep:
+        """Ask nobody."""
+        del view, probes_max, replies, rng
+        return Keep("the preset has no receiver-side location policy")

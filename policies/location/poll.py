@@ -1,0 +1,36 @@
+"""The receiver's side: a node that falls below its mark asks others for a waiting task ([RM], [SK90])."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.policy.api import Keep, Probe
+from peerload.policy.draw import draw_giver
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from peerload.policy.api import NodeView, Reply
+
+
+class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """On a completion, probe up to L nodes; the first with a task to give gives one. Costs nothing at high load and
+    drains bursts; at low load most probes are in vain."""
+
+    probes: Annotated[int, Meta(ge=0, le=64)] = 3
+    retry_rate: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
+    retry_probes: Annotated[int, Meta(ge=1, le=64)] = 1
+
+    def locate(
+        self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random
+    ) -> Probe | Keep:
+        """One node at a time."""
+        allowed = min(self.probes if probes_max is None else probes_max, len(view.peers))
+        if len(replies) >= allowed:
+            return Keep(f"none of {len(replies)} probed nodes gives a task" if replies else "no node to probe")
+        peer = draw_giver(view, replies, rng)
+        return Keep("no other node is known to have a task to give") if peer is None else Probe((peer,))

@@ -1,0 +1,50 @@
+"""Probe exactly L nodes, take the least loaded if it would accept ([ELZ86], "shortest")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.policy.api import Keep, Probe, Transfer
+from peerload.policy.draw import draw_receiver
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from peerload.policy.api import NodeView, Reply, TaskView
+
+
+class Shortest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Spends every probe; a little better than "threshold" where loads differ much. Ties go to the one probed first;
+    with ``stop_at_zero`` an empty node ends the search."""
+
+    probes: Annotated[int, Meta(ge=0, le=64)] = 3
+    stop_at_zero: bool = False
+
+    def locate(
+        self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
+    ) -> Probe | Transfer | Keep:
+        """One probe at a time until L are spent; then the least loaded that accepts."""
+        del task
+        last: dict[str, Reply] = {reply.node: reply for reply in replies}  # a decline overrides the probe's reply
+        idle = self.stop_at_zero and bool(replies) and _load(replies[-1]) == 0 and replies[-1].accepts
+        if len(last) < min(self.probes, len(view.peers)) and not idle and not _declined(replies):
+            peer = draw_receiver(view, replies, rng)
+            if peer is not None:
+                return Probe((peer,))
+        willing = [reply for reply in last.values() if reply.accepts]
+        if not willing:
+            return Keep(f"none of {len(last)} probed nodes accepts" if last else "no node to probe")
+        return Transfer(min(willing, key=_load).node)
+
+
+def _load(reply: Reply) -> float:
+    return reply.report.load if reply.report is not None else float("inf")
+
+
+def _declined(replies: Sequence[Reply]) -> bool:
+    """An offer was made and declined: probing is over, the next best is tried."""
+    return len({reply.node for reply in replies}) < len(replies)

@@ -1,0 +1,37 @@
+"""Probe up to L nodes, take the first that would not be pushed over its threshold ([ELZ86], "threshold")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.policy.api import Keep, Probe, Transfer
+from peerload.policy.draw import draw_receiver
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from peerload.policy.api import NodeView, Reply, TaskView
+
+
+class Threshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nearly as good as "shortest" for fewer probes [ELZ86]. Alone it cannot spread a burst that arrives at one node
+    faster than tasks end: once the others are full the rest stays."""
+
+    probes: Annotated[int, Meta(ge=0, le=64)] = 3
+
+    def locate(
+        self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
+    ) -> Probe | Transfer | Keep:
+        """One probe at a time; the first that accepts gets the task."""
+        del task
+        if replies and replies[-1].accepts:
+            return Transfer(replies[-1].node)
+        asked = len({reply.node for reply in replies})
+        if asked >= min(self.probes, len(view.peers)):
+            return Keep(f"none of {asked} probed nodes accepts" if asked else "no node to probe")
+        peer = draw_receiver(view, replies, rng)
+        return Keep("every other node said it would not accept") if peer is None else Probe((peer,))

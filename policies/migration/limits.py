@@ -1,0 +1,28 @@
+"""How often a task may be placed away from its home by choice ([RM]: uncontrolled, controlled, irrevocable)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class Controlled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """At most ``limit`` migrations: processor thrashing stays bounded."""
+
+    limit: Annotated[int, Meta(ge=0, le=1000)] = 4
+
+    @property
+    def migrations_max(self) -> int | None:
+        """The limit."""
+        return self.limit
+
+
+class Irrevocable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Once placed elsewhere a task stays there: controlled with n = 1."""
+
+    @property
+    def migrations_max(self) -> int | None:
+        """One."""
+        return 1
