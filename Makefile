@@ -1,0 +1,58 @@
+# `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup test lint lint-ruff lint-format lint-mypy lint-imports format demo bench lock clean
+PYTHON ?=
+PYTEST_ARGS ?=
+export PYTHON
+
+# A strict editable install links each file, so the list of files is part of what is installed.
+FILES := $(shell find peerload policies -type f ! -name '*.pyc' | LC_ALL=C sort)
+INSTALLED := .venv/installed-$(firstword $(shell printf '%s\n' $(FILES) | cksum))
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+setup: $(INSTALLED)  ## make .venv with .venv/bin/peerload, for development too
+
+.venv/requirements: .ci/requirements.txt
+	@.ci/setup requirements
+	@touch $@
+
+$(INSTALLED): .venv/requirements pyproject.toml .ci/setup
+	@.ci/setup project
+	@rm -f .venv/installed-*
+	@touch $@
+
+test: lint  ## everything that must pass: lint, then the tests (PYTEST_ARGS='-k lease -x')
+	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+lint: setup  ## ruff, mypy --strict and the layers, side by side
+	@$(MAKE) --no-print-directory --keep-going -j4 -Otarget lint-ruff lint-format lint-mypy lint-imports
+
+lint-ruff lint-format lint-mypy lint-imports: setup
+lint-ruff:
+	.venv/bin/ruff check
+lint-format:
+	.venv/bin/ruff format --check
+lint-mypy:
+	.venv/bin/mypy
+lint-imports:
+	.venv/bin/lint-imports
+
+format: setup  ## lay the code out as lint wants it
+	.venv/bin/ruff check --fix && .venv/bin/ruff format
+
+demo: setup  ## three agents and a broker on this machine, sharing real commands
+	.venv/bin/peerload demo
+
+bench: setup  ## measure, on a quiet machine
+	.venv/bin/python -m pytest tests/bench -o addopts="--import-mode=importlib" -s $(PYTEST_ARGS)
+
+lock:  ## choose and pin the newest allowed versions of everything, with hashes
+	.ci/lock
+
+clean:  ## remove all that make made
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

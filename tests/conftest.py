@@ -1,0 +1,54 @@
+"""What tests need from the system: programs, found or (as root on Debian) installed once a session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+INSTALL_TIMEOUT_S = 300
+SYSTEM_DIRECTORIES = "/usr/local/sbin:/usr/sbin:/sbin"
+"""Where daemons lie; they are not on an ordinary user's PATH."""
+
+
+def _find(program: str) -> str | None:
+    return shutil.which(program) or shutil.which(program, path=SYSTEM_DIRECTORIES)
+
+
+def _apt_get(*arguments: str) -> str:
+    """Run apt-get. Returns "" if all went well, else the end of what it said."""
+    done = subprocess.run(
+        ["apt-get", "-qq", *arguments],
+        env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_TIMEOUT_S,
+        check=False,
+    )
+    return "" if done.returncode == 0 else (done.stderr or done.stdout).strip()[-300:] or "apt-get failed"
+
+
+def require_program(program: str, package: str) -> Path:
+    """The path of a system program, installed from its Debian package if we may. Without it the test is skipped with
+    the reason, or fails where nothing may be skipped (CI=true)."""
+    if found := _find(program):
+        return Path(found)
+    why = "install it to run this test"
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        why = _apt_get("update") or _apt_get("install", "-y", "--no-install-recommends", package)
+        if found := _find(program):
+            return Path(found)
+    reason = f"no {program} here (Debian package {package}): {why}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def mosquitto() -> Path:
+    """The Mosquitto broker's program."""
+    return require_program("mosquitto", "mosquitto")

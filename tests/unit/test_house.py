@@ -1,0 +1,160 @@
+"""The house keeps its own rules: packages, pins, entry points and files that must not come back."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import peerload
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+REQUIREMENTS = (ROOT / ".ci/requirements.txt").read_text(encoding="utf-8")
+TOP_LEVEL = {
+    ".ci", ".git", ".gitignore", "CHANGELOG.md", "LICENSE", "Makefile", "README.md",
+    "deploy", "docs", "peerload", "policies", "pyproject.toml", "tests",
+}  # fmt: skip
+POLICY_LINES_MAX = 150
+
+
+def tracked_or_new() -> list[Path]:
+    """The files of the project, without what git ignores."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def packages_on_disk() -> set[str]:
+    found = {ROOT / "policies/presets"}
+    for top in ("peerload", "policies"):
+        found |= {path.parent for path in (ROOT / top).rglob("*.py")}
+    names = {str(path.relative_to(ROOT)).replace("/", ".") for path in found}
+    return {re.sub(r"^policies\b", "peerload_policies", name) for name in names}
+
+
+def pinned() -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", REQUIREMENTS, re.MULTILINE))
+
+
+def test_every_package_is_listed() -> None:
+    assert packages_on_disk() == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_every_room_has_its_import_rules() -> None:
+    ruled = {room for contract in PROJECT["tool"]["importlinter"]["contracts"] for room in contract["source_modules"]}
+    rooms = {name for name in packages_on_disk() if name.startswith("peerload.")}
+    assert rooms <= ruled
+    for name in rooms:
+        # The linter sees no package without it.
+        assert (ROOT / name.replace(".", "/") / "__init__.py").is_file(), name
+
+
+def test_every_policy_can_be_loaded() -> None:
+    entries = PROJECT["project"]["entry-points"]["peerload.policies"]
+    assert entries
+    for name, target in entries.items():
+        module, _, attribute = target.partition(":")
+        assert isinstance(getattr(import_module(module), attribute), type), name
+
+
+def test_every_policy_file_is_an_entry_point() -> None:
+    named = {target.partition(":")[0] for target in PROJECT["project"]["entry-points"]["peerload.policies"].values()}
+    files = {
+        f"peerload_policies.{path.parent.name}.{path.stem}"
+        for path in (ROOT / "policies").glob("*/*.py")
+        if not path.stem.startswith("_")
+    }
+    assert {name for name in files if _defines_a_policy(name)} == named
+
+
+def _defines_a_policy(module_name: str) -> bool:
+    module = import_module(module_name)
+    return any(isinstance(value, type) and value.__module__ == module_name for value in vars(module).values())
+
+
+def test_each_dependency_is_pinned_with_hashes() -> None:
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = PROJECT["project"]["dependencies"] + extras["broker"] + extras["dev"]
+    names = {re.split(r"[<>=!~ \[]", requirement)[0].lower() for requirement in wanted}
+    assert names <= set(pinned())
+    for block in re.split(r"\n(?=\S)", REQUIREMENTS):
+        if "==" in block:
+            assert "--hash=sha256:" in block, block.splitlines()[0]
+
+
+def test_no_file_names_a_package_index() -> None:
+    words = [b"py" + b"pi." + b"org", b"index" + b"-url", b"find" + b"-links", b"trusted" + b"-host"]
+    allowed = {ROOT / ".ci/lock": [b"--no-emit-" + words[1]]}  # says that none is to be named
+    for path in tracked_or_new():
+        content = path.read_bytes()
+        for exception in allowed.get(path, []):
+            content = content.replace(exception, b"")
+        found = [word.decode() for word in words if word in content]
+        assert not found, f"{path.relative_to(ROOT)}: {found}"
+    assert "http" not in REQUIREMENTS
+
+
+def test_top_level_holds_nothing_else() -> None:
+    names = {path.relative_to(ROOT).parts[0] for path in tracked_or_new()}
+    assert names <= TOP_LEVEL
+
+
+def test_policies_stay_short() -> None:
+    for path in sorted((ROOT / "policies").rglob("*.py")):
+        lines = path.read_text(encoding="utf-8").count("\n")
+        assert lines < POLICY_LINES_MAX, f"{path.relative_to(ROOT)} has {lines} lines"
+
+
+def test_the_version_is_one() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", peerload.__version__)
+    assert peerload.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("script", [".ci/setup", ".ci/run", ".ci/lock"])
+def test_scripts_are_sound(script: str) -> None:
+    path = ROOT / script
+    assert path.stat().st_mode & 0o111
+    assert re.search(r"^set -eu", path.read_text(encoding="utf-8"), re.MULTILINE)
+    subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+def test_too_old_a_python_is_refused_in_one_line(tmp_path: Path) -> None:
+    old = tmp_path / "old-python"
+    old.write_text("#!/bin/sh\necho 9\n")
+    old.chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / ".ci/setup").write_bytes((ROOT / ".ci/setup").read_bytes())
+    done = subprocess.run(
+        ["bash", str(tmp_path / ".ci/setup"), "requirements"],
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(old)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "Python 3.11 or newer is needed" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_clients_start_without_heavy_modules() -> None:
+    heavy = {"asyncio", "dataclasses", "importlib.metadata", "msgspec", "rich", "tomllib"}
+    program = "import sys, peerload.client; print(' '.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    assert not heavy & set(done.stdout.split())
