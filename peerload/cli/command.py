@@ -1,0 +1,228 @@
+# ruff: noqa: PTH109, PTH111, PTH117, PTH118, PTH119
+# os.path, since pathlib would cost every command its quick start.
+"""From the flags of `run` and `submit` to what is asked of the agent, and what is said when it has answered."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from peerload.cli import environment, options
+from peerload.cli.main import UsageError
+from peerload.cli.text import printable, say, shortened, size_text
+from peerload.model.errors import AgentUnavailable, BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from peerload.client import Client
+
+ARGV_ITEMS_MAX = 32_768
+ARGV_BYTES_MAX = 1 << 20
+NAME_CHARACTERS_MAX = 128
+"""These three as peerload.model has them (not imported: it would cost the start of every submit)."""
+PLACEMENT_ROUNDS = 9
+PLACEMENT_ROUND_S = 0.1
+"""For so long it is watched whether a task finds a node that has its directory."""
+
+_SCRATCH = b"-"
+_INTERPRETERS = ("python", "bash", "sh", "dash", "zsh", "perl", "ruby", "node", "Rscript", "julia", "php", "env")
+
+
+def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> options.Options:
+    """The flags that `run` and `submit` have in common."""
+    reader = options.Options(verb, says, usage=usage, epilog=epilog)
+    reader.flag("-c", "--cpus", type=options.cpus, metavar="N", help="cores, may be a fraction (default 1)")
+    reader.flag("--mem", type=options.size, metavar="8G", help="memory it needs")
+    reader.flag("-G", "--gpus", type=options.whole(0, 1024), metavar="N", help="whole GPUs, all on one node")
+    reader.flag("--gpu-mem", type=options.size, metavar="12G", help="memory per GPU")
+    reader.flag("-t", "--time", type=options.duration, metavar="2h", help="stop it after this (exit code 124)")
+    reader.flag("-J", "--name", help="what to call it (default: from the command)")
+    reader.flag("-w", "--node", metavar="NAME", help="run it on this node only")
+    reader.flag("-x", "--exclude", action="append", default=[], metavar="NAME", help="not on this node (repeatable)")
+    reader.flag("-C", "--label", action="append", default=[], metavar="L", help="only where this label is (repeatable)")
+    reader.flag("-d", "--chdir", metavar="DIR", help="run in DIR (default: here); - is a fresh scratch directory")
+    reader.flag("--env", action="append", default=[], metavar="K=V", help="set a variable (repeatable)")
+    reader.flag(
+        "--export",
+        action="append",
+        default=[],
+        metavar="NAME,…",
+        help="send these too, though they look like secrets; `none` sends nothing but what is named",
+    )
+    reader.flag("--prio", type=options.whole(-1_000_000, 1_000_000), default=0, metavar="N", help="greater goes first")
+    reader.switch("--local", help="do not move it to another node")
+    reader.flag("--migrations", type=options.whole(0, 1000), metavar="N", help="move it at most N times")
+    reader.flag("-s", "--shell", metavar="'a | b'", help="run this line in /bin/sh instead of a command")
+    reader.switch("--dry-run", help="print what would be submitted, submit nothing")
+    return reader
+
+
+def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[str, Any], list[str]]:
+    """The task's spec as the agent takes it, and the names of variables left out because they look like secrets."""
+    argv = _argv(flags.shell, words, verb)
+    variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
+    request |= _given(mem_bytes=flags.mem, gpus=flags.gpus, gpu_mem_bytes=flags.gpu_mem)
+    placement = _given(
+        node=flags.node,
+        exclude=_listed(flags.exclude),
+        labels=_listed(flags.label),
+        local=flags.local,
+        migrations_max=flags.migrations,
+    )
+    name = flags.name if flags.name is not None else task_name(argv, shell=flags.shell is not None)
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise UsageError(f"the name has {len(name)} characters; at most {NAME_CHARACTERS_MAX} are allowed")
+    return {
+        "argv": argv,
+        "directory": _directory(flags.chdir),
+        "environment": environment.packed(variables),
+        "umask": umask & 0o777,
+        "name": name,
+        "request": request,
+        "placement": placement,
+        "time_limit_s": flags.time or 0.0,
+        "priority": flags.prio,
+    }, secret
+
+
+def task_name(argv: list[bytes], *, shell: bool) -> str:
+    """What people would call this command: its program, or the script that an interpreter is given."""
+    if shell:
+        words = argv[-1].split()
+        text = words[0] if words else b"sh"
+    else:
+        text = os.path.basename(argv[0])
+        if text.rstrip(b"0123456789.").decode("utf-8", "replace") in _INTERPRETERS and len(argv) > 1:
+            text = text if argv[1].startswith(b"-") else os.path.basename(argv[1]) or text
+    return text.decode("utf-8", "replace")[:NAME_CHARACTERS_MAX]
+
+
+def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **more: object) -> int:
+    """Show what would be submitted. Values of variables are not shown, only their names."""
+    import msgpack
+
+    variables = sorted(os.fsdecode(name) for name in msgpack.unpackb(spec["environment"]))
+    shown = {**spec, "argv": [printable(word) for word in spec["argv"]], "directory": printable(spec["directory"])}
+    shown |= {"environment": [printable(name) for name in variables], "left_out": secret, **more}
+    if flags.json:
+        from peerload.cli.text import print_json
+
+        print_json(shown)
+        return 0
+    lines = ["nothing was submitted; this would be:"]
+    for key, value in shown.items():
+        text = " ".join(map(printable, value)) if isinstance(value, list) else printable(value)
+        lines.append(f"  {key:14} {text}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def submit(
+    client: Client, spec: dict[str, Any], secret: list[str], array: list[tuple[int, int, int]]
+) -> dict[str, Any]:
+    """Queue the task, and say on a terminal what was left out of its environment."""
+    if secret and sys.stderr.isatty():
+        say(
+            f"not sent with the task, since they look like secrets: {shortened(', '.join(secret), 200)}",
+            f"to send one:  --export {secret[0]}",
+        )
+    try:
+        return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array)
+    except AgentUnavailable as error:
+        raise AgentUnavailable(
+            "the agent went away before it had answered",
+            why=error.why,
+            hint="whether the task was queued is not known; see:  peerload up        peerload ls",
+        ) from None
+
+
+def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Say on stderr why the task just submitted cannot start now, and what to type: within a second."""
+    task = reply["id"]
+    if reply.get("directory_here") is False:
+        shown = printable(spec["directory"])
+        if reply.get("members"):
+            reason = "only nodes that have it will take the tasks"
+        else:
+            reason = _reason_still_queued(client, task)
+        if reason:
+            say(
+                f"{task} waits: the directory {shown} is not on this machine: {reason}",
+                f"cancel it:  peerload cancel {task}        name another:  -d DIR        a fresh scratch one:  -d -",
+            )
+    elif reply.get("placeable"):
+        say(
+            f"{task} waits: {reply['placeable']}",
+            f"more:  peerload show {task}        cancel it:  peerload cancel {task}",
+        )
+
+
+def _reason_still_queued(client: Client, task: str) -> str:
+    """Why a task is still queued after a second; empty as soon as it has found a node."""
+    reason = ""
+    for _ in range(PLACEMENT_ROUNDS):
+        client.last = {}
+        for _ended in client.stream("wait", tasks=[task], timeout_s=PLACEMENT_ROUND_S):
+            return ""
+        tasks = client.call("show", tasks=[task]).get("tasks") or [{}]
+        if tasks[0].get("state") != "queued":
+            return ""
+        reason = str(tasks[0].get("reason") or "")
+    return reason or "no node that has it has taken the task so far"
+
+
+def exit_code_of(task: dict[str, Any]) -> int:
+    """The exit code by which this ended task is to be told: its own, 128 + signal, or 125 if it has none."""
+    code, signal = task.get("exit_code"), task.get("signal")
+    if isinstance(code, int):
+        return code & 0xFF
+    return 128 + signal if isinstance(signal, int) and signal > 0 else 125
+
+
+def _argv(shell: str | None, words: list[str], verb: str) -> list[bytes]:
+    if shell is not None:
+        if words:
+            raise UsageError(
+                f"{verb}: a command and --shell were given: {words[0]!r}", hint="quote the whole line for -s"
+            )
+        words = ["/bin/sh", "-c", shell]
+    if not words or not words[0]:
+        raise UsageError(f"{verb}: what is to be run?", hint=f"such as:  peerload {verb} hostname")
+    argv = [os.fsencode(word) for word in words]
+    total = sum(map(len, argv))
+    if total > ARGV_BYTES_MAX or len(argv) > ARGV_ITEMS_MAX:
+        raise BadRequest(
+            f"the command has {len(argv)} words of {size_text(total)} in all",
+            why=f"at most {ARGV_ITEMS_MAX} words and {size_text(ARGV_BYTES_MAX)} can travel",
+            hint="put the words into a file and have the command read it",
+        )
+    return argv
+
+
+def _directory(chosen: str | None) -> bytes:
+    if chosen == "-":
+        return _SCRATCH
+    try:
+        here = os.getcwdb()
+    except FileNotFoundError:
+        if chosen is None or not os.path.isabs(chosen):
+            raise BadRequest(
+                "the directory you are in has been removed", hint="go elsewhere, or name one:  -d DIR"
+            ) from None
+        here = b"/"
+    return here if chosen is None else os.path.normpath(os.path.join(here, os.path.expanduser(os.fsencode(chosen))))
+
+
+def _given(**fields: object) -> dict[str, object]:
+    """Only what was given, since the rest has its default."""
+    return {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
+
+
+def _listed(values: list[str]) -> list[str]:
+    return [name for value in values for name in value.split(",") if name]

@@ -1,0 +1,67 @@
+"""`peerload down`: stop my agent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sys
+
+from peerload.cli.options import Options
+from peerload.cli.text import print_json, printable
+from peerload.client import Client
+from peerload.model.errors import AgentUnavailable, PeerloadError
+
+STOPS_WITHIN_S = 30.0
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "down", "Stop my agent. Running tasks run on, and `peerload up` finds them again; with --all they end too."
+    )
+    reader.switch("--all", help="end the running tasks and the launcher, too")
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        info = client.call("info")
+        watched = {key: _watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))}
+        try:
+            client.call("stop", all=flags.all)
+        except AgentUnavailable:
+            if watched["pid"] is None:
+                raise  # nothing can tell whether it stops; else the wait below does
+    for key, descriptor in watched.items():
+        if descriptor is not None:
+            _await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
+    node = printable(info.get("node", ""))
+    if flags.json:
+        print_json({"pid": info.get("pid"), "node": info.get("node"), "all": flags.all})
+    elif flags.all:
+        sys.stdout.write(f"agent of {node} stopped; its tasks were ended\n")
+    else:
+        sys.stdout.write(f"agent of {node} stopped; running tasks run on.  Back again:  peerload up\n")
+    return 0
+
+
+def _watch(pid: object) -> int | None:
+    """A descriptor that tells when this process ends; None if it has ended, or is not of this machine's."""
+    if not isinstance(pid, int) or pid <= 0:
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):
+            return None
+        raise
+
+
+def _await_end(descriptor: int, who: str) -> None:
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(STOPS_WITHIN_S * 1000):
+            raise PeerloadError(
+                f"{who} has not stopped", why=f"{STOPS_WITHIN_S:g} s have passed", hint="see the end of STATE/agent.log"
+            )
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,100 @@
+"""Which of the submitter's environment variables travel with a task.
+
+All, less what belongs to the login and not to the work, and less names that look like secrets; `--export` names what
+is to go all the same, `--export none` sends nothing but what is named.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgpack
+
+from peerload.cli.main import UsageError
+from peerload.cli.text import printable, size_text
+from peerload.model.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+ENVIRONMENT_BYTES_MAX = 256 << 10
+"""The same bound as peerload.model.task has (not imported: it would cost the start of every submit)."""
+LARGEST_NAMED = 3
+
+_LOGIN_NAMES = frozenset(
+    b"COLORTERM COLUMNS DESKTOP_SESSION DISPLAY GPG_AGENT_INFO GPG_TTY INVOCATION_ID JOURNAL_STREAM KRB5CCNAME LINES"
+    b" LISTEN_FDNAMES LISTEN_FDS LISTEN_PID MAIL MAINPID MANAGERPID NOTIFY_SOCKET OLDPWD SESSION_MANAGER SHLVL"
+    b" SSH_ASKPASS STY SUDO_COMMAND SUDO_GID SUDO_UID SUDO_USER SYSTEMD_EXEC_PID TERM_PROGRAM TERM_PROGRAM_VERSION"
+    b" TMUX TMUX_PANE VTE_VERSION WATCHDOG_PID WATCHDOG_USEC WAYLAND_DISPLAY WINDOWID WINDOWPATH XAUTHORITY"
+    b" XDG_ACTIVATION_TOKEN XDG_RUNTIME_DIR XDG_SEAT XDG_SEAT_PATH XDG_SESSION_CLASS XDG_SESSION_DESKTOP"
+    b" XDG_SESSION_ID XDG_SESSION_PATH XDG_SESSION_TYPE XDG_VTNR _".split()
+)
+_LOGIN_PREFIXES = (b"DBUS_", b"SSH_", b"PEERLOAD_", b"GNOME_", b"KDE_SESSION", b"GDM", b"VSCODE_", b"BASH_FUNC_")
+_SECRET_PARTS = (b"TOKEN", b"SECRET", b"PASSWORD")
+
+
+def captured(
+    environment: Mapping[bytes, bytes], export: Sequence[str], extra: Sequence[str], *, moved: bool
+) -> tuple[dict[bytes, bytes], list[str]]:
+    """What is to be sent, and the names left out because they look like secrets.
+
+    export: the words of `--export`, in which `none` stands for an empty start; extra: K=V of `--env`;
+    moved: the task runs in another directory, so that PWD would be wrong. Raises UsageError for a word that fits
+    neither form, BadRequest for a name that is not set.
+    """
+    names = [os.fsencode(name) for words in export for name in words.split(",") if name]
+    nothing = b"none" in names
+    kept: dict[bytes, bytes] = {}
+    secret: list[str] = []
+    for name, value in () if nothing else environment.items():
+        if _belongs_to_login(name) or (moved and name == b"PWD"):
+            continue
+        if looks_secret(name):
+            secret.append(os.fsdecode(name))
+        else:
+            kept[name] = value
+    for name in names:
+        if name == b"none":
+            continue
+        if b"=" in name:
+            raise UsageError(
+                f"--export takes names, not {os.fsdecode(name)!r}", hint="to give a value:  --env NAME=VALUE"
+            )
+        if name not in environment:
+            raise BadRequest(
+                f"--export {os.fsdecode(name)}", why="it is not set here", hint="to give a value:  --env NAME=VALUE"
+            )
+        kept[name] = environment[name]
+    for word in extra:
+        name, equals, value = os.fsencode(word).partition(b"=")
+        if not name or not equals:
+            raise UsageError(
+                f"--env takes NAME=VALUE, not {word!r}", hint=f"to send what is set here:  --export {word}"
+            )
+        kept[name] = value
+    return kept, sorted(set(secret) - {os.fsdecode(name) for name in kept})
+
+
+def packed(environment: Mapping[bytes, bytes]) -> bytes:
+    """The MessagePack map that travels. Raises BadRequest naming the largest variables if it is too large."""
+    raw: bytes = msgpack.packb(dict(environment))
+    if len(raw) <= ENVIRONMENT_BYTES_MAX:
+        return raw
+    largest = sorted(environment, key=lambda name: len(environment[name]), reverse=True)[:LARGEST_NAMED]
+    named = ", ".join(f"{printable(name)} ({size_text(len(environment[name]))})" for name in largest)
+    raise BadRequest(
+        f"the environment is {size_text(len(raw))}",
+        why=f"at most {size_text(ENVIRONMENT_BYTES_MAX)} travel with a task; the largest: {named}",
+        hint="unset them here, or send only what is needed:  --export none,PATH,HOME",
+    )
+
+
+def looks_secret(name: bytes) -> bool:
+    """``*TOKEN* *SECRET* *PASSWORD* *_KEY AWS_*``, in whatever case."""
+    upper = name.upper()
+    return upper.endswith(b"_KEY") or upper.startswith(b"AWS_") or any(part in upper for part in _SECRET_PARTS)
+
+
+def _belongs_to_login(name: bytes) -> bool:
+    return name in _LOGIN_NAMES or name.startswith(_LOGIN_PREFIXES)

@@ -1,0 +1,158 @@
+"""The `peerload` command: finds the verb, runs it, and turns errors into one line and a hint.
+
+Everything but the verb asked for stays unloaded, so that `peerload --help` costs hardly more than a bare Python.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from io import TextIOWrapper
+
+from peerload import __version__
+from peerload.model.errors import PeerloadError
+
+CANNOT = 125
+"""Exit code: peerload itself could not."""
+USAGE = 2
+"""Exit code: the command line makes no sense."""
+INTERRUPTED = 130
+
+VERBS = (
+    ("up", "start an agent for me on this machine"),
+    ("down", "stop it (--all: its running tasks too)"),
+    ("agent", "be the agent, in the foreground"),
+    ("run", "run a command where there is room, as if it ran here"),
+    ("submit", "queue a command, print its id"),
+    ("ls", "my tasks: unfinished ones and those of the last 24 hours"),
+    ("show", "everything about a task"),
+    ("logs", "the output of a task"),
+    ("wait", "block until tasks have ended"),
+    ("cancel", "stop tasks"),
+    ("nodes", "every node: state, load, cpu, memory, tasks"),
+    ("policy", "the policies there are and the preset in force"),
+    ("top", "the cluster at a glance"),
+    ("demo", "three agents and a broker on this machine, at work"),
+)
+
+HELP = f"""\
+usage: peerload [--debug] VERB ...
+
+Many machines as one, without a head node.
+
+{chr(10).join(f"  {name:8} {says}" for name, says in VERBS)}
+
+  peerload VERB --help    what a verb takes
+  --version               the version
+  --debug                 show the traceback of an error
+
+An ID is ws1/42, or 42 for this node's own, 42.7 for a member of an array, @ for my last task.
+Exit codes: the task's own; 128+n if signal n ended it; 124 time limit; 125 peerload itself could not (no agent,
+refused, lost); 126/127 cannot execute / not found; 2 a mistake on the command line.
+"""
+
+
+class UsageError(PeerloadError):
+    """The command line makes no sense; exit code 2."""
+
+    code = "usage"
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run `peerload WORDS` (default: this process's own) and return its exit code."""
+    words = sys.argv[1:] if words is None else words
+    _mend_standard_streams()
+    debug = False
+    while words and words[0] == "--debug":
+        debug = True
+        words = words[1:]
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _pipe_closed()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except PeerloadError as error:
+        if debug:
+            raise
+        report(error)
+        return USAGE if isinstance(error, UsageError) else CANNOT
+    except Exception as error:
+        if debug:
+            raise
+        report(PeerloadError(f"this is a bug in peerload ({type(error).__name__})", why=str(error)), debug_hint=words)
+        return CANNOT
+    return code
+
+
+def _mend_standard_streams() -> None:
+    """Make sure that 0, 1 and 2 are open, lest the agent's socket gets one of these numbers and output goes there,
+    and that no character is one which stdout cannot show."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 -- lasts as long as the process
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        sys.stderr.write(HELP)
+        return USAGE
+    verb, rest = words[0], words[1:]
+    if verb in ("--help", "-h", "help"):
+        if rest and verb == "help":
+            return _dispatch([rest[0], "--help"])
+        sys.stdout.write(HELP)
+        return 0
+    if verb in ("--version", "-V"):
+        sys.stdout.write(f"peerload {__version__}\n")
+        return 0
+    if verb not in dict(VERBS):
+        raise _unknown(verb)
+    module = __import__(f"peerload.cli.{verb}", fromlist=["main"])
+    code: int = module.main(rest)
+    return code
+
+
+def _unknown(verb: str) -> UsageError:
+    from difflib import get_close_matches
+
+    what = "no such option" if verb.startswith("-") else "no such verb"
+    near = get_close_matches(verb, [name for name, _ in VERBS], n=1)
+    also = f"did you mean  peerload {near[0]} ?        " if near else ""
+    return UsageError(what, why=repr(verb), hint=f"{also}all of them:  peerload --help")
+
+
+def report(error: PeerloadError, debug_hint: list[str] | None = None) -> None:
+    """Say on stderr what happened and why, on one line, and the next command to type on another."""
+    from peerload.cli.text import printable
+
+    hint = error.hint
+    if debug_hint is not None:
+        hint = f"please report it, with what this prints:  peerload --debug {' '.join(debug_hint)}"
+    lines = f"peerload: {printable(str(error))}\n"
+    if hint:
+        lines += f"  {printable(hint)}\n"
+    try:
+        sys.stdout.flush()
+        sys.stderr.write(lines)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        _pipe_closed()
+
+
+def _pipe_closed() -> int:
+    """Whoever read our output has gone: end quietly, as if by SIGPIPE, with nothing left to flush."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    return 128 + 13

@@ -1,0 +1,50 @@
+"""`peerload nodes`: every node known here."""
+
+from __future__ import annotations
+
+import sys
+
+from peerload.cli.options import Options
+from peerload.cli.text import duration_text, number_text, print_json, size_text, table
+from peerload.client import Client
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+HEADINGS = ("NODE", "STATE", "LOAD", "REGION", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "AGE")
+RIGHT = ("LOAD", "CPUS", "RUNNING", "QUEUED", "AGE")
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "nodes", "Every node: state, load index and region, cpu, memory, GPUs, tasks, and how old what we know is."
+    )
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        nodes = client.call("nodes")["nodes"]
+    if flags.json:
+        print_json({"nodes": nodes})
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in table(HEADINGS, [row(node) for node in nodes], RIGHT)))
+    return 0
+
+
+def row(node: dict[str, Any]) -> list[str]:
+    """The cells of one node; this one is marked with a star."""
+    state = str(node.get("state") or "unknown") + (", drained" if node.get("drained") else "")
+    memory = f"{size_text(node.get('mem_used_bytes'))} / {size_text(node.get('mem_bytes'))}"
+    gpus = node.get("gpus")
+    return [
+        str(node.get("node", "")) + (" *" if node.get("self") else ""),
+        state,
+        number_text(node.get("load")),
+        str(node.get("region") or "-"),
+        f"{number_text(node.get('cpus_busy'), 1)} / {number_text(node.get('cpus'))}",
+        memory,
+        str(len(gpus)) if isinstance(gpus, list) else number_text(gpus),
+        number_text(node.get("tasks_running")),
+        number_text(node.get("tasks_queued")),
+        duration_text(node.get("age_s")),
+    ]

@@ -1,0 +1,112 @@
+"""`peerload show`: everything about a task."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from peerload.cli import tasks
+from peerload.cli.options import Options
+from peerload.cli.text import duration_text, number_text, print_json, printable, size_text, table
+from peerload.client import Client
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "show", "Everything about tasks: spec, history of states with reasons, usage.", json_says="one object a task"
+    )
+    reader.add_argument("task", nargs="+", metavar="ID")
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        shown = client.call("show", tasks=flags.task)["tasks"]
+    if flags.json:
+        for task in shown:
+            print_json(task)
+    else:
+        sys.stdout.write("\n\n".join("\n".join(described(task, time.time())) for task in shown) + "\n")
+    return 0
+
+
+def described(task: dict[str, Any], now: float) -> list[str]:
+    """One task as lines of text."""
+    usage = task.get("usage") or {}
+    facts = [
+        ("state", _state(task)),
+        ("reason", task.get("reason") or ""),
+        ("command", tasks.command_text(task.get("argv"))),
+        (
+            "directory",
+            "a fresh scratch directory" if task.get("directory") in ("-", b"-") else task.get("directory") or "",
+        ),
+        ("user", task.get("user") or ""),
+        ("home", task.get("home") or ""),
+        ("node", task.get("node") or ""),
+        ("needs", _needs(task)),
+        ("placement", _placement(task.get("placement"))),
+        ("priority", task.get("priority") or ""),
+        ("time limit", duration_text(task["time_limit_s"]) if task.get("time_limit_s") else ""),
+        ("attempt", f"{task.get('attempt', 0)}, moved {task.get('migrations', 0)} times"),
+        ("submitted", tasks.instant_text(task.get("submitted_at"))),
+        ("started", tasks.instant_text(task.get("started_at"))),
+        ("ended", tasks.instant_text(task.get("ended_at"))),
+        ("took", duration_text(tasks.elapsed_s(task, now)) if task.get("started_at") else ""),
+        ("used", _usage(usage) if task.get("ended_at") else ""),
+        ("output", f"{size_text(task.get('stdout_bytes'))} stdout, {size_text(task.get('stderr_bytes'))} stderr"),
+    ]
+    lines = [f"{printable(task.get('id', ''))}  {printable(task.get('name') or '')}".rstrip()]
+    lines += [f"  {name:11}{printable(value)}" for name, value in facts if value != ""]
+    decision = task.get("decision")
+    if isinstance(decision, dict):
+        chosen = f"{decision.get('choice', '')} by {decision.get('policy', '')}: {decision.get('reason', '')}"
+        lines.append(f"  decided    {printable(chosen)}")
+    history = task.get("history") or []
+    if history:
+        lines.append("  history")
+        rows = [
+            (
+                tasks.instant_text(step.get("at")),
+                step.get("state", ""),
+                step.get("node") or "-",
+                step.get("reason") or "",
+            )
+            for step in history
+        ]
+        lines += [f"    {line}" for line in table(("AT", "STATE", "NODE", "REASON"), rows)]
+    return lines
+
+
+def _state(task: dict[str, Any]) -> str:
+    ended = tasks.exit_text(task)
+    return str(task.get("state", "")) + ("" if ended == "-" else f", exit {ended}".replace("exit signal", "signal"))
+
+
+def _needs(task: dict[str, Any]) -> str:
+    parts = [f"{number_text(task.get('cpus'))} cpus"]
+    if task.get("mem_bytes"):
+        parts.append(size_text(task["mem_bytes"]))
+    if task.get("gpus"):
+        memory = f" of {size_text(task['gpu_mem_bytes'])}" if task.get("gpu_mem_bytes") else ""
+        parts.append(f"{task['gpus']} GPUs{memory}")
+    return ", ".join(parts)
+
+
+def _placement(placement: object) -> str:
+    if not isinstance(placement, dict):
+        return ""
+    return "  ".join(
+        f"{key}: {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in placement.items()
+        if value not in (None, "", [], (), False)
+    )
+
+
+def _usage(usage: dict[str, Any]) -> str:
+    if not usage:
+        return ""
+    cpu = f"{number_text(usage.get('user_s'))} s user, {number_text(usage.get('system_s'))} s system"
+    return f"{cpu}, {size_text(usage.get('memory_bytes_max'))} at most"

@@ -1,0 +1,68 @@
+"""`peerload top`: the cluster at a glance."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from peerload.cli import nodes, tasks
+from peerload.cli.options import Options
+from peerload.cli.redraw import redrawn
+from peerload.cli.text import coloured, number_text, print_json, printable, table
+from peerload.client import Client
+from peerload.top.snapshot import bar, sample
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SLOTS_HEADING = "SLOTS"
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options("top", "The cluster at a glance: nodes with their load, and the tasks of this home that run.")
+    reader.switch("--once", help="print it once as text (without it: again each second, until Ctrl-C)")
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        if flags.json:
+            print_json(sample(client))
+        elif flags.once or not sys.stdout.isatty():
+            sys.stdout.write("".join(f"{line}\n" for line in lines(sample(client), time.time())))
+        else:
+            return redrawn(lambda: lines(sample(client), time.time()))
+    return 0
+
+
+def lines(shown: dict[str, Any], now: float) -> list[str]:
+    """A sample as text: a line on the cluster, the nodes with bars, the tasks that run."""
+    cluster = shown["cluster"]
+    away = "broker away" if cluster["mqtt_configured"] else "no broker"
+    mqtt = f"mqtt {cluster['mqtt']}" if cluster["mqtt"] else away
+    head = (
+        f"peerload  {cluster['name'] or ''}  seen from {cluster['node']}:  "
+        f"{cluster['nodes_alive']} of {cluster['nodes_known']} nodes alive  "
+        f"{number_text(cluster['cpus_busy'], 1)} of {number_text(cluster['cpus'])} cpus busy  "
+        f"{cluster['tasks_running']} running  {cluster['tasks_queued']} queued  "
+        f"policy {cluster['policy']}  {mqtt}"
+    )
+    headings = ["NODE", SLOTS_HEADING, "CPU", *nodes.HEADINGS[1:]]
+    rows = [
+        [row[0], _slots_bar(node), _cpu_bar(node), *row[1:]] for node in shown["nodes"] for row in [nodes.row(node)]
+    ]
+    drawn = [coloured(printable(head), "bold", sys.stdout), "", *table(headings, rows, nodes.RIGHT)]
+    if shown["tasks"]:
+        headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
+        drawn += ["", *table(headings_tasks, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
+    return drawn
+
+
+def _slots_bar(node: dict[str, Any]) -> str:
+    """Tasks running out of the tasks it takes at a time; unknown without slots."""
+    slots, running = node.get("slots"), node.get("tasks_running")
+    return bar(running / slots) if slots and isinstance(running, (int, float)) else "-"
+
+
+def _cpu_bar(node: dict[str, Any]) -> str:
+    cpus, busy = node.get("cpus"), node.get("cpus_busy")
+    return bar(busy / cpus) if cpus and isinstance(busy, (int, float)) else "-"

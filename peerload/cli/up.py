@@ -1,0 +1,132 @@
+# ruff: noqa: PTH100, PTH109, PTH118, PTH120, PTH123
+# os.path, since pathlib would cost every command its quick start.
+"""`peerload up`: start an agent for me on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import peerload
+from peerload.cli.agent_flags import agent_options, as_words, given_settings, located, make_private
+from peerload.cli.text import number_text, print_json, printable, size_text
+from peerload.client import Client
+from peerload.model.errors import AgentUnavailable, PeerloadError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STARTS_WITHIN_S = 10.0
+LOOK_EVERY_S = 0.02
+LOG_LINES_SHOWN = 10
+LOG_BYTES_READ = 16 << 10
+JSON_KEYS = ("pid", "launcher_pid", "socket", "listen", "node")
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    flags = agent_options(
+        "up", "Start an agent for me on this machine, in the background; no config file needed."
+    ).read(words)
+    settings = located(given_settings(flags))
+    info = _info(settings["socket"])
+    already = info is not None
+    if info is None:
+        info = start(settings)
+    info.setdefault("socket", settings["socket"])
+    if flags.json:
+        print_json({key: info.get(key) for key in JSON_KEYS})
+    else:
+        sys.stdout.write(_told(info, already=already))
+    return 0
+
+
+def start(settings: dict[str, Any]) -> dict[str, Any]:
+    """Start an agent in a session of its own and return what it says of itself as soon as its socket answers.
+
+    Raises PeerloadError with the last lines of its log if it ends before, or does not answer in 10 s (then it is
+    stopped).
+    """
+    make_private(settings["state"])
+    make_private(os.path.dirname(settings["socket"]))
+    log_path = os.path.join(settings["state"], "agent.log")
+    try:
+        log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PeerloadError(f"{log_path} cannot be written", why=error.strerror or str(error)) from None
+    log_start = os.fstat(log).st_size
+    command = [*_program(), "agent", *as_words(settings)]
+    try:
+        process = subprocess.Popen(  # noqa: S603 -- our own program, with our own words
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
+        )
+    finally:
+        os.close(log)
+    pause = threading.Event()
+    deadline = time.monotonic() + STARTS_WITHIN_S
+    while time.monotonic() < deadline:
+        info = _info(settings["socket"])
+        if info is not None:
+            process.returncode = 0  # it goes on without us: nothing to reap
+            return info
+        if process.poll() is not None:
+            raise _failed(f"it ended with exit code {process.returncode}", log_path, log_start)
+        pause.wait(LOOK_EVERY_S)
+    process.terminate()
+    process.wait()
+    raise _failed(f"it did not answer within {STARTS_WITHIN_S:g} s and was stopped", log_path, log_start)
+
+
+def _program() -> list[str]:
+    """How to start peerload in a Python that heeds neither the directory it is in nor PYTHONPATH.
+
+    Where this peerload was itself found through one of those (a checkout that is not installed), its place is named.
+    """
+    root = os.path.dirname(os.path.dirname(os.path.abspath(peerload.__file__)))
+    found_through = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if root not in map(os.path.abspath, found_through):
+        return [sys.executable, "-I", "-m", "peerload"]
+    start_there = f"import sys; sys.path.insert(0, {root!r}); from peerload.cli.main import main; sys.exit(main())"
+    return [sys.executable, "-I", "-c", start_there]
+
+
+def _info(socket_path: str) -> dict[str, Any] | None:
+    """What an agent at this socket says of itself; None if none answers."""
+    try:
+        with Client(socket_path, timeout_s=STARTS_WITHIN_S) as client:
+            return client.call("info")
+    except AgentUnavailable:
+        return None
+
+
+def _failed(reason: str, log_path: str, log_start: int) -> PeerloadError:
+    with open(log_path, "rb") as log:
+        size = os.fstat(log.fileno()).st_size
+        log.seek(max(log_start, size - LOG_BYTES_READ))
+        lines = log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES_SHOWN:]
+    for line in lines:
+        sys.stderr.write(f"  {printable(line)}\n")
+    return PeerloadError("the agent did not start", why=reason, hint=f"its log:  {log_path}")
+
+
+def _told(info: dict[str, Any], *, already: bool) -> str:
+    peers = info.get("peers")
+    others = len(peers) if isinstance(peers, (list, dict)) else int(peers or 0)
+    cluster = "A cluster of one." if not others else f"{others + 1} nodes known."
+    cpus = info.get("cpus")
+    facts = [f"node {printable(info.get('node', ''))}", f"{number_text(cpus)} cpu{'' if cpus == 1 else 's'}"]
+    if info.get("mem_bytes"):
+        facts.append(size_text(info["mem_bytes"]))
+    if info.get("slots") is not None:
+        facts.append(f"{info['slots']} tasks at a time")
+    verb = "an agent is already running" if already else "agent started"
+    return (
+        f"{verb}: {', '.join(facts)}. {cluster}\n"
+        "Try:            peerload run hostname        peerload submit sleep 5        peerload top\n"
+        f"Add a node:     peerload up --peer {printable(info.get('listen', 'HOST:PORT'))} …\n"
+        "Stop it:        peerload down\n"
+    )

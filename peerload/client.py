@@ -1,0 +1,191 @@
+# ruff: noqa: PTH110, PTH118
+# os.path, since pathlib would cost every command its quick start.
+"""Talk to an agent over its Unix socket, from any program.
+
+>>> with Client() as client:                                # doctest: +SKIP
+...     client.call("info")["node"]
+'ws1'
+
+Blocking, and quick to import: nothing but msgpack, os and socket. The verbs and their fields are those of
+`peerload.wire.control`; a reply is a plain dict.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from peerload.model.errors import AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
+from peerload.wire import frame
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+    from typing import Any, Self
+
+SYSTEM_SOCKET = "/run/peerload/agent.sock"
+SOCKET_PATH_BYTES_MAX = 107
+"""What the kernel takes as the name of a Unix socket."""
+
+_KIND_MASK, _KIND_DIRECTORY = 0o170000, 0o040000  # as in <sys/stat.h>; the module stat is not needed for that
+
+_START_HINT = "for yourself:  peerload up        for everyone on this machine:  sudo systemctl enable --now peerload"
+_REFUSALS: dict[str, type[BadRequest]] = {kind.code: kind for kind in (BadRequest, NoSuchTask, NeverRunnable)}
+
+
+class Client:
+    """One connection to an agent.
+
+    ``socket_path`` None means the one `default_socket_path` finds. Every method raises AgentUnavailable if the agent
+    is not there or goes away, BadRequest (or a kind of it, its ``code`` as the agent gave it) if it refuses.
+    ``last`` is the reply that ended the latest `stream`.
+    """
+
+    def __init__(self, socket_path: str | None = None, *, timeout_s: float | None = None) -> None:
+        self.path = socket_path or default_socket_path()
+        self.last: dict[str, Any] = {}
+        self._request = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.connect(self.path)
+        except OSError as error:
+            self._socket.close()
+            raise _unavailable(self.path, error) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up. Tasks are not touched by that."""
+        self._socket.close()
+
+    def call(self, verb: str, **fields: object) -> dict[str, Any]:
+        """Send one request and return its reply; what arrives for other requests meanwhile is dropped."""
+        request = self.send(verb, **fields)
+        while True:
+            answered, kind, body = self.receive()
+            if answered == request and kind != "more":
+                return accepted(kind, body)
+
+    def stream(self, verb: str, **fields: object) -> Iterator[dict[str, Any]]:
+        """Send one request and yield each part of its answer as it comes; then `last` is the final reply."""
+        request = self.send(verb, **fields)
+        while True:
+            answered, kind, body = self.receive()
+            if answered != request:
+                continue
+            if kind != "more":
+                self.last = accepted(kind, body)
+                return
+            yield body
+
+    def send(self, verb: str, **fields: object) -> int:
+        """Send one request and return its number. Raises BadRequest, with nothing sent, if it is too large."""
+        self._request += 1
+        try:
+            raw = frame.pack({"id": self._request, "verb": verb, **fields})
+        except UnicodeEncodeError as error:
+            raise BadRequest("the request is not UTF-8", why=f"{error.object[:80]!r}") from None
+        except ValueError as error:
+            raise BadRequest("the request is too large", why=str(error)) from None
+        try:
+            self._socket.sendall(raw)
+        except OSError as error:
+            raise _gone(str(error.strerror or error)) from None
+        return self._request
+
+    def receive(self) -> tuple[int, str, dict[str, Any]]:
+        """The next answer: the number of its request, its kind ("ok", "more" or "error") and its body."""
+        try:
+            message = frame.read(self._socket)
+        except TimeoutError:
+            raise _gone("it did not answer in time") from None
+        except (OSError, ValueError) as error:
+            raise _gone(str(error)) from None
+        if isinstance(message, dict):
+            for kind in ("more", "ok", "error"):
+                body = message.get(kind)
+                if isinstance(body, dict):
+                    request = message.get("id")
+                    return (request if isinstance(request, int) else 0), kind, body
+        raise _gone("it said something that is no answer")
+
+
+def accepted(kind: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The body of an "ok"; raises the error that an "error" describes."""
+    if kind == "ok":
+        return body
+    code = str(body.get("code", ""))
+    error = _REFUSALS.get(code, BadRequest)(
+        str(body.get("what") or "the agent refused"), why=str(body.get("why") or ""), hint=str(body.get("hint") or "")
+    )
+    error.code = code or error.code
+    raise error
+
+
+def default_socket_path() -> str:
+    """Where to look for an agent: PEERLOAD_SOCKET, else the user's own, else the system's if only that is there."""
+    named = os.environ.get("PEERLOAD_SOCKET")
+    if named:
+        return named
+    own = user_socket_path()
+    return SYSTEM_SOCKET if not os.path.exists(own) and os.path.exists(SYSTEM_SOCKET) else own
+
+
+def user_socket_path() -> str:
+    """Where the user's own agent listens.
+
+    Below XDG_RUNTIME_DIR; where that is unset, below /run/user/UID, else in /tmp/peerload-UID. Raises PeerloadError
+    if that last one belongs to somebody else or is open to others.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return os.path.join(runtime, "peerload", "agent.sock")
+    user = os.getuid()
+    runtime = f"/run/user/{user}"
+    if _mode_if_ours(runtime) is not None:
+        return os.path.join(runtime, "peerload", "agent.sock")
+    private = f"/tmp/peerload-{user}"  # noqa: S108 -- checked below to be a directory of ours that nobody else can enter
+    mode = _mode_if_ours(private)
+    if os.path.lexists(private) and (mode is None or mode & 0o077):
+        raise PeerloadError(
+            f"{private} cannot be trusted",
+            why="it is not a directory that only you can enter",
+            hint="name a socket of your own:  --socket PATH  or  PEERLOAD_SOCKET=PATH",
+        )
+    return os.path.join(private, "agent.sock")
+
+
+def _mode_if_ours(directory: str) -> int | None:
+    """The mode of a directory (not a link) that belongs to this user, else None."""
+    try:
+        status = os.lstat(directory)
+    except OSError:
+        return None
+    is_directory = status.st_mode & _KIND_MASK == _KIND_DIRECTORY
+    return status.st_mode & 0o7777 if is_directory and status.st_uid == os.getuid() else None
+
+
+def _unavailable(path: str, error: OSError) -> AgentUnavailable:
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        reason = f"the path {path} is longer than the {SOCKET_PATH_BYTES_MAX} bytes a socket's may have"
+    elif isinstance(error, FileNotFoundError):
+        reason = f"no socket at {path}"
+    elif isinstance(error, ConnectionRefusedError):
+        reason = f"nobody listens at {path}"
+    elif isinstance(error, PermissionError):
+        reason = f"you may not connect to {path}"
+    else:
+        reason = f"{path}: {error.strerror or error}"
+    return AgentUnavailable(f"no agent is running here ({reason}).", hint=_START_HINT)
+
+
+def _gone(reason: str) -> AgentUnavailable:
+    return AgentUnavailable("the agent went away", why=reason, hint="is it running?  peerload up")

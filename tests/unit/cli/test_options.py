@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from peerload.cli import options
+from peerload.cli.command import command_options, task_name
+from peerload.cli.environment import captured, looks_secret, packed
+from peerload.cli.logs import last_lines
+from peerload.cli.main import UsageError
+from peerload.cli.submit import array_ranges
+from peerload.model.errors import BadRequest
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8G", 8 << 30), ("8GiB", 8 << 30), ("8gi", 8 << 30), ("8GB", 8 * 10**9), ("512M", 512 << 20), ("1.5K", 1536)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert options.size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("8", "8G is 8 GiB, 8M is 8 MiB"),
+        ("8X", "no size"),
+        ("", "no size"),
+        ("0G", "not between"),
+        ("-1G", "no size"),
+        ("9999999T", "not between"),
+    ],
+)
+def test_sizes_refused(text: str, says: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=says):
+        options.size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30),
+        ("90m", 5400),
+        ("2h", 7200),
+        ("1h30m", 5400),
+        ("0:30:00", 1800),
+        ("1-12:00:00", 129_600),
+        ("0.5s", 0.5),
+    ],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert options.duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("30", "30m is 30 minutes, 30s is 30 seconds"),
+        ("0:30", "0:30:00 is hours and minutes, 0:0:30 is minutes and seconds"),
+        ("x", "no time"),
+        ("", "no time"),
+        ("1:2:x", "no time"),
+        ("0s", "not between"),
+        ("1h30", "no time"),
+        ("1.2.3s", "no time"),
+    ],
+)
+def test_durations_refused(text: str, says: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=says):
+        options.duration(text)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["ls", "-l", "--json"], ["ls", "-l", "--json"]),
+        (["-c2", "ls", "-c", "3"], ["ls", "-c", "3"]),
+        (["-c", "2", "--mem=8G", "--", "--odd", "--"], ["--odd", "--"]),
+        (["-d", "-", "cat", "-"], ["cat", "-"]),
+        (["--prio", "-5", "a"], ["a"]),
+        (["--local", "--env", "A=b c", "x"], ["x"]),
+        (["-J", "ls", "ps"], ["ps"]),
+        ([], []),
+    ],
+)
+def test_flags_end_at_the_first_word_that_is_none(words: list[str], command: list[str]) -> None:
+    assert command_options("run", "", usage="").read_command(words)[1] == command
+
+
+def test_flags_are_not_abbreviated() -> None:
+    with pytest.raises(UsageError, match="--tim"):
+        command_options("run", "", usage="").read_command(["--tim", "3h", "x"])
+
+
+def test_signals() -> None:
+    assert [options.signal_number(word) for word in ("INT", "SIGTERM", "kill", "9")] == [2, 15, 9, 9]
+    for word in ("NOPE", "0", "65", "-1"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            options.signal_number(word)
+
+
+def test_names() -> None:
+    assert task_name([b"python3.11", b"/home/a/big.py", b"x"], shell=False) == "big.py"
+    assert task_name([b"python", b"-c", b"pass"], shell=False) == "python"
+    assert task_name([b"/bin/ls", b"-l"], shell=False) == "ls"
+    assert task_name([b"/bin/sh", b"-c", b"sort a | uniq"], shell=True) == "sort"
+    assert task_name([b"\xff"], shell=False) == "\ufffd"
+
+
+def test_array_ranges() -> None:
+    assert array_ranges("1-100") == [(1, 100, 1)]
+    assert array_ranges("0-9:3,12") == [(0, 9, 3), (12, 12, 1)]
+    for text in ("", "a", "5-1", "1-2:0", "0-2000000", "-3", "1-", "1:2:3", "²"):
+        with pytest.raises(UsageError):
+            array_ranges(text)
+
+
+ENVIRONMENT = {
+    b"PATH": b"/bin",
+    b"PWD": b"/here",
+    b"DISPLAY": b":0",
+    b"DBUS_SESSION_BUS_ADDRESS": b"x",
+    b"SSH_AUTH_SOCK": b"x",
+    b"XDG_RUNTIME_DIR": b"/run/user/1",
+    b"GITHUB_TOKEN": b"t",
+    b"API_KEY": b"k",
+    b"AWS_PROFILE": b"p",
+    b"db_password": b"p",
+    b"ODD": b"\xff",
+}
+
+
+def test_environment_less_login_and_secrets() -> None:
+    kept, secret = captured(ENVIRONMENT, [], [], moved=False)
+    assert kept == {b"PATH": b"/bin", b"PWD": b"/here", b"ODD": b"\xff"}
+    assert secret == ["API_KEY", "AWS_PROFILE", "GITHUB_TOKEN", "db_password"]
+    assert b"PWD" not in captured(ENVIRONMENT, [], [], moved=True)[0]
+
+
+def test_export_adds_and_none_empties() -> None:
+    kept, secret = captured(ENVIRONMENT, ["API_KEY,DISPLAY"], ["A=1=2"], moved=False)
+    assert kept[b"API_KEY"] == b"k"
+    assert kept[b"DISPLAY"] == b":0"
+    assert kept[b"A"] == b"1=2"
+    assert "API_KEY" not in secret
+    assert captured(ENVIRONMENT, ["none"], [], moved=False) == ({}, [])
+    assert captured(ENVIRONMENT, ["none,PATH"], ["B=c"], moved=False) == ({b"PATH": b"/bin", b"B": b"c"}, [])
+
+
+def test_export_mistakes() -> None:
+    with pytest.raises(BadRequest, match="not set here"):
+        captured({}, ["NOPE"], [], moved=False)
+    with pytest.raises(UsageError, match="takes names"):
+        captured({}, ["A=b"], [], moved=False)
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        captured({}, [], ["A"], moved=False)
+
+
+def test_environment_too_large_names_the_largest() -> None:
+    with pytest.raises(BadRequest, match=r"the largest: BIG \(300 KiB\), SMALL"):
+        packed({b"SMALL": b"x", b"BIG": b"x" * (300 << 10)})
+
+
+def test_secret_names() -> None:
+    assert all(map(looks_secret, (b"MY_TOKEN", b"tokenizer", b"SECRET_X", b"DB_PASSWORD", b"S3_KEY", b"AWS_REGION")))
+    assert not any(map(looks_secret, (b"PATH", b"KEYBOARD", b"MONKEY", b"LAWS_X")))
+
+
+@pytest.mark.parametrize(
+    ("data", "lines", "last"),
+    [
+        (b"a\nb\nc\n", 2, b"b\nc\n"),
+        (b"a\nb\nc", 2, b"b\nc"),
+        (b"a\nb\n", 5, b"a\nb\n"),
+        (b"a\n", 0, b""),
+        (b"", 3, b""),
+        (b"\n\n\n", 2, b"\n\n"),
+    ],
+)
+def test_last_lines(data: bytes, lines: int, last: bytes) -> None:
+    assert last_lines(data, lines) == last

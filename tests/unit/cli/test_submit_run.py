@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import signal
+import subprocess
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import pytest
+
+from peerload.wire import control
+from tests.support import wait_until
+from tests.unit.cli.fake_agent import (  # noqa: F401 -- one is a fixture
+    FakeAgent,
+    Reply,
+    command_line,
+    environment,
+    fixture_agent,
+    peerload,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TASK = {"id": "ws1/42", "state": "done"}
+ENDED = {"id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "ws2", "reason": ""}
+
+
+def submitted(agent: FakeAgent, **more: Any) -> None:
+    agent.answer("submit", **({"id": "ws1/42", "members": None, "directory_here": True, "placeable": None} | more))
+
+
+def produces(agent: FakeAgent, *pieces: dict[str, Any], **ended: Any) -> None:
+    def output(_request: control.Output, reply: Reply) -> None:
+        for piece in pieces:
+            reply.more(**piece)
+        reply.ok(**(ENDED | ended))
+
+    agent.handlers["output"] = output
+
+
+# -- submit ----------------------------------------------------------------------------------------------------------
+
+
+def test_submit_prints_only_the_id_in_a_pipe(agent: FakeAgent, tmp_path: Path) -> None:
+    submitted(agent)
+    done = subprocess.run(
+        command_line(
+            "submit", "-c", "2", "--mem", "1G", "-t", "1h", "-w", "ws2", "-x", "a,b", "-C", "big", "cmd", "-x", b"\xff"
+        ),
+        env=environment(agent, MY_TOKEN="s", KEEP="k") | {"HERE": os.fsdecode(b"\xfe")},
+        cwd=tmp_path,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"ws1/42\n"
+    assert done.stderr == b""
+    [request] = agent.asked(control.Submit)
+    spec = request.spec
+    assert spec.argv == (b"cmd", b"-x", b"\xff")
+    assert spec.directory == os.fsencode(tmp_path)
+    assert spec.name == "cmd"
+    assert (spec.request.cpus, spec.request.mem_bytes, spec.time_limit_s) == (2.0, 1 << 30, 3600.0)
+    assert (spec.placement.node, spec.placement.exclude, spec.placement.labels) == ("ws2", ("a", "b"), ("big",))
+    sent = msgpack.unpackb(spec.environment)
+    assert sent[b"KEEP"] == b"k"
+    assert sent[b"HERE"] == b"\xfe"
+    assert b"MY_TOKEN" not in sent
+    assert b"PEERLOAD_SOCKET" not in sent
+
+
+def test_submit_json_array_and_shell(agent: FakeAgent) -> None:
+    submitted(agent, members=["ws1/42.1", "ws1/42.2"])
+    done = peerload(
+        "submit", "--array", "1-2", "--json", "-d", "-", "--migrations", "0", "--local", "-s", "a | b", agent=agent
+    )
+    assert json.loads(done.stdout) == {"v": 1, "id": "ws1/42", "members": ["ws1/42.1", "ws1/42.2"]}
+    [request] = agent.asked(control.Submit)
+    assert request.array == ((1, 2, 1),)
+    assert request.spec.argv == (b"/bin/sh", b"-c", b"a | b")
+    assert request.spec.directory == b"-"
+    assert request.spec.placement.migrations_max == 0
+    assert request.spec.placement.local
+
+
+def test_submit_directory_is_made_absolute(agent: FakeAgent, tmp_path: Path) -> None:
+    submitted(agent)
+    subprocess.run(
+        command_line("submit", "-d", "../x", "true"),
+        env=environment(agent),
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    assert agent.asked(control.Submit)[0].spec.directory == os.fsencode(tmp_path.parent / "x")
+
+
+def test_submit_on_a_terminal_says_what_was_left_out(agent: FakeAgent) -> None:
+    submitted(agent)
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        command_line("submit", "true"),
+        env=environment(agent, MY_TOKEN="s"),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    assert process.wait(20) == 0
+    text = os.read(leader, 4096).decode()
+    os.close(leader)
+    assert "look like secrets: MY_TOKEN" in text
+    assert "--export MY_TOKEN" in text
+    assert "ws1/42  true  queued" in text
+
+
+def test_submit_says_why_nothing_can_run_it(agent: FakeAgent) -> None:
+    submitted(agent, placeable="no node has 8 free GPUs")
+    done = peerload("submit", "-G8", "x", agent=agent)
+    assert done.stdout == b"ws1/42\n"
+    assert b"ws1/42 waits: no node has 8 free GPUs\n  more:  peerload show ws1/42" in done.stderr
+
+
+def test_submit_says_that_the_directory_is_nowhere(agent: FakeAgent) -> None:
+    submitted(agent, directory_here=False)
+    agent.answer("wait", timed_out=True)
+    agent.answer("show", tasks=[TASK | {"state": "queued", "reason": "ws2 has no such directory"}])
+    done = peerload("submit", "-d", "/nowhere", "x", agent=agent)
+    assert b"the directory /nowhere is not on this machine: ws2 has no such directory" in done.stderr
+    assert b"-d -" in done.stderr
+
+
+def test_submit_is_silent_if_another_node_has_the_directory(agent: FakeAgent) -> None:
+    submitted(agent, directory_here=False)
+    agent.answer("wait", timed_out=True)
+    agent.answer("show", tasks=[TASK | {"state": "leased"}])
+    assert peerload("submit", "-d", "/nowhere", "x", agent=agent).stderr == b""
+
+
+def test_dry_run_submits_nothing(agent: FakeAgent) -> None:
+    done = peerload("submit", "--dry-run", "--json", "-c", "2", "x", agent=agent, MY_TOKEN="s")
+    shown = json.loads(done.stdout)
+    assert shown["v"] == 1
+    assert shown["argv"] == ["x"]
+    assert shown["left_out"] == ["MY_TOKEN"]
+    assert agent.requests == []
+    assert b"nothing was submitted" in peerload("run", "--dry-run", "x", agent=agent).stdout
+
+
+def test_argv_too_large_is_refused(agent: FakeAgent) -> None:
+    done = peerload("submit", "x", *["y" * 100_000] * 11, agent=agent)
+    assert done.returncode == 125
+    assert b"12 words of 1.05 MiB in all: at most" in done.stderr
+
+
+# -- run -------------------------------------------------------------------------------------------------------------
+
+
+def test_run_passes_bytes_and_exit_code_through(agent: FakeAgent) -> None:
+    submitted(agent)
+    produces(
+        agent,
+        {"stream": 1, "offset": 0, "data": b"a\xff\x1b"},
+        {"stream": 2, "offset": 0, "data": b"err"},
+        {"stream": 1, "offset": 3, "data": b"b"},
+        state="failed",
+        exit_code=3,
+    )
+    done = peerload("run", "cmd", agent=agent)
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"a\xff\x1bb", b"err")
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "says"),
+    [
+        ({"state": "failed", "exit_code": 137, "signal": 9}, 137, b""),
+        ({"state": "failed", "exit_code": None, "signal": 11}, 139, b""),
+        ({"state": "failed", "exit_code": 127, "reason": "command not found: x"}, 127, b"command not found: x"),
+        ({"state": "failed", "exit_code": 124, "reason": "time limit of 1 s"}, 124, b"time limit"),
+        ({"state": "failed", "exit_code": None, "reason": "lost 5 times"}, 125, b"lost 5 times"),
+        ({"state": "cancelled", "exit_code": None, "reason": ""}, 125, b"cancelled"),
+    ],
+)
+def test_run_exit_codes(agent: FakeAgent, ended: dict[str, Any], code: int, says: bytes) -> None:
+    submitted(agent)
+    produces(agent, **ended)
+    done = peerload("run", "x", agent=agent)
+    assert done.returncode == code
+    assert says in done.stderr
+
+
+def test_run_says_what_was_cut_out(agent: FakeAgent) -> None:
+    submitted(agent)
+    produces(agent, {"stream": 1, "offset": 0, "data": b"a"}, {"stream": 1, "offset": 1025, "data": b"b"})
+    done = peerload("run", "x", agent=agent)
+    assert done.stdout == b"ab"
+    assert b"1 KiB of output are missing here" in done.stderr
+
+
+def test_run_when_the_agent_goes_away(agent: FakeAgent) -> None:
+    submitted(agent)
+    agent.handlers["output"] = lambda _request, reply: reply.hang_up()
+    done = peerload("run", "x", agent=agent)
+    assert done.returncode == 125
+    assert b"lost the agent while ws1/42 was running" in done.stderr
+    assert b"peerload logs -f ws1/42" in done.stderr
+
+
+def start_run(agent: FakeAgent, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command_line("run", *words),
+        env=environment(agent),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        **settings,
+    )
+
+
+def test_first_interrupt_reaches_the_task_second_cancels(agent: FakeAgent) -> None:
+    submitted(agent)
+    over = threading.Event()
+
+    def output(_request: control.Output, reply: Reply) -> None:
+        over.wait(20)
+        reply.ok(**(ENDED | {"state": "cancelled", "exit_code": 130, "signal": 2}))
+
+    def cancel(_request: control.Cancel, reply: Reply) -> None:
+        reply.ok(cancelled=["ws1/42"], already_ended=[])
+        over.set()
+
+    agent.handlers |= {"output": output, "cancel": cancel, "signal": lambda _request, reply: reply.ok()}
+    process = start_run(agent, "x")
+    wait_until(lambda: agent.asked(control.Output), what="the run follows its task")
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: agent.asked(control.Signal), what="SIGINT reaches the task")
+    assert agent.asked(control.Signal)[0].signal == signal.SIGINT
+    assert agent.asked(control.Cancel) == []
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: agent.asked(control.Cancel), what="the second one cancels")
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"cancelling ws1/42" in errors
+
+
+def test_interrupt_of_a_task_that_waits_cancels_it(agent: FakeAgent) -> None:
+    submitted(agent)
+    over = threading.Event()
+
+    def output(_request: control.Output, reply: Reply) -> None:
+        over.wait(20)
+        reply.ok(**(ENDED | {"state": "cancelled", "exit_code": None}))
+
+    def cancel(_request: control.Cancel, reply: Reply) -> None:
+        reply.ok(cancelled=["ws1/42"], already_ended=[])
+        over.set()
+
+    agent.handlers |= {"output": output, "cancel": cancel}
+    agent.handlers["signal"] = lambda _request, reply: reply.error("bad-request", "it is not running")
+    process = start_run(agent, "x")
+    wait_until(lambda: agent.asked(control.Output), what="the run follows its task")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+
+
+def test_run_whose_reader_goes_ends_its_task(agent: FakeAgent) -> None:
+    submitted(agent)
+    over = threading.Event()
+
+    def output(_request: control.Output, reply: Reply) -> None:
+        offset = 0
+        while not over.is_set():
+            reply.more(stream=1, offset=offset, data=b"y\n" * 4096)
+            offset += 8192
+
+    def cancel(_request: control.Cancel, reply: Reply) -> None:
+        over.set()
+        reply.ok(cancelled=["ws1/42"], already_ended=[])
+
+    agent.handlers |= {"output": output, "cancel": cancel}
+    process = start_run(agent, "yes", stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(2) == b"y\n"
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(20) == 128 + signal.SIGPIPE
+    assert agent.asked(control.Cancel)[0].signal == signal.SIGPIPE
+
+
+def test_run_says_that_input_was_not_passed_on(agent: FakeAgent) -> None:
+    submitted(agent)
+    produces(agent)
+    done = subprocess.run(
+        command_line("run", "cat"), env=environment(agent), input=b"data", capture_output=True, check=True
+    )
+    assert b"standard input was not passed on" in done.stderr
+
+
+def test_run_json_is_all_json(agent: FakeAgent) -> None:
+    submitted(agent)
+    produces(agent, {"stream": 1, "offset": 0, "data": b"hi\xff"}, exit_code=0)
+    done = peerload("run", "--json", "x", agent=agent)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines[0] == {"v": 1, "stream": 1, "offset": 0, "data": "hi\\xff"}
+    assert lines[1]["id"] == "ws1/42"
+    assert lines[1]["exit_code"] == 0
+
+
+def test_submit_whose_answer_is_lost_says_so(agent: FakeAgent) -> None:
+    agent.handlers["submit"] = lambda _request, reply: reply.hang_up()
+    done = peerload("submit", "x", agent=agent)
+    assert done.returncode == 125
+    assert done.stdout == b""
+    assert b"whether the task was queued is not known" in done.stderr
+
+
+def test_closed_standard_streams_do_no_harm(agent: FakeAgent) -> None:
+    submitted(agent)
+    produces(agent, {"stream": 1, "offset": 0, "data": b"x" * 100}, exit_code=7)
+    line = " ".join(map(shlex.quote, map(str, command_line("run", "x"))))
+    done = subprocess.run(["sh", "-c", f"{line} <&- >&- 2>&-"], env=environment(agent), check=False)
+    assert done.returncode == 7
+    assert [type(request) for request in agent.requests] == [control.Submit, control.Output]

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from peerload import __version__
+from peerload.wire import control
+from tests.unit.cli.fake_agent import (  # noqa: F401 -- one is a fixture
+    ROOT,
+    FakeAgent,
+    Reply,
+    command_line,
+    environment,
+    fixture_agent,
+    peerload,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TASK: dict[str, Any] = {
+    "id": "ws1/42",
+    "name": "sl\x1b[2Jeep",
+    "user": "",
+    "state": "done",
+    "node": "ws2",
+    "home": "ws1",
+    "argv": ["sleep", "1 2"],
+    "cpus": 1.0,
+    "mem_bytes": 0,
+    "gpus": 0,
+    "attempt": 1,
+    "migrations": 0,
+    "submitted_at": 1000.0,
+    "started_at": 1001.0,
+    "ended_at": 1003.5,
+    "exit_code": 0,
+    "signal": 0,
+    "reason": "",
+}
+NODE: dict[str, Any] = {
+    "node": "ws1",
+    "state": "alive",
+    "load": 0.5,
+    "region": "underloaded",
+    "cpus": 4,
+    "cpus_busy": 1.25,
+    "mem_bytes": 8 << 30,
+    "mem_used_bytes": 1 << 30,
+    "tasks_running": 1,
+    "tasks_queued": 0,
+    "gpus": [],
+    "age_s": 0.3,
+    "incarnation": 1,
+    "drained": False,
+    "slots": 2,
+    "labels": [],
+    "address": "127.0.0.1:1",
+    "self": True,
+}
+ENDED = {"id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "ws2", "reason": ""}
+
+
+# -- the command itself ----------------------------------------------------------------------------------------------
+
+
+def test_version_and_help_without_argparse() -> None:
+    assert peerload("--version").stdout.decode() == f"peerload {__version__}\n"
+    done = peerload("--help")
+    assert done.returncode == 0
+    assert b"submit" in done.stdout
+    assert peerload().returncode == 2
+
+
+@pytest.mark.parametrize(
+    "verb", ["up", "down", "agent", "run", "submit", "ls", "show", "logs", "wait", "cancel", "nodes", "policy", "top"]
+)
+def test_every_verb_has_help_socket_and_json(verb: str) -> None:
+    done = peerload(verb, "--help")
+    assert done.returncode == 0
+    assert b"--socket" in done.stdout
+    assert b"--json" in done.stdout
+
+
+def test_unknown_verb_names_a_near_one() -> None:
+    done = peerload("sumbit", "x")
+    assert done.returncode == 2
+    assert done.stderr.decode().splitlines() == [
+        "peerload: no such verb: 'sumbit'",
+        "  did you mean  peerload submit ?        all of them:  peerload --help",
+    ]
+
+
+def test_no_agent() -> None:
+    done = peerload("ls", "--socket", "/tmp/none/agent.sock")
+    assert done.returncode == 125
+    assert done.stderr.decode() == (
+        "peerload: no agent is running here (no socket at /tmp/none/agent.sock).\n"
+        "  for yourself:  peerload up        for everyone on this machine:  sudo systemctl enable --now peerload\n"
+    )
+
+
+def test_debug_shows_the_traceback() -> None:
+    assert b"Traceback" in peerload("--debug", "ls", "--socket", "/tmp/none/agent.sock").stderr
+
+
+def test_usage_errors_exit_2() -> None:
+    for words in (["ls", "--nope"], ["submit"], ["run", "--mem", "8", "x"], ["wait"], ["ls", "--state", "odd"]):
+        done = peerload(*words)
+        assert done.returncode == 2, words
+        assert done.stderr.startswith(b"peerload: "), words
+        assert len(done.stderr.splitlines()) == 2, words
+
+
+def test_refusal_is_escaped(agent: FakeAgent) -> None:
+    agent.handlers["show"] = lambda _request, reply: reply.error("no-such-task", "no \x1b[2J", "w", "peerload ls")
+    done = peerload("show", "9", agent=agent)
+    assert done.returncode == 125
+    assert done.stderr.decode() == "peerload: no \\x1b[2J: w\n  peerload ls\n"
+
+
+# -- looking ---------------------------------------------------------------------------------------------------------
+
+
+def test_ls(agent: FakeAgent) -> None:
+    agent.answer("tasks", tasks=[TASK, TASK | {"id": "ws1/43", "user": "somebody-else"}], truncated=False)
+    done = peerload("ls", "--state", "done,failed", "--node", "ws2", agent=agent)
+    assert b"ws1/42  sl\\x1b[2Jeep  done   ws2   2.5s  0" in done.stdout
+    assert b"ws1/43" not in done.stdout
+    assert b"1 tasks of other users are not shown" in done.stderr
+    [request] = agent.asked(control.Tasks)
+    assert (request.states, request.node) == (("done", "failed"), "ws2")
+    shown = json.loads(peerload("ls", "--all", "--json", agent=agent).stdout)
+    assert shown["v"] == 1
+    assert [task["id"] for task in shown["tasks"]] == ["ws1/42", "ws1/43"]
+    assert shown["tasks"][0]["name"] == TASK["name"]
+
+
+def test_show(agent: FakeAgent) -> None:
+    full = TASK | {
+        "directory": "/home/a",
+        "priority": 5,
+        "time_limit_s": 60.0,
+        "placement": {"node": None, "labels": ["big"], "local": False},
+        "usage": {"user_s": 1.0, "system_s": 0.5, "memory_bytes_max": 1 << 20},
+        "stdout_bytes": 5,
+        "stderr_bytes": 0,
+        "decision": {"policy": "threshold", "choice": "ws2", "reason": "it accepts", "inputs": []},
+        "history": [{"at": 1000.0, "state": "queued", "reason": "sub\nmitted", "attempt": 0, "node": ""}],
+    }
+    agent.answer("show", tasks=[full])
+    text = peerload("show", "@", agent=agent).stdout.decode()
+    for part in (
+        "sleep '1 2'",
+        "done, exit 0",
+        "labels: big",
+        "1m00s",
+        "sub\\x0amitted",
+        "1 s user, 0.50 s system, 1 MiB",
+    ):
+        assert part in text
+    assert json.loads(peerload("show", "@", "--json", agent=agent).stdout) == {"v": 1, **full}
+    assert agent.asked(control.Show)[0].tasks == ("@",)
+
+
+def test_nodes_policy_top(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[NODE, NODE | {"node": "ws2", "state": "dead", "load": None, "drained": True}])
+    agent.answer(
+        "policy",
+        policies={"load": ["cpu", "tasks"]},
+        presets=["symmetric", "none"],
+        in_force={"preset": "symmetric", "load": "cpu"},
+    )
+    agent.answer("info", node="ws1", cluster="default", policy="symmetric", mqtt=None)
+    agent.answer("tasks", tasks=[TASK | {"state": "running", "ended_at": 0.0}], truncated=False)
+    text = peerload("nodes", agent=agent).stdout.decode()
+    assert "ws1 *  alive" in text
+    assert "dead, drained" in text
+    assert json.loads(peerload("nodes", "--json", agent=agent).stdout) == {
+        "v": 1,
+        "nodes": [NODE, NODE | {"node": "ws2", "state": "dead", "load": None, "drained": True}],
+    }
+    text = peerload("policy", agent=agent).stdout.decode()
+    assert "symmetric *" in text
+    assert "load  cpu  tasks" in text
+    assert set(json.loads(peerload("policy", "ls", "--json", agent=agent).stdout)) == {
+        "v",
+        "policies",
+        "presets",
+        "in_force",
+    }
+    text = peerload("top", "--once", agent=agent).stdout.decode()
+    assert "1 of 2 nodes alive  1.2 of 4 cpus busy" in text
+    assert "[#####.....]" in text
+    assert "ws1/42" in text
+    assert {"v", "cluster", "nodes", "tasks"} == set(json.loads(peerload("top", "--json", agent=agent).stdout))
+
+
+def test_logs(agent: FakeAgent) -> None:
+    def output(request: control.Output, reply: Reply) -> None:
+        for stream, data in ((1, b"one\ntwo\nthree\n"), (2, b"x\ny\n")):
+            if stream in request.streams:
+                reply.more(stream=stream, offset=0, data=data)
+        if request.follow and 1 in request.streams:
+            reply.more(stream=1, offset=14, data=b"four\n")
+        reply.ok(**ENDED)
+
+    agent.handlers["output"] = output
+    done = peerload("logs", "42", agent=agent)
+    assert (done.stdout, done.stderr) == (b"one\ntwo\nthree\n", b"x\ny\n")
+    done = peerload("logs", "42", "--err", agent=agent)
+    assert (done.stdout, done.stderr) == (b"", b"x\ny\n")
+    done = peerload("logs", "42", "--tail", "1", agent=agent)
+    assert (done.stdout, done.stderr) == (b"three\n", b"y\n")
+    done = peerload("logs", "42", "-f", "--tail", "1", agent=agent)
+    assert (done.stdout, done.stderr) == (b"three\nfour\n", b"y\n")
+    lines = [
+        json.loads(line) for line in peerload("logs", "42", "--json", "--tail", "1", agent=agent).stdout.splitlines()
+    ]
+    assert lines[0] == {"v": 1, "stream": 1, "offset": 8, "data": "three\n"}
+
+
+# -- waiting and stopping --------------------------------------------------------------------------------------------
+
+
+def ends(agent: FakeAgent, *tasks: dict[str, Any], timed_out: bool = False) -> None:
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        for task in tasks:
+            reply.more(**(ENDED | task))
+        reply.ok(timed_out=timed_out)
+
+    agent.handlers["wait"] = wait
+
+
+def test_wait(agent: FakeAgent) -> None:
+    ends(
+        agent,
+        {},
+        {"id": "ws1/43", "state": "failed", "exit_code": 4},
+        {"id": "ws1/44", "state": "failed", "exit_code": 5},
+    )
+    done = peerload("wait", "42", "43", "44", agent=agent)
+    assert done.returncode == 4
+    assert done.stdout.decode().splitlines()[:2] == ["ws1/42  done  exit 0  ws2", "ws1/43  failed  exit 4  ws2"]
+    done = peerload("wait", "--json", "--any", "42", agent=agent)
+    first = json.loads(done.stdout.splitlines()[0])
+    assert first == {"v": 1, "id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "ws2"}
+    assert agent.asked(control.Wait)[1].any
+
+
+def test_wait_timeout(agent: FakeAgent) -> None:
+    ends(agent, {}, timed_out=True)
+    done = peerload("wait", "--timeout", "2s", "42", "43", agent=agent)
+    assert done.returncode == 124
+    assert agent.asked(control.Wait)[0].timeout_s == 2.0
+
+
+def test_wait_for_one_that_never_ran(agent: FakeAgent) -> None:
+    ends(agent, {"state": "cancelled", "exit_code": None, "node": "", "reason": "by you"})
+    done = peerload("wait", "42", agent=agent)
+    assert done.returncode == 125
+    assert done.stdout == b"ws1/42  cancelled  by you\n"
+
+
+def test_cancel(agent: FakeAgent) -> None:
+    agent.answer("cancel", cancelled=["ws1/42"], already_ended=["ws1/41"])
+    done = peerload("cancel", "--signal", "INT", "--force", "41", "42", agent=agent)
+    assert done.stdout.decode() == "ws1/42  cancelled\nws1/41  had already ended\n"
+    [request] = agent.asked(control.Cancel)
+    assert (request.tasks, request.signal, request.force) == (("41", "42"), 2, True)
+    assert json.loads(peerload("cancel", "--json", "1", agent=agent).stdout) == {
+        "v": 1,
+        "cancelled": ["ws1/42"],
+        "already_ended": ["ws1/41"],
+    }
+
+
+def test_output_to_a_closed_pipe_is_quiet(agent: FakeAgent) -> None:
+    agent.answer("tasks", tasks=[TASK] * 2000, truncated=False)
+    process = subprocess.Popen(
+        command_line("ls"),
+        env=environment(agent),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(20) == 141
+
+
+# -- up and down -----------------------------------------------------------------------------------------------------
+
+
+def test_up_finds_the_one_that_runs(agent: FakeAgent) -> None:
+    agent.answer("info", node="ws1", pid=1, launcher_pid=2, listen="127.0.0.1:9", cpus=4, mem_bytes=8 << 30, peers=0)
+    done = peerload("up", agent=agent)
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"an agent is already running: node ws1, 4 cpus, 8 GiB. A cluster of one.\n")
+    assert json.loads(peerload("up", "--json", agent=agent).stdout) == {
+        "v": 1,
+        "pid": 1,
+        "launcher_pid": 2,
+        "socket": agent.path,
+        "listen": "127.0.0.1:9",
+        "node": "ws1",
+    }
+
+
+def test_up_shows_the_log_of_an_agent_that_does_not_start(tmp_path: Path) -> None:
+    settings = tmp_path / "bad.toml"
+    settings.write_text("no_such_key = 1\n")
+    words = ["up", "--config", str(settings), "--state", str(tmp_path / "state"), "--socket", str(tmp_path / "s")]
+    done = subprocess.run(
+        command_line(*words),
+        env=environment(XDG_RUNTIME_DIR=str(tmp_path)),
+        cwd=ROOT,
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 125
+    assert b"peerload: the agent did not start: it ended with exit code" in done.stderr
+    assert b"state/agent.log" in done.stderr
+
+
+def test_down_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
+    stand_in = subprocess.Popen(["sleep", "60"])
+
+    def stop(request: control.Stop, reply: Reply) -> None:
+        assert request.all
+        reply.ok()
+        stand_in.terminate()
+        stand_in.wait()
+
+    agent.answer("info", node="ws1", pid=stand_in.pid, launcher_pid=None)
+    agent.handlers["stop"] = stop
+    done = peerload("down", "--all", agent=agent)
+    assert (done.returncode, done.stdout) == (0, b"agent of ws1 stopped; its tasks were ended\n")
+    assert stand_in.poll() is not None
+
+
+def test_config_file_says_where_the_agent_is(tmp_path: Path) -> None:
+    settings = tmp_path / "peerload.toml"
+    settings.write_text("state = 7 7\n")
+    done = peerload("up", "--config", str(settings))
+    assert done.returncode == 125
+    assert b"is no TOML" in done.stderr
+    assert b"cannot be read" in peerload("up", "--config", str(tmp_path / "none")).stderr

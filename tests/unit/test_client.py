@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from peerload import client as client_module
+from peerload.client import Client, default_socket_path, user_socket_path
+from peerload.model.errors import AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
+from peerload.wire import control
+from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_call_returns_the_reply(agent: FakeAgent) -> None:
+    agent.answer("info", node="ws1", pid=7)
+    with Client(agent.path) as client:
+        assert client.call("info") == {"node": "ws1", "pid": 7}
+        assert client.call("info")["pid"] == 7
+    assert [request.id for request in agent.requests] == [1, 2]
+
+
+def test_stream_yields_parts_and_keeps_the_last(agent: FakeAgent) -> None:
+    def wait(request: control.Wait, reply: Reply) -> None:
+        for task in request.tasks:
+            reply.more(id=task)
+        reply.ok(timed_out=False)
+
+    agent.handlers["wait"] = wait
+    with Client(agent.path) as client:
+        assert [part["id"] for part in client.stream("wait", tasks=["1", "2"])] == ["1", "2"]
+        assert client.last == {"timed_out": False}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("no-such-task", NoSuchTask), ("never-runnable", NeverRunnable), ("bad-request", BadRequest), ("new", BadRequest)],
+)
+def test_refusals_keep_what_why_hint_and_code(agent: FakeAgent, code: str, kind: type[PeerloadError]) -> None:
+    agent.handlers["show"] = lambda _request, reply: reply.error(code, "no task 9", "never seen", "peerload ls")
+    with Client(agent.path) as client, pytest.raises(kind) as caught:
+        client.call("show", tasks=["9"])
+    assert (caught.value.what, caught.value.why, caught.value.hint) == ("no task 9", "never seen", "peerload ls")
+    assert caught.value.code == code
+
+
+def test_malformed_request_is_refused_not_fatal(agent: FakeAgent) -> None:
+    agent.answer("info", node="ws1")
+    with Client(agent.path) as client:
+        with pytest.raises(BadRequest):
+            client.call("show", tasks=[])
+        with pytest.raises(BadRequest, match="UTF-8"):
+            client.call("show", tasks=["\udcff"])
+        with pytest.raises(BadRequest, match="too large"):
+            client.call("show", tasks=["x" * (5 << 20)])
+        assert client.call("info") == {"node": "ws1"}
+
+
+def test_no_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "none.sock")
+    with pytest.raises(AgentUnavailable) as caught:
+        Client(path)
+    assert str(caught.value) == f"no agent is running here (no socket at {path})."
+    assert caught.value.hint == (
+        "for yourself:  peerload up        for everyone on this machine:  sudo systemctl enable --now peerload"
+    )
+
+
+def test_socket_path_too_long() -> None:
+    with pytest.raises(AgentUnavailable, match="longer than the 107 bytes"):
+        Client("/tmp/" + "x" * 120)
+
+
+def test_agent_gone(agent: FakeAgent) -> None:
+    agent.handlers["info"] = lambda _request, reply: reply.hang_up()
+    with Client(agent.path) as client, pytest.raises(AgentUnavailable, match="the agent went away"):
+        client.call("info")
+
+
+def test_agent_that_never_answers(agent: FakeAgent) -> None:
+    agent.handlers["info"] = lambda _request, _reply: None
+    with Client(agent.path, timeout_s=0.05) as client, pytest.raises(AgentUnavailable, match="in time"):
+        client.call("info")
+
+
+def test_answers_to_other_requests_are_skipped(agent: FakeAgent) -> None:
+    agent.answer("info", node="ws1")
+    agent.answer("stats", counters={})
+    with Client(agent.path) as client:
+        client.send("stats")
+        assert client.call("info") == {"node": "ws1"}
+
+
+def test_where_the_socket_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(client_module, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
+    monkeypatch.delenv("PEERLOAD_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    own = tmp_path / "peerload" / "agent.sock"
+    assert default_socket_path() == user_socket_path() == str(own)
+    (tmp_path / "system.sock").touch()
+    assert default_socket_path() == str(tmp_path / "system.sock")
+    own.parent.mkdir()
+    own.touch()
+    assert default_socket_path() == str(own)
+    monkeypatch.setenv("PEERLOAD_SOCKET", "/elsewhere")
+    assert default_socket_path() == "/elsewhere"
+
+
+def test_a_private_directory_of_others_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    modes: dict[str, int | None] = {}
+    monkeypatch.setattr(client_module, "_mode_if_ours", modes.get)
+    monkeypatch.setattr(os.path, "lexists", lambda _path: True)
+    private = f"/tmp/peerload-{os.getuid()}"
+    modes[private] = 0o700
+    assert user_socket_path() == f"{private}/agent.sock"
+    for mode in (None, 0o755, 0o770):
+        modes[private] = mode
+        with pytest.raises(PeerloadError, match="cannot be trusted"):
+            user_socket_path()
+
+
+def test_imports_nothing_slow() -> None:
+    code = (
+        "import sys; sys.path.insert(0, '.'); import peerload.client, peerload.cli.submit, peerload.cli.run;"
+        "slow = {'msgspec', 'asyncio', 'json', 'dataclasses', 'tomllib', 'subprocess', 'importlib.metadata',"
+        " 'pathlib', 'logging'};"
+        "print(sorted(slow & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
