@@ -1,0 +1,1 @@
+"""The asyncio driver: sockets, files, processes and clocks around one `Node`."""

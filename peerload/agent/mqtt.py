@@ -1,0 +1,384 @@
+"""The broker, as far as there is one: advice out, advice in, for ever reconnecting. The only file that knows aiomqtt.
+
+Relies on MQTT 3.1.1 and QoS 0 alone. Nothing here waits for the broker but the tasks of this file: publishing is a
+queue with a bound, and a caller who is told False goes another way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import random
+import socket
+from collections import Counter, deque
+from typing import TYPE_CHECKING, NamedTuple, cast
+from urllib.parse import unquote, urlsplit
+
+import aiomqtt
+import paho.mqtt.client as mqtt  # what aiomqtt stands on
+
+from peerload.agent.mqtt_inbox import RECEIVED_MAX, AdviceFilter, Received, Topics
+from peerload.model.errors import ConfigError
+from peerload.model.messages import ADVICE, Envelope, Identity, Message, State
+from peerload.wire import peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paho.mqtt.reasoncodes import ReasonCode
+
+CONNECT_S = 5.0
+"""A broker that has not taken connection and subscriptions after this counts as away."""
+KEEPALIVE_S = 10
+"""A broker that is silent is found out within twice this."""
+CLOSE_S = 1.0
+BACKOFF_S = 0.2
+BACKOFF_S_MAX = 15.0
+STEADY_S = 5.0
+"""A connection that lasted this long was a good one: the next attempt starts with the shortest pause again."""
+OUTGOING_MAX = 1000
+"""Messages waiting to be written; own State is one slot of its own, always the newest."""
+UNWRITTEN_MAX = 64
+"""Messages handed to the library and not yet written to the socket."""
+PORT = 1883
+REFUSED = 0x80
+"""From here on a SUBACK's return codes mean no (MQTT 3.1.1, 3.9.3)."""
+
+_log = logging.getLogger("peerload.mqtt")
+
+
+class BrokerUrl(NamedTuple):
+    """Where a broker is and who we are to it. ``text`` is for people and logs: it holds no password."""
+
+    text: str
+    host: str
+    port: int
+    user: str | None
+    password: str | None
+
+    def __repr__(self) -> str:
+        return self.text
+
+    @classmethod
+    def parse(cls, url: str) -> BrokerUrl:
+        """From `mqtt://[user:password@]host[:port]`. Raises ConfigError, never with the password in it."""
+        example = "for example mqtt://127.0.0.1:1883"
+        scheme = url.partition("://")[0]
+        if scheme == "mqtts":
+            raise ConfigError("mqtt", "mqtts:// is not supported yet", why="it comes with TLS", hint=example)
+        if scheme != "mqtt":
+            raise ConfigError("mqtt", "a broker's address starts with mqtt://", hint=example)
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, PORT if parts.port is None else parts.port
+        except ValueError:
+            raise ConfigError("mqtt", "not a broker's address", hint=example) from None
+        if not host or port == 0 or parts.path not in {"", "/"} or parts.query or parts.fragment:
+            raise ConfigError("mqtt", "not a broker's address", hint=example)
+        user = unquote(parts.username) if parts.username else None
+        password = unquote(parts.password) if parts.password else None
+        return cls(f"mqtt://[{host}]:{port}" if ":" in host else f"mqtt://{host}:{port}", host, port, user, password)
+
+
+class _Client(aiomqtt.Client):
+    """One connection, given a connected socket: nothing of the library then blocks, or needs a thread.
+
+    The library's own calls wait by `asyncio.wait_for`, which in Python 3.11 can swallow a cancellation; these do not.
+    """
+
+    def __init__(self, url: BrokerUrl, identifier: str, queue: Callable[..., Received[aiomqtt.Message]]) -> None:
+        quiet = logging.Logger("peerload.mqtt.library", logging.CRITICAL + 1)  # noqa: LOG001 -- says each retry; we log changes
+        super().__init__(
+            url.host,
+            url.port,
+            username=url.user,
+            password=url.password,
+            logger=quiet,
+            identifier=identifier,
+            queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", queue),
+            protocol=aiomqtt.ProtocolVersion.V311,
+            clean_session=True,
+            timeout=CONNECT_S,
+            keepalive=KEEPALIVE_S,
+            max_queued_incoming_messages=RECEIVED_MAX,
+            max_queued_outgoing_messages=OUTGOING_MAX,
+        )
+        self._unwritten = 0
+        self._written = asyncio.Event()
+
+    async def enter(self, sock: socket.socket) -> None:
+        """Say CONNECT over ``sock`` and wait for the broker's word. Raises MqttError."""
+        vars(self._client)["_create_socket_connection"] = lambda: sock
+        self._client_connect()
+        await asyncio.shield(self._connected)  # the library asks this future for its exception later
+
+    async def listen(self, topics: Sequence[str]) -> bool:
+        """Subscribe with QoS 0; whether the broker grants all of it. Raises MqttError."""
+        code, mid = self._client.subscribe([(topic, 0) for topic in topics])
+        if code != mqtt.MQTT_ERR_SUCCESS or mid is None:
+            raise aiomqtt.MqttCodeError(code, "could not subscribe")
+        granted: asyncio.Future[tuple[int, ...] | list[ReasonCode]] = asyncio.get_running_loop().create_future()
+        with self._pending_call(mid, granted, self._pending_subscribes):
+            return all((code if isinstance(code, int) else code.value) < REFUSED for code in await granted)
+
+    async def write(self, topic: str, payload: bytes, *, retain: bool) -> None:
+        """Hand a message to the socket's queue, and wait while that is long. Raises MqttError."""
+        code = self._client.publish(topic, payload, 0, retain).rc
+        if code != mqtt.MQTT_ERR_SUCCESS:
+            raise aiomqtt.MqttCodeError(code, "could not publish")
+        self._unwritten += 1
+        if self._unwritten >= UNWRITTEN_MAX:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Wait until every message is written. Raises TimeoutError if the broker takes none for CONNECT_S."""
+        while self._unwritten:
+            self._written.clear()
+            async with asyncio.timeout(CONNECT_S):
+                await self._written.wait()
+
+    def _on_publish(self, *_: object) -> None:
+        self._unwritten -= 1
+        self._written.set()
+
+    async def leave(self) -> None:
+        """Say DISCONNECT if anybody listens, and give up the socket in any case. Raises nothing of the library's."""
+        try:
+            if self._connected.done() and not self._disconnected.done():
+                self._client.disconnect()
+                await asyncio.wait([self._disconnected], timeout=CLOSE_S)
+        finally:
+            self._client._sock_close()  # noqa: SLF001 -- the library leaves it open, and watched, after a failure
+            if self._misc_task is not None:
+                self._misc_task.cancel()
+            for future in (self._connected, self._disconnected):
+                if future.done() and not future.cancelled():
+                    future.exception()  # has been reported: it must not be called "never retrieved"
+
+
+class _Outgoing(NamedTuple):
+    topic: str
+    payload: bytes
+    retain: bool
+    tag: str
+
+
+class MqttBus:
+    """What a node says and hears over MQTT. `run` in a task; everything else is called from the same loop.
+
+    urls: brokers, tried in turn; envelope: puts a message into its frame (and numbers it); deliver: called for each
+    accepted message, with whether it was retained; on_change: called when the broker can be reached, or no longer;
+    state: the newest own State, published on each connect and every ``state_every_s``.
+    """
+
+    def __init__(
+        self,
+        *,
+        urls: Sequence[str],
+        cluster: str,
+        site: str,
+        identity: Identity,
+        envelope: Callable[[Message, str, str], Envelope],
+        deliver: Callable[[Envelope, bool], None],
+        on_change: Callable[[bool], None],
+        state: Callable[[], State],
+        counters: Counter[str],
+        state_every_s: float = 30.0,
+    ) -> None:
+        self._urls = [BrokerUrl.parse(url) for url in urls]
+        if not self._urls:
+            raise ConfigError("mqtt", "no broker is named")
+        self._topics = Topics(cluster, site, identity.node)
+        self._filter = AdviceFilter(self._topics, identity, counters)
+        self._identifier = f"{identity.node}-{identity.boot[:8]}"
+        self._envelope = envelope
+        self._deliver = deliver
+        self._on_change = on_change
+        self._state = state
+        self._state_every_s = state_every_s
+        self._counters = counters
+        self._outgoing: deque[_Outgoing] = deque()
+        self._own_state: _Outgoing | None = None
+        self._work = asyncio.Event()
+        self._client: _Client | None = None
+        self._url: BrokerUrl | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._away_logged = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether a broker has taken our subscriptions and the connection has not been seen to break."""
+        return self._client is not None
+
+    @property
+    def url(self) -> str | None:
+        """The broker in use, without user and password; None while none answers."""
+        return self._url.text if self._client is not None and self._url is not None else None
+
+    # -- out ---------------------------------------------------------------------------------------------------------
+
+    def publish_state(self, state: State) -> bool:
+        """Tell everybody this State, retained; a waiting older one is replaced. False while no broker answers."""
+        if self._client is None:
+            return False
+        payload = peer.encode(self._envelope(state, "", ""))
+        if len(payload) > peer.MQTT_BYTES_MAX:
+            self._counters["mqtt refused: too large"] += 1
+            return False
+        self._own_state = _Outgoing(self._topics.state, payload, True, "state")
+        self._work.set()
+        return True
+
+    def send(self, dst: str, dst_boot: str, message: Message) -> bool:
+        """Publish advice for one node; never waits. False: not taken (no broker, too much or too large, no advice)."""
+        if self._client is None or not isinstance(message, ADVICE):
+            return False
+        if len(self._outgoing) >= OUTGOING_MAX:
+            self._counters["mqtt refused: queue full"] += 1
+            return False
+        payload = peer.encode(self._envelope(message, dst, dst_boot))
+        if len(payload) > peer.MQTT_BYTES_MAX:
+            self._counters["mqtt refused: too large"] += 1
+            return False
+        tag = str(message.__struct_config__.tag)
+        self._outgoing.append(_Outgoing(self._topics.to(dst), payload, False, tag))
+        self._work.set()
+        return True
+
+    # -- the connection ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep a connection for as long as it takes; returns after `close`."""
+        async with asyncio.TaskGroup() as group:
+            self._worker = group.create_task(self._reconnect(), name="mqtt")
+
+    async def close(self) -> None:
+        """Take the retained State back, say good-bye and stop; at most about two seconds."""
+        if self._client is not None:
+            self._outgoing.clear()
+            self._own_state = None
+            with contextlib.suppress(aiomqtt.MqttError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._client.write(self._topics.state, b"", retain=True)
+                    await self._client.flush()
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+
+    async def _reconnect(self) -> None:
+        loop = asyncio.get_running_loop()
+        failures = 0
+        turn = 0
+        while True:
+            url = self._urls[turn % len(self._urls)]
+            began_at = loop.time()
+            reason = await self._serve(url)
+            if loop.time() - began_at >= CONNECT_S + STEADY_S:
+                failures = 0
+            else:
+                turn += 1
+            if not self._away_logged:
+                _log.warning("no broker at %s (%s); peers are told directly until one answers", url.text, reason)
+                self._away_logged = True
+            ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
+            failures += 1
+            await asyncio.sleep(ceiling * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, not a secret
+
+    async def _serve(self, url: BrokerUrl) -> str:
+        """Use this broker for as long as it answers. Returns why it is over."""
+        queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters)
+        client = _Client(url, self._identifier, queue)
+        reason = "it closed the connection"
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await client.enter(await _dial(url))
+                if not await client.listen(self._topics.subscriptions):
+                    return "it refuses our subscriptions"
+            self._opened(client, url)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._receive(client), name="mqtt receive")
+                group.create_task(self._publish(client), name="mqtt publish")
+                group.create_task(self._repeat_state(), name="mqtt state")
+        except* (aiomqtt.MqttError, OSError) as errors:
+            reason = _reason(errors)  # also TimeoutError, which is an OSError
+        finally:
+            self._closed()
+            await client.leave()
+        return reason
+
+    def _opened(self, client: _Client, url: BrokerUrl) -> None:
+        self._client, self._url = client, url
+        self._away_logged = False
+        self._counters["mqtt connects"] += 1
+        _log.info("connected to %s", url.text)
+        self.publish_state(self._state())
+        self._on_change(True)
+
+    def _closed(self) -> None:
+        if self._client is None:
+            return
+        self._client = self._url = None
+        self._outgoing.clear()
+        self._own_state = None
+        self._on_change(False)
+
+    async def _receive(self, client: _Client) -> None:
+        async for message in client.messages:
+            envelope = self._filter.accept(str(message.topic), message.payload)
+            if envelope is not None:
+                self._counters[f"mqtt received {envelope.body.__struct_config__.tag}"] += 1
+                self._deliver(envelope, message.retain)
+
+    async def _publish(self, client: _Client) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while (outgoing := self._next()) is not None:
+                await client.write(outgoing.topic, outgoing.payload, retain=outgoing.retain)
+                self._counters["mqtt published"] += 1
+                self._counters[f"mqtt published {outgoing.tag}"] += 1
+
+    def _next(self) -> _Outgoing | None:
+        state, self._own_state = self._own_state, None
+        if state is not None:
+            return state
+        return self._outgoing.popleft() if self._outgoing else None
+
+    async def _repeat_state(self) -> None:
+        """A broker's memory is not durable: say it again from time to time."""
+        while True:
+            await asyncio.sleep(self._state_every_s)
+            self.publish_state(self._state())
+
+
+async def _dial(url: BrokerUrl) -> socket.socket:
+    """A connected socket that does not block. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    last = OSError("the name has no address")
+    for family, kind, proto, _, address in await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(sock, address)
+        except OSError as error:
+            sock.close()
+            last = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise last
+
+
+def _reason(errors: BaseExceptionGroup[BaseException]) -> str:
+    """The first cause in a group, in a few words."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        return f"no answer within {CONNECT_S:g} s"
+    return str(error) or type(error).__name__

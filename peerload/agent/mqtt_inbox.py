@@ -1,0 +1,198 @@
+"""What may come in from a broker: bounded, checked, each message once. Knows no MQTT library.
+
+A broker is trusted with nothing but time: whatever it hands over is dropped and counted unless it is advice (rule M2),
+small, of this cluster, from the node whose topic it came on, and not seen before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from typing import Generic, Protocol, TypeVar
+
+from peerload.model.errors import FrameTooLarge, ProtocolError
+from peerload.model.messages import ADVICE, Envelope, Identity, State
+from peerload.wire import peer
+
+RECEIVED_MAX = 4096
+"""Messages waiting to be looked at; the newest State of each node counts as one."""
+SOURCES_MAX = 4096
+"""Starts of agents whose sequence numbers are remembered; the one not heard of for longest is forgotten first."""
+WINDOW_MESSAGES = 1024
+"""A message this far behind the newest of its sender counts as seen."""
+ROOT = "peerload"
+
+
+class Topics:
+    """The topics of one node: `peerload/<cluster>/<site>/<src>/state` and `…/<src>/to/<dst>` (rule M1)."""
+
+    def __init__(self, cluster: str, site: str, node: str) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.state = f"{ROOT}/{cluster}/{site}/{node}/state"
+        self._to = f"{ROOT}/{cluster}/{site}/{node}/to/"
+        self.subscriptions = (f"{ROOT}/{cluster}/+/+/state", f"{ROOT}/{cluster}/+/+/to/{node}")
+
+    def to(self, dst: str) -> str:
+        """Where a message for one node is published."""
+        return self._to + dst
+
+    def source(self, topic: str) -> str | None:
+        """The node that may publish on this topic; None if the topic is no concern of ours."""
+        match topic.split("/"):
+            case [root, cluster, _, src, "state"] if root == ROOT and cluster == self.cluster:
+                return src
+            case [root, cluster, _, src, "to", dst] if root == ROOT and cluster == self.cluster and dst == self.node:
+                return src
+            case _:
+                return None
+
+
+class _Topical(Protocol):
+    """What the inbox needs to know of a message of the library."""
+
+    @property
+    def topic(self) -> object: ...
+    @property
+    def payload(self) -> object: ...
+
+
+MessageT = TypeVar("MessageT", bound=_Topical)
+
+
+class Received(asyncio.Queue[MessageT], Generic[MessageT]):
+    """A bounded queue that keeps only the newest State of each node. Putting never waits and never raises.
+
+    What is too large, or does not fit, is dropped and counted.
+    """
+
+    def __init__(self, counters: Counter[str], maxsize: int = RECEIVED_MAX) -> None:
+        super().__init__(maxsize)
+        self._counters = counters
+
+    def _init(self, maxsize: int) -> None:  # noqa: ARG002 -- the signature is the base class's
+        self._queue: OrderedDict[object, MessageT] = OrderedDict()  # the base class asks it for its length
+        self._count = 0
+
+    def _get(self) -> MessageT:
+        return self._queue.popitem(last=False)[1]
+
+    def _put(self, item: MessageT) -> None:
+        self._count += 1
+        topic = str(item.topic)
+        self._queue[topic if topic.endswith("/state") else self._count] = item
+
+    def put_nowait(self, item: MessageT) -> None:
+        """Keep a message, in the place of an older State of the same node if there is one."""
+        size = len(item.payload) if isinstance(item.payload, bytes | bytearray) else 0
+        if size > peer.MQTT_BYTES_MAX:
+            dropped(self._counters, "too large")
+        elif str(item.topic) in self._queue:
+            self._put(item)
+        elif self.full():
+            dropped(self._counters, "queue full")
+        else:
+            super().put_nowait(item)
+
+
+def dropped(counters: Counter[str], why: str) -> None:
+    """Count one message that was not believed."""
+    counters["mqtt dropped"] += 1
+    counters[f"mqtt dropped: {why}"] += 1
+
+
+class _Window:
+    """Which of the last WINDOW_MESSAGES sequence numbers of one sender were seen: bit i stands for newest - i."""
+
+    __slots__ = ("newest", "seen")
+
+    def __init__(self) -> None:
+        self.newest = -1
+        self.seen = 0
+
+    def add(self, seq: int) -> bool:
+        """Whether ``seq`` is seen for the first time."""
+        ahead = seq - self.newest
+        if ahead > 0:
+            self.seen = (self.seen << ahead) & ((1 << WINDOW_MESSAGES) - 1) if ahead < WINDOW_MESSAGES else 0
+            self.newest = seq
+            self.seen |= 1
+            return True
+        if -ahead >= WINDOW_MESSAGES or self.seen >> -ahead & 1:
+            return False
+        self.seen |= 1 << -ahead
+        return True
+
+
+class AdviceFilter:
+    """Says of each payload what it means, or that it is to be dropped; remembers what it has seen."""
+
+    def __init__(self, topics: Topics, identity: Identity, counters: Counter[str]) -> None:
+        self._topics = topics
+        self._identity = identity
+        self._counters = counters
+        self._windows: OrderedDict[tuple[str, str], _Window] = OrderedDict()
+        self._states: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
+
+    def accept(self, topic: str, payload: bytes) -> Envelope | None:
+        """The envelope in this payload if it is to be believed; else None, and it is counted. Raises nothing."""
+        src = self._topics.source(topic)
+        if src == self._identity.node or not payload:
+            return None  # our own words come back, or a node took its State away
+        envelope: Envelope | None = None
+        try:
+            envelope = peer.decode(payload, peer.MQTT_BYTES_MAX)
+            why = "wrong topic" if src is None else self._objection(src, topic, envelope)
+        except FrameTooLarge:
+            why = "too large"
+        except ProtocolError:
+            why = "malformed"
+        if why:
+            dropped(self._counters, why)
+            return None
+        self._counters["mqtt received"] += 1
+        return envelope
+
+    def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
+        """Why this envelope is not to be believed; "" if it is."""
+        is_state = topic.endswith("/state")
+        if envelope.cluster != self._topics.cluster:
+            return "other cluster"
+        if envelope.src != src:
+            return "wrong source"
+        if not isinstance(envelope.body, ADVICE) or (is_state and not isinstance(envelope.body, State)):
+            return "not advice"
+        if not is_state and (envelope.dst != self._identity.node or envelope.dst_boot not in {"", self._identity.boot}):
+            return "not for us"
+        if isinstance(envelope.body, State):
+            told = envelope.body.identity
+            if told.node != src or told.boot != envelope.src_boot or envelope.body.profile.node != src:
+                return "wrong source"
+            if not self._is_newest(envelope, told):
+                return "old"
+        elif not self._is_new(envelope):
+            return "seen before"
+        return ""
+
+    def _is_newest(self, envelope: Envelope, told: Identity) -> bool:
+        """Whether this State is newer than the last of its node: a later start, or the same one speaking on."""
+        known = self._states.get(envelope.src)
+        if known is not None:
+            incarnation, boot, seq = known
+            if told.incarnation < incarnation or (told.boot == boot and envelope.seq <= seq):
+                return False
+        self._states[envelope.src] = (told.incarnation, told.boot, envelope.seq)
+        self._states.move_to_end(envelope.src)
+        if len(self._states) > SOURCES_MAX:
+            self._states.popitem(last=False)
+        return True
+
+    def _is_new(self, envelope: Envelope) -> bool:
+        source = (envelope.src, envelope.src_boot)
+        window = self._windows.get(source)
+        if window is None:
+            window = self._windows[source] = _Window()
+            if len(self._windows) > SOURCES_MAX:
+                self._windows.popitem(last=False)
+        self._windows.move_to_end(source)
+        return window.add(envelope.seq)

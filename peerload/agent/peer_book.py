@@ -1,0 +1,162 @@
+"""Who the peers are, how their links stand, who is banned: the memory of the peer links, without any I/O."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peerload.agent.peer_connection import PeerConnection
+    from peerload.model.messages import Identity, Message
+
+WAITING_MESSAGES_MAX = 1024
+WAITING_BYTES_MAX = 64 << 20
+"""What may wait per peer for its link to come up or to drain."""
+BACKOFF_S = 0.2
+BACKOFF_S_MAX = 15.0
+ERRORS_MAX = 3
+ERRORS_WITHIN_S = 60.0
+BAN_S = 60.0
+"""So many malformed frames within so long: the link closes and the sender stays out for a while (rule P1)."""
+BANS_MAX = 1024
+
+
+class Peer:
+    """One other node: its newest identity, its live links (the newest last), and what waits for one of them."""
+
+    __slots__ = ("failures", "identity", "is_dialled", "links", "node", "not_before_s", "waiting", "waiting_bytes")
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.identity: Identity | None = None
+        self.links: list[PeerConnection] = []
+        self.waiting: deque[tuple[Message, int]] = deque()
+        self.waiting_bytes = 0
+        self.is_dialled = False
+        self.failures = 0
+        self.not_before_s = 0.0
+
+    @property
+    def link(self) -> PeerConnection | None:
+        """The link to send over: the newest that is not about to close."""
+        return next((link for link in reversed(self.links) if not link.is_closed), None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing would be lost but its address if it were forgotten."""
+        return not self.links and not self.waiting and not self.is_dialled
+
+    def learn(self, identity: Identity) -> bool:
+        """Keep the newer identity; whether this one is (again) the one that counts."""
+        known = self.identity
+        if known is not None and identity.boot != known.boot and identity.incarnation < known.incarnation:
+            return False
+        if known is not None and identity.boot == known.boot and not identity.address:
+            return True
+        if known is None or identity.boot != known.boot or identity.address != known.address:
+            self.failures, self.not_before_s = 0, 0.0
+        self.identity = identity
+        return True
+
+    def keep(self, message: Message) -> bool:
+        """Let a message wait; False if there is no room for it."""
+        size = len(msgspec.msgpack.encode(message))
+        if len(self.waiting) >= WAITING_MESSAGES_MAX or self.waiting_bytes + size > WAITING_BYTES_MAX:
+            return False
+        self.waiting.append((message, size))
+        self.waiting_bytes += size
+        return True
+
+    def take(self) -> Message:
+        """The message that has waited longest."""
+        message, size = self.waiting.popleft()
+        self.waiting_bytes -= size
+        return message
+
+    def take_all(self) -> list[Message]:
+        """All that waits, oldest first."""
+        messages = [message for message, _ in self.waiting]
+        self.waiting.clear()
+        self.waiting_bytes = 0
+        return messages
+
+    def failed(self, now_s: float) -> None:
+        """It could not be dialled: not again before a growing while has passed."""
+        self.not_before_s = now_s + backoff_s(self.failures)
+        self.failures += 1
+
+
+class Bans:
+    """Counts malformed frames by (node, boot id) and says who is to stay out.
+
+    Not by network address: on the loopback interface, the only one there is so far, that would be everybody's.
+    """
+
+    def __init__(self) -> None:
+        self._errors: OrderedDict[tuple[str, str], deque[float]] = OrderedDict()
+        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def add(self, who: tuple[str, str], now_s: float) -> bool:
+        """Count one error; True if that was one too many."""
+        times = self._errors.setdefault(who, deque(maxlen=ERRORS_MAX))
+        times.append(now_s)
+        self._errors.move_to_end(who)
+        if len(self._errors) > BANS_MAX:
+            self._errors.popitem(last=False)
+        if len(times) < ERRORS_MAX or now_s - times[0] > ERRORS_WITHIN_S:
+            return False
+        self._until[who] = now_s + BAN_S
+        if len(self._until) > BANS_MAX:
+            self._until.popitem(last=False)
+        return True
+
+    def holds(self, who: tuple[str, str], now_s: float) -> bool:
+        """Whether this start of this node is to stay out."""
+        until_s = self._until.get(who)
+        if until_s is None:
+            return False
+        if now_s < until_s:
+            return True
+        del self._until[who]
+        self._errors.pop(who, None)
+        return False
+
+
+def backoff_s(failures: int) -> float:
+    """How long to wait after so many failures in a row before the next attempt, with jitter."""
+    ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
+    return ceiling * random.uniform(0.5, 1.0)  # noqa: S311 -- jitter, not a secret
+
+
+def parse_address(key: str, text: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[HOST]:PORT` of the loopback interface. Raises ConfigError naming ``key``."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:  # noqa: PLR2004
+        raise ConfigError(key, f"{text[:100]!r} is not HOST:PORT", hint="for example 127.0.0.1:7117")
+    return loopback(key, host), int(port)
+
+
+def loopback(key: str, host: str) -> str:
+    """The address of this host name if it is this machine's own; else ConfigError."""
+    if host == "localhost":
+        return "127.0.0.1"
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        why = "peers on other machines come with encryption"
+        raise ConfigError(key, f"{host[:100]!r} is not a loopback address", why=why, hint="use 127.0.0.1")
+    return host
+
+
+def join_address(host: str, port: int) -> str:
+    """`HOST:PORT`, with brackets where the host has colons."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,328 @@
+"""One TCP connection between two agents: frames in, frames out, and the introduction both ends must make first.
+
+A frame is a 4-byte big-endian length and one MessagePack envelope (wire/peer.py). The length is judged before the body
+is awaited. Frames of one turn of the event loop leave in one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING, Protocol, cast
+
+from peerload.agent.peer_book import parse_address
+from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
+from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
+from peerload.wire import peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.model.errors import PeerloadError
+
+CONNECT_S = 5.0
+HELLO_S = 5.0
+"""Both ends have introduced themselves within this, or the connection is closed."""
+HELLO_BYTES_MAX = 256 << 10
+"""The largest first frame: a Hello that tells of 300 other members fits."""
+HEADER_BYTES = 4
+FLUSH_BYTES = 256 << 10
+"""More than this is not gathered: it is written at once."""
+BUFFERED_BYTES_MAX = 1 << 20
+"""Bytes in the transport from which on nothing more is handed to it until it has drained."""
+STALLED_S = 20.0
+"""A peer that reads nothing for so long while we wait to write is given up."""
+STREAM_STALLED_S = 600.0
+"""The same for an output stream, whose reader may well be a person."""
+FRAMES_PER_S_MAX = 20_000
+"""A peer that sends more is read from again in the next second."""
+KEEPALIVE_IDLE_S = 10
+KEEPALIVE_EVERY_S = 5
+KEEPALIVE_COUNT = 3
+
+
+class Owner(Protocol):
+    """What a connection tells whoever made it. Nothing of this may raise."""
+
+    def opened(self, connection: PeerConnection) -> None:
+        """The transport is there; nobody has said anything yet. The place to send Hello."""
+
+    def introduced(self, connection: PeerConnection, hello: Hello) -> bool:
+        """A valid Hello of the right cluster came first; False refuses the peer, and the connection closes."""
+        raise NotImplementedError
+
+    def received(self, connection: PeerConnection, envelope: Envelope) -> None:
+        """A frame from the peer that introduced itself, addressed to us."""
+
+    def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:
+        """A frame that says nothing we understand; whether to go on reading."""
+        raise NotImplementedError
+
+    def refused(self, connection: PeerConnection, why: str) -> None:
+        """The connection breaks a rule named ``why``, and closes."""
+
+    def writable(self, connection: PeerConnection) -> None:
+        """What was handed over has drained."""
+
+    def closed(self, connection: PeerConnection, reason: str) -> None:
+        """It is gone. `unsent` has what never was handed to the operating system."""
+
+
+class PeerConnection(asyncio.Protocol):
+    """The protocol object of one connection; ``dialled``: we made it; ``stream``: it is for one output alone."""
+
+    def __init__(self, owner: Owner, cluster: str, identity: Identity, *, dialled: bool, stream: bool = False) -> None:
+        self.dialled = dialled
+        self.stream = stream
+        self.hello: Hello | None = None
+        self.address = ""
+        self.paused = False
+        self.is_closed = False
+        self.reason = ""
+        self._owner = owner
+        self._cluster = cluster
+        self._identity = identity
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._waiting: list[tuple[Message, bytes]] = []
+        self._waiting_bytes = 0
+        self._flush_planned = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._second = 0.0
+        self._frames = 0
+        self._drained: asyncio.Event = asyncio.Event()
+        self._drained.set()
+        self._stalled_s = STALLED_S
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+
+    # -- the transport's side ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Introduce ourselves and start the clock."""
+        transport = cast("asyncio.Transport", transport)  # what TCP gives; that of uvloop is no subclass
+        self._transport = transport
+        transport.set_write_buffer_limits(high=BUFFERED_BYTES_MAX)
+        sock = transport.get_extra_info("socket")
+        for level, option, value in (
+            (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT),
+        ):
+            sock.setsockopt(level, option, value)
+        self._allow_stall(STREAM_STALLED_S if self.stream else STALLED_S)
+        peername = transport.get_extra_info("peername")
+        self.address = f"{peername[0]}:{peername[1]}" if peername else "?"
+        self._timer = self._loop.call_later(HELLO_S, self._refuse, "no introduction in time")
+        self._owner.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take the frames out of what came."""
+        if not self.is_closed:
+            self._buffer += data
+            del self._buffer[: self._take_frames()]
+
+    def _take_frames(self) -> int:
+        """Handle every whole frame in the buffer → how many bytes of it are done with."""
+        start, end = 0, len(self._buffer)
+        while end - start >= HEADER_BYTES and not self.is_closed:
+            size = int.from_bytes(self._buffer[start : start + HEADER_BYTES], "big")
+            limit = peer.DATA_BYTES_MAX if self.hello is not None else HELLO_BYTES_MAX
+            if size > limit:
+                self._owner.malformed(self, FrameTooLarge(size, limit))
+                self._refuse("a frame too large")  # where the next one starts cannot be known
+                break
+            if end - start - HEADER_BYTES < size:
+                break
+            start += HEADER_BYTES
+            self._frame(bytes(self._buffer[start : start + size]))
+            start += size
+        return end if self.is_closed else start
+
+    def pause_writing(self) -> None:
+        """The peer reads slower than we write."""
+        self.paused = True
+        self._drained.clear()
+        reason = f"it took no data for {self._stalled_s:g} s"
+        self._stalled = self._loop.call_later(self._stalled_s, self.abort, reason)
+
+    def _allow_stall(self, seconds: float) -> None:
+        self._stalled_s = seconds
+        if self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self.paused = False
+        self._drained.set()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+        self._flush()
+        self._owner.writable(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the owner, once."""
+        for timer in (self._timer, self._stalled):
+            if timer is not None:
+                timer.cancel()
+        self.is_closed = True
+        self.reason = self.reason or (str(exc) if exc is not None else "the other end closed the connection")
+        self._drained.set()
+        self._buffer.clear()
+        if not self.gone.done():
+            self.gone.set_result(None)
+        self._owner.closed(self, self.reason)
+
+    # -- frames in ---------------------------------------------------------------------------------------------------
+
+    def _frame(self, raw: bytes) -> None:
+        self._limit_rate()
+        try:
+            envelope = peer.decode(raw)
+        except ProtocolError as error:
+            if not self._owner.malformed(self, error):
+                self._refuse("malformed frames")
+            return
+        if self.hello is None:
+            self._introduce(envelope)
+            return
+        told = self.hello.identity
+        if envelope.cluster != self._cluster or envelope.src != told.node or envelope.src_boot != told.boot:
+            self._refuse("a frame in another's name")
+            return
+        self._owner.received(self, envelope)
+
+    def _introduce(self, envelope: Envelope) -> None:
+        hello = envelope.body
+        if not isinstance(hello, Hello):
+            self._refuse("no introduction")
+            return
+        told, profile = hello.identity, hello.profile
+        if envelope.cluster != self._cluster:
+            self._refuse("other cluster")
+        elif told.node != envelope.src or told.boot != envelope.src_boot or profile.node != told.node:
+            self._refuse("a frame in another's name")
+        elif profile.protocol_min > PROTOCOL_MAX or profile.protocol_max < PROTOCOL_MIN:
+            self._refuse("no common protocol version")
+        else:
+            self.hello = hello
+            if self._timer is not None:
+                self._timer.cancel()
+            if hello.stream and not self.dialled:
+                self.stream = True
+                self._allow_stall(STREAM_STALLED_S)
+            if not self._owner.introduced(self, hello):
+                self.close(self.reason or "refused")
+            elif not self.ready.done():
+                self.ready.set_result(None)
+
+    def _limit_rate(self) -> None:
+        """Stop reading until the next second if this one had enough frames."""
+        now = self._loop.time()
+        if now - self._second >= 1.0:
+            self._second, self._frames = now, 0
+        self._frames += 1
+        if self._frames == FRAMES_PER_S_MAX and self._transport is not None:
+            self._transport.pause_reading()
+            self._loop.call_later(1.0, self.resume_reading)
+
+    def pause_reading(self) -> None:
+        """Let the operating system hold the peer back."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on reading."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _refuse(self, why: str) -> None:
+        if not self.is_closed:
+            self._owner.refused(self, why)
+            self.close(why)
+
+    # -- frames out --------------------------------------------------------------------------------------------------
+
+    def write(self, message: Message, frame: bytes) -> None:
+        """Write a frame at the end of this turn of the loop, with all others of the turn."""
+        self._waiting.append((message, frame))
+        self._waiting_bytes += len(frame)
+        if self._waiting_bytes >= FLUSH_BYTES:
+            self._flush()
+        elif not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._transport is None or self._transport.is_closing() or self.paused or not self._waiting:
+            return
+        frames = b"".join(frame for _, frame in self._waiting)
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        self._transport.write(frames)
+
+    async def drain(self) -> None:
+        """Wait until the transport takes more. Raises ConnectionError if it is gone."""
+        self._flush()
+        await self._drained.wait()
+        if self.is_closed:
+            raise ConnectionError(self.reason or "closed")
+
+    def unsent(self) -> list[Message]:
+        """The messages that were never handed to the operating system; they are forgotten here."""
+        messages = [message for message, _ in self._waiting]
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return messages
+
+    def close(self, reason: str) -> None:
+        """Write what is gathered, then close; nothing is read any more. ``reason`` is for `closed`."""
+        if self.is_closed or self._transport is None:
+            return
+        self._flush()
+        self.reason = self.reason or reason
+        self.is_closed = True
+        self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        """Close at once, whatever the transport still holds."""
+        self.is_closed = True
+        self.reason = self.reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def dial(address: str, who: str, make: Callable[[], PeerConnection]) -> PeerConnection:
+    """A connection to `HOST:PORT` whose other end, ``who`` for people, has introduced itself. Raises LinkUnavailable."""
+    what = f"no link to {who}"
+    try:
+        host, port = parse_address("peer", address)
+        async with asyncio.timeout(CONNECT_S):
+            _, connection = await asyncio.get_running_loop().create_connection(make, host, port)
+    except TimeoutError:
+        raise LinkUnavailable(who, what, why=f"{address} does not answer within {CONNECT_S:g} s") from None
+    except OSError as error:
+        raise LinkUnavailable(who, what, why=f"{address}: {operating_system_says(error)}") from None
+    except ConfigError as error:
+        raise LinkUnavailable(who, what, why=str(error)) from None
+    try:
+        await asyncio.wait([connection.ready, connection.gone], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        connection.abort("no longer wanted")
+        raise
+    if not connection.ready.done():
+        raise LinkUnavailable(who, what, why=f"{address}: {connection.reason}")
+    return connection
+
+
+def operating_system_says(error: OSError) -> str:
+    """The system's own words for it; asyncio and uvloop have different ones."""
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

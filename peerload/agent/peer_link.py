@@ -1,0 +1,444 @@
+"""TCP links between agents: who is met, what is sent, and exactly what could not be.
+
+All calls come from the loop's own thread, and none of them waits except those that are coroutines. A message that was
+handed to the operating system counts as sent; every other one comes back through ``send_failed``, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from peerload.agent import peer_streams
+from peerload.agent.peer_book import Bans, Peer, backoff_s, join_address, loopback, parse_address
+from peerload.agent.peer_connection import Owner, PeerConnection, dial, operating_system_says
+from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
+from peerload.model.messages import Envelope, Hello, Identity, Message, OutputChunk, OutputEnd, OutputRequest, WrongBoot
+from peerload.wire import peer as wire
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+
+    from peerload.agent.peer_streams import Piece
+
+CLOSE_S = 2.0
+STRANGERS_MAX = 64
+"""Connections to us that have not introduced themselves (rule J3)."""
+LINKS_PER_PEER_MAX = 4
+STREAMS_MAX = 256
+"""Output streams served at a time, and as many fetched."""
+
+_log = logging.getLogger("peerload.peer")
+
+
+class ServeOutput(Protocol):
+    """Where output comes from: called with the asking node and what it asks for."""
+
+    def __call__(self, src: str, request: OutputRequest, /) -> AsyncIterator[Piece]:
+        """Pieces, OutputEnd the last."""
+        raise NotImplementedError
+
+
+class PeerLinks:
+    """The links of one node. `start` listens; `dial` finds a member by address; `send` reaches one by name.
+
+    identity: ours (`start` fills the address in); hello: a fresh introduction; envelope: puts a message into its frame
+    (and numbers it); deliver: called with (node, message); met: a peer introduced itself on a new link; unreachable:
+    (node, reason), its last link broke or none could be made; send_failed: (node, message), it never left;
+    serve_output: the output of an attempt that ran here; peers_max: links beyond it are refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        cluster: str,
+        hello: Callable[[], Hello],
+        envelope: Callable[[Message, str, str], Envelope],
+        deliver: Callable[[str, Message], None],
+        met: Callable[[Hello], None],
+        unreachable: Callable[[str, str], None],
+        send_failed: Callable[[str, Message], None],
+        serve_output: ServeOutput,
+        counters: Counter[str],
+        peers_max: int = 1000,
+    ) -> None:
+        self.identity = identity
+        self._cluster = cluster
+        self._hello = hello
+        self._envelope = envelope
+        self._deliver = deliver
+        self._met = met
+        self._unreachable = unreachable
+        self._send_failed = send_failed
+        self._serve_output = serve_output
+        self._counters = counters
+        self._peers_max = peers_max
+        self._peers: dict[str, Peer] = {}
+        self._strangers: set[PeerConnection] = set()
+        self._connections: set[PeerConnection] = set()
+        self._served: dict[PeerConnection, asyncio.Task[None] | None] = {}
+        self._fetched = 0
+        self._bans = Bans()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._seeds: set[str] = set()
+        self._server: asyncio.Server | None = None
+        self._is_closing = False
+
+    # -- for the agent -----------------------------------------------------------------------------------------------
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen → the `HOST:PORT` others can dial. Raises ConfigError: not a loopback address, or the port is taken."""
+        host = loopback("listen", host)
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: self._connection(self, dialled=False), host, port, backlog=256
+            )
+        except OSError as error:
+            raise ConfigError("listen", f"cannot listen at {host}:{port}", why=operating_system_says(error)) from None
+        address = join_address(host, self._server.sockets[0].getsockname()[1])
+        self.identity = msgspec.structs.replace(self.identity, address=address)
+        return address
+
+    def dial(self, address: str) -> None:
+        """Find whoever is at this address, however long it takes; given up only if it turns out to be ourselves.
+
+        Raises ConfigError if it is not `HOST:PORT` on this machine.
+        """
+        parse_address("peer", address)
+        if address not in self._seeds and address != self.identity.address:
+            self._seeds.add(address)
+            self._spawn(self._find(address), f"seed {address}")
+
+    def learn(self, identity: Identity) -> None:
+        """Keep where a node can be dialled; a later start of its agent replaces what was known."""
+        if identity.node != self.identity.node and (peer := self._peer(identity.node)) is not None:
+            peer.learn(identity)
+
+    def connect(self, identity: Identity) -> None:
+        """Make a link to this node if there is none."""
+        self.learn(identity)
+        peer = self._peers.get(identity.node)
+        if peer is not None and not peer.links and not peer.is_dialled:
+            self._dial(peer)
+
+    def send(self, dst: str, message: Message) -> None:
+        """Send over the newest link to ``dst``; without one, dial it. Never waits, never raises for want of a link."""
+        peer = self._peer(dst) if dst != self.identity.node else None
+        if peer is None or self._is_closing:
+            self._fail(dst, [message])
+            return
+        link = peer.link
+        if link is not None and not link.paused and not peer.waiting:
+            self._write(link, dst, message)
+        elif not peer.keep(message):
+            self._counters["peer refused: queue full"] += 1
+            self._fail(dst, [message])
+        elif link is None and not peer.is_dialled:
+            self._dial(peer)
+
+    def linked(self) -> list[str]:
+        """The nodes there is a live link to."""
+        return sorted(node for node, peer in self._peers.items() if peer.links)
+
+    async def fetch_output(self, dst: str, request: OutputRequest) -> AsyncIterator[Piece]:
+        """The output of an attempt from the node that ran it: pieces as they come, OutputEnd the last.
+
+        Raises LinkUnavailable if ``dst`` cannot be reached, or is lost before the end; ask again from where it broke.
+        """
+        known = self._peers.get(dst)
+        if known is None or known.identity is None or not known.identity.address:
+            raise LinkUnavailable(dst, f"no address of {dst} is known")
+        if self._fetched >= STREAMS_MAX:
+            raise LinkUnavailable(dst, "too many output streams", why=f"at most {STREAMS_MAX} at a time")
+        self._fetched += 1
+        connection: PeerConnection | None = None
+        try:
+            reader = peer_streams.OutputReader(dst, lambda: self._greeting(stream=True), self._envelope)
+            connection = await self._open(known.identity.address, dst, reader, stream=True)
+            async for piece in reader.pieces(connection, request):
+                yield piece
+        finally:
+            self._fetched -= 1
+            if connection is not None:
+                connection.abort("the output is no longer wanted")
+
+    async def close(self) -> None:
+        """Stop listening, write what is gathered, close every link; at most about two seconds."""
+        self._is_closing = True
+        if self._server is not None:
+            self._server.close()
+        for task in [*self._tasks, *(task for task in self._served.values() if task is not None)]:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))
+        connections = list(self._connections)
+        for connection in connections:
+            connection.close("this agent stops")
+        gone = [connection.gone for connection in connections]
+        if gone:
+            await asyncio.wait(gone, timeout=CLOSE_S)
+        for connection in connections:
+            connection.abort("this agent stops")
+        if gone:
+            await asyncio.wait(gone)
+        if self._server is not None:
+            await self._server.wait_closed()
+        for peer in self._peers.values():
+            self._fail(peer.node, peer.take_all())
+
+    # -- dialling ----------------------------------------------------------------------------------------------------
+
+    def _connection(self, owner: Owner, *, dialled: bool, stream: bool = False) -> PeerConnection:
+        return PeerConnection(owner, self._cluster, self.identity, dialled=dialled, stream=stream)
+
+    async def _open(self, address: str, who: str, owner: Owner, *, stream: bool = False) -> PeerConnection:
+        """A connection whose other end has introduced itself. Raises LinkUnavailable."""
+        return await dial(address, who, lambda: self._connection(owner, dialled=True, stream=stream))
+
+    def _dial(self, peer: Peer) -> None:
+        """Make a link in the background; within the pause after a failure, fail at once."""
+        now_s = asyncio.get_running_loop().time()
+        if peer.identity is None or not peer.identity.address:
+            self._give_up(peer, "its address is not known")
+        elif now_s < peer.not_before_s:
+            self._give_up(peer, "it could not be reached a moment ago")
+        else:
+            peer.is_dialled = True
+            self._spawn(self._reach(peer, peer.identity.address), f"dial {peer.node}")
+
+    async def _reach(self, peer: Peer, address: str) -> None:
+        reason = ""
+        try:
+            connection = await self._open(address, peer.node, self)
+            if connection.hello is not None and connection.hello.identity.node != peer.node:
+                reason = f"{connection.hello.identity.node} answers at {address}"
+        except LinkUnavailable as error:
+            reason = error.why or error.what
+        finally:
+            peer.is_dialled = False
+        if not peer.links:
+            peer.failed(asyncio.get_running_loop().time())
+            self._give_up(peer, reason or "the link broke at once")
+
+    def _give_up(self, peer: Peer, reason: str) -> None:
+        self._counters["peer unreachable"] += 1
+        self._fail(peer.node, peer.take_all())
+        asyncio.get_running_loop().call_soon(self._unreachable, peer.node, reason)
+
+    async def _find(self, address: str) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._open(address, address, self)
+            except LinkUnavailable as error:
+                if address == self.identity.address or "this agent itself" in error.why:
+                    break
+                if failures == 0:
+                    _log.warning("no peer at %s yet (%s); trying on", address, error.why)
+                failures += 1
+                await asyncio.sleep(backoff_s(failures))
+            else:
+                break
+        self._seeds.discard(address)
+
+    # -- what connections say (Owner) ----------------------------------------------------------------------------------
+
+    def opened(self, connection: PeerConnection) -> None:
+        """Introduce ourselves, if there is room for a stranger."""
+        self._connections.add(connection)
+        if not connection.dialled:
+            if self._is_closing or len(self._strangers) >= STRANGERS_MAX:
+                self._drop("too many strangers")
+                connection.abort("too many strangers")
+                return
+            self._strangers.add(connection)
+        hello = self._greeting(stream=connection.stream)
+        connection.write(hello, wire.encode_frame(self._envelope(hello, "", "")))
+
+    def _greeting(self, *, stream: bool) -> Hello:
+        return msgspec.structs.replace(self._hello(), stream=stream)
+
+    def introduced(self, connection: PeerConnection, hello: Hello) -> bool:
+        """Take a peer in, unless it is ourselves, somebody under a taken name, banned, or one too many."""
+        self._strangers.discard(connection)
+        told = hello.identity
+        if told.node == self.identity.node and told.boot == self.identity.boot:
+            connection.reason = "this agent itself answers there"
+            return False
+        peer = self._peer(told.node) if told.node != self.identity.node else None
+        connection.reason = self._objection(peer, hello)
+        if connection.reason:
+            return False
+        if connection.stream:
+            self._served[connection] = None
+            return True
+        if peer is None:
+            return False
+        for link in [link for link in peer.links if link.hello is not None and link.hello.identity.boot != told.boot]:
+            link.close("its agent was started again")
+        if len(peer.links) >= LINKS_PER_PEER_MAX:
+            peer.links[0].close("newer links took its place")
+        peer.learn(told)
+        peer.failures, peer.not_before_s = 0, 0.0
+        peer.links.append(connection)
+        self._counters["peer links made"] += 1
+        self._met(hello)
+        self.writable(connection)
+        return True
+
+    def _objection(self, peer: Peer | None, hello: Hello) -> str:
+        """Why this peer is not taken in; "" if it is."""
+        told = hello.identity
+        link = peer.link if peer is not None else None
+        other = link.hello.identity if link is not None and link.hello is not None else None
+        if told.node == self.identity.node or (other is not None and other.store != told.store):
+            self._counters["peer clashes"] += 1
+            _log.error("two agents call themselves %s: the one at %r is refused", told.node, told.address[:100])
+            return f"another agent is called {told.node}"
+        if peer is None or (
+            not peer.links and sum(1 for known in self._peers.values() if known.links) >= self._peers_max
+        ):
+            self._drop("too many peers")
+            return "too many peers"
+        if other is not None and other.boot != told.boot and told.incarnation < other.incarnation:
+            self._drop("an earlier start")
+            return "a later start of this agent is here"
+        if self._bans.holds((told.node, told.boot), asyncio.get_running_loop().time()):
+            self._drop("banned")
+            return "banned for malformed frames"
+        if hello.stream and len(self._served) >= STREAMS_MAX:
+            self._drop("too many streams")
+            return "too many output streams"
+        return ""
+
+    def received(self, connection: PeerConnection, envelope: Envelope) -> None:
+        """Pass a message on, if it is for this start of this node."""
+        message, node = envelope.body, envelope.src
+        if envelope.dst != self.identity.node:
+            self._drop("not for us")
+        elif envelope.dst_boot not in {"", self.identity.boot}:
+            self._drop("for an earlier start")
+            if not isinstance(message, WrongBoot):
+                self._write(connection, node, WrongBoot(boot=self.identity.boot))
+        elif connection.stream:
+            self._serve(connection, node, message)
+        elif isinstance(message, OutputRequest | OutputChunk | OutputEnd):
+            if not self.malformed(connection, ProtocolError("output on a link that is not for it")):
+                connection.close("malformed frames")
+        else:
+            self._counters["peer received"] += 1
+            if isinstance(message, Hello):
+                self._met(message)
+            else:
+                self._deliver(node, message)
+
+    def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:  # noqa: ARG002 -- the protocol's
+        """Count it; too many, and the peer stays out for a while."""
+        self._drop("malformed")
+        if connection.hello is None:
+            return False
+        told = connection.hello.identity
+        if not self._bans.add((told.node, told.boot), asyncio.get_running_loop().time()):
+            return True
+        self._counters["peer bans"] += 1
+        _log.warning("%s sent malformed frames and stays out for a while", told.node)
+        return False
+
+    def refused(self, connection: PeerConnection, why: str) -> None:  # noqa: ARG002 -- the protocol's
+        """Count why."""
+        self._drop(why)
+
+    def writable(self, connection: PeerConnection) -> None:
+        """Send on what waits for this peer."""
+        peer = self._peers.get(connection.hello.identity.node) if connection.hello is not None else None
+        if peer is None or connection.stream:
+            return
+        while peer.waiting and (link := peer.link) is not None and not link.paused and not link.is_closed:
+            self._write(link, peer.node, peer.take())
+
+    def closed(self, connection: PeerConnection, reason: str) -> None:
+        """Give back what was not sent; if that was the last link to a peer, say so."""
+        self._strangers.discard(connection)
+        self._connections.discard(connection)
+        task = self._served.pop(connection, None)
+        if task is not None:
+            task.cancel()
+        peer = self._peers.get(connection.hello.identity.node) if connection.hello is not None else None
+        if peer is None or connection not in peer.links:
+            return
+        peer.links.remove(connection)
+        unsent = [message for message in connection.unsent() if not isinstance(message, Hello)]
+        if not peer.links:
+            self._fail(peer.node, unsent)
+            if not peer.is_dialled:
+                self._give_up(peer, reason)
+            return
+        for message in unsent:
+            self.send(peer.node, message)
+        self.writable(peer.links[-1])
+
+    # -- within ------------------------------------------------------------------------------------------------------
+
+    def _serve(self, connection: PeerConnection, node: str, message: Message) -> None:
+        if not isinstance(message, OutputRequest) or self._served.get(connection) is not None:
+            self._drop("no output request")
+            connection.close("no output request")
+            return
+        told = connection.hello
+        boot = told.identity.boot if told is not None else ""
+        pieces = self._serve_output(node, message)
+        work = peer_streams.serve(connection, pieces, lambda piece: self._envelope(piece, node, boot))
+        self._served[connection] = self._spawn(work, f"output for {node}")
+
+    def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
+        boot = link.hello.identity.boot if link.hello is not None else ""
+        try:
+            frame = wire.encode_frame(self._envelope(message, dst, boot))
+        except ProtocolError:
+            self._counters["peer refused: too large"] += 1
+            self._fail(dst, [message])
+            return
+        self._counters["peer sent"] += 1
+        link.write(message, frame)
+
+    def _fail(self, dst: str, messages: Sequence[Message]) -> None:
+        """Give messages back in a later turn, so that a sender is never called from within its own call."""
+        loop = asyncio.get_running_loop()
+        for message in messages:
+            self._counters["peer send failed"] += 1
+            loop.call_soon(self._send_failed, dst, message)
+
+    def _peer(self, node: str) -> Peer | None:
+        """What is known of a node. A bound keeps this small: one that is in no use is forgotten; None if all are."""
+        peer = self._peers.get(node)
+        if peer is None and len(self._peers) >= 2 * self._peers_max:
+            idle = next((name for name, known in self._peers.items() if known.is_idle), None)
+            if idle is None:
+                return None
+            del self._peers[idle]
+        if peer is None:
+            peer = self._peers[node] = Peer(node)
+        return peer
+
+    def _drop(self, why: str) -> None:
+        self._counters["peer dropped"] += 1
+        self._counters[f"peer dropped: {why}"] += 1
+
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            task.get_loop().call_exception_handler(
+                {"message": "a bug in the peer link", "exception": error, "task": task}
+            )

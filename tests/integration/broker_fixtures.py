@@ -1,0 +1,185 @@
+"""Real brokers in processes of their own, and event loops in threads of their own, as fixtures."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import pytest
+import uvloop
+
+from peerload.agent import broker as broker_module
+from peerload.agent.broker import BrokerProcess, Kind, start_broker
+from peerload.agent.mqtt import MqttBus
+from peerload.model.load import LoadReport
+from peerload.model.messages import Envelope, Identity, Message, State
+from peerload.model.resources import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+ResultT = TypeVar("ResultT")
+
+
+class LoopThread:
+    """An event loop in a thread, so that a test can wait with `wait_until` while it runs. Exceptions that the loop
+    had nobody to give to are kept in ``complaints``."""
+
+    def __init__(self, kind: str) -> None:
+        self.complaints: list[dict[str, Any]] = []
+        factory = uvloop.new_event_loop if kind == "uvloop" else asyncio.new_event_loop
+        self._runner = asyncio.Runner(loop_factory=cast("Any", factory))
+        ready = threading.Event()
+        self._stopped: asyncio.Event | None = None
+
+        async def live() -> None:
+            self.loop = asyncio.get_running_loop()
+            self.loop.set_exception_handler(lambda _, context: self.complaints.append(context))
+            self._stopped = asyncio.Event()
+            ready.set()
+            await self._stopped.wait()
+
+        def body() -> None:
+            with self._runner:
+                self._runner.run(live())
+
+        self._thread = threading.Thread(target=body, name=f"loop {kind}")
+        self._thread.start()
+        assert ready.wait(10)
+
+    def run(self, work: Coroutine[Any, Any, ResultT], timeout_s: float = 20.0) -> ResultT:
+        """What the coroutine returns."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run it beside the test."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def call(self, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Call a plain function inside the loop."""
+
+        async def inside() -> ResultT:
+            return function(*arguments)
+
+        return self.run(inside())
+
+    def close(self) -> None:
+        """Cancel what still runs and end the thread."""
+        if self._stopped is not None:
+            self.loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop_thread(request: pytest.FixtureRequest) -> Iterator[LoopThread]:
+    """Both event loops that an agent may run on; a complaint of the loop fails the test."""
+    thread = LoopThread(request.param)
+    yield thread
+    thread.close()
+    if thread.complaints:
+        pytest.fail(f"the event loop complained: {thread.complaints}")
+
+
+def need_broker(kind: Kind) -> None:
+    """Skip if this broker is not installed; fail where nothing may be skipped."""
+    there = importlib.util.find_spec("amqtt") is not None if kind == "amqtt" else broker_module._mosquitto() is not None
+    if there:
+        return
+    reason = f"{kind} is not installed"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """A directory with a short path."""
+    directory = Path(tempfile.mkdtemp(prefix="pl-", dir="/tmp"))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def broker(request: pytest.FixtureRequest, short_directory: Path) -> Iterator[BrokerProcess]:
+    """A running broker of each kind."""
+    need_broker(request.param)
+    with start_broker(short_directory, request.param) as running:
+        yield running
+
+
+def identity_of(node: str, boot: str = "", incarnation: int = 1) -> Identity:
+    """Who a test's node is."""
+    return Identity(
+        node=node,
+        boot=boot or f"boot-of-{node}",
+        machine_boot="machine",
+        store=f"store-{node}",
+        incarnation=incarnation,
+    )
+
+
+class BusNode:
+    """One node on the bus, which writes down what it hears."""
+
+    def __init__(self, loop: LoopThread, urls: list[str], node: str, **more: Any) -> None:
+        self.loop = loop
+        self.identity: Identity = more.pop("identity", None) or identity_of(node)
+        self.cluster: str = more.pop("cluster", "default")
+        self.heard: list[tuple[Message, bool]] = []
+        self.changes: list[bool] = []
+        self.counters: Counter[str] = Counter()
+        self.load_tasks = 0
+        self.sequence = 0
+
+        async def make() -> MqttBus:
+            return MqttBus(
+                urls=urls,
+                cluster=self.cluster,
+                site="main",
+                identity=self.identity,
+                envelope=self.envelope,
+                deliver=lambda envelope, retained: self.heard.append((envelope.body, retained)),
+                on_change=self.changes.append,
+                state=self.state,
+                counters=self.counters,
+                **more,
+            )
+
+        self.bus = loop.run(make())
+        self.running = loop.start(self.bus.run())
+
+    def envelope(self, message: Message, dst: str, dst_boot: str) -> Envelope:
+        self.sequence += 1
+        return Envelope(
+            v=1,
+            cluster=self.cluster,
+            src=self.identity.node,
+            src_boot=self.identity.boot,
+            seq=self.sequence,
+            body=message,
+            dst=dst,
+            dst_boot=dst_boot,
+        )
+
+    def state(self) -> State:
+        profile = Profile(node=self.identity.node, slots=4, cpus=4.0)
+        return State(identity=self.identity, profile=profile, report=LoadReport(load_tasks=self.load_tasks))
+
+    def send(self, dst: str, message: Message, dst_boot: str = "") -> bool:
+        return self.loop.call(self.bus.send, dst, dst_boot, message)
+
+    def announce(self, load_tasks: int) -> bool:
+        self.load_tasks = load_tasks
+        return self.loop.call(self.bus.publish_state, self.state())
+
+    def close(self) -> None:
+        self.loop.run(self.bus.close())
+        self.running.result(5)

@@ -1,0 +1,377 @@
+"""The bus over real brokers: who hears what, what is refused, and how it rides out a broker's death."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import aiomqtt
+import msgspec
+import pytest
+
+from peerload.agent.mqtt import BrokerUrl
+from peerload.agent.mqtt_inbox import WINDOW_MESSAGES, AdviceFilter, Received, Topics
+from peerload.model.errors import ConfigError
+from peerload.model.load import LoadReport
+from peerload.model.messages import (
+    Envelope,
+    GiveRequest,
+    Message,
+    Need,
+    NotStarted,
+    Probe,
+    ProbeReply,
+    Query,
+    State,
+    StateRequest,
+)
+from peerload.model.resources import Profile
+from peerload.wire import peer
+from tests.integration.broker_fixtures import (  # noqa: F401 -- fixtures
+    BusNode,
+    LoopThread,
+    broker,
+    identity_of,
+    loop_thread,
+    short_directory,
+)
+from tests.support import free_port, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from peerload.agent.broker import BrokerProcess
+
+
+class Nodes:
+    """Makes nodes and closes them at the end of the test."""
+
+    def __init__(self, loop: LoopThread, urls: list[str]) -> None:
+        self.loop = loop
+        self.urls = urls
+        self.made: list[BusNode] = []
+
+    def __call__(self, node: str, **more: object) -> BusNode:
+        made = BusNode(self.loop, self.urls, node, **more)
+        self.made.append(made)
+        return made
+
+
+@pytest.fixture
+def nodes(loop_thread: LoopThread, broker: BrokerProcess) -> Iterator[Nodes]:  # noqa: F811 -- fixtures
+    made = Nodes(loop_thread, [broker.url])
+    yield made
+    for node in made.made:
+        node.close()
+
+
+def publish(loop: LoopThread, url: str, messages: list[tuple[str, bytes]], *, retain: bool = False) -> None:
+    """A stranger with a client of its own publishes these (topic, payload), in order."""
+    parsed = BrokerUrl.parse(url)
+
+    async def work() -> None:
+        client = aiomqtt.Client(parsed.host, parsed.port, protocol=aiomqtt.ProtocolVersion.V311)
+        async with client:
+            for topic, payload in messages:
+                await client.publish(topic, payload, qos=1, retain=retain)
+
+    loop.run(work())
+
+
+def test_state_is_retained_for_who_joins_later(nodes: Nodes) -> None:
+    first = nodes("ws1")
+    wait_until(lambda: first.bus.connected, what="ws1 connected")
+    assert first.announce(3)
+    wait_until(lambda: first.counters["mqtt published state"] >= 2, what="published")
+    late = nodes("ws2")
+    wait_until(lambda: [message for message, _ in late.heard if isinstance(message, State)], what="ws2 hears")
+    state, retained = late.heard[0]
+    assert isinstance(state, State)
+    assert (state.identity.node, state.report.load_tasks, retained) == ("ws1", 3, True)
+    wait_until(lambda: first.heard, what="ws1 hears of ws2")
+    assert first.heard[0][1] is False
+    assert first.announce(4)
+    wait_until(lambda: len(late.heard) == 2, what="the live one")
+    assert late.heard[1][1] is False
+    assert first.changes == [True]
+    assert first.counters["mqtt connects"] == 1
+
+
+def test_a_directed_message_reaches_its_node_alone_and_once(nodes: Nodes) -> None:
+    a, b, c = nodes("a"), nodes("b"), nodes("c")
+    wait_until(lambda: all(len(node.heard) == 2 for node in (a, b, c)), what="all states")
+    assert a.send("b", Probe(search=7, need=Need(), report=LoadReport()), b.identity.boot)
+    wait_until(lambda: len(b.heard) == 3, what="the probe")
+    assert b.send("a", ProbeReply(search=7, accepts=True, report=LoadReport()))
+    wait_until(lambda: len(a.heard) == 3, what="the reply")
+    reply = a.heard[-1][0]
+    assert isinstance(reply, ProbeReply)
+    assert (reply.search, reply.accepts) == (7, True)
+    assert len(c.heard) == 2
+    assert a.counters["mqtt published probe"] == 1
+    assert b.counters["mqtt received probe"] == 1
+
+
+def test_a_burst_arrives_whole_and_in_order(nodes: Nodes) -> None:
+    a, b = nodes("a"), nodes("b")
+    wait_until(lambda: a.bus.connected and b.bus.connected, what="connected")
+
+    def burst() -> int:
+        return sum(
+            a.bus.send("b", "", ProbeReply(search=number, accepts=True, report=LoadReport())) for number in range(900)
+        )
+
+    assert a.loop.call(burst) == 900
+    wait_until(lambda: b.counters["mqtt received probe-reply"] == 900, what="900 replies")
+    replies = [message.search for message, _ in b.heard if isinstance(message, ProbeReply)]
+    assert replies == list(range(900))
+
+
+def test_the_outgoing_queue_is_bounded(nodes: Nodes) -> None:
+    a = nodes("a")
+    wait_until(lambda: a.bus.connected, what="connected")
+
+    def burst() -> int:
+        return sum(a.bus.send("b", "", StateRequest(underloaded=True)) for _ in range(3000))
+
+    assert a.loop.call(burst) == 1000
+    assert a.counters["mqtt refused: queue full"] == 2000
+
+
+def test_a_killed_broker_is_found_again_by_itself(nodes: Nodes, broker: BrokerProcess) -> None:  # noqa: F811
+    a, b = nodes("a"), nodes("b")
+    wait_until(lambda: a.heard and b.heard, what="both heard")
+    broker.kill()
+    wait_until(lambda: not a.bus.connected and not b.bus.connected, what="the loss is seen")
+    assert a.bus.url is None
+    assert a.send("b", StateRequest(underloaded=True)) is False
+    assert a.announce(9) is False
+    heard = len(b.heard)
+    broker.start()
+    wait_until(lambda: a.bus.connected and b.bus.connected, what="reconnected")
+    wait_until(lambda: len(b.heard) > heard, what="state published again")
+    state = b.heard[-1][0]
+    assert isinstance(state, State)
+    assert state.report.load_tasks == 9
+    assert a.changes == [True, False, True]
+    assert a.send("b", StateRequest(underloaded=True))
+    wait_until(lambda: isinstance(b.heard[-1][0], StateRequest), what="directed messages work again")
+
+
+def test_a_frozen_broker_holds_nobody_up(nodes: Nodes, broker: BrokerProcess) -> None:  # noqa: F811 -- a fixture
+    a = nodes("a")
+    wait_until(lambda: a.bus.connected, what="connected")
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        big = Profile(node="a", slots=1, cpus=1.0, labels=tuple("x" * 128 for _ in range(20)))
+        request = GiveRequest(search=1, report=LoadReport(), profile=big)
+
+        def burst() -> bool:
+            return all(a.bus.send("b", "", request) for _ in range(500))
+
+        wait_until(lambda: not a.loop.call(burst), what="the queue is full, or the broker given up")
+        a.close()
+        nodes.made.remove(a)
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+
+
+def test_a_clean_close_takes_the_retained_state_away(nodes: Nodes) -> None:
+    a, witness = nodes("a"), nodes("w")
+    wait_until(lambda: witness.heard, what="a is seen")
+    a.close()
+    assert a.changes == [True, False]
+    late = nodes("late")
+    wait_until(lambda: late.heard, what="late hears")
+    assert late.send("w", StateRequest(underloaded=True))
+    assert late.send("late", StateRequest(underloaded=True))
+    wait_until(lambda: any(isinstance(message, StateRequest) for message, _ in witness.heard), what="a full round")
+    assert {message.identity.node for message, _ in late.heard if isinstance(message, State)} == {"w"}
+
+
+def test_state_is_repeated(loop_thread: LoopThread, broker: BrokerProcess) -> None:  # noqa: F811 -- fixtures
+    node = BusNode(loop_thread, [broker.url], "a", state_every_s=0.05)
+    wait_until(lambda: node.counters["mqtt published state"] >= 4, what="repeated")
+    node.close()
+
+
+def test_what_a_hostile_broker_hands_over_is_dropped_and_counted(nodes: Nodes) -> None:
+    me = nodes("me")
+    wait_until(lambda: me.bus.connected, what="connected")
+    good = StateRequest(underloaded=True)
+
+    def envelope(body: Message, **changes: object) -> Envelope:
+        made = Envelope(v=1, cluster="default", src="evil", src_boot="x", seq=len(bad), body=body, dst="me")
+        return msgspec.structs.replace(made, **changes)
+
+    state = State(identity=identity_of("evil"), profile=Profile(node="evil", slots=1, cpus=1.0), report=LoadReport())
+    bad: list[tuple[str, bytes, str]] = []
+    to, states = "peerload/default/main/evil/to/me", "peerload/default/main/evil/state"
+    for topic, payload, why in (
+        (to, b"\xff\x00garbage", "malformed"),
+        (states, b"{}", "malformed"),
+        (to, b"\x90" * 5000, "too large"),
+        (to, peer.encode(envelope(good, cluster="other")), "other cluster"),
+        (to, peer.encode(envelope(good, src="somebody")), "wrong source"),
+        (states, peer.encode(envelope(state, src_boot="not-the-states")), "wrong source"),
+        (states, peer.encode(envelope(good)), "not advice"),
+        (to, peer.encode(envelope(Query(task="me/1", uid=b"u" * 16, attempt=1))), "not advice"),
+        (to, peer.encode(envelope(NotStarted(task="me/1", uid=b"u" * 16, attempt=1))), "not advice"),
+        (to, peer.encode(envelope(good, dst="you")), "not for us"),
+        (to, peer.encode(envelope(good, dst_boot="an-earlier-start")), "not for us"),
+    ):
+        bad.append((topic, payload, why))
+    publish(me.loop, nodes.urls[0], [(topic, payload) for topic, payload, _ in bad])
+    publish(me.loop, nodes.urls[0], [(to, peer.encode(envelope(good, seq=99)))] * 2)
+    wait_until(lambda: me.heard and me.counters["mqtt dropped: seen before"], what="the good one, once")
+    assert [message for message, _ in me.heard] == [good]
+    reasons = Counter(why for _, _, why in bad)
+    assert {why: me.counters[f"mqtt dropped: {why}"] for why in reasons} == dict(reasons)
+    assert me.counters["mqtt dropped"] == len(bad) + 1
+    assert me.bus.connected
+
+
+def test_ownership_is_never_published(nodes: Nodes) -> None:
+    a = nodes("a")
+    wait_until(lambda: a.bus.connected, what="connected")
+    assert a.send("b", Query(task="a/1", uid=b"u" * 16, attempt=1)) is False
+    big = Profile(node="a", slots=1, cpus=1.0, labels=tuple("x" * 128 for _ in range(64)))
+    assert a.send("b", GiveRequest(search=1, report=LoadReport(), profile=big)) is False
+    assert a.counters["mqtt refused: too large"] == 1
+
+
+def test_a_broker_that_never_answers_is_away_and_blocks_nobody(
+    loop_thread: LoopThread,  # noqa: F811 -- a fixture
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    accepted = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as mute, caplog.at_level(logging.INFO, "peerload.mqtt"):
+        held: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    held.append(mute.accept()[0])
+                except OSError:
+                    return
+                accepted.set()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        node = BusNode(loop_thread, [f"mqtt://someone:s3cret@127.0.0.1:{mute.getsockname()[1]}"], "a")
+        assert accepted.wait(10)
+        assert node.send("b", StateRequest(underloaded=True)) is False
+        assert node.announce(1) is False
+        wait_until(lambda: caplog.records, timeout_s=15, what="one line about it")
+        assert "no answer within" in caplog.text
+        assert "s3cret" not in caplog.text
+        assert node.changes == []
+        node.close()
+        mute.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+        for sock in held:
+            sock.close()
+    assert len(caplog.records) == 1
+
+
+def test_the_next_broker_is_tried(
+    loop_thread: LoopThread,  # noqa: F811 -- a fixture
+    broker: BrokerProcess,  # noqa: F811 -- a fixture
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "peerload.mqtt"):
+        node = BusNode(loop_thread, [f"mqtt://127.0.0.1:{free_port()}", broker.url], "a")
+        wait_until(lambda: node.bus.connected, what="the second broker")
+        assert node.bus.url == broker.url
+        node.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mqtts://u:pass1@h",
+        "http://u:pass1@h",
+        "mqtt://",
+        "mqtt://u:pass1@h:99999",
+        "mqtt://u:pass1@h/path",
+        "pass1",
+        "",
+    ],
+)
+def test_an_unusable_address_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        BrokerUrl.parse(url)
+    assert "pass1" not in str(caught.value) + caught.value.hint + caught.value.why
+    assert caught.value.key == "mqtt"
+
+
+def test_addresses() -> None:
+    assert BrokerUrl.parse("mqtt://broker").port == 1883
+    full = BrokerUrl.parse("mqtt://user:p%40ss@[::1]:99")
+    assert (full.host, full.port, full.user, full.password) == ("::1", 99, "user", "p@ss")
+    assert full.text == "mqtt://[::1]:99"
+    assert "p@ss" not in repr(full)
+
+
+class Sample(msgspec.Struct):
+    topic: str
+    payload: bytes
+
+
+def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
+    counters: Counter[str] = Counter()
+    queue: Received[Sample] = Received(counters, 3)
+    for number in range(100):
+        queue.put_nowait(Sample("peerload/c/s/a/state", str(number).encode()))
+    queue.put_nowait(Sample("peerload/c/s/a/to/me", b"1"))
+    queue.put_nowait(Sample("peerload/c/s/a/to/me", b"2"))
+    queue.put_nowait(Sample("peerload/c/s/a/to/me", b"3"))
+    queue.put_nowait(Sample("peerload/c/s/a/state", b"newest"))
+    queue.put_nowait(Sample("peerload/c/s/b/state", b"x" * 5000))
+    assert [queue.get_nowait().payload for _ in range(queue.qsize())] == [b"newest", b"1", b"2"]
+    assert counters == {"mqtt dropped": 2, "mqtt dropped: queue full": 1, "mqtt dropped: too large": 1}
+
+
+def make_filter() -> AdviceFilter:
+    return AdviceFilter(Topics("c", "s", "me"), identity_of("me"), Counter())
+
+
+def test_of_two_states_the_newer_counts_whatever_the_order() -> None:
+    accept = make_filter().accept
+
+    def state(boot: str, incarnation: int, seq: int) -> bool:
+        told = identity_of("a", boot, incarnation)
+        body = State(identity=told, profile=Profile(node="a", slots=1, cpus=1.0), report=LoadReport())
+        raw = peer.encode(Envelope(v=1, cluster="c", src="a", src_boot=boot, seq=seq, body=body))
+        return accept("peerload/c/s/a/state", raw) is not None
+
+    assert state("first", 1, 10)
+    assert not state("first", 1, 10)
+    assert not state("first", 1, 9)
+    assert state("first", 1, 11)
+    assert state("second", 2, 1)
+    assert not state("first", 1, 12)
+    assert state("second", 2, 2)
+
+
+def test_a_message_counts_once_within_the_window() -> None:
+    accept = make_filter().accept
+
+    def request(seq: int, boot: str = "x") -> bool:
+        body = StateRequest(underloaded=True)
+        raw = peer.encode(Envelope(v=1, cluster="c", src="a", src_boot=boot, seq=seq, body=body, dst="me"))
+        return accept("peerload/c/other-site/a/to/me", raw) is not None
+
+    assert [request(seq) for seq in (5, 5, 3, 3, 0, 10**6, 10**6 - 1, 10**6 - 1)] == [
+        True, False, True, False, True, True, True, False,
+    ]  # fmt: skip
+    assert not request(10**6 - WINDOW_MESSAGES)
+    assert request(10**6 - WINDOW_MESSAGES + 1)
+    assert request(10**6, boot="another start")
+    assert request(1 << 62)

@@ -1,0 +1,537 @@
+"""Links between agents over real sockets: introductions, both directions, hostile strangers, losses, output streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from peerload.agent import peer_connection
+from peerload.agent.peer_link import PeerLinks
+from peerload.model.errors import ConfigError, LinkUnavailable
+from peerload.model.load import LoadReport
+from peerload.model.messages import (
+    Envelope,
+    Hello,
+    Identity,
+    Message,
+    Offer,
+    OutputChunk,
+    OutputEnd,
+    OutputRequest,
+    Ping,
+    Pong,
+    WrongBoot,
+)
+from peerload.model.resources import Profile
+from peerload.model.task import TaskSpec
+from peerload.wire import peer
+from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- a fixture
+from tests.support import free_port, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+REQUEST = OutputRequest(task="a/1", uid=b"u" * 16, attempt=1)
+
+
+class LinkNode:
+    """One node with links, which writes down what it is told."""
+
+    def __init__(self, loop: LoopThread, node: str, **more: Any) -> None:
+        self.loop = loop
+        self.cluster: str = more.pop("cluster", "default")
+        self.protocol: tuple[int, int] = more.pop("protocol", (1, 1))
+        self.heard: list[tuple[str, Message]] = []
+        self.met: list[Hello] = []
+        self.lost: list[tuple[str, str]] = []
+        self.failed: list[tuple[str, Message]] = []
+        self.served: list[int] = []
+        self.pieces: list[OutputChunk | OutputEnd] = []
+        self.counters: Counter[str] = Counter()
+        self.sequence = 0
+        identity = more.pop("identity", None) or identity_of(node)
+
+        async def make() -> PeerLinks:
+            return PeerLinks(
+                identity=identity,
+                cluster=self.cluster,
+                hello=self.hello,
+                envelope=self.envelope,
+                deliver=lambda src, message: self.heard.append((src, message)),
+                met=self.met.append,
+                unreachable=lambda node, reason: self.lost.append((node, reason)),
+                send_failed=lambda dst, message: self.failed.append((dst, message)),
+                serve_output=self.serve,
+                counters=self.counters,
+                **more,
+            )
+
+        self.links = loop.run(make())
+        self.address = loop.run(self.links.start("127.0.0.1", 0))
+
+    @property
+    def identity(self) -> Identity:
+        return self.links.identity
+
+    def hello(self) -> Hello:
+        low, high = self.protocol
+        profile = Profile(node=self.identity.node, slots=1, cpus=1.0, protocol_min=low, protocol_max=high)
+        return Hello(identity=self.identity, profile=profile)
+
+    def envelope(self, message: Message, dst: str, dst_boot: str) -> Envelope:
+        self.sequence += 1
+        told = self.identity
+        return Envelope(1, self.cluster, told.node, told.boot, self.sequence, message, dst, dst_boot)
+
+    async def serve(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
+        assert src
+        assert request == REQUEST
+        for piece in self.pieces:
+            self.served.append(1)
+            yield piece
+
+    def send(self, dst: str, message: Message) -> None:
+        self.loop.call(self.links.send, dst, message)
+
+    def dial(self, address: str) -> None:
+        self.loop.call(self.links.dial, address)
+
+    def learn(self, identity: Identity) -> None:
+        self.loop.call(self.links.learn, identity)
+
+    def close(self) -> None:
+        self.loop.run(self.links.close())
+
+
+class Nodes:
+    """Makes nodes and closes them at the end of the test."""
+
+    def __init__(self, loop: LoopThread) -> None:
+        self.loop = loop
+        self.made: list[LinkNode] = []
+
+    def __call__(self, node: str, **more: Any) -> LinkNode:
+        made = LinkNode(self.loop, node, **more)
+        self.made.append(made)
+        return made
+
+    def linked(self, *names: str) -> list[LinkNode]:
+        """Two nodes that have met."""
+        a, b = (self(name) for name in names)
+        a.dial(b.address)
+        wait_until(lambda: a.met and b.met, what="they meet")
+        return [a, b]
+
+
+@pytest.fixture
+def nodes(loop_thread: LoopThread) -> Iterator[Nodes]:  # noqa: F811 -- a fixture
+    made = Nodes(loop_thread)
+    yield made
+    for node in made.made:
+        node.close()
+
+
+class Stranger:
+    """Raw bytes to a node's port."""
+
+    def __init__(self, node: LinkNode, name: str = "stranger", boot: str = "boot-of-stranger") -> None:
+        host, _, port = node.address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.told = identity_of(name, boot)
+        self.to = node.identity.node
+        self.sequence = 0
+
+    def frame(self, message: Message, **changes: object) -> bytes:
+        self.sequence += 1
+        made = Envelope(1, "default", self.told.node, self.told.boot, self.sequence, message, self.to)
+        return peer.encode_frame(msgspec.structs.replace(made, **changes))
+
+    def hello(self, **changes: object) -> bytes:
+        profile = Profile(node=self.told.node, slots=1, cpus=1.0)
+        return self.frame(Hello(identity=self.told, profile=profile), dst="", **changes)
+
+    def send(self, *frames: bytes) -> None:
+        self.socket.sendall(b"".join(frames))
+
+    def read(self) -> Envelope:
+        return peer.decode(self._exactly(int.from_bytes(self._exactly(4), "big")))
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            more = self.socket.recv(size - len(data))
+            assert more, "closed"
+            data += more
+        return data
+
+    def is_closed(self) -> bool:
+        """Read to the end; a reset is one too."""
+        with contextlib.suppress(ConnectionError):
+            while self.socket.recv(1 << 16):
+                pass
+        self.socket.close()
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def test_two_agents_meet_and_speak_both_ways(nodes: Nodes) -> None:
+    a, b = nodes.linked("a", "b")
+    assert (a.met[0].identity.node, b.met[0].identity.node) == ("b", "a")
+    assert b.met[0].identity.address == a.address
+    a.send("b", Ping(sequence=1))
+    b.send("a", Pong(sequence=1, report=LoadReport()))
+    wait_until(lambda: a.heard and b.heard, what="both hear")
+    assert b.heard == [("a", Ping(sequence=1))]
+    assert a.heard == [("b", Pong(sequence=1, report=LoadReport()))]
+    assert a.loop.call(a.links.linked) == ["b"]
+    assert (a.failed, a.lost) == ([], [])
+
+
+def test_a_burst_arrives_whole_and_in_order(nodes: Nodes) -> None:
+    a, b = nodes.linked("a", "b")
+
+    def burst() -> None:
+        for number in range(5000):
+            a.links.send("b", Ping(sequence=number))
+
+    a.loop.call(burst)
+    wait_until(lambda: len(b.heard) == 5000, what="5000 pings")
+    assert [message.sequence for _, message in b.heard if isinstance(message, Ping)] == list(range(5000))
+
+
+def test_the_largest_offer_passes(nodes: Nodes) -> None:
+    a, b = nodes.linked("a", "b")
+    spec = TaskSpec(argv=(b"x" * (1 << 20),), directory=b"/", environment=b"e" * (256 << 10))
+    a.send("b", Offer(task="a/1", uid=b"u" * 16, attempt=1, spec=spec, lease_s=60.0))
+    wait_until(lambda: b.heard, what="the offer")
+    offer = b.heard[0][1]
+    assert isinstance(offer, Offer)
+    assert offer.spec == spec
+
+
+def test_a_send_dials_what_was_learnt_and_waits_for_the_link(nodes: Nodes) -> None:
+    a, b = nodes("a"), nodes("b")
+    a.learn(b.identity)
+    for number in range(10):
+        a.send("b", Ping(sequence=number))
+    wait_until(lambda: len(b.heard) == 10, what="all pings")
+    assert [message for _, message in b.heard] == [Ping(sequence=number) for number in range(10)]
+    b.send("a", Ping(sequence=11))
+    wait_until(lambda: a.heard, what="the same link backwards")
+    assert (len(a.met), len(b.met)) == (1, 1)
+
+
+def test_what_could_not_be_sent_comes_back_exactly_once(nodes: Nodes) -> None:
+    a = nodes("a")
+    gone = msgspec.structs.replace(identity_of("gone"), address=f"127.0.0.1:{free_port()}")
+    a.learn(gone)
+
+    def burst() -> None:
+        for number in range(1500):
+            a.links.send("gone", Ping(sequence=number))
+
+    a.loop.call(burst)
+    wait_until(lambda: len(a.failed) == 1500, what="all back")
+    wait_until(lambda: a.lost, what="unreachable")
+    assert sorted(message.sequence for _, message in a.failed if isinstance(message, Ping)) == list(range(1500))
+    assert a.counters["peer refused: queue full"] == 1500 - 1024
+    assert "refused" in a.lost[0][1].lower()
+    a.send("never-heard-of", Ping(sequence=1))
+    wait_until(lambda: len(a.failed) == 1501, what="an unknown node")
+    assert a.lost[-1] == ("never-heard-of", "its address is not known")
+
+
+def test_link_loss_is_told_and_later_messages_dial_anew(nodes: Nodes) -> None:
+    a, b = nodes.linked("a", "b")
+    b.close()
+    wait_until(lambda: a.lost, what="loss is told")
+    assert a.lost[0][0] == "b"
+    assert a.loop.call(a.links.linked) == []
+    again = nodes("b", identity=identity_of("b", "second start", 2))
+    a.learn(again.identity)
+    a.send("b", Ping(sequence=5))
+    wait_until(lambda: again.heard, what="the new start hears")
+    assert a.failed == []
+
+
+def test_messages_that_a_stalled_peer_does_not_take_come_back(nodes: Nodes) -> None:
+    a = nodes("a")
+    stalled = Stranger(a)
+    stalled.send(stalled.hello())
+    wait_until(lambda: a.met, what="met")
+    spec = TaskSpec(argv=(b"x" * (1 << 20),), directory=b"/")
+    offer = Offer(task="a/1", uid=b"u" * 16, attempt=1, spec=spec, lease_s=60.0)
+
+    def burst() -> None:
+        for _ in range(80):
+            a.links.send("stranger", offer)
+
+    a.loop.call(burst)
+    wait_until(lambda: a.failed, what="more than may wait")
+    refused = len(a.failed)
+    assert 0 < refused < 20
+    assert a.counters["peer sent"] < 20
+    stalled.close()
+    wait_until(lambda: a.lost, what="loss")
+    wait_until(lambda: len(a.failed) + a.counters["peer sent"] == 80, what="each is sent or comes back")
+
+
+@pytest.mark.parametrize("with_hello", [False, True])
+def test_garbage_hurts_nobody_else(nodes: Nodes, with_hello: bool) -> None:
+    a, b = nodes.linked("a", "b")
+    stranger = Stranger(a)
+    with contextlib.suppress(ConnectionError):
+        stranger.send(
+            *([stranger.hello()] if with_hello else []), b"\x00\x00\x00\x10" + b"\xc1" * 16, b"\xff" * (10 << 20)
+        )
+    assert stranger.is_closed()
+    assert a.counters["peer dropped: malformed"] >= 1
+    b.send("a", Ping(sequence=1))
+    wait_until(lambda: a.heard, what="the link still works")
+
+
+def test_a_frame_that_claims_4_gib_is_refused_before_it_comes(nodes: Nodes) -> None:
+    a = nodes("a")
+    for with_hello in (False, True):
+        stranger = Stranger(a)
+        stranger.send(*([stranger.hello()] if with_hello else []), b"\xff\xff\xff\xff")
+        assert stranger.is_closed()
+    assert a.counters["peer dropped: a frame too large"] == 2
+
+
+def test_three_malformed_frames_close_and_ban(nodes: Nodes) -> None:
+    a = nodes("a")
+    stranger = Stranger(a)
+    bad = struct.pack(">I", 3) + b"\x93\x01\x02"
+    stranger.send(stranger.hello(), bad, bad, stranger.frame(Ping(sequence=1)))
+    wait_until(lambda: a.heard, what="two are forgiven")
+    stranger.send(bad)
+    assert stranger.is_closed()
+    assert a.counters["peer bans"] == 1
+    again = Stranger(a)
+    again.send(again.hello())
+    assert again.is_closed()
+    assert a.counters["peer dropped: banned"] == 1
+    other_start = Stranger(a, boot="another start")
+    other_start.send(other_start.hello())
+    wait_until(lambda: len(a.met) == 2, what="a new start is let in")
+    other_start.close()
+
+
+def test_who_does_not_introduce_itself_is_closed(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_connection, "HELLO_S", 0.3)
+    a = nodes("a")
+    silent, slow = Stranger(a), Stranger(a)
+    slow.send(slow.hello()[:20])
+    assert silent.is_closed()
+    assert slow.is_closed()
+    assert a.counters["peer dropped: no introduction in time"] == 2
+    assert a.met == []
+
+
+def test_strangers_are_bounded(nodes: Nodes) -> None:
+    a = nodes("a")
+    strangers = [Stranger(a) for _ in range(64)]
+    for stranger in strangers:
+        assert isinstance(stranger.read().body, Hello)
+    assert Stranger(a).is_closed()
+    assert a.counters["peer dropped: too many strangers"] == 1
+    for stranger in strangers:
+        stranger.close()
+    wait_until(lambda: not a.links._strangers, what="all gone")
+    b = nodes("b")
+    b.dial(a.address)
+    wait_until(lambda: a.met, what="room again")
+
+
+def test_who_does_not_belong_here_is_refused(nodes: Nodes) -> None:
+    a = nodes("a")
+    cases: dict[str, Callable[[Stranger], bytes]] = {
+        "other cluster": lambda it: it.hello(cluster="elsewhere"),
+        "a frame in another's name": lambda it: it.hello(src="somebody"),
+        "no introduction": lambda it: it.frame(Ping(sequence=1)),
+        "no common protocol version": lambda it: it.frame(
+            Hello(identity=it.told, profile=Profile("stranger", 1, 1.0, protocol_min=7, protocol_max=9))
+        ),
+    }
+    for why, frame in cases.items():
+        stranger = Stranger(a)
+        stranger.send(frame(stranger))
+        assert stranger.is_closed()
+        assert a.counters[f"peer dropped: {why}"] == 1
+    assert (a.met, a.lost) == ([], [])
+
+
+def test_frames_in_anothers_name_close_the_link(nodes: Nodes) -> None:
+    a = nodes("a")
+    stranger = Stranger(a)
+    stranger.send(
+        stranger.hello(), stranger.frame(Ping(sequence=1), dst="b"), stranger.frame(Ping(sequence=2), src="b")
+    )
+    assert stranger.is_closed()
+    assert a.heard == []
+    assert a.counters["peer dropped: not for us"] == 1
+    assert a.counters["peer dropped: a frame in another's name"] == 1
+    wait_until(lambda: a.lost, what="the link is lost")
+
+
+def test_a_frame_for_an_earlier_start_is_answered_and_ignored(nodes: Nodes) -> None:
+    a = nodes("a")
+    stranger = Stranger(a)
+    stranger.send(stranger.hello(), stranger.frame(Ping(sequence=1), dst_boot="long ago"))
+    assert isinstance(stranger.read().body, Hello)
+    assert stranger.read().body == WrongBoot(boot=a.identity.boot)
+    assert a.heard == []
+    stranger.close()
+
+
+def test_a_second_agent_of_the_same_name_is_refused(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
+    a, b = nodes.linked("a", "b")
+    impostor = nodes("b", identity=msgspec.structs.replace(identity_of("b", "x", 9), store="another"))
+    impostor.dial(a.address)
+    wait_until(lambda: a.counters["peer clashes"], what="a sees the clash")
+    assert "two agents call themselves b" in caplog.text
+    own = nodes("a", identity=msgspec.structs.replace(identity_of("a", "y", 9), store="another"))
+    own.dial(a.address)
+    wait_until(lambda: a.counters["peer clashes"] >= 2 and own.counters["peer clashes"], what="both see it")
+    assert [hello.identity.boot for hello in a.met] == [b.identity.boot]
+    b.send("a", Ping(sequence=1))
+    wait_until(lambda: a.heard, what="the first keeps its place")
+
+
+def test_a_later_start_takes_the_place_of_the_earlier(nodes: Nodes) -> None:
+    a, _ = nodes.linked("a", "b")
+    later = nodes("b", identity=identity_of("b", "second start", 2))
+    later.dial(a.address)
+    wait_until(lambda: len(a.met) == 2, what="the later start")
+    a.send("b", Ping(sequence=1))
+    wait_until(lambda: later.heard, what="it hears")
+    assert a.lost == []
+
+
+def test_seeds_are_tried_until_somebody_is_there_and_ourselves_are_dropped(nodes: Nodes) -> None:
+    a = nodes("a")
+    port = free_port()
+    a.dial(f"127.0.0.1:{port}")
+    a.dial(a.address.replace("127.0.0.1", "localhost"))
+    a.dial(f"127.0.0.2:{a.address.rpartition(':')[2]}")
+
+    async def start() -> None:
+        b.links._server.close()  # type: ignore[union-attr]
+        await b.links.start("127.0.0.1", port)
+
+    b = nodes("b")
+    b.loop.run(start())
+    wait_until(lambda: a.met, what="found")
+    assert a.met[0].identity.node == "b"
+    wait_until(lambda: len(a.links._seeds) <= 1, what="ourselves dropped")
+
+
+def test_the_memory_of_peers_is_bounded(nodes: Nodes) -> None:
+    a = nodes("a", peers_max=4)
+    for number in range(100):
+        a.learn(msgspec.structs.replace(identity_of(f"n{number}"), address="127.0.0.1:1"))
+    assert len(a.links._peers) == 8
+    links = []
+    for number in range(4):
+        links.append(Stranger(a, f"s{number}"))
+        links[-1].send(links[-1].hello())
+    wait_until(lambda: len(a.met) == 4, what="as many as may")
+    fifth = Stranger(a, "s5")
+    fifth.send(fifth.hello())
+    assert fifth.is_closed()
+    assert a.counters["peer dropped: too many peers"] == 1
+    for link in links:
+        link.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org", "::"])
+def test_only_the_loopback_interface(nodes: Nodes, host: str) -> None:
+    a = nodes("a")
+    with pytest.raises(ConfigError) as caught:
+        a.loop.run(a.links.start(host, 0))
+    assert caught.value.key == "listen"
+    assert "encryption" in str(caught.value)
+    with pytest.raises(ConfigError):
+        a.dial(f"[{host}]:7000")
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:99999", "127.0.0.1:x"])
+def test_an_address_that_is_none(nodes: Nodes, address: str) -> None:
+    with pytest.raises(ConfigError):
+        nodes("a").dial(address)
+
+
+# -- output streams ----------------------------------------------------------------------------------------------------
+
+
+def test_fifty_mebibytes_come_as_fast_as_they_are_taken(nodes: Nodes) -> None:
+    a, b = nodes.linked("a", "b")
+    size, count = 512 << 10, 100
+    b.pieces = [OutputChunk(1, number * size, bytes([number]) * size) for number in range(count)]
+    b.pieces.append(OutputEnd(stdout_bytes=size * count))
+    stalled: list[int] = []
+
+    async def slow_consumer() -> int:
+        stream = a.links.fetch_output("b", REQUEST)
+        piece = await anext(stream)
+        assert isinstance(piece, OutputChunk)
+        total = len(piece.data)
+        b.links.send("a", Ping(sequence=1))
+        while not a.heard or not any(link.paused for link in b.links._served):  # noqa: ASYNC110 -- no event tells it
+            await asyncio.sleep(0)
+        stalled.append(len(b.served))
+        async for rest in stream:
+            total += len(rest.data) if isinstance(rest, OutputChunk) else 0
+        return total
+
+    assert a.loop.run(slow_consumer(), 60) == size * count
+    assert stalled[0] < 60, "the serving side was held back"
+    assert len(b.served) == count + 1
+    assert (len(a.met), len(b.met)) == (1, 1)
+    assert (a.lost, b.lost) == ([], [])
+
+
+def test_an_output_stream_that_cannot_be_had(nodes: Nodes) -> None:
+    a = nodes("a")
+
+    async def fetch(dst: str) -> list[object]:
+        return [piece async for piece in a.links.fetch_output(dst, REQUEST)]
+
+    with pytest.raises(LinkUnavailable, match="no address"):
+        a.loop.run(fetch("unknown"))
+    a.learn(msgspec.structs.replace(identity_of("gone"), address=f"127.0.0.1:{free_port()}"))
+    with pytest.raises(LinkUnavailable, match="no link to gone"):
+        a.loop.run(fetch("gone"))
+    b = nodes("b")
+    a.learn(msgspec.structs.replace(identity_of("c"), address=b.address))
+    with pytest.raises(LinkUnavailable, match="b answers there"):
+        a.loop.run(fetch("c"))
+    a.learn(b.identity)
+    b.pieces = [OutputChunk(1, 0, b"half")]
+    with pytest.raises(LinkUnavailable, match="stopped coming"):
+        a.loop.run(fetch("b"))
+
+
+def test_who_leaves_an_output_stream_ends_it(nodes: Nodes) -> None:
+    a, b = nodes.linked("a", "b")
+    b.pieces = [OutputChunk(1, 0, b"x" * 1000)] * 100_000
+
+    async def leave() -> None:
+        stream = a.links.fetch_output("b", REQUEST)
+        async for _ in stream:
+            break
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    a.loop.run(leave())
+    wait_until(lambda: not b.links._served, what="it has ended")
+    assert len(b.served) < 100_000

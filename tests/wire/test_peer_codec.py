@@ -1,0 +1,261 @@
+"""Every message between nodes: round trips, with `msgpack` as an independent reader and writer, and a total decode."""
+
+from __future__ import annotations
+
+import struct
+import typing
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerload.model.errors import BadMessage, FrameTooLarge, ProtocolError
+from peerload.model.load import LoadReport, Region
+from peerload.model.messages import (
+    Accept,
+    Commit,
+    Decline,
+    Died,
+    Envelope,
+    GiveReply,
+    GiveRequest,
+    Hello,
+    Identity,
+    LeaseExtension,
+    Leaving,
+    Message,
+    Need,
+    NotStarted,
+    Offer,
+    OutputChunk,
+    OutputEnd,
+    OutputRequest,
+    Ping,
+    Pong,
+    Probe,
+    ProbeReply,
+    Query,
+    Renew,
+    Renewal,
+    RenewOk,
+    Result,
+    ResultAck,
+    Return,
+    Revoke,
+    Signal,
+    State,
+    StateRequest,
+    WrongBoot,
+)
+from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.task import Exit, TaskSpec, Usage
+from peerload.wire import peer
+
+UID = bytes(range(16))
+ATTEMPT: dict[str, typing.Any] = {"task": "ws1/42.7", "uid": UID, "attempt": 3}
+IDENTITY = Identity("ws1", "b" * 32, "m" * 32, "s" * 32, 7, "127.0.0.1:7117")
+PROFILE = Profile("ws1", 8, 16.0, 1 << 36, 2, ("gpu", "fast"), True, True, "for cleaning: ü", 1, 1, 5)
+REPORT = LoadReport(5, 4, 4, 1, 1, 1.25, Region.NORMAL, True, True, 3.5, 1 << 30, 7, 99)
+SPEC = TaskSpec(
+    argv=(b"\xff\xfe", b"", b"a b"),
+    directory=b"/tmp/\xff",
+    environment=b"\x81\xa1A\xa1B",
+    umask=0o077,
+    name="n",
+    request=ResourceRequest(0.5, 1 << 30, 1, 1 << 33),
+    placement=Placement("ws2", ("ws3",), ("gpu",), True, 0),
+    time_limit_s=3.5,
+    priority=-3,
+)
+EXIT = Exit(137, 9, "killed", 1.5e9, 1.6e9, Usage(1.0, 2.0, 3), 10, 20)
+
+SAMPLES: list[Message] = [
+    Hello(IDENTITY, PROFILE, REPORT, (IDENTITY, IDENTITY), True),
+    Ping(1 << 62),
+    Pong(0, REPORT),
+    Leaving(),
+    WrongBoot("x"),
+    State(IDENTITY, PROFILE, REPORT),
+    StateRequest(underloaded=False),
+    Probe(1, Need(SPEC.request, SPEC.placement, 2), REPORT),
+    ProbeReply(1, accepts=True, report=REPORT),
+    GiveRequest(2, REPORT, PROFILE),
+    GiveReply(2, REPORT, "ws1/42", UID),
+    Offer(**ATTEMPT, spec=SPEC, lease_s=60.0, migrations=1, migrations_max=4),
+    Accept(**ATTEMPT, nonce=1 << 62, ts=1e6),
+    Decline(**ATTEMPT, code="directory", reason="no such directory", report=REPORT),
+    Commit(**ATTEMPT, nonce=5, ts=1e6, lease_s=60.0),
+    Renew((Renewal("ws1/1", UID, 1, 2.5, 1.5e9), Renewal("ws1/2", UID, 2, 3.5))),
+    RenewOk((LeaseExtension(UID, 1, 2.5, 60.0),)),
+    Revoke(**ATTEMPT, signal=9, reason="cancelled"),
+    Signal(**ATTEMPT, signal=10),
+    Query(**ATTEMPT),
+    NotStarted(**ATTEMPT, reason="r"),
+    Died(**ATTEMPT, reason="r"),
+    Return(**ATTEMPT, to="ws9", reason="drained"),
+    Result(**ATTEMPT, exit=EXIT, inline=True, stdout=b"\x00\xff", stderr=b"e"),
+    ResultAck(**ATTEMPT),
+    OutputRequest(**ATTEMPT, stdout_from=1, stderr_from=2),
+    OutputChunk(2, 1 << 60, b"x" * (512 << 10)),
+    OutputEnd(3, 4, True),
+]
+
+
+def tag(message: Message) -> str:
+    return str(message.__struct_config__.tag)
+
+
+def wrap(message: Message) -> Envelope:
+    return Envelope(1, "lab", "ws1", "b" * 32, 9, message, "ws2", "c" * 32)
+
+
+def test_there_is_a_sample_of_every_message() -> None:
+    assert {type(sample) for sample in SAMPLES} == set(typing.get_args(Message))
+
+
+@pytest.mark.parametrize("message", SAMPLES, ids=tag)
+def test_round_trip(message: Message) -> None:
+    envelope = wrap(message)
+    assert peer.decode(peer.encode(envelope)) == envelope
+    frame = peer.encode_frame(envelope)
+    assert len(frame) == 4 + int.from_bytes(frame[:4], "big")
+    assert peer.decode(frame[4:]) == envelope
+
+
+@pytest.mark.parametrize("message", SAMPLES, ids=tag)
+def test_another_codec_reads_and_writes_the_same(message: Message) -> None:
+    envelope = wrap(message)
+    seen = msgpack.unpackb(peer.encode(envelope))
+    assert seen["body"]["t"] == tag(message)
+    assert seen == msgpack.unpackb(msgpack.packb(msgspec.to_builtins(envelope, builtin_types=(bytes,))))
+    assert peer.decode(msgpack.packb(seen)) == envelope
+
+
+@pytest.mark.parametrize("message", SAMPLES, ids=tag)
+def test_unknown_fields_are_skipped(message: Message) -> None:
+    envelope = wrap(message)
+    seen = msgpack.unpackb(peer.encode(envelope))
+    seen["later"] = seen["body"]["later"] = {"deep": [1, 2]}
+    assert peer.decode(msgpack.packb(seen)) == envelope
+
+
+@pytest.mark.parametrize("message", SAMPLES, ids=tag)
+def test_every_truncation_is_an_error(message: Message) -> None:
+    raw = peer.encode(wrap(message))
+    for size in sorted({*range(min(len(raw), 300)), len(raw) // 2, len(raw) - 1}):
+        with pytest.raises(BadMessage):
+            peer.decode(raw[:size])
+
+
+def altered(message: Message, **changes: object) -> bytes:
+    seen = msgpack.unpackb(peer.encode(wrap(message)))
+    seen["body"].update(changes)
+    return typing.cast("bytes", msgpack.packb(seen))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xc1",
+        b"\xc0",
+        b"\x80",
+        b"\x91" * 100_000 + b"\xc0",
+        b"\x81\xa4body" * 50_000 + b"\xc0",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        altered(Query(**ATTEMPT), attempt=1 << 63),
+        altered(Query(**ATTEMPT), attempt=-1),
+        altered(Query(**ATTEMPT), attempt=(1 << 64) - 1),
+        altered(Query(**ATTEMPT), attempt=True),
+        altered(Query(**ATTEMPT), uid=b"short"),
+        altered(Query(**ATTEMPT), uid="a text of 16 ch."),
+        altered(Query(**ATTEMPT), task="../../etc/passwd"),
+        altered(Query(**ATTEMPT), task="ws1/1\x1b[2J"),
+        altered(Query(**ATTEMPT), task="ws1/1\n"),
+        altered(Query(**ATTEMPT), t="no such message"),
+        altered(Query(**ATTEMPT), t=None),
+        altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0), ts=float("nan")),
+        altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0), lease_s=float("inf")),
+        altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0), lease_s=-float("inf")),
+        altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0), lease_s=-1.0),
+        altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0), lease_s="60"),
+        altered(OutputChunk(1, 0, b""), data=b"x" * ((512 << 10) + 1)),
+        altered(Result(**ATTEMPT, exit=EXIT), stdout=b"x" * ((64 << 10) + 1)),
+        altered(ProbeReply(1, accepts=True, report=REPORT), report={"load": float("nan")}),
+        altered(ProbeReply(1, accepts=True, report=REPORT), report={"region": 7}),
+        altered(Revoke(**ATTEMPT), signal=0),
+        altered(Revoke(**ATTEMPT), reason=b"\xff"),
+    ],
+    ids=lambda raw: repr(raw[:24]),
+)
+def test_what_is_no_message_is_an_error(raw: bytes) -> None:
+    with pytest.raises(BadMessage):
+        peer.decode(raw)
+
+
+def test_sizes_are_bounded_before_anything_is_read() -> None:
+    with pytest.raises(FrameTooLarge) as caught:
+        peer.decode(bytes(peer.DATA_BYTES_MAX + 1))
+    assert caught.value.size_bytes == peer.DATA_BYTES_MAX + 1
+    with pytest.raises(FrameTooLarge):
+        peer.decode(bytes(peer.MQTT_BYTES_MAX + 1), peer.MQTT_BYTES_MAX)
+    many = TaskSpec(argv=(b"x" * peer.DATA_BYTES_MAX,), directory=b"/")
+    with pytest.raises(FrameTooLarge):
+        peer.encode_frame(wrap(Offer(**ATTEMPT, spec=many, lease_s=1.0)))
+
+
+def decode_is_total(raw: bytes) -> None:
+    try:
+        envelope = peer.decode(raw)
+    except ProtocolError:
+        return
+    assert peer.decode(peer.encode(envelope)) == envelope
+
+
+@given(st.binary(max_size=300))
+def test_arbitrary_bytes(raw: bytes) -> None:
+    decode_is_total(raw)
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from(SAMPLES[:-2]), st.data())
+def test_any_field_may_hold_anything(message: Message, data: st.DataObject) -> None:
+    seen = msgpack.unpackb(peer.encode(wrap(message)))
+    place = seen["body"] if data.draw(st.booleans()) else seen
+    place[data.draw(st.sampled_from(sorted(place)))] = data.draw(ANYTHING)
+    decode_is_total(msgpack.packb(seen))
+
+
+@given(st.sampled_from(SAMPLES[:-2]), st.data())
+def test_flipped_bytes(message: Message, data: st.DataObject) -> None:
+    raw = bytearray(peer.encode(wrap(message)))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    decode_is_total(bytes(raw))
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_a_decoded_number_is_finite(value: float) -> None:
+    raw = altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0))
+    raw = raw.replace(struct.pack(">d", 1.0), struct.pack(">d", value), 1)
+    try:
+        envelope = peer.decode(raw)
+    except BadMessage:
+        assert not 0.0 <= value <= 1e12
+    else:
+        assert isinstance(envelope.body, Commit)
+        assert 0.0 <= value <= 1e12
