@@ -70,6 +70,11 @@ class Ledger:
         running, waiting, inbound = self._cpus
         return running + waiting + inbound
 
+    @property
+    def cpus_running(self) -> float:
+        """Cores held by what runs."""
+        return self._cpus[0]
+
     def fits(self, request: ResourceRequest) -> bool:
         """Whether it could be started now beside what is running."""
         return self._fits(request, len(self.running), self._cpus[0])

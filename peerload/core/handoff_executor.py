@@ -8,6 +8,7 @@ from the moment this node *sent* the message that was granted (R1), and the laun
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from peerload.core.admission import why_never
@@ -67,7 +68,7 @@ class Executor:
         self.guests: dict[str, Guest] = {}
         self.by_uid: dict[bytes, Guest] = {}
         self.floors: dict[bytes, int] = {}
-        self._renewing = False
+        self._renew_at_s = math.inf
         self.accepts: Callable[[Offer], bool] = lambda offer: False
         self.report: Callable[[], LoadReport]
 
@@ -81,7 +82,8 @@ class Executor:
         refusal = self._refusal(src, offer, directory_here=directory_here)
         if refusal is not None:
             code, reason = refusal
-            self._ledger.expect_no_more(offer.uid)
+            if offer.uid not in self.by_uid:
+                self._ledger.expect_no_more(offer.uid)
             self._state.count(f"offers declined here: {code}")
             self._state.send(src, Decline(offer.task, offer.uid, offer.attempt, code, reason, self.report()))
             return
@@ -141,7 +143,7 @@ class Executor:
                 guest.arrived_s = self._state.now.boot_s
                 self._queue.add(guest)
                 self._state.count("guests committed")
-                self._renew_soon()
+                self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
                 return
             self._drop(guest)
         self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
@@ -197,8 +199,8 @@ class Executor:
         guest.phase = GuestPhase.ENDED
         guest.exit = exit_
         guest.repeat_s = self._state.config.repeat_s
-        self._state.clear_timer("limit", guest.key)
-        self._state.clear_timer("kill", guest.key)
+        if guest.spec.time_limit_s:
+            self._state.clear_timer("limit", guest.key)
         self._state.persist(PutExecution(self._record(guest, ExecutionState.RESULT)))
         self._say_result(guest)
 
@@ -248,14 +250,15 @@ class Executor:
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
-    def _renew_soon(self) -> None:
-        if not self._renewing:
-            self._renewing = True
-            self._state.set_timer_in(0.0, "renew")
+    def _renew_within(self, seconds: float) -> None:
+        renew_at_s = self._state.now.boot_s + seconds
+        if renew_at_s < self._renew_at_s:
+            self._renew_at_s = renew_at_s
+            self._state.set_timer_in(seconds, "renew")
 
     def renew(self) -> None:
         """One RENEW a home for all its attempts here, every quarter of the shortest lease."""
-        self._renewing = False
+        self._renew_at_s = math.inf
         batches: dict[str, list[Renewal]] = {}
         shortest_s = 0.0
         now_s = self._state.now.boot_s
@@ -266,14 +269,13 @@ class Executor:
                 self.give_back(guest, "its lease ran out while it waited")
                 continue
             shortest_s = min(shortest_s or guest.lease_s, guest.lease_s)
-            batch = batches.setdefault(guest.home, [])
-            if len(batch) < RENEWALS_MAX:
-                batch.append(Renewal(guest.task, guest.uid, guest.attempt, now_s, guest.running_at))
+            renewal = Renewal(guest.task, guest.uid, guest.attempt, now_s, guest.running_at)
+            batches.setdefault(guest.home, []).append(renewal)
         for home, batch in batches.items():
-            self._state.send(home, Renew(tuple(batch)))
+            for first in range(0, len(batch), RENEWALS_MAX):
+                self._state.send(home, Renew(tuple(batch[first : first + RENEWALS_MAX])))
         if shortest_s:
-            self._renewing = True
-            self._state.set_timer_in(shortest_s / RENEWALS_PER_LEASE, "renew")
+            self._renew_within(shortest_s / RENEWALS_PER_LEASE)
 
     def renewed(self, src: str, message: RenewOk) -> None:
         """More time, counted from when this node asked for it (R1)."""
@@ -366,7 +368,7 @@ class Executor:
         """It runs on: hold its room, tell its home."""
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
         self.started(guest, started_at)
-        self._renew_soon()
+        self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

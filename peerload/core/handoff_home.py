@@ -59,7 +59,8 @@ class Home:
     """The unfinished tasks of this home by uid; each ends exactly once.
 
     ``requeued(task, reason)`` is called when a task is back in the queue (it counts as an arrival), and
-    ``declined(task, node, reason)`` when an offer came to nothing.
+    ``declined(task, node, reason)`` when an offer came to nothing; ``placed(task, node)`` when it needs no place any
+    more: it was accepted there, starts here, is over (node = "").
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class Home:
         self._membership = membership
         self.tasks: dict[bytes, HomeTask] = {}
         self.by_id: dict[str, HomeTask] = {}
-        self.requeued: Callable[[HomeTask, str], None] = lambda task, reason: None
-        self.declined: Callable[[HomeTask, str, str], None] = lambda task, node, reason: None
-        self.accepted: Callable[[HomeTask, str], None] = lambda task, node: None
-        self.ended: Callable[[HomeTask, Exit], None] = lambda task, exit_: None
+        self.arrays: dict[str, dict[str, HomeTask]] = {}
+        self.requeued: Callable[[HomeTask, str], None] = lambda _task, _reason: None
+        self.declined: Callable[[HomeTask, str, str], None] = lambda _task, _node, _reason: None
+        self.placed: Callable[[HomeTask, str], None] = lambda _task, _node: None
 
     # -- durable transitions -------------------------------------------------------------------------------------------
 
@@ -102,12 +103,19 @@ class Home:
         """Take charge of a task (new, or read from the store)."""
         self.tasks[task.uid] = task
         self.by_id[task.task] = task
+        array = _array(task.task)
+        if array:
+            self.arrays.setdefault(array, {})[task.task] = task
+
+    def named(self, name: str) -> list[HomeTask]:
+        """The unfinished tasks that a user means: one, or the members of an array."""
+        task = self.by_id.get(name)
+        return [task] if task is not None else list(self.arrays.get(name, {}).values())
 
     def start_here(self, task: HomeTask) -> None:
         """Run it on this node: LEASED to ourselves and START in one (D2 + D3)."""
+        self.placed(task, self._state.node)
         task.phase = HomePhase.HERE
-        task.search = None
-        task.stranded_because = ""
         self._become(
             task,
             "room here",
@@ -212,8 +220,6 @@ class Home:
         self.withdraw(task)
         self._queue.remove(task)
         task.phase = HomePhase.AWAY
-        task.search = None
-        task.stranded_because = ""
         task.commits = 0
         task.repeat_s = self._state.config.repeat_s
         self._become(
@@ -228,7 +234,7 @@ class Home:
             migrations=task.record.migrations + task.voluntary,
         )
         self._state.count("transfers")
-        self.accepted(task, src)
+        self.placed(task, src)
         self._commit(task, message.ts)
 
     def _commit(self, task: HomeTask, ts: float) -> None:
@@ -250,7 +256,8 @@ class Home:
         task = self.tasks.get(message.uid)
         if task is None or task.phase is not HomePhase.OFFERED or task.offered_to != src:
             return
-        self._declined(task, src, message.reason)
+        if message.attempt == task.record.attempt + 1:
+            self._declined(task, src, message.reason)
 
     def _declined(self, task: HomeTask, node: str, reason: str) -> None:
         self.withdraw(task)
@@ -273,6 +280,11 @@ class Home:
         self._state.send(task.record.node, Query(task.task, task.uid, task.record.attempt))
         self._state.set_timer_in(task.repeat_s, "ask", self._timer_name(task))
 
+    def _ask_if_silent(self, task: HomeTask) -> None:
+        """It is renewed every quarter of its lease; if twice nothing comes, ask (a RETURN or DIED may be lost)."""
+        task.repeat_s = self._state.config.repeat_s
+        self._state.set_timer_in(task.record.lease_s / 2, "ask", self._timer_name(task))
+
     def renew_received(self, src: str, message: Renew) -> None:
         """Leases are renewed in one answer; attempts that are no longer current are revoked."""
         extensions: list[LeaseExtension] = []
@@ -280,7 +292,7 @@ class Home:
             task = self.tasks.get(renewal.uid)
             if task is not None and self._is_current(task, src, renewal.attempt):
                 self._extend(task)
-                self._state.clear_timer("ask", self._timer_name(task))
+                self._ask_if_silent(task)
                 if renewal.started_at and not task.running_at:
                     task.running_at = renewal.started_at
                     record = msgspec.structs.replace(task.record, started_at=renewal.started_at)
@@ -305,8 +317,7 @@ class Home:
         if task.phase in (HomePhase.WAITING, HomePhase.OFFERED) and task.last_node == src:
             self.withdraw(task)
             self._queue.remove(task)
-            task.search = None
-            task.stranded_because = ""
+            self.placed(task, src)
             task.phase = HomePhase.AWAY
             self._become(
                 task,
@@ -318,23 +329,25 @@ class Home:
             return True
         return False
 
-    def not_started_received(self, src: str, message: NotStarted | Return) -> str:
-        """A durable promise that the attempt never started: back to the queue. → the node a RETURN suggests."""
+    def not_started_received(self, src: str, message: NotStarted | Return) -> str | None:
+        """A durable promise that the attempt never started: back to the queue, where the caller decides about it.
+        → the node a RETURN suggests ("" for none), None if it was not about a current attempt."""
         task = self.tasks.get(message.uid)
         if task is None or task.phase is not HomePhase.AWAY or task.record.node != src:
-            return ""
+            return None
         if task.record.attempt != message.attempt:
-            return ""
+            return None
         to = message.to if isinstance(message, Return) else ""
-        self._requeue(task, message.reason or f"{src} has not started it", arrives=not to)
+        self._requeue(task, message.reason or f"{src} has not started it", arrives=False)
         return to
 
     def died_received(self, src: str, message: Died) -> None:
         """The attempt started, its processes are gone, and there is no result."""
         task = self.tasks.get(message.uid)
-        if task is not None and task.phase is HomePhase.AWAY and task.record.node == src:
-            if task.record.attempt == message.attempt:
-                self._lose(task, f"{src}: {message.reason or 'the attempt died'}")
+        if task is not None and task.phase is HomePhase.AWAY and task.record.node == src and (
+            task.record.attempt == message.attempt
+        ):
+            self._lose(task, f"{src}: {message.reason or 'the attempt died'}")
 
     def commit_never_left(self, task: HomeTask, attempt: int) -> None:
         """The only COMMIT of this attempt never left this agent: nobody can have started it."""
@@ -348,7 +361,7 @@ class Home:
         if task.deadline_s > self._state.now.boot_s:
             self._state.set_timer_in(task.deadline_s - self._state.now.boot_s, "lease", self._timer_name(task))
         else:
-            self._lose(task, f"{task.record.node} was not heard of until its lease ran out")
+            self._lose(task, f"{task.record.node} was not heard of until its lease ran out", may_be_back=True)
 
     def machine_changed(self, identity: Identity) -> None:
         """A node came back with another machine boot id: nothing that ran on it before can be alive (R6)."""
@@ -382,20 +395,23 @@ class Home:
                 self._revoke(task, SIGKILL, "another attempt has ended")
             self.withdraw(task)
             self._queue.remove(task)
-            task.search = None
-            task.stranded_because = ""
+            self.placed(task, src)
         task.phase = HomePhase.COLLECTING
+        task.collected_attempt = message.attempt
         task.exit = message.exit
         task.last_node = src
         if task.record.state is TaskState.QUEUED:
             self._become(task, f"{src} has the result", state=TaskState.LEASED, node=src)
         if message.inline:
             self._state.actions.append(
-                KeepOutput(task.task, task.uid, message.attempt, message.stdout, message.stderr)
+                KeepOutput(
+                    task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr
+                )
             )
         else:
             self._state.actions.append(
                 FetchOutput(
+                    task.key,
                     task.task,
                     task.uid,
                     message.attempt,
@@ -408,7 +424,7 @@ class Home:
     def output_arrived(self, uid: bytes, attempt: int, error: str) -> None:
         """Its output lies here, synced: record the result (D5), then acknowledge it."""
         task = self.tasks.get(uid)
-        if task is None or task.phase is not HomePhase.COLLECTING or task.exit is None:
+        if task is None or task.phase is not HomePhase.COLLECTING or task.exit is None or task.collected_attempt != attempt:
             return
         if error:
             self._state.count("output fetches failed")
@@ -430,12 +446,17 @@ class Home:
             exit=exit_,
         )
         self._forget(task)
-        self.ended(task, exit_)
 
     def _forget(self, task: HomeTask) -> None:
         self._clear_timers(task)
         self.tasks.pop(task.uid, None)
         self.by_id.pop(task.task, None)
+        array = _array(task.task)
+        members = self.arrays.get(array)
+        if members is not None:
+            members.pop(task.task, None)
+            if not members:
+                del self.arrays[array]
 
     def _clear_timers(self, task: HomeTask) -> None:
         name = self._timer_name(task)
@@ -453,8 +474,8 @@ class Home:
         key, node = task.key, task.record.node
         self.withdraw(task)
         self._queue.remove(task)
+        self.placed(task, "")
         task.phase = HomePhase.OVER
-        task.search = None
         self._become(
             task,
             "cancelled",
@@ -490,7 +511,7 @@ class Home:
             task.record.node, Revoke(task.task, task.uid, task.record.attempt, signal, reason)
         )
 
-    def _lose(self, task: HomeTask, reason: str) -> None:
+    def _lose(self, task: HomeTask, reason: str, *, may_be_back: bool = False) -> None:
         """An attempt that may have run ended without a result."""
         task.losses += 1
         self._state.count("attempts lost")
@@ -503,11 +524,11 @@ class Home:
             )
             self._forget(task)
             return
-        self._requeue(task, reason)
+        self._requeue(task, reason, may_be_back=may_be_back)
 
-    def _requeue(self, task: HomeTask, reason: str, *, arrives: bool = True) -> None:
+    def _requeue(self, task: HomeTask, reason: str, *, arrives: bool = True, may_be_back: bool = False) -> None:
         self._clear_timers(task)
-        task.last_node = task.record.node
+        task.last_node = task.record.node if may_be_back else ""
         task.phase = HomePhase.WAITING
         task.running_at = 0.0
         task.killed_because = ""
@@ -519,4 +540,9 @@ class Home:
     def away(self) -> Iterable[HomeTask]:
         """The tasks that are leased to other nodes."""
         return (task for task in self.tasks.values() if task.phase is HomePhase.AWAY)
+
+
+def _array(task: str) -> str:
+    """The array that a task is a member of, "" for a single one."""
+    return task.rpartition(".")[0]
 

@@ -59,8 +59,7 @@ class Node:
         self._launcher_away = False
         self.home.requeued = self._requeued
         self.home.declined = self.sharing.offer_declined
-        self.home.accepted = self.sharing.offer_accepted
-        self.home.ended = self._home_ended
+        self.home.placed = self.sharing.placed
         self.executor.accepts = self.sharing.accepts_offer
         self.executor.report = self.sharing.report
 
@@ -92,7 +91,7 @@ class Node:
                 self.sharing.cpus_busy = event.cpus_busy
                 self.sharing.mem_used_bytes = event.mem_used_bytes
             case events.PeerMet():
-                self._met(event)
+                self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
                 self.membership.unreachable(event.node)
             case events.SendFailed():
@@ -133,7 +132,8 @@ class Node:
                 self._restore_lease(task)
         for record in event.executions:
             guest = self.executor.adopt(record)
-            self._keys[guest.key] = guest
+            if guest.phase is not GuestPhase.ENDED:
+                self._keys[guest.key] = guest
         self._reconcile(running, ended)
         for task in waiting:
             self._arrives(task)
@@ -156,8 +156,6 @@ class Node:
     def _reconcile(self, running: dict[str, float], ended: dict[str, Exit]) -> None:
         """Every attempt that holds room here either runs, has an exit record, or has died."""
         for key, work in list(self._keys.items()):
-            if isinstance(work, Guest) and work.phase is GuestPhase.ENDED:
-                continue
             if key in ended:
                 self._task_ended(key, ended[key])
             elif key in running:
@@ -203,7 +201,7 @@ class Node:
         for task in tasks:
             self.home.adopt(task)
             if not event.directory_here:
-                task.stranded_because = f"no directory {task.spec.directory.decode(errors='replace')} on this node"
+                task.cannot_here = f"no directory {task.spec.directory.decode(errors='replace')} on this node"
             self._arrives(task)
 
     def _refuse_hopeless(self, event: events.TaskSubmitted) -> None:
@@ -220,7 +218,7 @@ class Node:
     def _arrives(self, task: HomeTask) -> None:
         """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
         spec = task.spec
-        cannot = task.stranded_because or why_never(self.state.profile, spec.request, spec.placement, self.state.node)
+        cannot = task.cannot_here or why_never(self.state.profile, spec.request, spec.placement, self.state.node)
         if cannot:
             self.sharing.strand(task, cannot)
             return
@@ -263,7 +261,6 @@ class Node:
             return
         self.ledger.end(key)
         exit_ = submission.limited(exit_, work.killed_because)
-        self.state.clear_timer("kill", key)
         if isinstance(work, HomeTask):
             self.home.ended_here(work, exit_)
         else:
@@ -271,21 +268,15 @@ class Node:
         self._fill()  # the next one starts before anybody is asked for more
         self.sharing.completed(max(exit_.ended_at - exit_.started_at, 0.0))
 
-    def _home_ended(self, task: HomeTask, exit_: Exit) -> None:
-        del exit_
-        self.sharing.unstrand(task)
-
     # -- what clients want ---------------------------------------------------------------------------------------------
 
     def _cancel(self, event: events.CancelRequested) -> None:
-        cancelled, ended = [], []
+        cancelled: list[str] = []
+        ended: list[str] = []
         for name in event.tasks:
-            task = self.home.by_id.get(name)
-            if task is None or not self.home.cancel(task, event.signal, force=event.force):
-                ended.append(name)
-                continue
-            self.sharing.unstrand(task)
-            cancelled.append(name)
+            # Every member of an array, although the first may have been cancelled already.
+            stopped = [self.home.cancel(task, event.signal, force=event.force) for task in self.home.named(name)]
+            (cancelled if any(stopped) else ended).append(name)
         self.state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
 
     def _signal(self, event: events.SignalRequested) -> None:
@@ -299,10 +290,14 @@ class Node:
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
-    def _met(self, event: events.PeerMet) -> None:
+    def _met(self, event: events.PeerMet, *, told_by_itself: bool) -> None:
+        """``told_by_itself``: over its own link, just now; what came by way of a broker is no proof of anything."""
         node = event.identity.node
-        if self.membership.meet(event.identity, event.profile, event.report):
+        is_new = self.membership.meet(event.identity, event.profile, event.report)
+        peer = self.membership.get(node)
+        if told_by_itself and peer is not None and peer.identity == event.identity:  # not a late word
             self.home.machine_changed(event.identity)
+        if is_new:
             self.home.peer_is_back(node)
             self.executor.home_is_back(node)
             for task in list(self.sharing.stranded.values()):
@@ -363,7 +358,9 @@ class Node:
             case messages.Pong():
                 self.sharing.report_received(src, message.report)
             case messages.State():
-                self._met(events.PeerMet(message.identity, message.profile, message.report))
+                if message.identity.node == src:
+                    met = events.PeerMet(message.identity, message.profile, message.report)
+                    self._met(met, told_by_itself=False)
             case messages.Leaving():
                 self.membership.left(src)
             case _:
@@ -380,18 +377,18 @@ class Node:
     def _came_back(self, src: str, message: messages.Return | messages.NotStarted) -> None:
         """RETURN with a suggestion is offered there at once, without a search; anything else is an arrival."""
         to = self.home.not_started_received(src, message)
-        if not to:
+        if to is None:
             return
-        task = self.home.tasks.get(message.uid)
-        if task is None:
-            return
-        if to != self.state.node and self.membership.is_usable(to) and self.home.may_migrate(task):
-            self.home.offer(task, to, voluntary=True, search=True)
-        elif to == self.state.node:
+        task = self.home.tasks[message.uid]
+        here = self.state.node
+        spec = task.spec
+        runs_here = not task.cannot_here and not why_never(self.state.profile, spec.request, spec.placement, here)
+        if runs_here and to == here:
             self.state.count("tasks taken home")
+        elif runs_here and self.membership.is_usable(to) and self.home.may_migrate(task):
+            self.home.offer(task, to, voluntary=True, search=True)
         else:
-            self.queue.remove(task)
-            self._arrives(task)
+            self._requeued(task, message.reason)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@ of the line is never overtaken by a later task of its class that would fit: it w
 
 from __future__ import annotations
 
+import heapq
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,14 +19,15 @@ if TYPE_CHECKING:
 
 
 class WaitingQueue:
-    """Insertion-ordered dictionaries per user priority and class; everything is O(1) but a look past withheld work."""
+    """Linked lists per user priority and class; everything is O(1) but a look past withheld work (a plain dictionary
+    would look past all that was ever taken from its front)."""
 
     __slots__ = ("_ledger", "_levels", "_next_order", "_state", "_work")
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self._ledger = ledger
-        self._levels: dict[int, tuple[dict[bytes, Work], dict[bytes, Work]]] = {}
+        self._levels: dict[int, tuple[OrderedDict[bytes, Work], OrderedDict[bytes, Work]]] = {}
         self._work: dict[bytes, Work] = {}
         self._next_order = 0
 
@@ -41,7 +44,7 @@ class WaitingQueue:
         self._next_order += 1
         work.order = self._next_order
         work.withheld = False
-        level = self._levels.setdefault(work.spec.priority, ({}, {}))
+        level = self._levels.setdefault(work.spec.priority, (OrderedDict(), OrderedDict()))
         level[0 if work.is_local else 1][work.uid] = work
         self._work[work.uid] = work
         self._ledger.wait(work.spec.request, is_local=work.is_local)
@@ -66,19 +69,17 @@ class WaitingQueue:
         return None
 
     def oldest_first(self) -> Iterator[Work]:
-        """Work that is not withheld, in the order in which it would start."""
+        """Work that is not withheld: the higher priority first, then by arrival at this node."""
         for priority in sorted(self._levels, reverse=True):
             local, remote = self._levels[priority]
-            yield from _merged(list(local.values()), list(remote.values())) if remote else _free(local.values())
+            yield from _free(heapq.merge(local.values(), remote.values(), key=_order))
 
     def newest_first(self) -> Iterator[Work]:
         """The reverse."""
         for priority in sorted(self._levels):
             local, remote = self._levels[priority]
-            if remote:
-                yield from reversed(list(_merged(list(local.values()), list(remote.values()))))
-            else:
-                yield from (work for work in reversed(local.values()) if not work.withheld)
+            newest = heapq.merge(reversed(local.values()), reversed(remote.values()), key=_order, reverse=True)
+            yield from _free(newest)
 
     def _head(self, local: dict[bytes, Work], remote: dict[bytes, Work]) -> Work | None:
         first_local = next(_free(local.values()), None)
@@ -86,10 +87,14 @@ class WaitingQueue:
         if first_local is None or first_remote is None:
             return first_local or first_remote
         ledger = self._ledger
-        preferred = self._state.policies.priority.prefer(
-            ledger.waiting_local + ledger.running_local,
-            ledger.waiting_remote + len(ledger.running) - ledger.running_local,
-        )
+        try:
+            preferred = self._state.policies.priority.prefer(
+                ledger.waiting_local + ledger.running_local,
+                ledger.waiting_remote + len(ledger.running) - ledger.running_local,
+            )
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            preferred = "first"
         if preferred == "first":
             return first_local if first_local.order < first_remote.order else first_remote
         return first_local if preferred == "local" else first_remote
@@ -99,5 +104,5 @@ def _free(works: Iterable[Work]) -> Iterator[Work]:
     return (work for work in works if not work.withheld)
 
 
-def _merged(local: list[Work], remote: list[Work]) -> Iterator[Work]:
-    return (work for work in sorted(local + remote, key=lambda work: work.order) if not work.withheld)
+def _order(work: Work) -> int:
+    return work.order

@@ -7,6 +7,7 @@ Policies propose; this file owns the time-outs, the bounds, the migration limit 
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.admission import why_never
@@ -26,10 +27,18 @@ if TYPE_CHECKING:
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
     from peerload.core.work import Work
+    from peerload.model.instant import Instant
     from peerload.model.messages import Offer
 
 STEPS_MAX = 256
 """Questions a policy is asked in one search; one that never ends is cut off here."""
+
+
+MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
+"""Until the transfer policy has spoken, and while it fails."""
+
+STRANDED_ASKED_MAX = 64
+"""Stranded tasks looked at when a report says that its node has room; the others have their timers."""
 
 
 class Search:
@@ -75,6 +84,8 @@ class Sharing:
         self._told: LoadReport | None = None
         self._region = Region.UNDERLOADED
         self._retrying = False
+        self._marks = MARKS_AT_FIRST
+        self._marks_at: Instant | None = None
         self._durations: deque[float] = deque(maxlen=state.config.durations_kept_max)
         self.stranded: dict[bytes, HomeTask] = {}
         self.cpus_busy = 0.0
@@ -92,13 +103,26 @@ class Sharing:
             peers,
             reports_guide_probing=policies.information.reports_guide_probing,
         )
-        view.load = policies.load.load(view)
-        view.marks = policies.transfer.marks(view)
+        try:
+            view.load = policies.load.load(view)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            view.load = view.load_tasks / max(view.slots, 1)
+        view.marks = self._marks if self._marks_at is self._state.now else self._ask_marks(view)
         return view
 
     def marks(self) -> Marks:
-        """The transfer policy's marks as they are now."""
-        return self._view().marks
+        """The transfer policy's marks; asked for once an event."""
+        return self._marks if self._marks_at is self._state.now else self._view().marks
+
+    def _ask_marks(self, view: View) -> Marks:
+        view.marks = self._marks
+        try:
+            self._marks = self._state.policies.transfer.marks(view)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+        self._marks_at = self._state.now
+        return self._marks
 
     def report(self) -> LoadReport:
         """What this node says of itself now."""
@@ -123,9 +147,12 @@ class Sharing:
         )
 
     def settle(self) -> None:
-        """After every event: has the load region changed, and for long enough to be told?"""
+        """After every event: whose turn has come, and has the load region changed for long enough to be told?"""
+        if self._turns:
+            self.take_turns()
         slots = self._ledger.profile.slots
         region = _region(self._ledger.load_tasks, slots, self.marks())
+        self._marks_at = None
         if self._told is None:
             self.tell()
         elif region is not self._region:
@@ -138,7 +165,12 @@ class Sharing:
     def region_held(self) -> None:
         """The region has held for settle_s: told, if the information policy says so."""
         now = self.report()
-        if self._told is None or self._state.policies.information.tells(self._told, now):
+        try:
+            tells = self._told is None or self._state.policies.information.tells(self._told, now)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            tells = False
+        if tells:
             self.tell(now)
 
     def period_passed(self) -> None:
@@ -346,12 +378,15 @@ class Sharing:
         if task.stranded_because:
             task.stranded_because = reason or task.stranded_because
 
-    def offer_accepted(self, task: HomeTask, node: str) -> None:
-        """Its search, if any, is over."""
-        for search in [search for search in self._searches.values() if search.task is task]:
-            self._decide(search, node, f"{node} accepts")
+    def placed(self, task: HomeTask, node: str) -> None:
+        """It needs no place any more: its search, if any, is over. ``node``: where it is now, "" if it has ended."""
+        search = self._searches.get(task.search or -1)
+        if search is not None:
+            self._decide(search, node or "over", f"{node} takes it" if node else "the task is over")
             self._end(search)
+        task.search = None
         self.unstrand(task)
+        task.stranded_because = ""
 
     def _decide(self, search: Search, choice: str, reason: str) -> None:
         names = self._state.policies.names
@@ -431,10 +466,16 @@ class Sharing:
         self._state.count("tasks given")
         self._state.send(src, GiveReply(request.search, self.report(), work.task, work.uid))
         if isinstance(work, HomeTask):
-            work.search = None
+            self._drop_search(work)
             self._home.offer(work, src, voluntary=not work.stranded_because, search=False)
         elif isinstance(work, Guest):
             self._executor.give_back(work, f"{src} has room", to=src)
+
+    def _drop_search(self, task: HomeTask) -> None:
+        search = self._searches.get(task.search or -1)
+        if search is not None:
+            self._end(search)
+        task.search = None
 
     def _choose(self, src: str, request: GiveRequest) -> Work | None:
         if not self._membership.is_usable(src):
@@ -509,7 +550,7 @@ class Sharing:
         if has_work and self._state.policies.names["location.receiver"] != "none":
             self.pull(first=src)
         if self.stranded and report.accepts:
-            for task in list(self.stranded.values()):
+            for task in list(islice(self.stranded.values(), STRANDED_ASKED_MAX)):
                 if task.search is None and src in self._candidates(task):
                     self.search_for(task)
 

@@ -65,11 +65,15 @@ class HomeTask(Work):
     """A task of this home with its durable record and what is known of it in memory.
 
     deadline_s: when the lease of an AWAY task has run out for sure; commits: how often COMMIT was handed over;
-    losses: attempts that ended without a result.
+    losses: attempts that ended without a result; last_node: who may still have the attempt that was given up;
+    cannot_here: why this home can never run it, though its profile fits (no such directory);
+    stranded_because: why it has no place now; collected_attempt: the one whose output is on its way.
     """
 
     __slots__ = (
         "backoff_s",
+        "cannot_here",
+        "collected_attempt",
         "commits",
         "deadline_s",
         "exit",
@@ -104,6 +108,8 @@ class HomeTask(Work):
         self.losses = 0
         self.last_node = ""
         self.stranded_because = ""
+        self.cannot_here = ""
+        self.collected_attempt = 0
         self.exit: Exit | None = None
 
     @property

@@ -129,8 +129,9 @@ class SendResult(_Action, frozen=True):
 
 
 class KeepOutput(_Action, frozen=True):
-    """Write the output that came inside a Result to this home's spool, then answer with OutputArrived."""
+    """Write the output that came inside a Result to this home's spool under ``key``, then answer with OutputArrived."""
 
+    key: str
     task: str
     uid: bytes
     attempt: int
@@ -139,8 +140,10 @@ class KeepOutput(_Action, frozen=True):
 
 
 class FetchOutput(_Action, frozen=True):
-    """Bring the output of this attempt home from ``node`` until it holds these many bytes, then OutputArrived."""
+    """Bring the output of this attempt home from ``node``, all of these many bytes, into the spool under ``key``; then
+    OutputArrived."""
 
+    key: str
     task: str
     uid: bytes
     attempt: int

@@ -9,6 +9,7 @@ PeerloadError
 │   ├── FrameTooLarge
 │   └── BadMessage
 ├── AgentUnavailable    no agent answers at the socket
+├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
 ├── StoreError          the disk did not keep what it was given: the agent stops
 └── InvariantBroken     *our* bug: an impossible transition, with the task's story
 """
@@ -96,6 +97,16 @@ class AgentUnavailable(PeerloadError):
     """Nothing answers at the agent's socket."""
 
     code = "agent-unavailable"
+
+
+class LinkUnavailable(PeerloadError):
+    """The agent of ``node`` (or of an address, while its name is not known) cannot be reached, or the link broke."""
+
+    code = "link-unavailable"
+
+    def __init__(self, node: str, what: str, *, why: str = "") -> None:
+        super().__init__(what, why=why)
+        self.node = node
 
 
 class StoreError(PeerloadError):

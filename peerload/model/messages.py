@@ -64,6 +64,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     profile: Profile
     report: LoadReport = LoadReport()
     peers: Annotated[tuple[Identity, ...], Meta(max_length=PEERS_TOLD_MAX)] = ()
+    stream: bool = False
+    """This connection is for one output stream alone; it is no link."""
 
 
 class Ping(_Message, frozen=True, tag="ping"):
@@ -302,13 +304,15 @@ class ResultAck(_Message, frozen=True, tag="result-ack"):
 
 
 class OutputRequest(_Message, frozen=True, tag="output-request"):
-    """home → x: send the output of this attempt from these offsets on, as it comes, until it has ended."""
+    """home → x: send the output of this attempt from these offsets on: as it comes until it has ended (``follow``), or
+    what there is now."""
 
     task: TaskId
     uid: Uid
     attempt: Attempt
     stdout_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     stderr_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    follow: bool = True
 
 
 class OutputChunk(_Message, frozen=True, tag="output-chunk"):
@@ -352,7 +356,7 @@ class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     v: Annotated[int, Meta(ge=1, le=1000)]
-    cluster: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}$")]
+    cluster: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
     src: NodeName
     src_boot: BootId
     seq: Annotated[int, Meta(ge=0, le=1 << 62)]

@@ -10,7 +10,7 @@ from msgspec import Meta
 Cpus = Annotated[float, Meta(ge=0.0, le=65536.0)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 Name = Annotated[str, Meta(max_length=128)]
-NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}$")]
+NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 
 
 class ResourceRequest(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,133 @@
+"""Tasks and nodes as the objects a client is shown (keys: docs/cli.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.membership import PeerState
+from peerload.model.task import TaskState
+
+if TYPE_CHECKING:
+    from peerload.core.membership import Peer
+    from peerload.core.node import Node
+    from peerload.model.load import LoadReport
+    from peerload.model.resources import Profile
+    from peerload.model.task import TaskRecord, TaskSpec
+
+
+def text(raw: bytes) -> str:
+    """Bytes as text for people and JSON; what is not UTF-8 is shown escaped."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def task_object(record: TaskRecord, spec: TaskSpec, user: str, *, running_at: float = 0.0) -> dict[str, object]:
+    """One task, as `ls` lists it. ``running_at``: seen running since (Unix s), 0 = not seen."""
+    exit_ = record.exit
+    state = "running" if record.state is TaskState.LEASED and running_at else record.state.value
+    started_at = record.started_at or running_at
+    return {
+        "id": record.task,
+        "name": spec.name or text(spec.argv[0]).rpartition("/")[2],
+        "user": user,
+        "state": state,
+        "node": record.node or None,
+        "home": record.task.partition("/")[0],
+        "argv": [text(word) for word in spec.argv],
+        "cpus": spec.request.cpus,
+        "mem_bytes": spec.request.mem_bytes,
+        "gpus": spec.request.gpus,
+        "attempt": record.attempt,
+        "migrations": record.migrations,
+        "submitted_at": record.submitted_at,
+        "started_at": started_at or None,
+        "ended_at": record.ended_at or None,
+        "exit_code": exit_.exit_code if exit_ is not None else None,
+        "signal": exit_.signal if exit_ is not None and exit_.signal else None,
+        "reason": record.reason,
+    }
+
+
+def ended_object(record: TaskRecord) -> dict[str, object]:
+    """How a task ended, as `wait` and `output` say it."""
+    exit_ = record.exit
+    return {
+        "id": record.task,
+        "state": record.state.value,
+        "exit_code": exit_.exit_code if exit_ is not None else None,
+        "signal": exit_.signal if exit_ is not None and exit_.signal else None,
+        "node": record.node or None,
+        "reason": record.reason,
+    }
+
+
+def detail(spec: TaskSpec, record: TaskRecord) -> dict[str, object]:
+    """What `show` adds."""
+    placement = spec.placement
+    exit_ = record.exit
+    return {
+        "directory": text(spec.directory),
+        "priority": spec.priority,
+        "time_limit_s": spec.time_limit_s,
+        "placement": {
+            "node": placement.node,
+            "exclude": list(placement.exclude),
+            "labels": list(placement.labels),
+            "local": placement.local,
+            "migrations_max": placement.migrations_max,
+        },
+        "usage": {
+            "user_s": exit_.usage.user_s if exit_ is not None else 0.0,
+            "system_s": exit_.usage.system_s if exit_ is not None else 0.0,
+            "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
+        },
+        "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
+        "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
+    }
+
+
+def nodes(node: Node) -> list[dict[str, object]]:
+    """Every node known, this one first, the others by name."""
+    own = _node_object(node.state.profile, node.sharing.report(), 0.0)
+    own |= {
+        "state": PeerState.ALIVE.value,
+        "incarnation": node.state.identity.incarnation,
+        "address": node.state.identity.address,
+        "self": True,
+    }
+    peers = sorted(node.membership, key=lambda peer: peer.identity.node)
+    return [own, *(_peer_object(node, peer) for peer in peers)]
+
+
+def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
+    age_s = max(node.state.now.boot_s - peer.report_s, 0.0)
+    return _node_object(peer.profile, peer.report, age_s) | {
+        "state": peer.state.value,
+        "incarnation": peer.identity.incarnation,
+        "address": peer.identity.address,
+        "self": False,
+    }
+
+
+def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> dict[str, object]:
+    told: dict[str, object] = dict.fromkeys(
+        ("load", "region", "cpus_busy", "mem_used_bytes", "tasks_running", "tasks_queued")
+    )
+    if report is not None:
+        told = {
+            "load": report.load,
+            "region": report.region.name.lower(),
+            "cpus_busy": report.cpus_busy,
+            "mem_used_bytes": report.mem_used_bytes,
+            "tasks_running": report.running,
+            "tasks_queued": report.waiting,
+        }
+    return told | {
+        "node": profile.node,
+        "slots": profile.slots,
+        "cpus": profile.cpus,
+        "mem_bytes": profile.mem_bytes,
+        "gpus": [],
+        "age_s": age_s,
+        "drained": profile.drained,
+        "labels": list(profile.labels),
+    }

@@ -1,0 +1,364 @@
+"""The agent: one inbox, one consumer that owns the `Node`, and the I/O around it.
+
+Sockets, MQTT, timers, process exits and sensors only put events into the inbox; the consumer hands them to the core
+and its actions to `Performer`. Nothing here decides anything about tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import os
+import random
+import secrets
+import signal
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peerload import __version__
+from peerload.agent.control import ControlServer
+from peerload.agent.inbox import Inbox
+from peerload.agent.launcher_link import LauncherLink
+from peerload.agent.mqtt import MqttBus
+from peerload.agent.output import Output
+from peerload.agent.peer_link import PeerLinks
+from peerload.agent.perform import Performer
+from peerload.agent.release import Release
+from peerload.agent.sensors import Sensors, machine_facts
+from peerload.agent.spool import Spool
+from peerload.agent.store import Store
+from peerload.core.node import Node
+from peerload.model import events
+from peerload.model.config import CoreConfig
+from peerload.model.errors import ConfigError, InvariantBroken
+from peerload.model.instant import Instant
+from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, State
+from peerload.model.resources import Profile
+from peerload.policy import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.model.actions import Row
+    from peerload.model.config import AgentConfig
+    from peerload.model.errors import PeerloadError
+    from peerload.model.events import Event
+    from peerload.model.messages import Message
+
+log = logging.getLogger("peerload.agent")
+
+STOP_S_MAX = 5.0
+"""How long a polite stop may take before what is left is cut."""
+
+
+class Daemon:
+    """One agent, from start to stop. `run` returns its exit code."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self.core_config = CoreConfig()
+        self.counters: collections.Counter[str] = collections.Counter()
+        self.started_at = time.time()
+        self.launcher: LauncherLink
+        self.links: PeerLinks
+        self.bus: MqttBus | None = None
+        self.node: Node
+        self.store: Store
+        self.spool: Spool
+        self.inbox: Inbox
+        self.release: Release
+        self.control: ControlServer
+        self.output: Output
+        self.performer: Performer
+        self.identity: Identity
+        self._sequence = 0
+        self._stopping: asyncio.Event
+        self._exit_code = 0
+        self._end_tasks = False
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Start, serve until told to stop, stop. Raises PeerloadError if it cannot start."""
+        loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        state = private_directory(Path(self.config.state))
+        policies = registry.load_preset(self.config.policy)
+        self.store = Store(state / "peerload.db", self.config.node)
+        self.store.open()
+        try:
+            self.inbox = Inbox(loop, self._consume, self.config.inbox_max)
+            self.spool = Spool(state)
+            self.identity = Identity(
+                node=self.config.node,
+                boot=secrets.token_hex(8),
+                machine_boot=Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
+                store=self.store.store_id,
+                incarnation=self.store.next_incarnation(),
+            )
+            self.node = Node(
+                self.core_config, policies, self.identity, self._profile(), random.Random(secrets.randbits(128))
+            )
+            await self._serve(loop)
+        finally:
+            self.store.close()
+        return self._exit_code
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.store.start_writer(
+            lambda done: _threadsafe(loop, lambda: [call() for call in done]),
+            lambda error: _threadsafe(loop, lambda: self.fail(f"the store failed: {error}")),
+        )
+        self.release = Release(self._persist)
+        self.launcher = LauncherLink(
+            Path(self.config.state) / "launcher", self._from_launcher, self.config.output_bytes_max
+        )
+        running, ended = await self.launcher.start()
+        self.links = PeerLinks(
+            identity=self.identity,
+            cluster=self.config.cluster,
+            hello=self._hello,
+            envelope=self.envelope,
+            deliver=self._from_peer,
+            met=self._met,
+            unreachable=lambda node, reason: self.inbox.put(events.PeerUnreachable(node, reason)),
+            send_failed=self._send_failed,
+            serve_output=lambda src, request: self.performer.serve_output(src, request),
+            counters=self.counters,
+        )
+        address = await self.links.start(*_host_port(self.config.listen))
+        self.identity = self.links.identity  # its address is known by now
+        self.node.state.identity = self.identity
+        if self.config.mqtt:
+            self.bus = MqttBus(
+                urls=self.config.mqtt,
+                cluster=self.config.cluster,
+                site=self.config.site,
+                identity=self.identity,
+                envelope=self.envelope,
+                deliver=self._from_bus,
+                on_change=lambda connected: self.inbox.put(events.BusChanged(connected)),
+                state=self._state,
+                counters=self.counters,
+                state_every_s=self.config.mqtt_state_every_s,
+            )
+        self.control = ControlServer(self)
+        self.output = Output(self)
+        self.performer = Performer(self)
+        self._recover(running, ended)
+        async with asyncio.TaskGroup() as group:
+            background = [group.create_task(Sensors(self.inbox.put, lambda: self.node.ledger.cpus_running).run())]
+            if self.bus is not None:
+                background.append(group.create_task(self.bus.run()))
+            for peer in self.config.peer:
+                self.links.dial(peer)
+            await self.control.start(self.config.socket)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stop)
+            log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
+            await self._stopping.wait()
+            await self._wind_down()
+            for task in background:
+                task.cancel()
+
+    def _recover(self, running: tuple[tuple[str, float], ...], ended: tuple[tuple[str, object], ...]) -> None:
+        kept = self.store.recover()
+        self.inbox.put(
+            events.AgentStarted(
+                tasks=kept.tasks,
+                executions=kept.executions,
+                floors=kept.floors,
+                tokens=kept.tokens,
+                counter=kept.counter,
+                running=running,
+                ended=ended,  # type: ignore[arg-type]
+            )
+        )
+
+    def stop(self, *, end_tasks: bool = False) -> None:
+        """Begin to stop; running tasks run on unless ``end_tasks``."""
+        self._end_tasks = self._end_tasks or end_tasks
+        self._stopping.set()
+
+    def fail(self, why: str) -> None:
+        """Something that must not be survived: stop at once, saying why. What was acknowledged is on disk."""
+        log.critical("%s; the agent stops", why)
+        self._exit_code = 1
+        self._stopping.set()
+
+    async def _wind_down(self) -> None:
+        """Say good-bye, let what was decided become durable and go out, close everything."""
+        await self.control.close()
+        self.inbox.put(events.AgentStopping())
+        with _suppressed(TimeoutError):
+            async with asyncio.timeout(STOP_S_MAX):
+                if self.bus is not None:
+                    await self.bus.close()
+                if self._end_tasks:
+                    await self.launcher.stop_all()
+                await self.performer.drained()
+        await self.performer.close()
+        await self.links.close()
+        await self.launcher.close()
+
+    # -- the consumer --------------------------------------------------------------------------------------------------
+
+    def now(self) -> Instant:
+        """This moment."""
+        return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+    def _consume(self, batch: list[Event]) -> None:
+        try:
+            for event in batch:
+                self.performer.perform(self.node.handle(self.now(), event))
+        except InvariantBroken as error:
+            log.critical("%s (%s)", error.what, error.story)
+            self.fail("a rule of its own was broken")
+        except Exception as error:  # crash-only: a bug must not leave half a decision behind
+            log.exception("a bug")
+            self.fail(f"a bug: {error!r}")
+        finally:
+            self.release.flush()
+
+    def _persist(self, rows: list[Row], done: Callable[[], None]) -> None:
+        self.store.persist(rows, done)
+
+    # -- what comes in -------------------------------------------------------------------------------------------------
+
+    def _from_launcher(self, event: Event) -> None:
+        if isinstance(event, events.TaskEnded) and event.exit.stdout_bytes + event.exit.stderr_bytes:
+            self.performer.sync_output(event)  # its output is on disk before anybody relies on the result
+        else:
+            self.inbox.put(event)
+
+    def _from_peer(self, src: str, message: Message) -> None:
+        self.performer.received(src, message)
+
+    def _from_bus(self, envelope: Envelope, retained: bool) -> None:  # noqa: FBT001 -- one wire, one meaning
+        self.performer.heard_on_bus(envelope)
+        body = envelope.body
+        if isinstance(body, State):
+            if body.identity.address:
+                self.links.learn(body.identity)
+            self.inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=retained))
+        else:
+            self.inbox.put(events.MessageReceived(envelope.src, body))  # type: ignore[arg-type]
+
+    def _met(self, hello: Hello) -> None:
+        self.links.learn(hello.identity)
+        self.inbox.put(events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers))
+
+    def _send_failed(self, dst: str, message: Message) -> None:
+        self.counters["peer sends failed"] += 1
+        self.inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
+
+    # -- how this node shows itself ------------------------------------------------------------------------------------
+
+    def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
+        """A message in its envelope, with the next sequence number of this start."""
+        self._sequence += 1
+        return Envelope(
+            v=PROTOCOL_MAX,
+            cluster=self.config.cluster,
+            src=self.identity.node,
+            src_boot=self.identity.boot,
+            seq=self._sequence,
+            body=message,
+            dst=dst,
+            dst_boot=dst_boot,
+        )
+
+    def _hello(self) -> Hello:
+        return self.node.membership.hello(self.node.sharing.report())
+
+    def _state(self) -> State:
+        return State(self.identity, self.node.state.profile, self.node.sharing.report())
+
+    def _profile(self) -> Profile:
+        cpus, mem_bytes = machine_facts()
+        slots = self.config.slots
+        return Profile(
+            node=self.config.node,
+            slots=max(int(cpus), 1) if slots is None else slots,
+            cpus=cpus if slots is None else max(cpus, slots),
+            mem_bytes=mem_bytes,
+            labels=self.config.label,
+            slots_fixed=slots is not None,
+            protocol_min=PROTOCOL_MIN,
+            protocol_max=PROTOCOL_MAX,
+            version=int(self.started_at),
+        )
+
+    def info(self) -> dict[str, object]:
+        """What `info` answers."""
+        return {
+            "node": self.config.node,
+            "pid": os.getpid(),
+            "launcher_pid": self.launcher.pid,
+            "version": __version__,
+            "socket": self.config.socket,
+            "state": self.config.state,
+            "listen": self.identity.address,
+            "boot": self.identity.boot,
+            "policy": self.node.state.policies.name,
+            "slots": self.node.state.profile.slots,
+            "cpus": self.node.state.profile.cpus,
+            "mem_bytes": self.node.state.profile.mem_bytes,
+            "cluster": self.config.cluster,
+            "mqtt": self.bus.url if self.bus is not None and self.bus.connected else None,
+            "mqtt_configured": bool(self.config.mqtt),
+            "peers": len(list(self.node.membership)),
+            "started_at": self.started_at,
+        }
+
+
+def private_directory(path: Path) -> Path:
+    """The state directory: made with mode 0700 if absent. Raises ConfigError if it is a link, somebody else's or open
+    to others (what lies there is run and believed)."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+    except OSError as error:
+        raise ConfigError("state", f"{path} cannot be used", why=str(error.strerror)) from None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise ConfigError("state", f"{path} cannot be used", why="it is not a directory of this user")
+    if status.st_mode & 0o022:
+        raise ConfigError("state", f"{path} cannot be used", why="others may write to it", hint=f"chmod 700 {path}")
+    return path
+
+
+def _host_port(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004 -- the largest port there is
+        raise ConfigError("listen", f"{listen!r} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    """Call in the loop's thread; a loop that is closed already needs it no more."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(call)
+
+
+class _suppressed:  # noqa: N801 -- reads as a statement where it is used
+    """A time-out here is not an error: the stop goes on without what was late."""
+
+    def __init__(self, kind: type[BaseException]) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if kind is not None and issubclass(kind, self._kind):
+            log.warning("the stop took longer than %g s; the rest is cut", STOP_S_MAX)
+            return True
+        return False
+
+
+def explain(error: PeerloadError) -> str:
+    """One line and a hint."""
+    return f"{error}" + (f"\n  {error.hint}" if error.hint else "")

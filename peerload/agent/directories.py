@@ -1,0 +1,47 @@
+"""Whether a working directory exists on this node; asked in a thread, since a dead network mount hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from peerload.model.task import SCRATCH
+
+CHECK_S_MAX = 2.0
+"""A directory that cannot be looked at for so long counts as missing."""
+SEEN_S = 2.0
+"""A directory seen so lately is not looked at again for every offer of a burst."""
+KEPT_MAX = 256
+
+
+async def is_directory_here(directory: bytes) -> bool:
+    """Whether it exists here and may be entered; SCRATCH always does."""
+    if directory == SCRATCH:
+        return True
+    try:
+        async with asyncio.timeout(CHECK_S_MAX):
+            return await asyncio.to_thread(lambda: os.path.isdir(directory) and os.access(directory, os.X_OK))
+    except TimeoutError:
+        return False
+
+
+class SeenDirectories:
+    """Remembers, for a moment, the directories that were there."""
+
+    def __init__(self) -> None:
+        self._seen: dict[bytes, float] = {}
+
+    def seen_lately(self, directory: bytes) -> bool:
+        """Whether it was there a moment ago."""
+        seen_s = self._seen.get(directory)
+        return directory == SCRATCH or (seen_s is not None and time.monotonic() - seen_s < SEEN_S)
+
+    async def look(self, directory: bytes) -> bool:
+        """Look again."""
+        here = await is_directory_here(directory)
+        if here:
+            if len(self._seen) >= KEPT_MAX:
+                self._seen.clear()
+            self._seen[directory] = time.monotonic()
+        return here

@@ -1,0 +1,64 @@
+"""The one inbox of an agent: whatever happens is put here, and one consumer hands it to the `Node`, in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from peerload.model.events import LoadSampled, MessageReceived
+from peerload.model.messages import ADVICE
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from peerload.model.events import Event
+
+TURN_EVENTS_MAX = 256
+"""Events handled before sockets and timers get their turn."""
+
+
+class Inbox:
+    """``consume(events)`` is called from the loop with what has come since, at most TURN_EVENTS_MAX at a time.
+
+    A full inbox drops advice and samples, which may be lost, and counts them; everything else is bounded where it
+    comes from (tasks, peers, clients) and is kept.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, consume: Callable[[list[Event]], None], events_max: int
+    ) -> None:
+        self._loop = loop
+        self._consume = consume
+        self._events_max = events_max
+        self._events: deque[Event] = deque()
+        self._scheduled = False
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def put(self, event: Event) -> None:
+        """Queue an event. From the loop's thread only; other threads use `put_threadsafe`."""
+        if len(self._events) >= self._events_max and _may_be_lost(event):
+            self.dropped += 1
+            return
+        self._events.append(event)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def put_threadsafe(self, event: Event) -> None:
+        """Queue an event from any thread."""
+        self._loop.call_soon_threadsafe(self.put, event)
+
+    def _turn(self) -> None:
+        events = [self._events.popleft() for _ in range(min(len(self._events), TURN_EVENTS_MAX))]
+        self._scheduled = bool(self._events)
+        if self._scheduled:
+            self._loop.call_soon(self._turn)
+        self._consume(events)
+
+
+def _may_be_lost(event: Event) -> bool:
+    return isinstance(event, LoadSampled) or (isinstance(event, MessageReceived) and isinstance(event.message, ADVICE))

@@ -1,0 +1,294 @@
+"""The agent's end of the launcher: starts it if it is not there, speaks to it, restarts it if it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import msgspec
+
+import peerload
+from peerload.model.errors import PeerloadError
+from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskStarted
+from peerload.model.task import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.model.actions import SpawnTask
+    from peerload.model.events import Event
+
+log = logging.getLogger("peerload.launcher")
+
+START_S_MAX = 15.0
+"""A new launcher first ends what its predecessor left, then answers."""
+STOP_S_MAX = 5.0
+RESTART_S = 0.2
+START_LOOK_S = 0.01
+"""A launcher on its way is looked for this often."""
+FRAME_BYTES_MAX = 4 << 20
+FRAME_FILL_BYTES = 1 << 20
+"""A frame is sent when it holds this much; a single request may be larger."""
+
+Listing = tuple[tuple[tuple[str, float], ...], tuple[tuple[str, Exit], ...]]
+
+
+class LauncherError(PeerloadError):
+    """The launcher cannot be started or does not answer."""
+
+    code = "launcher"
+
+
+class LauncherLink:
+    """``put`` gets TaskStarted, TaskEnded, LauncherLost and LauncherReady. Requests of one loop turn go in one frame."""
+
+    def __init__(self, directory: Path, put: Callable[[Event], None], output_bytes_max: int) -> None:
+        self._directory = directory
+        self._put = put
+        self._output_bytes_max = output_bytes_max
+        self._pid = 0
+        self._writer: asyncio.StreamWriter | None = None
+        self._requests: list[bytes] = []
+        self._flushing = False
+        self._reading: asyncio.Task[None] | None = None
+        self._closing = False
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The launcher's pid, 0 while there is none."""
+        return self._pid
+
+    async def start(self) -> Listing:
+        """Find the launcher or start one. → what runs, and what has ended unforgotten. Raises LauncherError."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        reader, listing = await self._connect()
+        self._reading = asyncio.get_running_loop().create_task(self._read(reader))
+        return listing
+
+    async def close(self) -> None:
+        """Let go of it; it and its tasks go on."""
+        self._closing = True
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+
+    async def stop_all(self) -> None:
+        """End its tasks and the launcher itself."""
+        self._closing = True
+        pid = self._pid
+        self._request({"do": "stop"})
+        self._flush()
+        deadline_s = time.monotonic() + STOP_S_MAX
+        while _is_alive(pid) and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+        if _is_alive(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def spawn(self, action: SpawnTask, stdout: Path, stderr: Path, extra: dict[bytes, bytes]) -> None:
+        """Start a process; ``extra`` is added to its environment."""
+        spec = action.spec
+        self._request(
+            {
+                "do": "spawn",
+                "key": action.key,
+                "argv": list(spec.argv),
+                "environment": {**msgpack.unpackb(spec.environment), **extra},
+                "directory": spec.directory,
+                "umask": spec.umask,
+                "stdout": str(stdout),
+                "stderr": str(stderr),
+                "deadline_s": action.deadline_s,
+                "output_bytes_max": self._output_bytes_max,
+            }
+        )
+
+    def signal(self, key: str, number: int) -> None:
+        """Send a signal to a task."""
+        self._request({"do": "signal", "key": key, "signal": number})
+
+    def set_lease(self, key: str, deadline_s: float) -> None:
+        """Move the time at which a task is frozen."""
+        self._request({"do": "lease", "key": key, "deadline_s": deadline_s})
+
+    def forget(self, key: str) -> None:
+        """The exit record is not needed any more."""
+        self._request({"do": "forget", "key": key})
+
+    def _request(self, request: dict[str, Any]) -> None:
+        if self._writer is None:
+            return  # LauncherReady will tell what is true then
+        self._requests.append(msgpack.packb(request))
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        requests, self._requests = self._requests, []
+        if self._writer is None:
+            return
+        batch: list[bytes] = []
+        size = 0
+        for request in requests:
+            if batch and size + len(request) > FRAME_FILL_BYTES:
+                self._write(batch)
+                batch, size = [], 0
+            batch.append(request)
+            size += len(request)
+        if batch:
+            self._write(batch)
+
+    def _write(self, batch: list[bytes]) -> None:
+        assert self._writer is not None
+        body = msgpack.Packer().pack_array_header(len(batch)) + b"".join(batch)
+        self._writer.write(len(body).to_bytes(4, "big") + body)
+
+    # -- connection ----------------------------------------------------------------------------------------------------
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, Listing]:
+        """Connect, starting the launcher if nobody answers, and ask for the list."""
+        reader, writer = await self._open_or_start()
+        writer.write(_frame([{"do": "list"}]))
+        running: list[tuple[str, float]] = []
+        ended: list[tuple[str, Exit]] = []
+        more = True
+        while more:
+            async with asyncio.timeout(START_S_MAX):
+                events = await _read_frame(reader)
+            for event in events:
+                if event.get("is") == "listed":
+                    self._pid = int(event["pid"])
+                    more = bool(event["more"])
+                    running += [(key, started_at) for key, started_at in event["running"]]
+                    ended += [(key, msgspec.convert(exit_, Exit)) for key, exit_ in event["ended"]]
+        self._writer = writer
+        return reader, (tuple(running), tuple(ended))
+
+    async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        deadline_s = time.monotonic() + START_S_MAX
+        started = False
+        while True:
+            try:
+                return await self._open()
+            except OSError as error:
+                if not started:
+                    started = True
+                    await asyncio.to_thread(self._start_process)
+                elif time.monotonic() > deadline_s or (self._process is not None and self._process.poll() is not None):
+                    raise LauncherError(
+                        "the launcher does not answer", why=self._last_words() or str(error.strerror)
+                    ) from None
+                await asyncio.sleep(START_LOOK_S)
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect by way of the directory's own descriptor: a long path does not fit into a socket's name."""
+        fd = os.open(self._directory, os.O_PATH | os.O_DIRECTORY)
+        try:
+            return await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/launcher.sock", limit=FRAME_BYTES_MAX + 4)
+        finally:
+            os.close(fd)
+
+    def _start_process(self) -> None:
+        root = str(Path(peerload.__file__).resolve().parent.parent)
+        places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
+        code = f"import sys; sys.path[:0] = {places!r}; from peerload.agent.launcher import main; main()"
+        self._process = subprocess.Popen(  # noqa: S603 -- our own interpreter with our own words
+            [sys.executable, "-I", "-S", "-c", code, "--directory", str(self._directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            close_fds=True,
+        )
+
+    def _last_words(self) -> str:
+        try:
+            lines = (self._directory / "launcher.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Events until the launcher is lost; then another one, for ever."""
+        while True:
+            lost = await self._events_until_lost(reader)
+            if self._closing:
+                return
+            log.warning("the launcher is lost (%s); another one is started", lost)
+            self._pid = 0
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = None
+            self._put(LauncherLost())
+            reader, (running, ended) = await self._reconnect()
+            self._put(LauncherReady(running, ended))
+
+    async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:
+        try:
+            while True:
+                for event in await _read_frame(reader):
+                    self._event(event)
+        except (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError) as error:
+            return str(error) or type(error).__name__
+
+    async def _reconnect(self) -> tuple[asyncio.StreamReader, Listing]:
+        if self._process is not None and self._process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # the connection broke a moment before it was gone
+                await asyncio.to_thread(self._process.wait, 0.2)
+        while True:
+            try:
+                return await self._connect()
+            except (LauncherError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+                log.error("no launcher: %s", error)
+                await asyncio.sleep(RESTART_S)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        kind = event["is"]
+        if kind == "started":
+            self._put(TaskStarted(event["key"], float(event["started_at"])))
+        elif kind == "ended":
+            self._put(TaskEnded(event["key"], msgspec.convert(event["exit"], Exit)))
+
+
+async def _read_frame(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > FRAME_BYTES_MAX:
+        raise ValueError(f"a frame of {size} bytes from the launcher")
+    events: list[dict[str, Any]] = msgpack.unpackb(await reader.readexactly(size))
+    return events
+
+
+def _frame(requests: list[dict[str, Any]]) -> bytes:
+    body: bytes = msgpack.packb(requests)
+    return len(body).to_bytes(4, "big") + body
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    if not pid:
+        return False
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

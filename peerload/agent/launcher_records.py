@@ -1,0 +1,110 @@
+"""What the launcher keeps on disk so that an exit survives the agent and the launcher: two append-only logs.
+
+Imports nothing but the smallest modules: the launcher must stay small. Records are not synced: they outlive processes,
+not the machine; whoever needs more (the store) writes its own row.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+import msgpack
+
+LOG_BYTES_MAX = 1 << 20
+"""A log of this size is rewritten with what is still of use, if that is less than half of it."""
+RECORD_BYTES_MAX = 64 << 10
+_HEADER_BYTES = 8
+
+
+class RecordLog:
+    """An append-only file of checksummed MessagePack records; a torn or corrupt tail is ignored.
+
+    A record is length (4 bytes, big-endian), crc32 of the body (4 bytes), body.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.size_bytes = os.fstat(self._fd).st_size
+
+    def read(self) -> list[Any]:
+        """Every whole record from the start of the file; what follows the first bad one is cut off."""
+        with open(self.path, "rb") as file:  # noqa: PTH123 -- pathlib costs the launcher a megabyte
+            raw = file.read()
+        records = []
+        at = 0
+        while len(raw) - at >= _HEADER_BYTES:
+            size = int.from_bytes(raw[at : at + 4], "big")
+            body = raw[at + _HEADER_BYTES : at + _HEADER_BYTES + size]
+            checksum = int.from_bytes(raw[at + 4 : at + 8], "big")
+            if size > RECORD_BYTES_MAX or len(body) != size or zlib.crc32(body) != checksum:
+                break
+            try:
+                records.append(msgpack.unpackb(body))
+            except ValueError:
+                break
+            at += _HEADER_BYTES + size
+        if at < len(raw):
+            os.ftruncate(self._fd, at)
+        self.size_bytes = at
+        return records
+
+    def append(self, records: list[Any]) -> None:
+        """Add records with one write."""
+        raw = b"".join(map(_pack, records))
+        self.size_bytes += os.write(self._fd, raw)
+
+    def tidy(self, kept: list[Any] | None, kept_count: int) -> None:
+        """Shrink the file if it is large and most of it is of no use: to nothing, or to ``kept``."""
+        if self.size_bytes <= LOG_BYTES_MAX:
+            return
+        if not kept_count:
+            os.ftruncate(self._fd, 0)
+            self.size_bytes = 0
+        elif kept is not None:
+            self.rewrite(kept)
+
+    def rewrite(self, records: list[Any]) -> None:
+        """Replace the file by one that holds these records only."""
+        new = self.path + ".new"
+        fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        raw = memoryview(b"".join(map(_pack, records)))
+        self.size_bytes = len(raw)
+        while raw:
+            raw = raw[os.write(fd, raw) :]
+        os.replace(new, self.path)  # noqa: PTH105 -- as above
+        os.close(self._fd)
+        self._fd = fd
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+def _pack(record: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value
+    body: bytes = msgpack.packb(record)
+    return len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
+
+
+def process_start(pid: int) -> int:
+    """When a process started, in clock ticks since boot (field 22 of its stat); 0 if there is none."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        raw = os.read(fd, 4096)
+    except OSError:
+        return 0
+    finally:
+        os.close(fd)
+    # The name in parentheses may hold anything, also spaces and parentheses.
+    return int(raw[raw.rindex(b")") + 2 :].split()[19])
+
+
+def machine_boot() -> str:
+    """The random id of this boot of the machine."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123 -- as above
+        return file.read().strip()

@@ -1,0 +1,174 @@
+"""Starting one process, and keeping its captured output within its limit. Used by the launcher alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from typing import Any
+
+PATH_DEFAULT = b"/usr/local/bin:/usr/bin:/bin"
+NOT_FOUND = 127
+NOT_EXECUTABLE = 126
+REASON_CHARS_MAX = 400
+BLOCK_BYTES = 4096
+_SIGNALS_DEFAULT = tuple(
+    number for number in range(1, signal.NSIG) if number not in {signal.SIGKILL, signal.SIGSTOP, 32, 33}
+)
+_NULL = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
+_CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY
+
+
+class CannotStart(Exception):  # noqa: N818 -- it is an ordinary end of a task, not an error of ours
+    """The process could not be made. ``exit_code`` is what a shell would show, ``reason`` says why."""
+
+    def __init__(self, exit_code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.exit_code = exit_code
+        self.reason = reason[:REASON_CHARS_MAX]
+
+
+def spawn(argv: list[bytes], environment: dict[bytes, bytes], directory: bytes, umask: int, captures: list[str]) -> int:
+    """Start a process in a session of its own and return its pid; ``captures`` are the paths of stdout and stderr.
+
+    Never forks (the cost would grow with the launcher). Raises CannotStart.
+    """
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {error.strerror}") from None
+    before = os.umask(umask)
+    try:
+        return os.posix_spawn(
+            _find(argv[0], environment),
+            argv,
+            environment,
+            file_actions=(
+                _NULL,
+                (os.POSIX_SPAWN_OPEN, 1, captures[0], _CAPTURE, 0o600),
+                (os.POSIX_SPAWN_OPEN, 2, captures[1], _CAPTURE, 0o600),
+            ),
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_SIGNALS_DEFAULT,
+        )
+    except OSError as error:
+        raise CannotStart(NOT_EXECUTABLE, f"cannot execute {_why(argv[0], captures, error)}") from None
+    except ValueError as error:
+        raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(argv[0])}: {error}") from None
+    finally:
+        os.umask(before)
+        os.chdir("/")
+
+
+def text(raw: bytes) -> str:
+    """Bytes for people, cut to a sane length."""
+    return raw[:200].decode("utf-8", "backslashreplace")
+
+
+def _find(program: bytes, environment: dict[bytes, bytes]) -> bytes:
+    """The program along PATH of the task's own environment."""
+    if b"/" in program:
+        if not os.path.lexists(program):
+            raise CannotStart(NOT_FOUND, f"command not found: {text(program)}")
+        return program
+    found = b""
+    for folder in environment.get(b"PATH", PATH_DEFAULT).split(b":"):
+        path = (folder or b".") + b"/" + program
+        if os.path.isfile(path):  # noqa: PTH113 -- pathlib costs the launcher a megabyte
+            if os.access(path, os.X_OK):
+                return path
+            found = found or path
+    if not found or not program:
+        raise CannotStart(NOT_FOUND, f"command not found: {text(program)}")
+    raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(found)}: Permission denied")
+
+
+def _why(program: bytes, captures: list[str], error: OSError) -> str:
+    if error.errno == errno.E2BIG:
+        return f"{text(program)}: its arguments and environment are too long for this system"
+    for path in captures:
+        folder = os.path.dirname(path)  # noqa: PTH120 -- as above
+        if not os.access(folder, os.W_OK | os.X_OK):
+            return f"{text(program)}: its output cannot be written to {folder}"
+    return f"{text(program)}: {error.strerror}"
+
+
+class Capture:
+    """One captured stream on disk, kept to its first and its last ``bytes_max`` / 2 bytes.
+
+    What is between becomes a hole: the size goes on growing, so that offsets stay true. Where the file system has no
+    holes the file is cut back to its head instead, whenever it is too large: then the head and the newest bytes are
+    kept, at offsets that are no longer those of the stream.
+    """
+
+    __slots__ = ("bytes_max", "path", "punched_to")
+
+    def __init__(self, path: str, bytes_max: int) -> None:
+        self.path = path
+        self.bytes_max = bytes_max
+        self.punched_to = 0
+
+    def limit(self, holes: Holes) -> int:
+        """Give back to the disk what is over the limit; returns the size in bytes (0 if there is no file)."""
+        try:
+            size = os.stat(self.path).st_size  # noqa: PTH116 -- pathlib costs the launcher a megabyte
+        except OSError:
+            return 0
+        if size <= self.bytes_max:
+            return size
+        half = -(-self.bytes_max // 2 // BLOCK_BYTES) * BLOCK_BYTES
+        start = max(half, self.punched_to)
+        end = (size - half) // BLOCK_BYTES * BLOCK_BYTES
+        if end <= start:
+            return size
+        fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            if holes.punch(fd, start, end - start):
+                self.punched_to = end
+            else:
+                os.ftruncate(fd, half)
+                size = half
+        finally:
+            os.close(fd)
+        return size
+
+    def close(self, holes: Holes) -> int:
+        """Apply the limit for the last time and drop the file if it is empty; returns its size in bytes."""
+        size = self.limit(holes)
+        if not size:
+            try:
+                os.unlink(self.path)  # noqa: PTH108 -- as above
+            except FileNotFoundError:
+                return 0
+        return size
+
+
+class Holes:
+    """fallocate(2), loaded when it is first needed (ctypes costs a megabyte)."""
+
+    _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
+
+    def __init__(self) -> None:
+        self._fallocate: Any = None
+        self._supported = True
+
+    def punch(self, fd: int, offset: int, size_bytes: int) -> bool:
+        """Make a hole; False if this system cannot."""
+        if not self._supported:
+            return False
+        import ctypes  # noqa: PLC0415 -- see above
+
+        if self._fallocate is None:
+            function = ctypes.CDLL(None, use_errno=True).fallocate
+            function.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+            self._fallocate = function
+        if self._fallocate(fd, self._PUNCH_HOLE_KEEP_SIZE, offset, size_bytes) == 0:
+            return True
+        number = ctypes.get_errno()
+        if number in {errno.EOPNOTSUPP, errno.ENOSYS}:
+            self._supported = False
+            print("no holes in files here: output over its limit is cut back to its head", file=sys.stderr, flush=True)
+            return False
+        return number == errno.EINTR

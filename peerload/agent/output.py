@@ -1,0 +1,143 @@
+"""Output on its way: followed here, served to its home, brought home from elsewhere.
+
+There is one mechanism. Whoever watches a task follows its files in this node's spool; while the task runs elsewhere, a
+*mirror* writes what arrives from there into the same files. So `run`, `logs -f` and the recording of a result all read
+one place, and a mirror that was started for a watcher need not be started again when the result comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from peerload.agent.spool import Follower
+from peerload.model.errors import PeerloadError
+from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
+from peerload.model.task import execution_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from peerload.agent.daemon import Daemon
+    from peerload.model.actions import FetchOutput
+    from peerload.model.task import Exit
+
+log = logging.getLogger("peerload.output")
+
+ENDS_KEPT_MAX = 4096
+"""Ended attempts whose sizes are remembered for followers that come late."""
+
+
+class Output:
+    """The followers and mirrors of one agent, by execution key."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._followers: dict[str, set[Follower]] = {}
+        self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
+        self._ends: dict[str, tuple[int, int]] = {}
+
+    # -- followers -----------------------------------------------------------------------------------------------------
+
+    async def follow(
+        self, key: str, stdout_from: int = 0, stderr_from: int = 0, *, end: tuple[int, int] | None = None
+    ) -> AsyncIterator[tuple[int, int, bytes]]:
+        """(stream, offset, data) of an attempt's files here, up to the sizes ``end``; without it as they grow, until
+        the attempt has ended and all was read."""
+        follower = Follower(self._daemon.spool, key, stdout_from, stderr_from)
+        self._followers.setdefault(key, set()).add(follower)
+        try:
+            if end is not None:
+                follower.end(*end)
+            elif key in self._ends:
+                follower.end(*self._ends[key])
+            async for piece in follower:
+                yield piece
+        finally:
+            follower.close()
+            left = self._followers.get(key)
+            if left is not None:
+                left.discard(follower)
+                if not left:
+                    del self._followers[key]
+
+    def ended(self, key: str, stdout_bytes: int, stderr_bytes: int) -> None:
+        """No more will come: these are the final sizes."""
+        if len(self._ends) >= ENDS_KEPT_MAX:
+            del self._ends[next(iter(self._ends))]
+        self._ends[key] = (stdout_bytes, stderr_bytes)
+        for follower in self._followers.get(key, ()):
+            follower.end(stdout_bytes, stderr_bytes)
+
+    def attempt_ended(self, key: str, exit_: Exit) -> None:
+        """An attempt that ran here has ended."""
+        self.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
+
+    # -- to its home ---------------------------------------------------------------------------------------------------
+
+    async def serve(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
+        """The output of a guest, for its home alone."""
+        key = execution_key(request.uid, request.attempt)
+        guest = self._daemon.node.executor.guests.get(key)
+        if guest is None or guest.home != src:
+            yield OutputEnd(gone=True)
+            return
+        if guest.exit is not None:
+            self._ends.setdefault(key, (guest.exit.stdout_bytes, guest.exit.stderr_bytes))
+        end = None if request.follow else self._daemon.spool.sizes(key)
+        async for stream, offset, data in self.follow(key, request.stdout_from, request.stderr_from, end=end):
+            yield OutputChunk(stream, offset, data)
+        yield OutputEnd(*(end or self._ends.get(key, (0, 0))))
+
+    # -- from elsewhere ------------------------------------------------------------------------------------------------
+
+    def mirror(self, node: str, task: str, uid: bytes, attempt: int, key: str) -> asyncio.Task[OutputEnd]:
+        """Copy the output of an attempt on another node into this spool as it comes; at most one copy at a time."""
+        running = self._mirrors.get(key)
+        if running is None or (running.done() and (running.cancelled() or running.exception() is not None)):
+            running = asyncio.get_running_loop().create_task(self._mirror(node, task, uid, attempt, key))
+            self._mirrors[key] = running
+            running.add_done_callback(lambda done: self._mirror_done(key, done))
+        return running
+
+    def _mirror_done(self, key: str, done: asyncio.Task[OutputEnd]) -> None:
+        if self._mirrors.get(key) is done:
+            del self._mirrors[key]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.info("output of %s did not come through: %s", key, error)
+
+    async def copy_now(self, node: str, task: str, uid: bytes, attempt: int, key: str) -> None:
+        """Bring what there is by now; where a mirror is at work already, that is what is here."""
+        if key not in self._mirrors:
+            await self._mirror(node, task, uid, attempt, key, follow=False)
+
+    async def _mirror(
+        self, node: str, task: str, uid: bytes, attempt: int, key: str, *, follow: bool = True
+    ) -> OutputEnd:
+        spool = self._daemon.spool
+        request = OutputRequest(task, uid, attempt, *spool.sizes(key), follow=follow)
+        async for piece in self._daemon.links.fetch_output(node, request):
+            if isinstance(piece, OutputEnd):
+                if piece.gone:
+                    raise PeerloadError(f"{node} has no output of {task} (any more)")
+                return piece
+            await asyncio.to_thread(spool.write_at, key, piece.stream, piece.offset, piece.data)
+        raise PeerloadError(f"the output of {task} broke off", why=f"{node} closed the connection")
+
+    async def bring_home(self, action: FetchOutput) -> str:
+        """All of it, on disk. → "" or why not."""
+        try:
+            await self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
+            await asyncio.to_thread(self._daemon.spool.sync, action.key)
+        except (PeerloadError, OSError, TimeoutError) as error:
+            return str(error)
+        self.ended(action.key, action.stdout_bytes, action.stderr_bytes)
+        return ""
+
+    async def close(self) -> None:
+        """Stop all copies."""
+        mirrors = list(self._mirrors.values())
+        for mirror in mirrors:
+            mirror.cancel()
+        await asyncio.gather(*mirrors, return_exceptions=True)

@@ -1,0 +1,254 @@
+"""Carries out the core's actions, in order; outward ones as soon as the rows before them are durable."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Any, assert_never
+
+import msgspec
+
+from peerload.agent.directories import SeenDirectories
+from peerload.model import actions, events
+from peerload.model.messages import ADVICE, Offer, Result
+from peerload.model.task import SCRATCH, execution_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine
+
+    from peerload.agent.daemon import Daemon
+    from peerload.agent.output import Output
+    from peerload.model.actions import Action
+    from peerload.model.messages import Envelope, Message, OutputChunk, OutputEnd, OutputRequest
+
+log = logging.getLogger("peerload.agent")
+
+INLINE_BYTES_MAX = 48 << 10
+"""Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
+ADVICE_UNANSWERED_MAX = 6
+"""So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
+
+
+class Performer:
+    """The I/O side of one agent; ``daemon`` holds what it works with."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._timers: dict[tuple[str, ...], asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_bus: dict[str, tuple[str, int]] = {}
+        self._directories = SeenDirectories()
+        self.output: Output = daemon.output
+
+    # -- actions -------------------------------------------------------------------------------------------------------
+
+    def perform(self, decided: list[Action]) -> None:
+        """Carry out the actions of one event."""
+        release = self._daemon.release
+        for action in decided:
+            if isinstance(action, actions.Persist):
+                release.keep(action.rows)
+            elif isinstance(action, actions.OUTWARD):
+                release.outward(lambda action=action: self._outward(action))  # type: ignore[misc]
+            else:
+                self._inward(action)
+
+    def _inward(self, action: Action) -> None:
+        if isinstance(action, actions.SetTimer):
+            self._set_timer(action)
+        elif isinstance(action, actions.ClearTimer):
+            handle = self._timers.pop(action.timer, None)
+            if handle is not None:
+                handle.cancel()
+        elif isinstance(action, actions.Decided):
+            self._daemon.control.decided(action)
+
+    def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
+        daemon = self._daemon
+        match action:
+            case actions.Send():
+                self._send(action.dst, action.message)
+            case actions.SpawnTask():
+                self._spawn(action)
+            case actions.TaskChanged():
+                daemon.control.changed(action)
+            case actions.Answer():
+                daemon.control.answered(action)
+            case actions.ForgetTask():
+                daemon.launcher.forget(action.key)
+                if action.output:
+                    daemon.spool.drop(action.key)
+                daemon.spool.drop_scratch(action.key)
+            case actions.SignalTask():
+                daemon.launcher.signal(action.key, action.signal)
+            case actions.SetLease():
+                daemon.launcher.set_lease(action.key, action.deadline_s)
+            case actions.SendResult():
+                self._send_result(action)
+            case actions.KeepOutput():
+                self._in_background(self._keep_output(action))
+            case actions.FetchOutput():
+                self._in_background(self._fetch_output(action))
+            case actions.Announce():
+                self._announce(action)
+            case actions.Dial():
+                daemon.links.connect(action.identity)
+            case actions.Persist() | actions.SetTimer() | actions.ClearTimer() | actions.Decided():
+                raise AssertionError("not outward")
+            case _:
+                assert_never(action)
+
+    # -- timers --------------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, action: actions.SetTimer) -> None:
+        known = self._timers.get(action.timer)
+        if known is not None:
+            known.cancel()
+        delay_s = max(action.at_s - self._daemon.now().boot_s, 0.0)
+        loop = asyncio.get_running_loop()
+        self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, action.at_s)
+
+    def _expire(self, timer: tuple[str, ...], at_s: float) -> None:
+        del self._timers[timer]
+        if self._daemon.now().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
+            self._set_timer(actions.SetTimer(timer, at_s))
+        else:
+            self._daemon.inbox.put(events.TimerExpired(timer))
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def _send(self, dst: str, message: Message) -> None:
+        """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
+        bus = self._daemon.bus
+        if bus is not None and isinstance(message, ADVICE):
+            boot, unanswered = self._on_bus.get(dst, ("", ADVICE_UNANSWERED_MAX))
+            if unanswered < ADVICE_UNANSWERED_MAX and bus.send(dst, boot, message):
+                self._on_bus[dst] = (boot, unanswered + 1)
+                return
+        if dst == self._daemon.config.node:
+            self._daemon.inbox.put(events.MessageReceived(dst, message))  # type: ignore[arg-type]
+            return
+        if isinstance(message, ADVICE):
+            self._daemon.counters["advice over the peer link"] += 1
+        self._daemon.links.send(dst, message)
+
+    def heard_on_bus(self, envelope: Envelope) -> None:
+        """A peer is on MQTT: advice for it may go there."""
+        self._on_bus[envelope.src] = (envelope.src_boot, 0)
+
+    def _announce(self, action: actions.Announce) -> None:
+        bus = self._daemon.bus
+        told = bus is not None and bus.publish_state(action.state)
+        for peer in self._daemon.node.membership:
+            node = peer.identity.node
+            if not told or node not in self._on_bus:
+                self._daemon.links.send(node, action.state)
+
+    def received(self, src: str, message: Message) -> None:
+        """A frame from the peer link, on its way to the inbox."""
+        if isinstance(message, Offer) and not self._directories.seen_lately(message.spec.directory):
+            self._in_background(self._offer_received(src, message))
+        else:
+            self._daemon.inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
+
+    async def _offer_received(self, src: str, offer: Offer) -> None:
+        here = await self._directories.look(offer.spec.directory)
+        self._daemon.inbox.put(events.MessageReceived(src, offer, directory_here=here))
+
+    # -- processes -----------------------------------------------------------------------------------------------------
+
+    def _spawn(self, action: actions.SpawnTask) -> None:
+        daemon = self._daemon
+        request = action.spec.request
+        index = action.task.partition(".")[2]
+        variables = {
+            "PEERLOAD_TASK_ID": action.task,
+            "PEERLOAD_ATTEMPT": str(action.attempt),
+            "PEERLOAD_NODE": daemon.config.node,
+            "PEERLOAD_HOME": action.home,
+            "PEERLOAD_ARRAY_INDEX": index,
+            "PEERLOAD_CPUS": f"{request.cpus:g}",
+            "PEERLOAD_MEM_BYTES": str(request.mem_bytes),
+            "OMP_NUM_THREADS": str(max(int(request.cpus), 1)),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        if not index:
+            del variables["PEERLOAD_ARRAY_INDEX"]
+        if action.spec.directory == SCRATCH:
+            scratch = os.fsencode(daemon.spool.make_scratch(action.key))
+            action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
+        stdout, stderr = daemon.spool.paths(action.key)
+        extra = {name.encode(): value.encode() for name, value in variables.items()}
+        daemon.launcher.spawn(action, stdout, stderr, extra)
+
+    def sync_output(self, event: events.TaskEnded) -> None:
+        """The output of an ended attempt goes to disk before anybody relies on its result."""
+        self._in_background(self._sync_output(event))
+
+    async def _sync_output(self, event: events.TaskEnded) -> None:
+        await asyncio.to_thread(self._daemon.spool.sync, event.key)
+        self.output.attempt_ended(event.key, event.exit)
+        self._daemon.inbox.put(event)
+
+    # -- output --------------------------------------------------------------------------------------------------------
+
+    def _send_result(self, action: actions.SendResult) -> None:
+        """RESULT, with the output itself where that is small."""
+        stdout = stderr = b""
+        exit_ = action.exit
+        small = exit_.stdout_bytes + exit_.stderr_bytes <= INLINE_BYTES_MAX
+        if small:
+            key = execution_key(action.uid, action.attempt)
+            stdout, stderr = self._daemon.spool.read_small(key, exit_.stdout_bytes, exit_.stderr_bytes)
+            small = (len(stdout), len(stderr)) == (exit_.stdout_bytes, exit_.stderr_bytes)
+        self._send(
+            action.dst,
+            Result(action.task, action.uid, action.attempt, exit_, small, stdout if small else b"", stderr if small else b""),
+        )
+
+    async def _keep_output(self, action: actions.KeepOutput) -> None:
+        error = ""
+        if action.stdout or action.stderr:
+            try:
+                await asyncio.to_thread(self._daemon.spool.keep, action.key, action.stdout, action.stderr)
+            except OSError as failure:
+                error = f"its output cannot be kept: {failure.strerror}"
+        self._daemon.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
+
+    async def _fetch_output(self, action: actions.FetchOutput) -> None:
+        error = await self.output.bring_home(action)
+        self._daemon.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
+
+    def serve_output(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
+        """A home asks for the output of its attempt here."""
+        return self.output.serve(src, request)
+
+    # -- background ----------------------------------------------------------------------------------------------------
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a bug", exc_info=error)
+            self._daemon.fail(f"a bug: {error!r}")
+
+    async def drained(self) -> None:
+        """Wait until everything decided is durable and out."""
+        while len(self._daemon.inbox) or self._daemon.release.held:
+            durable = asyncio.Event()
+            self._daemon.release.outward(durable.set)
+            await durable.wait()
+            await asyncio.sleep(0)  # the inbox gets its turn
+
+    async def close(self) -> None:
+        """Forget timers, end background work."""
+        for handle in self._timers.values():
+            handle.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

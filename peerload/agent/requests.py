@@ -1,0 +1,312 @@
+"""What each verb of the control socket does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import re
+from typing import TYPE_CHECKING
+
+from peerload.agent import answers
+from peerload.agent.directories import is_directory_here
+from peerload.agent.streams import OutputStream, Watch
+from peerload.core.work import HomePhase
+from peerload.model.errors import BadRequest, NoSuchTask
+from peerload.model.events import CancelRequested, SignalRequested
+from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, execution_key
+from peerload.policy import registry
+from peerload.wire import control
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.agent.control import Connection, ControlServer
+    from peerload.agent.daemon import Daemon
+    from peerload.model.actions import TaskChanged
+    from peerload.model.task import TaskRecord
+
+REF = re.compile(r"(?:(?P<home>[a-z0-9-]{1,40})/)?(?P<counter>[0-9]{1,18})(?:\.(?P<index>[0-9]{1,9}))?")
+
+
+class Requests:
+    """The verbs. Reads run when everything decided before them is durable (`Release.outward`)."""
+
+    def __init__(self, daemon: Daemon, server: ControlServer) -> None:
+        self._daemon = daemon
+        self._server = server
+        self._watches: dict[str, set[Watch]] = {}
+        self._users: dict[int, str] = {}
+        self._policies: dict[str, list[str]] = {}
+
+    def handle(self, connection: Connection, request: control.Request) -> None:
+        """Do it now, or start what does it."""
+        now: dict[type, Callable[[], None]] = {
+            control.Submit: lambda: connection.spawn(self._submit(connection, request)),  # type: ignore[arg-type]
+            control.Tasks: lambda: self._in_turn(connection, request, self._tasks),
+            control.Show: lambda: self._in_turn(connection, request, self._show),
+            control.Wait: lambda: connection.spawn(self._wait(connection, request)),  # type: ignore[arg-type]
+            control.Output: lambda: connection.spawn(self._output(connection, request)),  # type: ignore[arg-type]
+            control.Cancel: lambda: self._in_turn(connection, request, self._cancel),
+            control.Signal: lambda: self._in_turn(connection, request, self._signal),
+            control.Info: lambda: connection.ok(request.id, self._daemon.info()),
+            control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes(self._daemon.node)}),
+            control.Policy: lambda: connection.ok(request.id, self._policy()),
+            control.Stats: lambda: connection.ok(request.id, {"counters": self._stats()}),
+            control.Stop: lambda: self._stop(connection, request),  # type: ignore[arg-type]
+        }
+        now[type(request)]()
+
+    def _in_turn(self, connection: Connection, request: control.Request, read: Callable[..., None]) -> None:
+        def act() -> None:
+            try:
+                read(connection, request)
+            except BadRequest as error:
+                connection.fail(request.id, error)
+
+        self._daemon.release.outward(act)
+
+    async def _durable(self) -> None:
+        """Wait until everything decided so far is on disk and has gone out."""
+        reached = asyncio.Event()
+        self._daemon.release.outward(reached.set)
+        await reached.wait()
+
+    # -- naming tasks --------------------------------------------------------------------------------------------------
+
+    def _resolve(self, ref: str) -> tuple[int, int | None]:
+        """A name as (counter, index). Raises NoSuchTask or BadRequest."""
+        node = self._daemon.config.node
+        if ref == "@":
+            last = self._daemon.store.last_counter()
+            if last is None:
+                raise NoSuchTask("@ stands for your last task, and there is none yet", hint="peerload submit CMD")
+            return last, None
+        parsed = REF.fullmatch(ref)
+        if parsed is None:
+            raise BadRequest(f"{ref!r} is no task id", why="ids look like 42, 42.7, ws1/42 or @", hint="peerload ls")
+        if parsed["home"] not in (None, node):
+            raise NoSuchTask(f"no task {ref} here", why=f"its home is {parsed['home']}", hint="ask the agent there")
+        return int(parsed["counter"]), int(parsed["index"]) if parsed["index"] is not None else None
+
+    def _records(self, ref: str) -> list[TaskRecord]:
+        records = self._daemon.store.records(*self._resolve(ref))
+        if not records:
+            raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
+        return records
+
+    def _user(self) -> str:
+        uid = os.getuid()
+        if uid not in self._users:
+            try:
+                self._users[uid] = pwd.getpwuid(uid).pw_name
+            except KeyError:
+                self._users[uid] = str(uid)
+        return self._users[uid]
+
+    # -- verbs ---------------------------------------------------------------------------------------------------------
+
+    async def _submit(self, connection: Connection, request: control.Submit) -> None:
+        indices: list[int] = []
+        size = sum(len(word) for word in request.spec.argv)
+        try:
+            if size > ARGV_BYTES_MAX:
+                raise BadRequest(f"the command line has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
+            if any(b"\0" in word for word in (*request.spec.argv, request.spec.directory)):
+                raise BadRequest("the command line has a NUL byte in it")
+            for first, last, step in request.array:
+                if last < first:
+                    raise BadRequest(f"the array range {first}-{last} is empty")
+                if len(indices) + (last - first) // step + 1 > ARRAY_MEMBERS_MAX:
+                    raise BadRequest("the array is too large", why=f"at most {ARRAY_MEMBERS_MAX} members are allowed")
+                indices.extend(range(first, last + 1, step))
+        except BadRequest as error:
+            connection.fail(request.id, error)
+            return
+        here = await is_directory_here(request.spec.directory)
+        self._server.submit(connection, request, tuple(sorted(set(indices))), here=here)
+
+    def _running_at(self, record: TaskRecord) -> float:
+        task = self._daemon.node.home.tasks.get(record.uid)
+        return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
+
+    def _tasks(self, connection: Connection, request: control.Tasks) -> None:
+        rows, truncated = self._daemon.store.list_tasks(
+            ended_after=self._daemon.now().wall_s - request.ended_within_s, limit=request.limit
+        )
+        user = self._user()
+        tasks = []
+        for record, spec in rows:
+            shown = answers.task_object(record, spec, user, running_at=self._running_at(record))
+            if request.states and shown["state"] not in request.states:
+                continue
+            if request.node and shown["node"] != request.node:
+                continue
+            if shown["state"] == "queued":
+                shown["reason"] = self._why_waiting(record)
+            tasks.append(shown)
+        connection.ok(request.id, {"tasks": tasks, "truncated": truncated})
+
+    def _why_waiting(self, record: TaskRecord) -> str:
+        task = self._daemon.node.home.tasks.get(record.uid)
+        if task is None:
+            return record.reason
+        if task.stranded_because:
+            return f"waits for another node: {task.stranded_because}"
+        if task.phase is HomePhase.OFFERED:
+            return f"offered to {task.offered_to}"
+        return "waits for room"
+
+    def _show(self, connection: Connection, request: control.Show) -> None:
+        shown = []
+        store = self._daemon.store
+        for ref in request.tasks:
+            counter, index = self._resolve(ref)
+            rows = store.task_rows(counter, index)
+            if not rows:
+                raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
+            for record, spec in rows:
+                running_at = self._running_at(record)
+                task = answers.task_object(record, spec, self._user(), running_at=running_at)
+                if task["state"] == "queued":
+                    task["reason"] = self._why_waiting(record)
+                task |= answers.detail(spec, record)
+                history = [
+                    {"at": at, "state": state, "reason": reason, "attempt": attempt, "node": node or None}
+                    for at, state, reason, attempt, node in store.history(record.task)
+                ]
+                if task["state"] == "running":
+                    history.append(
+                        {
+                            "at": running_at,
+                            "state": "running",
+                            "reason": f"started on {record.node}",
+                            "attempt": record.attempt,
+                            "node": record.node,
+                        }
+                    )
+                task["history"] = history
+                task["decision"] = self._server.decision(record.task)
+                shown.append(task)
+        connection.ok(request.id, {"tasks": shown})
+
+    def _cancel(self, connection: Connection, request: control.Cancel) -> None:
+        names = [record.task for ref in request.tasks for record in self._records(ref)]
+        number = self._server.expect(connection, request.id)
+        self._daemon.inbox.put(CancelRequested(number, tuple(names), request.signal, request.force))
+
+    def _signal(self, connection: Connection, request: control.Signal) -> None:
+        records = self._records(request.task)
+        number = self._server.expect(connection, request.id)
+        self._daemon.inbox.put(SignalRequested(number, records[0].task, request.signal))
+
+    def _policy(self) -> dict[str, object]:
+        if not self._policies:
+            self._policies = registry.policies()
+        chosen = self._daemon.node.state.policies
+        return {
+            "policies": self._policies,
+            "presets": registry.presets(),
+            "in_force": {"preset": chosen.name, "description": chosen.description, **chosen.names},
+        }
+
+    def _stats(self) -> dict[str, int]:
+        merged = dict(self._daemon.node.state.counts)
+        for name, count in self._daemon.counters.items():
+            merged[name] = merged.get(name, 0) + count
+        merged["inbox dropped"] = self._daemon.inbox.dropped
+        return merged
+
+    def _stop(self, connection: Connection, request: control.Stop) -> None:
+        connection.ok(request.id, {"pid": os.getpid()})
+        self._daemon.stop(end_tasks=request.all)
+
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    def changed(self, action: TaskChanged) -> None:
+        """Tell whoever watches this task."""
+        for watch in list(self._watches.get(action.record.task, ())):
+            watch.tell(action.record, running=action.running)
+        if action.record.state.is_final and action.record.exit is not None:
+            exit_ = action.record.exit
+            key = execution_key(action.record.uid, action.record.attempt)
+            self._daemon.output.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
+
+    def _watch(self, names: set[str]) -> Watch:
+        watch = Watch(names)
+        for name in names:
+            self._watches.setdefault(name, set()).add(watch)
+        return watch
+
+    def _unwatch(self, watch: Watch) -> None:
+        for name in watch.tasks:
+            watches = self._watches.get(name)
+            if watches is not None:
+                watches.discard(watch)
+                if not watches:
+                    del self._watches[name]
+
+    async def _wait(self, connection: Connection, request: control.Wait) -> None:
+        try:
+            await self._durable()
+            records = [record for ref in request.tasks for record in self._records(ref)]
+        except BadRequest as error:
+            connection.fail(request.id, error)
+            return
+        # No await between reading the store and watching: what ends later is told to the watch.
+        left = {record.task for record in records if not record.state.is_final}
+        watch = self._watch(left)
+        try:
+            ended = [record for record in records if record.state.is_final]
+            timed_out = not await self._wait_for(connection, request, watch, ended, set(left))
+            connection.ok(request.id, {"timed_out": timed_out})
+        finally:
+            self._unwatch(watch)
+
+    async def _wait_for(
+        self,
+        connection: Connection,
+        request: control.Wait,
+        watch: Watch,
+        ended: list[TaskRecord],
+        left: set[str],
+    ) -> bool:
+        """Tell each end as it comes; False if time ran out first."""
+        for record in ended:
+            connection.more(request.id, answers.ended_object(record))
+        if (request.any and ended) or not left:
+            return True
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                while left:
+                    await watch.event.wait()
+                    watch.event.clear()
+                    for name, record in list(watch.records.items()):
+                        del watch.records[name]
+                        if record.state.is_final and name in left:
+                            left.discard(name)
+                            connection.more(request.id, answers.ended_object(record))
+                            if request.any:
+                                return True
+                    await connection.drain()
+        except TimeoutError:
+            return False
+        return True
+
+    # -- output --------------------------------------------------------------------------------------------------------
+
+    async def _output(self, connection: Connection, request: control.Output) -> None:
+        try:
+            await self._durable()
+            records = self._records(request.task)
+            if len(records) > 1:
+                raise BadRequest(f"{request.task} is an array", why="name one member", hint=f"{records[0].task}")
+        except BadRequest as error:
+            connection.fail(request.id, error)
+            return
+        record = records[0]
+        watch = self._watch({record.task})  # no await since the store was read: what happens later is told
+        try:
+            await OutputStream(self._daemon, connection, request, watch).run(record)
+        finally:
+            self._unwatch(watch)

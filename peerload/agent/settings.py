@@ -1,0 +1,112 @@
+"""The settings in force: flag, `PEERLOAD_*` variable, user file, conf.d, system file, built-in, in that order.
+
+Every key of `AgentConfig` can be set in each of these places. A key that does not exist or a value that cannot be used
+raises ConfigError naming the key and where it stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from peerload.model.config import AgentConfig
+from peerload.model.errors import ConfigError
+
+SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
+SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
+KEYS = AgentConfig.__struct_fields__
+LISTS = ("peer", "mqtt", "label")
+NODE_NAME_LENGTH_MAX = 40
+
+
+def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str, str]) -> AgentConfig:
+    """The settings of one agent.
+
+    ``flags`` holds only what was given (``config`` names another user file); ``defaults`` where things are for this
+    user (``state``, ``socket``). Raises ConfigError.
+    """
+    given = dict(flags)
+    named_file = given.pop("config", None)
+    layers: list[tuple[str, dict[str, Any]]] = [("built-in", {**defaults, "node": default_node_name()})]
+    layers += [(str(path), _file(path)) for path in _files(named_file, environment)]
+    layers.append(("environment", _environment(environment)))
+    layers.append(("flag", given))
+    merged: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    for place, layer in layers:
+        for key, value in layer.items():
+            if key not in KEYS:
+                near = difflib.get_close_matches(key, KEYS, 1)
+                raise ConfigError(
+                    key, f"no such setting ({place})", hint=f"did you mean {near[0]!r}?" if near else ""
+                )
+            merged[key] = value
+            origin[key] = place
+    return _converted(merged, origin)
+
+
+def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
+    for key in merged:  # one at a time, so that the message names the key and where it was set
+        try:
+            msgspec.convert({"node": "n", "state": "s", "socket": "s", key: merged[key]}, AgentConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                key, f"{merged[key]!r} cannot be used ({origin[key]})", why=str(error).split(" - at", maxsplit=1)[0]
+            ) from None
+    return msgspec.convert(merged, AgentConfig)
+
+
+def default_node_name() -> str:
+    """The host's name, lower-cased, other characters as ``-``, at most 40."""
+    name = re.sub(r"[^a-z0-9-]", "-", socket.gethostname().lower())
+    return name[:NODE_NAME_LENGTH_MAX] or "node"
+
+
+def _files(named: str | None, environment: dict[str, str]) -> list[Path]:
+    """The files there are, the weakest first."""
+    files = [SYSTEM_FILE, *sorted(SYSTEM_DIRECTORY.glob("*.toml"))]
+    if named is not None:
+        if not Path(named).is_file():
+            raise ConfigError("config", f"no such file: {named}")
+        return [path for path in files if path.is_file()] + [Path(named)]
+    base = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "/")) / ".config")
+    files.append(Path(base) / "peerload" / "config.toml")
+    return [path for path in files if path.is_file()]
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("config", f"{path} is not TOML", why=str(error)) from None
+    except OSError as error:
+        raise ConfigError("config", f"{path} cannot be read", why=str(error.strerror)) from None
+
+
+def _environment(environment: dict[str, str]) -> dict[str, Any]:
+    """PEERLOAD_NODE, PEERLOAD_PEER (comma-separated), … Variables that mean something else inside a task are not
+    settings: an agent started from a task must not take that task's node for its own name."""
+    if "PEERLOAD_TASK_ID" in environment:
+        return {}
+    found: dict[str, Any] = {}
+    for key in KEYS:
+        value = environment.get(f"PEERLOAD_{key.upper()}")
+        if value is None:
+            continue
+        if key in LISTS:
+            found[key] = [part for part in value.split(",") if part]
+        else:
+            found[key] = int(value) if value.isdecimal() else value
+    return found
+
+
+def environment_now() -> dict[str, str]:
+    """This process's environment."""
+    return dict(os.environ)

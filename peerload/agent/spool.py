@@ -1,0 +1,213 @@
+"""Captured output on disk: two files an attempt, at the node that runs it and, when it has come home, at its home.
+
+    STATE/spool/<uid>-<attempt>.out, .err      scratch directories: STATE/scratch/<uid>-<attempt>
+
+Files may have holes: what the capture limit has cut out of the middle. Readers skip them (SEEK_DATA). `Follower` reads
+files that still grow; it is woken by the kernel (inotify), never by a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peerload.agent.inotify import Inotify
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+PIECE_BYTES_MAX = 256 << 10
+STREAMS = (1, 2)
+_SUFFIX = {1: ".out", 2: ".err"}
+
+
+class Spool:
+    """The output files of one agent. Blocking calls that sync or write are for a thread."""
+
+    def __init__(self, state: Path) -> None:
+        self._directory = state / "spool"
+        self._scratch = state / "scratch"
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self._scratch.mkdir(mode=0o700, exist_ok=True)
+        self.inotify: Inotify | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Where the files lie."""
+        return self._directory
+
+    def path(self, key: str, stream: int) -> Path:
+        """The file of one stream of an attempt."""
+        return self._directory / f"{key}{_SUFFIX[stream]}"
+
+    def paths(self, key: str) -> tuple[Path, Path]:
+        """stdout and stderr of an attempt."""
+        return self.path(key, 1), self.path(key, 2)
+
+    def sizes(self, key: str) -> tuple[int, int]:
+        """How many bytes of each stream there are, holes counted; 0 for a file that is not there."""
+        first, second = (_size(path) for path in self.paths(key))
+        return first, second
+
+    def read_small(self, key: str, stdout_bytes: int, stderr_bytes: int) -> tuple[bytes, bytes]:
+        """Both streams whole, for a result that carries them; empty where a file is missing."""
+        found = []
+        for path, size in zip(self.paths(key), (stdout_bytes, stderr_bytes), strict=True):
+            try:
+                found.append(path.read_bytes()[:size] if size else b"")
+            except FileNotFoundError:
+                found.append(b"")
+        return found[0], found[1]
+
+    def keep(self, key: str, stdout: bytes, stderr: bytes) -> None:
+        """Write both streams whole and sync them: to a name of their own first, then renamed. Raises OSError."""
+        for stream, data in ((1, stdout), (2, stderr)):
+            if not data:
+                continue
+            path = self.path(key, stream)
+            part = path.with_suffix(path.suffix + ".part")
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                _write_all(fd, data, 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            part.rename(path)
+        self._sync_directory()
+
+    def write_at(self, key: str, stream: int, offset: int, data: bytes) -> None:
+        """Write a piece where it belongs; what lies between two pieces stays a hole. Raises OSError."""
+        fd = os.open(self.path(key, stream), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(fd, data, offset)
+        finally:
+            os.close(fd)
+
+    def sync(self, key: str) -> None:
+        """Both files and their names are on disk afterwards. Raises OSError."""
+        for path in self.paths(key):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self._sync_directory()
+
+    def _sync_directory(self) -> None:
+        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def drop(self, key: str) -> None:
+        """Forget the output of an attempt."""
+        for path in self.paths(key):
+            path.unlink(missing_ok=True)
+
+    def make_scratch(self, key: str) -> Path:
+        """A fresh directory for an attempt to work in."""
+        path = self._scratch / key
+        path.mkdir(mode=0o700, exist_ok=True)
+        return path
+
+    def drop_scratch(self, key: str) -> None:
+        """Remove it with all that is in it; an attempt that had none costs nothing."""
+        path = self._scratch / key
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class Follower:
+    """(stream, offset, data) of an attempt's files from two offsets on, as they grow; holes are skipped.
+
+    Ends when `end` has told the final sizes and all up to them was read. One reader at a time.
+    """
+
+    def __init__(self, spool: Spool, key: str, stdout_from: int = 0, stderr_from: int = 0) -> None:
+        self._spool = spool
+        self._paths = {stream: spool.path(key, stream) for stream in STREAMS}
+        self._files: dict[int, int] = {}
+        self._offsets = {1: stdout_from, 2: stderr_from}
+        self._end: dict[int, int] | None = None
+        self._changed = asyncio.Event()
+        self._watched: deque[int] = deque()
+        if spool.inotify is None:
+            spool.inotify = Inotify(asyncio.get_running_loop(), spool.directory)
+        self._inotify = spool.inotify
+        self._names = {path.name for path in self._paths.values()}
+        self._inotify.add(self._names, self._changed.set)
+
+    def end(self, stdout_bytes: int, stderr_bytes: int) -> None:
+        """No more will come than these sizes."""
+        self._end = {1: stdout_bytes, 2: stderr_bytes}
+        self._changed.set()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._inotify.remove(self._names, self._changed.set)
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, int, bytes]]:
+        while True:
+            self._changed.clear()
+            end = self._end
+            read_any = False
+            for stream in STREAMS:
+                while (piece := self._next(stream, end)) is not None:
+                    read_any = True
+                    yield stream, *piece
+            if end is not None and not read_any:
+                return
+            if not read_any:
+                await self._changed.wait()
+
+    def _next(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
+        """The next piece of a stream, None if there is none now."""
+        fd = self._files.get(stream)
+        if fd is None:
+            try:
+                fd = os.open(self._paths[stream], os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return None
+            self._files[stream] = fd
+        try:
+            offset = os.lseek(fd, self._offsets[stream], os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing (more) there
+                return None
+            raise
+        size = PIECE_BYTES_MAX if end is None else min(PIECE_BYTES_MAX, end[stream] - offset)
+        if size <= 0:
+            return None
+        hole = os.lseek(fd, offset, os.SEEK_HOLE)
+        data = os.pread(fd, min(size, hole - offset), offset)
+        if not data:
+            return None
+        self._offsets[stream] = offset + len(data)
+        return offset, data
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view = view[count:]
+        offset += count

@@ -1,0 +1,399 @@
+"""What a node remembers: SQLite in WAL mode, every commit synced, one writer thread that commits whatever waits.
+
+The writer takes all rows that came while it was committing and makes them durable in one transaction (no timer), so
+that the price of a sync is shared by as many tasks as came in that time. A write that fails is final: `on_error` is
+called once and nothing is written any more; the agent stops rather than go on with what was not kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import queue
+import secrets
+import sqlite3
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.agent import store_schema as schema
+from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.model.errors import StoreError
+from peerload.model.events import TaskRow
+from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec, TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from peerload.model.actions import Row
+
+BATCHES_WAITING_MAX = 100_000
+"""Batches of rows on their way to the disk; more means that the disk has stopped, and so does the agent."""
+KEPT_S = 7 * 86_400.0
+"""Tokens and floors are remembered for so long."""
+MEMORY_PAGES_KIB = 2048
+SINGLE = -1
+"""The member number of a task that is not in an array."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_spec = msgspec.msgpack.Decoder(TaskSpec)
+_exit = msgspec.msgpack.Decoder(Exit)
+_execution = msgspec.msgpack.Decoder(ExecutionRecord)
+_COLUMNS = (
+    "t.counter, t.member, t.uid, t.state, t.attempt, t.node, t.nonce, t.machine_boot, t.lease_s, t.migrations,"
+    " t.submitted_at, t.started_at, t.ended_at, t.exit, t.reason"
+)
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What was durable when the agent started; the fields are those of `AgentStarted`."""
+
+    tasks: tuple[TaskRow, ...]
+    executions: tuple[ExecutionRecord, ...]
+    floors: tuple[tuple[bytes, int], ...]
+    tokens: tuple[tuple[str, bytes, str, int], ...]
+    counter: int
+
+
+class Store:
+    """One database of one node. `open`, then `start_writer`; reads are for the agent's own thread."""
+
+    def __init__(self, path: Path, node: str) -> None:
+        self._path = path
+        self._node = node
+        self._lock: int | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._queue: queue.SimpleQueue[tuple[Sequence[Row], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._failed = False
+        self._specs: dict[int, TaskSpec] = {}
+        self.store_id = ""
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open or make the database. Raises StoreError: another agent has it, it is damaged, or it is newer than we."""
+        self._take_lock()
+        try:
+            is_new = not self._path.exists()
+            old_umask = os.umask(0o077)
+            try:
+                self._writer = self._connect()
+            finally:
+                os.umask(old_umask)
+            self._prepare(self._writer)
+            if is_new:
+                _sync_directory(self._path.parent)
+            self._reader = self._connect()
+            self.store_id = str(self._reader.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0])
+            old = time.time() - KEPT_S
+            with self._writer:
+                self._writer.execute("DELETE FROM floors WHERE at < ?", (old,))
+        except sqlite3.Error as error:
+            self.close()
+            raise StoreError(
+                f"the database {self._path} cannot be used",
+                why=str(error),
+                hint=f"keep it for inspection and start afresh:  mv {self._path} {self._path}.broken",
+            ) from None
+        except StoreError:
+            self.close()
+            raise
+
+    def _take_lock(self) -> None:
+        path = self._path.parent / "lock"
+        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._lock, 20).decode("ascii", "replace").strip() or "?"
+            os.close(self._lock)
+            self._lock = None
+            raise StoreError(
+                f"another agent (pid {holder}) uses {self._path.parent}", hint="another node on this machine: --state DIR"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.write(self._lock, b"%d\n" % os.getpid())
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{MEMORY_PAGES_KIB}")
+        connection.execute("PRAGMA wal_autocheckpoint = 2000")
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > schema.VERSION:
+            raise StoreError(
+                f"the database {self._path} was written by a newer peerload",
+                why=f"its schema is {version}, this one knows {schema.VERSION}",
+                hint="install that version again, or name another directory:  --state DIR",
+            )
+        if version == 0:
+            connection.executescript(
+                f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION};"
+                f" INSERT INTO meta VALUES ('store_id', '{secrets.token_hex(8)}'); COMMIT;"
+            )
+
+    def next_incarnation(self) -> int:
+        """A number that grows with every start, durable before it is returned."""
+        assert self._writer is not None
+        with self._writer:
+            row = self._writer.execute(
+                "INSERT INTO meta VALUES ('incarnation', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1"
+                " RETURNING value"
+            ).fetchone()
+        return int(row[0])
+
+    def close(self) -> None:
+        """Commit what waits, close, let go of the lock."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+        for connection in (self._reader, self._writer):
+            if connection is not None:
+                connection.close()
+        self._reader = self._writer = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def start_writer(
+        self, notify: Callable[[list[Callable[[], None]]], None], on_error: Callable[[Exception], None]
+    ) -> None:
+        """Start the writer thread. ``notify(done)`` and ``on_error`` are called from it."""
+        self._thread = threading.Thread(target=self._write, args=(notify, on_error), name="store", daemon=True)
+        self._thread.start()
+
+    def persist(self, rows: Sequence[Row], done: Callable[[], None]) -> None:
+        """Make rows durable, all or none; ``done`` comes back through ``notify`` afterwards, in order."""
+        if self._queue.qsize() > BATCHES_WAITING_MAX:
+            raise StoreError("the disk does not keep up", why=f"{BATCHES_WAITING_MAX} commits are waiting")
+        self._queue.put((rows, done))
+
+    def _write(self, notify: Callable[[list[Callable[[], None]]], None], on_error: Callable[[Exception], None]) -> None:
+        stopping = False
+        while not stopping:
+            waiting = [self._queue.get()]
+            while not self._queue.empty():
+                waiting.append(self._queue.get())
+            stopping = None in waiting
+            batches = [batch for batch in waiting if batch is not None]
+            if not batches or self._failed:
+                continue
+            try:
+                self._commit([row for rows, _ in batches for row in rows])
+            except (sqlite3.Error, StoreError, OSError) as error:
+                self._failed = True
+                on_error(StoreError("a commit failed", why=str(error)))
+                continue
+            notify([done for _, done in batches])
+
+    def _commit(self, rows: list[Row]) -> None:
+        assert self._writer is not None
+        writer = self._writer
+        writer.execute("BEGIN IMMEDIATE")
+        try:
+            # Rows of one task must be applied in order; different kinds touch different tables.
+            tasks = [row for row in rows if type(row) is PutTask]
+            for row in rows:
+                if type(row) is not PutTask:
+                    self._apply(writer, row)
+            if tasks:
+                newest = {row.record.uid: row for row in tasks}
+                writer.executemany(schema.PUT_TASK, [_task_values(row.record) for row in newest.values()])
+                writer.executemany(schema.PUT_HISTORY, [_history_values(row) for row in tasks])
+            writer.execute("COMMIT")
+        except BaseException:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+            raise
+
+    def _apply(self, writer: sqlite3.Connection, row: Row) -> None:
+        match row:
+            case PutFloor():
+                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at))
+            case PutExecution():
+                record = row.record
+                writer.execute(schema.PUT_EXECUTION, (record.uid, record.attempt, _encode(record)))
+            case DropExecution():
+                writer.execute(schema.DROP_EXECUTION, (row.uid, row.attempt))
+            case PutSubmission():
+                kept = row.submission
+                digest = hashlib.sha256(kept.spec.environment).digest()
+                spec = _encode(msgspec.structs.replace(kept.spec, environment=b""))
+                writer.execute(schema.PUT_ENVIRONMENT, (digest, kept.spec.environment))
+                writer.execute(
+                    schema.PUT_SUBMISSION,
+                    (kept.counter, kept.token, kept.digest, spec, digest, len(kept.indices), kept.submitted_at),
+                )
+            case PutTask():
+                raise AssertionError("applied apart")
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def recover(self) -> Recovered:
+        """Everything unfinished. Raises StoreError naming a row that cannot be read."""
+        tasks = [
+            TaskRow(record, spec)
+            for record, spec in self._rows("t.ended_at = 0 ORDER BY t.counter, t.member", ())
+            if not record.state.is_final
+        ]
+        executions = []
+        for uid, attempt, raw in self._execute("SELECT uid, attempt, record FROM executions ORDER BY uid, attempt"):
+            executions.append(_decoded(_execution, raw, f"execution {uid.hex()}-{attempt}"))
+        tokens = [
+            (token, digest, f"{self._node}/{counter}", members)
+            for token, digest, counter, members in self._execute(
+                "SELECT token, digest, counter, members FROM submissions WHERE submitted_at > ? ORDER BY counter",
+                (time.time() - KEPT_S,),
+            )
+        ]
+        floors = [(uid, floor) for uid, floor in self._execute("SELECT uid, floor FROM floors ORDER BY uid")]
+        return Recovered(
+            tuple(tasks), tuple(executions), tuple(floors), tuple(tokens), self.last_counter() or 0
+        )
+
+    def last_counter(self) -> int | None:
+        """The number of the last submission, None if there is none."""
+        return next(self._execute("SELECT max(counter) FROM submissions"))[0]  # type: ignore[no-any-return]
+
+    def task_rows(self, counter: int, index: int | None) -> list[tuple[TaskRecord, TaskSpec]]:
+        """One task, or all members of an array (index None), with what is to be run; empty if there is none."""
+        return self._rows(*_where(counter, index))
+
+    def records(self, counter: int, index: int | None) -> list[TaskRecord]:
+        """The same, the records alone."""
+        where, values = _where(counter, index)
+        return [self._record(row) for row in self._execute(f"SELECT {_COLUMNS} FROM tasks t WHERE {where}", values)]  # noqa: S608 -- constants
+
+    def list_tasks(self, ended_after: float, limit: int) -> tuple[list[tuple[TaskRecord, TaskSpec]], bool]:
+        """Unfinished tasks and those that ended after that moment (Unix s), oldest first; the newest ``limit`` of them,
+        and whether there were more."""
+        unfinished = self._rows("t.ended_at = 0 ORDER BY t.counter DESC, t.member DESC LIMIT ?", (limit + 1,))
+        ended = self._rows("t.ended_at > ? ORDER BY t.ended_at DESC LIMIT ?", (max(ended_after, 0.0), limit + 1))
+        rows = sorted(unfinished + ended, key=lambda row: _order(row[0].task))
+        return rows[-limit:], len(rows) > limit
+
+    def history(self, task: str) -> list[tuple[float, str, str, int, str]]:
+        """(at, state, reason, attempt, node) of a task, in order."""
+        counter, member = _order(task)
+        return list(
+            self._execute(
+                "SELECT at, state, reason, attempt, node FROM history WHERE counter = ? AND member = ? ORDER BY rowid",
+                (counter, member),
+            )
+        )
+
+    def _execute(self, sql: str, values: tuple[object, ...] = ()) -> Any:  # noqa: ANN401 -- rows as the query names them
+        assert self._reader is not None
+        try:
+            return self._reader.execute(sql, values)
+        except sqlite3.Error as error:
+            raise StoreError("the database cannot be read", why=str(error)) from None
+
+    def _rows(self, where: str, values: tuple[object, ...]) -> list[tuple[TaskRecord, TaskSpec]]:
+        found = self._execute(f"SELECT {_COLUMNS} FROM tasks t WHERE {where}", values).fetchall()  # noqa: S608 -- constants
+        specs: dict[int, TaskSpec] = {}
+        for row in found:
+            if row[0] not in specs:
+                specs[row[0]] = self._spec_of(row[0])
+        return [(self._record(row), specs[row[0]]) for row in found]
+
+    def _spec_of(self, counter: int) -> TaskSpec:
+        row = self._execute(
+            "SELECT s.spec, e.environment FROM submissions s JOIN environments e ON e.digest = s.environment"
+            " WHERE s.counter = ?",
+            (counter,),
+        ).fetchone()
+        if row is None:
+            raise StoreError(f"submission {counter} is missing from the database")
+        spec: TaskSpec = _decoded(_spec, row[0], f"submission {counter}")
+        return msgspec.structs.replace(spec, environment=row[1])
+
+    def _record(self, row: tuple[Any, ...]) -> TaskRecord:
+        name = f"{self._node}/{row[0]}" + (f".{row[1]}" if row[1] != SINGLE else "")
+        exit_ = None if row[13] is None else _decoded(_exit, row[13], f"the exit of {name}")
+        try:
+            state = TaskState(row[3])
+        except ValueError:
+            raise StoreError(f"{name} has no state that is known", why=repr(row[3])) from None
+        attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
+        return TaskRecord(
+            task=name,
+            uid=row[2],
+            state=state,
+            submitted_at=submitted_at,
+            attempt=attempt,
+            node=node,
+            nonce=nonce,
+            machine_boot=machine_boot,
+            lease_s=lease_s,
+            migrations=migrations,
+            started_at=started_at,
+            ended_at=ended_at,
+            exit=exit_,
+            reason=row[14],
+        )
+
+
+def _where(counter: int, index: int | None) -> tuple[str, tuple[object, ...]]:
+    if index is None:
+        return "t.counter = ? ORDER BY t.member", (counter,)
+    return "t.counter = ? AND t.member = ?", (counter, index)
+
+
+def _order(task: str) -> tuple[int, int]:
+    counter, dot, member = task.partition("/")[2].partition(".")
+    return int(counter), int(member) if dot else SINGLE
+
+
+def _task_values(record: TaskRecord) -> tuple[object, ...]:
+    counter, member = _order(record.task)
+    return (
+        counter,
+        member,
+        record.uid,
+        record.state.value,
+        record.attempt,
+        record.node,
+        record.nonce,
+        record.machine_boot,
+        record.lease_s,
+        record.migrations,
+        record.submitted_at,
+        record.started_at,
+        record.ended_at,
+        None if record.exit is None else _encode(record.exit),
+        record.reason,
+    )
+
+
+def _history_values(row: PutTask) -> tuple[object, ...]:
+    record = row.record
+    return (*_order(record.task), row.at, record.state.value, row.reason, record.attempt, record.node)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: bytes, what: str) -> Any:  # noqa: ANN401 -- the decoder's type
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(f"{what} cannot be read from the database", why=str(error)) from None
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

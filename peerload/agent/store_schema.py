@@ -1,0 +1,38 @@
+"""The tables of a node's database, and the statements of its hot path."""
+
+from __future__ import annotations
+
+VERSION = 1
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE environments (digest BLOB PRIMARY KEY, environment BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE submissions (
+    counter INTEGER PRIMARY KEY, token TEXT NOT NULL UNIQUE, digest BLOB NOT NULL, spec BLOB NOT NULL,
+    environment BLOB NOT NULL, members INTEGER NOT NULL, submitted_at REAL NOT NULL);
+CREATE TABLE tasks (
+    counter INTEGER NOT NULL, member INTEGER NOT NULL, uid BLOB NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
+    node TEXT NOT NULL, nonce INTEGER NOT NULL, machine_boot TEXT NOT NULL, lease_s REAL NOT NULL,
+    migrations INTEGER NOT NULL, submitted_at REAL NOT NULL, started_at REAL NOT NULL, ended_at REAL NOT NULL,
+    exit BLOB, reason TEXT NOT NULL, PRIMARY KEY (counter, member)) WITHOUT ROWID;
+CREATE INDEX unfinished ON tasks (counter, member) WHERE ended_at = 0;
+CREATE INDEX ended ON tasks (ended_at) WHERE ended_at > 0;
+CREATE TABLE history (
+    counter INTEGER NOT NULL, member INTEGER NOT NULL, at REAL NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
+    attempt INTEGER NOT NULL, node TEXT NOT NULL);
+CREATE INDEX history_of ON history (counter, member);
+CREATE TABLE executions (
+    uid BLOB NOT NULL, attempt INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (uid, attempt)) WITHOUT ROWID;
+CREATE TABLE floors (uid BLOB PRIMARY KEY, floor INTEGER NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
+"""
+
+PUT_ENVIRONMENT = "INSERT OR IGNORE INTO environments VALUES (?, ?)"
+PUT_SUBMISSION = "INSERT INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?)"
+PUT_TASK = "INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+PUT_HISTORY = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?)"
+PUT_EXECUTION = "INSERT OR REPLACE INTO executions VALUES (?, ?, ?)"
+DROP_EXECUTION = "DELETE FROM executions WHERE uid = ? AND attempt = ?"
+PUT_FLOOR = (
+    "INSERT INTO floors VALUES (?, ?, ?) ON CONFLICT (uid) DO UPDATE SET floor = max(floor, excluded.floor),"
+    " at = excluded.at"
+)

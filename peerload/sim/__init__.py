@@ -1,0 +1,1 @@
+"""The same core on an event heap: simulated clock, network, disk and launcher; no scheduling idea lives here."""

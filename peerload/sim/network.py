@@ -1,0 +1,82 @@
+"""What becomes of a message on its way: every evil is a named option with one meaning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.model.messages import PROTOCOL_MAX, Envelope
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from peerload.model.messages import Message
+
+    Codec = Callable[[Envelope], Envelope]
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """From ``from_s`` until ``until_s`` nothing passes between ``nodes`` and the others."""
+
+    from_s: float
+    until_s: float
+    nodes: tuple[str, ...]
+
+    def cuts(self, at_s: float, src: str, dst: str) -> bool:
+        """Whether it stands between these two now."""
+        return self.from_s <= at_s < self.until_s and (src in self.nodes) is not (dst in self.nodes)
+
+
+class NetworkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """delay_s: one way, at least; jitter_s: mean of an exponential addition (messages may overtake each other);
+    loss, duplication: share of messages; faults_until_s: loss, duplication and jitter end then."""
+
+    delay_s: float = 0.0005
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    duplication: float = 0.0
+    partitions: tuple[Partition, ...] = ()
+    faults_until_s: float = float("inf")
+
+
+class Network:
+    """Decides when, and how often, a message arrives. ``codec``: every message passes it, as it would the wire."""
+
+    def __init__(self, options: NetworkOptions, rng: random.Random, codec: Codec | None = None) -> None:
+        self._options = options
+        self._rng = rng
+        self._codec = codec
+        self._sequence = 0
+        self.sent = 0
+        self.lost = 0
+
+    def arrivals(self, at_s: float, src: str, dst: str) -> list[float]:
+        """When the copies of a message sent now arrive; [] if it is lost."""
+        options, rng = self._options, self._rng
+        self.sent += 1
+        if self.is_cut(at_s, src, dst):
+            self.lost += 1
+            return []
+        if at_s >= options.faults_until_s:
+            return [at_s + options.delay_s]
+        if options.loss and rng.random() < options.loss:
+            self.lost += 1
+            return []
+        copies = 2 if options.duplication and rng.random() < options.duplication else 1
+        return [
+            at_s + options.delay_s + (rng.expovariate(1.0 / options.jitter_s) if options.jitter_s else 0.0)
+            for _ in range(copies)
+        ]
+
+    def is_cut(self, at_s: float, src: str, dst: str) -> bool:
+        """Whether a partition stands between these two now."""
+        return any(partition.cuts(at_s, src, dst) for partition in self._options.partitions)
+
+    def carried(self, src: str, src_boot: str, dst: str, message: Message) -> Message:
+        """The message as the other end reads it."""
+        if self._codec is None:
+            return message
+        self._sequence += 1
+        return self._codec(Envelope(PROTOCOL_MAX, "sim", src, src_boot, self._sequence, message, dst)).body

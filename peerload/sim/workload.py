@@ -1,0 +1,42 @@
+"""What is submitted where and when, and how long it takes; drawn from a generator of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Sequence
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """One submission: when (s), at which node, and how long the task runs (s)."""
+
+    at_s: float
+    node: str
+    service_s: float
+
+
+def burst(node: str, tasks: int, service_s: float, at_s: float = 1.0) -> Iterator[Arrival]:
+    """Equal tasks that all arrive at one node at once."""
+    for _ in range(tasks):
+        yield Arrival(at_s, node, service_s)
+
+
+def poisson(
+    nodes: Sequence[str],
+    rate: float,
+    tasks: int,
+    rng: random.Random,
+    mean_service_s: float = 1.0,
+    *,
+    deterministic: bool = False,
+) -> Iterator[Arrival]:
+    """Arrivals at ``rate`` per second in all, spread evenly over the nodes; service exponential or deterministic."""
+    at_s = 1.0
+    for _ in range(tasks):
+        at_s += rng.expovariate(rate)
+        service_s = mean_service_s if deterministic else rng.expovariate(1.0 / mean_service_s)
+        yield Arrival(at_s, nodes[rng.randrange(len(nodes))], service_s)
