@@ -166,29 +166,14 @@ class ControlServer:
 
     async def start(self, path: str) -> None:
         """Listen. Raises ConfigError if the place is taken by a living agent or cannot be used."""
-        directory = Path(path).parent
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if _answers(path):
-                raise ConfigError("socket", f"another agent answers at {path}", hint="peerload down")
-            Path(path).unlink(missing_ok=True)
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            old_umask = os.umask(0o177)
-            try:
-                listener.bind(path)
-            finally:
-                os.umask(old_umask)
-        except OSError as error:
-            raise ConfigError("socket", f"{path} cannot be used", why=str(error.strerror or error)) from None
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: Connection(self), sock=listener)
+        listener = _listen(path)
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: Connection(self), sock=listener)
 
     async def close(self) -> None:
         """Stop listening; clients that wait are told by the closed connection."""
         if self._server is not None:
             self._server.close()
-            with contextlib.suppress(OSError):
-                Path(self._daemon.config.socket).unlink(missing_ok=True)
+            _remove(self._daemon.config.socket)
         for connection in list(self._connections):
             for task in list(connection.tasks):
                 task.cancel()
@@ -285,6 +270,33 @@ def _number(raw: bytes) -> int | None:
 
 class _Numbered(msgspec.Struct):
     id: control.RequestId
+
+
+def _listen(path: str) -> socket.socket:
+    """The socket for clients, mode 0600. Raises ConfigError."""
+    try:
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _answers(path):
+            raise ConfigError("socket", f"another agent answers at {path}", hint=f"peerload down --socket {path}")
+        _remove(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old_umask = os.umask(0o177)
+        try:
+            listener.bind(path)
+        except OSError:
+            listener.close()
+            raise
+        finally:
+            os.umask(old_umask)
+    except OSError as error:
+        raise ConfigError("socket", f"{path} cannot be used", why=str(error.strerror or error)) from None
+    return listener
+
+
+def _remove(path: str) -> None:
+    """Take a socket's name away; where that is not allowed it stays, and nobody answers there."""
+    with contextlib.suppress(OSError):
+        Path(path).unlink(missing_ok=True)
 
 
 def _answers(path: str) -> bool:

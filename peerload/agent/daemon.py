@@ -24,6 +24,7 @@ from peerload.agent.inbox import Inbox
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.output import Output
+from peerload.agent.peer_book import loopback
 from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer
 from peerload.agent.release import Release
@@ -59,7 +60,7 @@ class Daemon:
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
-        self.core_config = CoreConfig()
+        self.core_config = CoreConfig(lease_s=config.lease_s)
         self.counters: collections.Counter[str] = collections.Counter()
         self.started_at = time.time()
         self.launcher: LauncherLink
@@ -86,6 +87,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         state = private_directory(Path(self.config.state))
+        loopback("listen", _host_port(self.config.listen)[0])
         policies = registry.load_preset(self.config.policy)
         self.store = Store(state / "peerload.db", self.config.node)
         self.store.open()
@@ -95,13 +97,12 @@ class Daemon:
             self.identity = Identity(
                 node=self.config.node,
                 boot=secrets.token_hex(8),
-                machine_boot=Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip(),
+                machine_boot=machine_boot_id(),
                 store=self.store.store_id,
                 incarnation=self.store.next_incarnation(),
             )
-            self.node = Node(
-                self.core_config, policies, self.identity, self._profile(), random.Random(secrets.randbits(128))
-            )
+            chance = random.Random(secrets.randbits(128))  # noqa: S311 -- draws peers and nonces, guards no secret
+            self.node = Node(self.core_config, policies, self.identity, self._profile(), chance)
             await self._serve(loop)
         finally:
             self.store.close()
@@ -117,6 +118,7 @@ class Daemon:
             Path(self.config.state) / "launcher", self._from_launcher, self.config.output_bytes_max
         )
         running, ended = await self.launcher.start()
+        self.output = Output(self)
         self.links = PeerLinks(
             identity=self.identity,
             cluster=self.config.cluster,
@@ -126,10 +128,16 @@ class Daemon:
             met=self._met,
             unreachable=lambda node, reason: self.inbox.put(events.PeerUnreachable(node, reason)),
             send_failed=self._send_failed,
-            serve_output=lambda src, request: self.performer.serve_output(src, request),
+            serve_output=self.output.serve,
             counters=self.counters,
         )
-        address = await self.links.start(*_host_port(self.config.listen))
+        try:
+            address = await self.links.start(*_host_port(self.config.listen))
+        except ConfigError:
+            if not running:  # a start that failed leaves nothing behind
+                await self.launcher.stop_all()
+            await self.launcher.close()
+            raise
         self.identity = self.links.identity  # its address is known by now
         self.node.state.identity = self.identity
         if self.config.mqtt:
@@ -146,7 +154,6 @@ class Daemon:
                 state_every_s=self.config.mqtt_state_every_s,
             )
         self.control = ControlServer(self)
-        self.output = Output(self)
         self.performer = Performer(self)
         self._recover(running, ended)
         async with asyncio.TaskGroup() as group:
@@ -237,7 +244,7 @@ class Daemon:
     def _from_peer(self, src: str, message: Message) -> None:
         self.performer.received(src, message)
 
-    def _from_bus(self, envelope: Envelope, retained: bool) -> None:  # noqa: FBT001 -- one wire, one meaning
+    def _from_bus(self, envelope: Envelope, retained: bool) -> None:
         self.performer.heard_on_bus(envelope)
         body = envelope.body
         if isinstance(body, State):
@@ -328,6 +335,11 @@ def private_directory(path: Path) -> Path:
     if status.st_mode & 0o022:
         raise ConfigError("state", f"{path} cannot be used", why="others may write to it", hint=f"chmod 700 {path}")
     return path
+
+
+def machine_boot_id() -> str:
+    """Random for each start of this machine, as the kernel tells it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _host_port(listen: str) -> tuple[str, int]:

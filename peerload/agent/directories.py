@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from pathlib import Path
 
 from peerload.model.task import SCRATCH
 
@@ -21,9 +22,13 @@ async def is_directory_here(directory: bytes) -> bool:
         return True
     try:
         async with asyncio.timeout(CHECK_S_MAX):
-            return await asyncio.to_thread(lambda: os.path.isdir(directory) and os.access(directory, os.X_OK))
+            return await asyncio.to_thread(_may_enter, directory)
     except TimeoutError:
         return False
+
+
+def _may_enter(directory: bytes) -> bool:
+    return Path(os.fsdecode(directory)).is_dir() and os.access(directory, os.X_OK)
 
 
 class SeenDirectories:

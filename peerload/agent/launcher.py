@@ -164,8 +164,10 @@ class Launcher:
         timeout_s = LIMIT_EVERY_S
         if self._deadlines:
             now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-            soonest_s = min((t.deadline_s - now_s for t in self._tasks.values() if t.deadline_s and not t.frozen),
-                            default=DEADLINE_CHECK_S)
+            soonest_s = min(
+                (t.deadline_s - now_s for t in self._tasks.values() if t.deadline_s and not t.frozen),
+                default=DEADLINE_CHECK_S,
+            )
             timeout_s = max(0.0, min(timeout_s, DEADLINE_CHECK_S, soonest_s))
         return timeout_s
 
@@ -237,7 +239,15 @@ class Launcher:
             try:
                 for request in msgpack.unpackb(body):
                     self._carry_out(request)
-            except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+            except (
+                ValueError,
+                TypeError,
+                KeyError,
+                IndexError,
+                AttributeError,
+                RecursionError,
+                OverflowError,
+            ) as error:
                 self._hang_up(f"not a request: {type(error).__name__}: {str(error)[:200]}")
                 return
             if self._connection is not connection:
@@ -300,8 +310,10 @@ class Launcher:
         for at in range(0, len(self._events), EVENTS_PER_FRAME_MAX):
             self._send(self._events[at : at + EVENTS_PER_FRAME_MAX])
         self._events.clear()
-        if not connection.unsent and not connection.writing:
-            return
+        if connection.unsent or connection.writing:
+            self._write(connection)
+
+    def _write(self, connection: _Connection) -> None:
         try:
             while connection.unsent:
                 del connection.unsent[: connection.sock.send(connection.unsent)]
@@ -330,12 +342,13 @@ class Launcher:
         if key in self._ended:
             self._events.append({"is": "ended", "key": key, "exit": self._ended[key]})
             return
+        if self._stopping:
+            say(f"{key} is not started: the launcher is stopping")
+            return
         limit = int(request["output_bytes_max"])
         captures = (Capture(str(request["stdout"]), limit), Capture(str(request["stderr"]), limit))
         started_at = time.time()
         try:
-            if self._stopping:
-                raise CannotStart(126, "the launcher is stopping")
             pid = spawn(
                 request["argv"],
                 request["environment"],
@@ -346,8 +359,15 @@ class Launcher:
         except CannotStart as failure:
             for capture in captures:
                 capture.close(self._holes)
-            self._end(key, {"exit_code": failure.exit_code, "reason": failure.reason, "started_at": started_at,
-                            "ended_at": started_at})
+            self._end(
+                key,
+                {
+                    "exit_code": failure.exit_code,
+                    "reason": failure.reason,
+                    "started_at": started_at,
+                    "ended_at": started_at,
+                },
+            )
             return
         self._spawns.append([[key, pid, process_start(pid), self._boot]])
         task = _Task(key, pid, started_at, captures)
@@ -444,7 +464,8 @@ def end_left_overs(processes: list[tuple[int, int]]) -> None:
 
 def say(line: str) -> None:
     """A line for the log (stderr is DIR/launcher.log, cut at each start)."""
-    print(time.strftime("%Y-%m-%dT%H:%M:%S"), line, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
+    sys.stderr.flush()
 
 
 def _detach(directory: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -93,9 +94,7 @@ class LauncherLink:
         pid = self._pid
         self._request({"do": "stop"})
         self._flush()
-        deadline_s = time.monotonic() + STOP_S_MAX
-        while _is_alive(pid) and time.monotonic() < deadline_s:
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(_wait_gone, pid, STOP_S_MAX)
         if _is_alive(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -212,7 +211,7 @@ class LauncherLink:
         root = str(Path(peerload.__file__).resolve().parent.parent)
         places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
         code = f"import sys; sys.path[:0] = {places!r}; from peerload.agent.launcher import main; main()"
-        self._process = subprocess.Popen(  # noqa: S603 -- our own interpreter with our own words
+        self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", code, "--directory", str(self._directory)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -259,7 +258,7 @@ class LauncherLink:
             try:
                 return await self._connect()
             except (LauncherError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-                log.error("no launcher: %s", error)
+                log.error("no launcher: %s", error)  # noqa: TRY400 -- said every time it fails; the story is in the error
                 await asyncio.sleep(RESTART_S)
 
     def _event(self, event: dict[str, Any]) -> None:
@@ -292,3 +291,15 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def _wait_gone(pid: int, seconds_max: float) -> None:
+    """Return when this process has ended, or after that long. It need not be our child: the kernel tells by pidfd."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (ProcessLookupError, OSError):
+        return
+    try:
+        select.select([pidfd], [], [], seconds_max)
+    finally:
+        os.close(pidfd)

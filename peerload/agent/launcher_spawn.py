@@ -20,7 +20,7 @@ _NULL = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
 _CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY
 
 
-class CannotStart(Exception):  # noqa: N818 -- it is an ordinary end of a task, not an error of ours
+class CannotStart(Exception):
     """The process could not be made. ``exit_code`` is what a shell would show, ``reason`` says why."""
 
     def __init__(self, exit_code: int, reason: str) -> None:
@@ -169,6 +169,7 @@ class Holes:
         number = ctypes.get_errno()
         if number in {errno.EOPNOTSUPP, errno.ENOSYS}:
             self._supported = False
-            print("no holes in files here: output over its limit is cut back to its head", file=sys.stderr, flush=True)
+            sys.stderr.write("no holes in files here: output over its limit is cut back to its head\n")
+            sys.stderr.flush()
             return False
         return number == errno.EINTR

@@ -22,9 +22,7 @@ CANNOT = 125
 def run(flags: dict[str, Any], defaults: dict[str, Any]) -> int:
     """Be the agent until told to stop. ``flags``: what was given on the command line; ``defaults``: where this user's
     ``state`` and ``socket`` are. → the exit code; 125 if it could not start, said on stderr."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     code = CANNOT
     try:
         code = serve(settings.load(flags, defaults, settings.environment_now()))

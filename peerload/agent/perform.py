@@ -15,12 +15,12 @@ from peerload.model.messages import ADVICE, Offer, Result
 from peerload.model.task import SCRATCH, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import Coroutine
 
     from peerload.agent.daemon import Daemon
     from peerload.agent.output import Output
     from peerload.model.actions import Action
-    from peerload.model.messages import Envelope, Message, OutputChunk, OutputEnd, OutputRequest
+    from peerload.model.messages import Envelope, Message
 
 log = logging.getLogger("peerload.agent")
 
@@ -50,9 +50,17 @@ class Performer:
             if isinstance(action, actions.Persist):
                 release.keep(action.rows)
             elif isinstance(action, actions.OUTWARD):
-                release.outward(lambda action=action: self._outward(action))  # type: ignore[misc]
+                release.outward(lambda action=action: self._outward_or_stop(action))  # type: ignore[misc]
             else:
                 self._inward(action)
+
+    def _outward_or_stop(self, action: Action) -> None:
+        """An action that fails for a bug of ours must not be skipped silently: the agent stops (crash-only)."""
+        try:
+            self._outward(action)
+        except Exception as error:
+            log.exception("a bug in %s", type(action).__name__)
+            self._daemon.fail(f"a bug: {error!r}")
 
     def _inward(self, action: Action) -> None:
         if isinstance(action, actions.SetTimer):
@@ -204,7 +212,15 @@ class Performer:
             small = (len(stdout), len(stderr)) == (exit_.stdout_bytes, exit_.stderr_bytes)
         self._send(
             action.dst,
-            Result(action.task, action.uid, action.attempt, exit_, small, stdout if small else b"", stderr if small else b""),
+            Result(
+                action.task,
+                action.uid,
+                action.attempt,
+                exit_,
+                small,
+                stdout if small else b"",
+                stderr if small else b"",
+            ),
         )
 
     async def _keep_output(self, action: actions.KeepOutput) -> None:
@@ -219,10 +235,6 @@ class Performer:
     async def _fetch_output(self, action: actions.FetchOutput) -> None:
         error = await self.output.bring_home(action)
         self._daemon.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
-
-    def serve_output(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
-        """A home asks for the output of its attempt here."""
-        return self.output.serve(src, request)
 
     # -- background ----------------------------------------------------------------------------------------------------
 

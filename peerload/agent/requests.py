@@ -95,6 +95,12 @@ class Requests:
             raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
         return records
 
+    def _single(self, ref: str) -> TaskRecord:
+        records = self._records(ref)
+        if len(records) > 1:
+            raise BadRequest(f"{ref} is an array", why="name one of its members", hint=f"such as {records[0].task}")
+        return records[0]
+
     def _user(self) -> str:
         uid = os.getuid()
         if uid not in self._users:
@@ -107,24 +113,13 @@ class Requests:
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
     async def _submit(self, connection: Connection, request: control.Submit) -> None:
-        indices: list[int] = []
-        size = sum(len(word) for word in request.spec.argv)
         try:
-            if size > ARGV_BYTES_MAX:
-                raise BadRequest(f"the command line has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
-            if any(b"\0" in word for word in (*request.spec.argv, request.spec.directory)):
-                raise BadRequest("the command line has a NUL byte in it")
-            for first, last, step in request.array:
-                if last < first:
-                    raise BadRequest(f"the array range {first}-{last} is empty")
-                if len(indices) + (last - first) // step + 1 > ARRAY_MEMBERS_MAX:
-                    raise BadRequest("the array is too large", why=f"at most {ARRAY_MEMBERS_MAX} members are allowed")
-                indices.extend(range(first, last + 1, step))
+            indices = _members(request)
         except BadRequest as error:
             connection.fail(request.id, error)
             return
         here = await is_directory_here(request.spec.directory)
-        self._server.submit(connection, request, tuple(sorted(set(indices))), here=here)
+        self._server.submit(connection, request, indices, here=here)
 
     def _running_at(self, record: TaskRecord) -> float:
         task = self._daemon.node.home.tasks.get(record.uid)
@@ -298,15 +293,29 @@ class Requests:
     async def _output(self, connection: Connection, request: control.Output) -> None:
         try:
             await self._durable()
-            records = self._records(request.task)
-            if len(records) > 1:
-                raise BadRequest(f"{request.task} is an array", why="name one member", hint=f"{records[0].task}")
+            record = self._single(request.task)
         except BadRequest as error:
             connection.fail(request.id, error)
             return
-        record = records[0]
         watch = self._watch({record.task})  # no await since the store was read: what happens later is told
         try:
             await OutputStream(self._daemon, connection, request, watch).run(record)
         finally:
             self._unwatch(watch)
+
+
+def _members(request: control.Submit) -> tuple[int, ...]:
+    """The members of the array, () for a single task. Raises BadRequest for what no task may be."""
+    size = sum(len(word) for word in request.spec.argv)
+    if size > ARGV_BYTES_MAX:
+        raise BadRequest(f"the command line has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
+    if any(b"\0" in word for word in (*request.spec.argv, request.spec.directory)):
+        raise BadRequest("the command line has a NUL byte in it")
+    indices: set[int] = set()
+    for first, last, step in request.array:
+        if last < first:
+            raise BadRequest(f"the array range {first}-{last} is empty")
+        if len(indices) + (last - first) // step + 1 > ARRAY_MEMBERS_MAX:
+            raise BadRequest("the array is too large", why=f"at most {ARRAY_MEMBERS_MAX} members are allowed")
+        indices.update(range(first, last + 1, step))
+    return tuple(sorted(indices))

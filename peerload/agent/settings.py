@@ -44,21 +44,19 @@ def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str,
         for key, value in layer.items():
             if key not in KEYS:
                 near = difflib.get_close_matches(key, KEYS, 1)
-                raise ConfigError(
-                    key, f"no such setting ({place})", hint=f"did you mean {near[0]!r}?" if near else ""
-                )
+                raise ConfigError(key, f"no such setting ({place})", hint=f"did you mean {near[0]!r}?" if near else "")
             merged[key] = value
             origin[key] = place
     return _converted(merged, origin)
 
 
 def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
-    for key in merged:  # one at a time, so that the message names the key and where it was set
+    for key, value in merged.items():  # one at a time, so that the message names the key and where it was set
         try:
-            msgspec.convert({"node": "n", "state": "s", "socket": "s", key: merged[key]}, AgentConfig)
+            msgspec.convert({"node": "n", "state": "s", "socket": "s", key: value}, AgentConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(
-                key, f"{merged[key]!r} cannot be used ({origin[key]})", why=str(error).split(" - at", maxsplit=1)[0]
+                key, f"{value!r} cannot be used ({origin[key]})", why=str(error).split(" - at", maxsplit=1)[0]
             ) from None
     return msgspec.convert(merged, AgentConfig)
 

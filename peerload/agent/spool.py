@@ -13,13 +13,13 @@ import errno
 import os
 import shutil
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload.agent.inotify import Inotify
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
 PIECE_BYTES_MAX = 256 << 10
 STREAMS = (1, 2)

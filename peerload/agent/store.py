@@ -115,7 +115,8 @@ class Store:
             os.close(self._lock)
             self._lock = None
             raise StoreError(
-                f"another agent (pid {holder}) uses {self._path.parent}", hint="another node on this machine: --state DIR"
+                f"another agent (pid {holder}) uses {self._path.parent}",
+                hint="another node on this machine: --state DIR",
             ) from None
         os.ftruncate(self._lock, 0)
         os.write(self._lock, b"%d\n" % os.getpid())
@@ -137,10 +138,8 @@ class Store:
                 hint="install that version again, or name another directory:  --state DIR",
             )
         if version == 0:
-            connection.executescript(
-                f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION};"
-                f" INSERT INTO meta VALUES ('store_id', '{secrets.token_hex(8)}'); COMMIT;"
-            )
+            made = f"INSERT INTO meta VALUES ('store_id', '{secrets.token_hex(8)}')"  # noqa: S608 -- hex digits of our own
+            connection.executescript(f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION}; {made}; COMMIT;")
 
     def next_incarnation(self) -> int:
         """A number that grows with every start, durable before it is returned."""
@@ -260,9 +259,7 @@ class Store:
             )
         ]
         floors = [(uid, floor) for uid, floor in self._execute("SELECT uid, floor FROM floors ORDER BY uid")]
-        return Recovered(
-            tuple(tasks), tuple(executions), tuple(floors), tuple(tokens), self.last_counter() or 0
-        )
+        return Recovered(tuple(tasks), tuple(executions), tuple(floors), tuple(tokens), self.last_counter() or 0)
 
     def last_counter(self) -> int | None:
         """The number of the last submission, None if there is none."""

@@ -306,9 +306,9 @@ def _told(account: dict[str, Any]) -> list[str]:
     lines = [*demo_report.lines(account), "", coloured(verdict, "green" if good else "red", sys.stdout)]
     example = account["example"]
     if example is not None:
-        lines.append(f"  {example['id']} ({example['name']}) on {printable(example['node'])}:")
-        lines.append(f"    printed   {printable(example['output'])}")
-        lines.append(f"    computed  {printable(example['answer'])}")
+        lines.append(f"{example['id']} ({example['name']}) on {printable(example['node'])}:")
+        lines.append(f"  printed   {printable(example['output'])}")
+        lines.append(f"  computed  {printable(example['answer'])}")
     return lines
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 
 from peerload.cli.demo_work import list_schedule_s
-from peerload.cli.text import coloured, printable, table
+from peerload.cli.text import coloured, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ def _by_type(counters: Mapping[str, Mapping[str, int]], prefix: str) -> dict[str
             {name.removeprefix(start) for one in counters.values() for name in one if name.startswith(start)}
         )
         told[way] = _sum(counters, prefix + way)
-        told[f"{way}_by_type"] = {kind: _sum(counters, start + kind) for kind in types}
+        counts = {kind: _sum(counters, start + kind) for kind in types}
+        told[f"{way}_by_type"] = {kind: count for kind, count in counts.items() if count}
     return told
 
 
@@ -150,11 +151,11 @@ def lines(told: Mapping[str, Any]) -> list[str]:
     home = next(one for one in told["nodes"] if one["node"] == told["home"])
     makespan_s, ideal_s, alone_s = told["makespan_s"], told["ideal_s"], told["alone_s"]
     least_s = told["cpu_s"] / told["cpus"]
-    mqtt, handoffs = told["mqtt"], told["handoffs"]
+    handoffs = told["handoffs"]
     slower, faster = makespan_s / ideal_s, alone_s / makespan_s
     of_tasks = f"{told['sum_s']:.1f} s of tasks on {slots} slots; this took {slower:.2f} times as long"
     of_home = f"on its {home['slots']} slot{'s' if home['slots'] > 1 else ''}; sharing was {faster:.1f} times as fast"
-    of_work = f"at least, for {told['cpu_s']:.1f} s of work on the {told['cpus']} of this machine"
+    of_work = f"at least: {told['cpu_s']:.1f} s of work for the {told['cpus']} of this machine"
     of_offers = f"{handoffs['offers sent']} offers ({handoffs['offers declined']} declined)"
     return [
         *table(headings, rows, headings[1:]),
@@ -165,11 +166,15 @@ def lines(told: Mapping[str, Any]) -> list[str]:
         f"processors     {least_s:6.1f} s  {of_work}",
         "",
         f"migrations     {told['migrations']:6}    tasks that ran on another node than {home['node']}",
-        f"mqtt           {mqtt['published']:6}    published: {_types(mqtt['published_by_type'])}",
-        f"{mqtt['received']:21}    received: {_types(mqtt['received_by_type'])}",
         f"hand-offs      {handoffs['transfers']:6}    of {of_offers}; {told['peer_link']['sent']} peer-link messages",
+        "",
+        *_messages(told["mqtt"]),
     ]
 
 
-def _types(by_type: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {printable(kind)}" for kind, count in by_type.items()) or "none"
+def _messages(mqtt: Mapping[str, Any]) -> list[str]:
+    """MQTT messages by type; what is published once may be received by several."""
+    published, received = mqtt["published_by_type"], mqtt["received_by_type"]
+    rows = [(kind, published.get(kind, 0), received.get(kind, 0)) for kind in sorted({*published, *received})]
+    headings = ("MQTT MESSAGES", "PUBLISHED", "RECEIVED")
+    return table(headings, [*rows, ("all", mqtt["published"], mqtt["received"])], headings[1:])

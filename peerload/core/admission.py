@@ -41,7 +41,17 @@ class Ledger:
     as many slots as these are worth, and where the number of slots was not set by hand, half a core counts for half.
     """
 
-    __slots__ = ("_cpus", "_mem_bytes", "inbound", "profile", "running", "running_local", "waiting", "waiting_local", "waiting_remote")
+    __slots__ = (
+        "_cpus",
+        "_mem_bytes",
+        "inbound",
+        "profile",
+        "running",
+        "running_local",
+        "waiting",
+        "waiting_local",
+        "waiting_remote",
+    )
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile

@@ -69,7 +69,7 @@ class Executor:
         self.by_uid: dict[bytes, Guest] = {}
         self.floors: dict[bytes, int] = {}
         self._renew_at_s = math.inf
-        self.accepts: Callable[[Offer], bool] = lambda offer: False
+        self.accepts: Callable[[Offer], bool]
         self.report: Callable[[], LoadReport]
 
     # -- offer and commit ----------------------------------------------------------------------------------------------
@@ -77,7 +77,12 @@ class Executor:
     def offer_received(self, src: str, offer: Offer, *, directory_here: bool) -> None:
         """Reserve room, or decline with the reason."""
         stale = self.by_uid.get(offer.uid)
-        if stale is not None and stale.phase is GuestPhase.RESERVED and stale.attempt < offer.attempt and stale.home == src:
+        if (
+            stale is not None
+            and stale.phase is GuestPhase.RESERVED
+            and stale.attempt < offer.attempt
+            and stale.home == src
+        ):
             self._drop(stale)
         refusal = self._refusal(src, offer, directory_here=directory_here)
         if refusal is not None:
@@ -213,9 +218,7 @@ class Executor:
 
     def _say_result(self, guest: Guest) -> None:
         if guest.exit is not None:
-            self._state.actions.append(
-                SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit)
-            )
+            self._state.actions.append(SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit))
             self._state.set_timer_in(guest.repeat_s, "result", guest.key)
 
     def repeat_result(self, key: str) -> None:
@@ -328,9 +331,10 @@ class Executor:
     def signal_received(self, src: str, message: Signal) -> None:
         """Pass a signal on."""
         guest = self.by_uid.get(message.uid)
-        if guest is not None and guest.home == src and guest.attempt == message.attempt:
-            if guest.phase is GuestPhase.HERE:
-                self._state.actions.append(SignalTask(guest.key, message.signal))
+        if guest is None or guest.home != src or guest.attempt != message.attempt:
+            return
+        if guest.phase is GuestPhase.HERE:
+            self._state.actions.append(SignalTask(guest.key, message.signal))
 
     def give_back(self, guest: Guest, reason: str, to: str = "") -> None:
         """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""

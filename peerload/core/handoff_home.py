@@ -127,9 +127,7 @@ class Home:
             lease_s=0.0,
         )
         self._ledger.start(task.key, task.spec.request, is_local=True)
-        self._state.actions.append(
-            SpawnTask(task.key, task.task, task.record.attempt, self._state.node, task.spec)
-        )
+        self._state.actions.append(SpawnTask(task.key, task.task, task.record.attempt, self._state.node, task.spec))
 
     def started_here(self, task: HomeTask, started_at: float) -> None:
         """The launcher has the process."""
@@ -242,9 +240,7 @@ class Home:
         self._extend(task)
         task.commits += 1
         record = task.record
-        self._state.send(
-            record.node, Commit(task.task, task.uid, record.attempt, record.nonce, ts, record.lease_s)
-        )
+        self._state.send(record.node, Commit(task.task, task.uid, record.attempt, record.nonce, ts, record.lease_s))
         self._state.set_timer_in(task.repeat_s, "ask", self._timer_name(task))
 
     def _extend(self, task: HomeTask) -> None:
@@ -297,9 +293,7 @@ class Home:
                     task.running_at = renewal.started_at
                     record = msgspec.structs.replace(task.record, started_at=renewal.started_at)
                     self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {src}"))
-                extensions.append(
-                    LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, task.record.lease_s)
-                )
+                extensions.append(LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, task.record.lease_s))
             elif task is None or task.phase is not HomePhase.COLLECTING:
                 self._state.send(
                     src,
@@ -344,8 +338,11 @@ class Home:
     def died_received(self, src: str, message: Died) -> None:
         """The attempt started, its processes are gone, and there is no result."""
         task = self.tasks.get(message.uid)
-        if task is not None and task.phase is HomePhase.AWAY and task.record.node == src and (
-            task.record.attempt == message.attempt
+        if (
+            task is not None
+            and task.phase is HomePhase.AWAY
+            and task.record.node == src
+            and (task.record.attempt == message.attempt)
         ):
             self._lose(task, f"{src}: {message.reason or 'the attempt died'}")
 
@@ -404,9 +401,7 @@ class Home:
             self._become(task, f"{src} has the result", state=TaskState.LEASED, node=src)
         if message.inline:
             self._state.actions.append(
-                KeepOutput(
-                    task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr
-                )
+                KeepOutput(task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr)
             )
         else:
             self._state.actions.append(
@@ -424,7 +419,12 @@ class Home:
     def output_arrived(self, uid: bytes, attempt: int, error: str) -> None:
         """Its output lies here, synced: record the result (D5), then acknowledge it."""
         task = self.tasks.get(uid)
-        if task is None or task.phase is not HomePhase.COLLECTING or task.exit is None or task.collected_attempt != attempt:
+        if (
+            task is None
+            or task.phase is not HomePhase.COLLECTING
+            or task.exit is None
+            or task.collected_attempt != attempt
+        ):
             return
         if error:
             self._state.count("output fetches failed")
@@ -469,6 +469,8 @@ class Home:
     def cancel(self, task: HomeTask, signal: int, *, force: bool) -> bool:
         """Durable before it is confirmed (D7); False if it has ended already."""
         if task.phase is HomePhase.OVER:
+            if force:  # cancelled before, and its process has not obeyed yet
+                self._state.actions.append(SignalTask(task.key, SIGKILL))
             return False
         was = task.phase
         key, node = task.key, task.record.node
@@ -507,9 +509,7 @@ class Home:
     # -- back to the queue ---------------------------------------------------------------------------------------------
 
     def _revoke(self, task: HomeTask, signal: int, reason: str) -> None:
-        self._state.send(
-            task.record.node, Revoke(task.task, task.uid, task.record.attempt, signal, reason)
-        )
+        self._state.send(task.record.node, Revoke(task.task, task.uid, task.record.attempt, signal, reason))
 
     def _lose(self, task: HomeTask, reason: str, *, may_be_back: bool = False) -> None:
         """An attempt that may have run ended without a result."""
@@ -545,4 +545,3 @@ class Home:
 def _array(task: str) -> str:
     """The array that a task is a member of, "" for a single one."""
     return task.rpartition(".")[0]
-

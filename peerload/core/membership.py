@@ -80,7 +80,9 @@ class Membership:
 
     def known(self) -> tuple[Identity, ...]:
         """Members to tell a newcomer about, at most PEERS_TOLD_MAX."""
-        alive = [peer.identity for peer in self._peers.values() if peer.state is PeerState.ALIVE and peer.identity.address]
+        alive = [
+            peer.identity for peer in self._peers.values() if peer.state is PeerState.ALIVE and peer.identity.address
+        ]
         return tuple(alive[:PEERS_TOLD_MAX])
 
     def report(self, node: str) -> KnownReport | None:
@@ -100,7 +102,11 @@ class Membership:
         peer = self._peers.get(identity.node)
         now_s = self._state.now.boot_s
         is_new = peer is None or peer.identity.boot != identity.boot
-        if peer is not None and identity.incarnation < peer.identity.incarnation and identity.store == peer.identity.store:
+        if (
+            peer is not None
+            and identity.incarnation < peer.identity.incarnation
+            and identity.store == peer.identity.store
+        ):
             return False  # a late word of an earlier start
         if peer is None:
             if len(self._peers) >= self._state.config.peers_max:
@@ -192,8 +198,7 @@ class Membership:
             found = tuple(
                 name
                 for name in self._names
-                if self.is_usable(name)
-                and not why_never(self._peers[name].profile, need.request, need.placement, home)
+                if self.is_usable(name) and not why_never(self._peers[name].profile, need.request, need.placement, home)
             )
             if len(self._eligible) >= ELIGIBLE_KEPT_MAX:
                 self._eligible.clear()

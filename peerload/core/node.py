@@ -443,4 +443,3 @@ class Node:
             self.state.set_timer_in(self.state.config.kill_after_s, "kill", key)
         else:
             self.state.actions.append(SignalTask(key, SIGKILL))
-

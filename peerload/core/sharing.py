@@ -437,9 +437,7 @@ class Sharing:
         view = self._view(peers)
         search.steps += 1
         try:
-            step = self._state.policies.receiver.locate(
-                view, search.probes_max, tuple(search.replies), self._state.rng
-            )
+            step = self._state.policies.receiver.locate(view, search.probes_max, tuple(search.replies), self._state.rng)
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             step = Keep(f"the policy failed: {error!r}")

@@ -63,9 +63,7 @@ class Submissions:
         submitted_at = state.now.wall_s
         tasks = []
         rows: list[PutSubmission | PutTask] = [
-            PutSubmission(
-                Submission(self._counter, event.token, event.digest, spec, event.indices, submitted_at)
-            )
+            PutSubmission(Submission(self._counter, event.token, event.digest, spec, event.indices, submitted_at))
         ]
         for member in [f"{name}.{index}" for index in event.indices] or [name]:
             uid = state.rng.getrandbits(128).to_bytes(16, "big")
@@ -108,7 +106,9 @@ def refuse_hopeless(
         never = why_never(peer.profile, spec.request, spec.placement, state.node)
         reasons.append(f"{peer.identity.node}: {never or peer.state.value}")
     more = f", and {len(peers) - 3} more" if len(peers) > 3 else ""  # noqa: PLR2004 -- as many as fit a line
-    raise NeverRunnable("no node known can ever run this; nothing was submitted", why="; ".join(reasons) + more, hint=hint)
+    raise NeverRunnable(
+        "no node known can ever run this; nothing was submitted", why="; ".join(reasons) + more, hint=hint
+    )
 
 
 def limited(exit_: Exit, killed_because: str) -> Exit:

@@ -10,7 +10,7 @@ import msgspec
 
 from peerload.model.events import Submission
 from peerload.model.messages import Advice, Identity, Membership, Ownership, State
-from peerload.model.task import ExecutionRecord, TaskRecord, TaskSpec, Exit
+from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False):

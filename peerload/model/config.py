@@ -96,6 +96,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     site: NodeName = "main"
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
     """Captured per stream and task: half of it from the head and half from the tail are kept."""
+    lease_s: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 60.0
+    """A node that runs a task for another must have been heard of within this; else the task is frozen there and, a
+    little later, run elsewhere. More rides out longer outages, less finds a lost node sooner."""
     mqtt_state_every_s: Positive = 30.0
     """Own retained state is published again this often, since a broker's memory is not durable."""
     inbox_max: Limit = 200_000

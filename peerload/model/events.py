@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from peerload.model.messages import Advice, Identity, Membership, Ownership
 from peerload.model.load import LoadReport
+from peerload.model.messages import Advice, Identity, Membership, Ownership
 from peerload.model.resources import Profile
-from peerload.model.task import Exit, TaskRecord, TaskSpec, ExecutionRecord
+from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False):

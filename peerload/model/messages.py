@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from peerload.model.load import LoadReport
 from peerload.model.resources import NodeName, Placement, Profile, ResourceRequest
-from peerload.model.task import PATH_BYTES_MAX, Attempt, Exit, Nonce, TaskId, TaskSpec, Uid
+from peerload.model.task import Attempt, Exit, Nonce, TaskId, TaskSpec, Uid
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -340,7 +340,20 @@ class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
 Membership = Hello | Ping | Pong | Leaving | WrongBoot
 Advice = State | StateRequest | Probe | ProbeReply | GiveRequest | GiveReply
 Ownership = (
-    Offer | Accept | Decline | Commit | Renew | RenewOk | Revoke | Signal | Query | NotStarted | Died | Return | Result | ResultAck
+    Offer
+    | Accept
+    | Decline
+    | Commit
+    | Renew
+    | RenewOk
+    | Revoke
+    | Signal
+    | Query
+    | NotStarted
+    | Died
+    | Return
+    | Result
+    | ResultAck
 )
 Output = OutputRequest | OutputChunk | OutputEnd
 Message = Membership | Advice | Ownership | Output

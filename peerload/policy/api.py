@@ -193,7 +193,9 @@ class InformationPolicy(Protocol):
 class SenderPolicy(Protocol):
     """Where to: the sender's side."""
 
-    def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Probe | Transfer | Keep:
+    def locate(
+        self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
+    ) -> Probe | Transfer | Keep:
         """The next step of a search; ``replies`` holds every answer so far, in order."""
 
 
@@ -212,7 +214,9 @@ class ReceiverPolicy(Protocol):
     def retry_probes(self) -> int:
         """Probes of such a search."""
 
-    def locate(self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random) -> Probe | Keep:
+    def locate(
+        self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random
+    ) -> Probe | Keep:
         """Whom to ask for a task next; a search ends with the first node that gives one."""
 
 

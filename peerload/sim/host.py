@@ -234,9 +234,7 @@ class Host:
     def _end(self, process: Process, signal: int) -> None:
         simulation = self._simulation
         code = 128 + signal if signal else 0
-        exit_ = Exit(
-            code, signal, started_at=EPOCH_S + process.started_s, ended_at=EPOCH_S + simulation.now_s
-        )
+        exit_ = Exit(code, signal, started_at=EPOCH_S + process.started_s, ended_at=EPOCH_S + simulation.now_s)
         process.round += 1
         self.launcher.end(process, exit_)
         simulation.checker.rests(self.name, process)

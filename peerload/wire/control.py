@@ -22,7 +22,9 @@ RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
 TaskRef = Annotated[str, Meta(min_length=1, max_length=80)]
 """`ws1/42`, `42`, `42.7` or `@` (the asker's last task)."""
 TaskRefs = Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=TASKS_NAMED_MAX)]
-Range = tuple[Annotated[int, Meta(ge=0, le=10**9)], Annotated[int, Meta(ge=0, le=10**9)], Annotated[int, Meta(ge=1, le=10**9)]]
+Range = tuple[
+    Annotated[int, Meta(ge=0, le=10**9)], Annotated[int, Meta(ge=0, le=10**9)], Annotated[int, Meta(ge=1, le=10**9)]
+]
 
 
 class _Request(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fields=True, kw_only=True):
