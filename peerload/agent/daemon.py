@@ -220,7 +220,10 @@ class Daemon:
     def _consume(self, batch: list[Event]) -> None:
         try:
             for event in batch:
-                self.performer.perform(self.node.handle(self.now(), event))
+                actions = self.node.handle(self.now(), event)
+                if isinstance(event, events.LauncherReady):
+                    self.launcher.resume()
+                self.performer.perform(actions)
         except InvariantBroken as error:
             log.critical("%s (%s)", error.what, error.story)
             self.fail("a rule of its own was broken")

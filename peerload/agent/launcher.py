@@ -36,6 +36,8 @@ LIMIT_EVERY_S = 0.5
 DEADLINE_CHECK_S = 1.0
 """While a deadline is set it is compared with CLOCK_BOOTTIME at least this often (timers do not count suspend)."""
 STOP_GRACE_S = 2.0
+DESCRIPTORS_RESERVED = 64
+"""Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
 LEFT_OVER_REPORT_S = 10.0
 
 
@@ -96,6 +98,7 @@ class Launcher:
         self._stopping = False
         self._deadlines = 0
         self._limit_due_s = 0.0
+        self._tasks_max = max(os.sysconf("SC_OPEN_MAX") - DESCRIPTORS_RESERVED, 1)
 
     # -- start ---------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class LauncherLink:
         self._flushing = False
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
+        self._paused = False
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -101,6 +102,11 @@ class LauncherLink:
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
 
+    def resume(self) -> None:
+        """LauncherReady was taken note of: from here on requests go to the new launcher. Before that they are dropped,
+        since they were decided upon before the attempts of the old one were found dead."""
+        self._paused = False
+
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def spawn(self, action: SpawnTask, stdout: Path, stderr: Path, extra: dict[bytes, bytes]) -> None:
@@ -134,7 +140,7 @@ class LauncherLink:
         self._request({"do": "forget", "key": key})
 
     def _request(self, request: dict[str, Any]) -> None:
-        if self._writer is None:
+        if self._writer is None or self._paused:
             return  # LauncherReady will tell what is true then
         self._requests.append(msgpack.packb(request))
         if not self._flushing:
@@ -238,6 +244,8 @@ class LauncherLink:
             if self._writer is not None:
                 self._writer.close()
             self._writer = None
+            self._paused = True
+            self._requests.clear()
             self._put(LauncherLost())
             reader, (running, ended) = await self._reconnect()
             self._put(LauncherReady(running, ended))

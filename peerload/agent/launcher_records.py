@@ -7,6 +7,7 @@ not the machine; whoever needs more (the store) writes its own row.
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from typing import Any
 
@@ -52,9 +53,18 @@ class RecordLog:
         return records
 
     def append(self, records: list[Any]) -> None:
-        """Add records with one write."""
+        """Add records with one write. Where the disk takes less (it is full), nothing is kept and the log says so: the
+        records are still told to the agent, and tasks must not end because a disk is full."""
         raw = b"".join(map(_pack, records))
-        self.size_bytes += os.write(self._fd, raw)
+        try:
+            written = os.write(self._fd, raw)
+            if written < len(raw):  # half a record would hide those that come after it
+                os.ftruncate(self._fd, self.size_bytes)
+                written = 0
+        except OSError as error:
+            print(f"{self.path}: {error.strerror}", file=sys.stderr, flush=True)
+            return
+        self.size_bytes += written
 
     def tidy(self, kept: list[Any] | None, kept_count: int) -> None:
         """Shrink the file if it is large and most of it is of no use: to nothing, or to ``kept``."""
@@ -64,7 +74,10 @@ class RecordLog:
             os.ftruncate(self._fd, 0)
             self.size_bytes = 0
         elif kept is not None:
-            self.rewrite(kept)
+            try:
+                self.rewrite(kept)
+            except OSError as error:
+                print(f"{self.path}: {error.strerror}", file=sys.stderr, flush=True)
 
     def rewrite(self, records: list[Any]) -> None:
         """Replace the file by one that holds these records only."""

@@ -168,6 +168,9 @@ class Performer:
 
     def _spawn(self, action: actions.SpawnTask) -> None:
         daemon = self._daemon
+        if not daemon.node.holds(action.key):
+            daemon.counters["spawns dropped"] += 1
+            return
         request = action.spec.request
         index = action.task.partition(".")[2]
         variables = {

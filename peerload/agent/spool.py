@@ -185,7 +185,7 @@ class Follower:
             offset = os.lseek(fd, self._offsets[stream], os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing (more) there
-                return None
+                return self._reopened(stream, end)
             raise
         size = PIECE_BYTES_MAX if end is None else min(PIECE_BYTES_MAX, end[stream] - offset)
         if size <= 0:
@@ -196,6 +196,17 @@ class Follower:
             return None
         self._offsets[stream] = offset + len(data)
         return offset, data
+
+    def _reopened(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
+        """The same of the file that has taken this one's name (`Spool.keep` renames), None if none has."""
+        fd = self._files[stream]
+        try:
+            if os.path.samestat(self._paths[stream].stat(), os.fstat(fd)):
+                return None
+        except FileNotFoundError:
+            return None
+        os.close(self._files.pop(stream))
+        return self._next(stream, end)
 
 
 def _size(path: Path) -> int:

@@ -91,7 +91,8 @@ class Home:
             raise InvariantBroken(f"{record.task}: {record.state} → {after}", story=f"{record!r}; {reason}")
         task.record = msgspec.structs.replace(record, reason=reason, **changes)
         self._state.persist(PutTask(task.record, self._state.now.wall_s, reason))
-        self._state.actions.append(TaskChanged(task.record, task.phase is HomePhase.HERE, reason))
+        runs = bool(task.running_at) and task.record.state is TaskState.LEASED
+        self._state.actions.append(TaskChanged(task.record, runs, reason))
         return task.record
 
     def _timer_name(self, task: HomeTask) -> str:
@@ -460,7 +461,7 @@ class Home:
 
     def _clear_timers(self, task: HomeTask) -> None:
         name = self._timer_name(task)
-        if task.record.node != self._state.node:  # a task that never left has none of these
+        if task.record.node not in ("", self._state.node):  # a task that never left has none of these
             self._state.clear_timer("lease", name)
             self._state.clear_timer("ask", name)
         if task.spec.time_limit_s:
@@ -485,11 +486,11 @@ class Home:
             started_at=task.running_at,
             ended_at=self._state.now.wall_s,
         )
-        self._clear_timers(task)
         first = SIGKILL if force else signal
         if was is HomePhase.HERE:
             self._state.actions.append(SignalTask(key, first))
             self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
+            self._clear_timers(task)
             return True  # kept until its process is gone
         if was is HomePhase.AWAY:
             self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, "cancelled"))

@@ -73,6 +73,11 @@ class Node:
         self.sharing.settle()
         return state.actions
 
+    def holds(self, key: str) -> bool:
+        """Whether this attempt is to run here. A process decided upon before its launcher died must not be started by
+        the next one: the attempt was reported as died meanwhile."""
+        return key in self._keys
+
     def _route(self, event: events.Event) -> None:  # noqa: PLR0912 C901 -- one line an event
         match event:
             case events.MessageReceived():
@@ -155,6 +160,7 @@ class Node:
 
     def _reconcile(self, running: dict[str, float], ended: dict[str, Exit]) -> None:
         """Every attempt that holds room here either runs, has an exit record, or has died."""
+        strangers = [key for key in ended if key not in self._keys]
         for key, work in list(self._keys.items()):
             if key in ended:
                 self._task_ended(key, ended[key])
@@ -170,9 +176,8 @@ class Node:
         for key in running:
             if key not in known:  # nobody wants it any more
                 self.state.actions.append(SignalTask(key, SIGKILL))
-        for key in ended:
-            if key not in known:
-                self._forget_exit(key)
+        for key in strangers:
+            self._forget_exit(key)
 
     def _forget_exit(self, key: str) -> None:
         self.state.actions.append(ForgetTask(key, output=False))

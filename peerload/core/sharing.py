@@ -399,7 +399,8 @@ class Sharing:
     def _end(self, search: Search) -> None:
         if self._searches.pop(search.id, None) is None:
             return
-        self._state.clear_timer("probe", str(search.id))
+        if search.pending:
+            self._state.clear_timer("probe", str(search.id))
         if search.task is None:
             self._pulls -= 1
             return
