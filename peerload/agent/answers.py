@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from peerload import __version__
 from peerload.core.membership import PeerState
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
+    from peerload.agent.parts import Parts
     from peerload.core.membership import Peer
     from peerload.core.node import Node
     from peerload.model.load import LoadReport
@@ -43,7 +46,7 @@ def task_object(record: TaskRecord, spec: TaskSpec, user: str, *, running_at: fl
         "ended_at": record.ended_at or None,
         "exit_code": exit_.exit_code if exit_ is not None else None,
         "signal": exit_.signal if exit_ is not None and exit_.signal else None,
-        "reason": record.reason,
+        "reason": f"started on {record.node}" if state == "running" else record.reason,
     }
 
 
@@ -130,4 +133,27 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "age_s": age_s,
         "drained": profile.drained,
         "labels": list(profile.labels),
+    }
+
+
+def agent_object(parts: Parts) -> dict[str, object]:
+    """This agent, as `info` answers."""
+    return {
+        "node": parts.config.node,
+        "pid": os.getpid(),
+        "launcher_pid": parts.launcher.pid,
+        "version": __version__,
+        "socket": parts.config.socket,
+        "state": parts.config.state,
+        "listen": parts.identity.address,
+        "boot": parts.identity.boot,
+        "policy": parts.node.state.policies.name,
+        "slots": parts.node.state.profile.slots,
+        "cpus": parts.node.state.profile.cpus,
+        "mem_bytes": parts.node.state.profile.mem_bytes,
+        "cluster": parts.config.cluster,
+        "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
+        "mqtt_configured": bool(parts.config.mqtt),
+        "peers": len(list(parts.node.membership)),
+        "started_at": parts.started_at,
     }

@@ -7,23 +7,22 @@ and its actions to `Performer`. Nothing here decides anything about tasks.
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
 import os
 import random
 import secrets
 import signal
 import stat
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload import __version__
+from peerload.agent.addresses import Addresses
 from peerload.agent.control import ControlServer
 from peerload.agent.inbox import Inbox
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.output import Output
+from peerload.agent.parts import Parts
 from peerload.agent.peer_book import loopback
 from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer
@@ -35,7 +34,6 @@ from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError, InvariantBroken
-from peerload.model.instant import Instant
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, State
 from peerload.model.resources import Profile
 from peerload.policy import registry
@@ -61,119 +59,123 @@ class Daemon:
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
         self.core_config = CoreConfig(lease_s=config.lease_s)
-        self.counters: collections.Counter[str] = collections.Counter()
-        self.started_at = time.time()
-        self.launcher: LauncherLink
-        self.links: PeerLinks
-        self.bus: MqttBus | None = None
-        self.node: Node
-        self.store: Store
-        self.spool: Spool
-        self.inbox: Inbox
-        self.release: Release
-        self.control: ControlServer
-        self.output: Output
-        self.performer: Performer
-        self.identity: Identity
+        self.parts = Parts(config)
         self._sequence = 0
-        self._stopping: asyncio.Event
-        self._exit_code = 0
-        self._end_tasks = False
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
     async def run(self) -> int:
         """Start, serve until told to stop, stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
-        self._stopping = asyncio.Event()
         state = private_directory(Path(self.config.state))
         loopback("listen", _host_port(self.config.listen)[0])
         policies = registry.load_preset(self.config.policy)
-        self.store = Store(state / "peerload.db", self.config.node)
-        self.store.open()
+        self.parts.store = Store(state / "peerload.db", self.config.node)
+        self.parts.store.open()
         try:
-            self.inbox = Inbox(loop, self._consume, self.config.inbox_max)
-            self.spool = Spool(state)
-            self.identity = Identity(
+            self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
+            self.parts.spool = Spool(state)
+            self.parts.identity = Identity(
                 node=self.config.node,
                 boot=secrets.token_hex(8),
                 machine_boot=machine_boot_id(),
-                store=self.store.store_id,
-                incarnation=self.store.next_incarnation(),
+                store=self.parts.store.store_id,
+                incarnation=self.parts.store.next_incarnation(),
             )
             chance = random.Random(secrets.randbits(128))  # noqa: S311 -- draws peers and nonces, guards no secret
-            self.node = Node(self.core_config, policies, self.identity, self._profile(), chance)
+            self.parts.node = Node(self.core_config, policies, self.parts.identity, self._profile(), chance)
             await self._serve(loop)
         finally:
-            self.store.close()
-        return self._exit_code
+            self.parts.store.close()
+        return self.parts.exit_code
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.store.start_writer(
+        self.parts.store.start_writer(
             lambda done: _threadsafe(loop, lambda: [call() for call in done]),
-            lambda error: _threadsafe(loop, lambda: self.fail(f"the store failed: {error}")),
+            lambda error: _threadsafe(loop, lambda: self.parts.fail(f"the store failed: {error}")),
         )
-        self.release = Release(self._persist)
-        self.launcher = LauncherLink(
+        self.parts.release = Release(self._persist)
+        self.parts.launcher = LauncherLink(
             Path(self.config.state) / "launcher", self._from_launcher, self.config.output_bytes_max
         )
-        running, ended = await self.launcher.start()
-        self.output = Output(self)
-        self.links = PeerLinks(
-            identity=self.identity,
+        running, ended = await self.parts.launcher.start()
+        self.parts.output = Output(self.parts.spool, self.parts.node)
+        self.parts.links = PeerLinks(
+            identity=self.parts.identity,
             cluster=self.config.cluster,
             hello=self._hello,
             envelope=self.envelope,
             deliver=self._from_peer,
             met=self._met,
-            unreachable=lambda node, reason: self.inbox.put(events.PeerUnreachable(node, reason)),
+            unreachable=lambda node, reason: self.parts.inbox.put(events.PeerUnreachable(node, reason)),
             send_failed=self._send_failed,
-            serve_output=self.output.serve,
-            counters=self.counters,
+            serve_output=self.parts.output.serve,
+            counters=self.parts.counters,
         )
         try:
-            address = await self.links.start(*_host_port(self.config.listen))
+            address = await self._listen()
         except ConfigError:
             if not running:  # a start that failed leaves nothing behind
-                await self.launcher.stop_all()
-            await self.launcher.close()
+                await self.parts.launcher.stop_all()
+            await self.parts.launcher.close()
             raise
-        self.identity = self.links.identity  # its address is known by now
-        self.node.state.identity = self.identity
+        self.parts.identity = self.parts.links.identity  # its address is known by now
+        self.parts.node.state.identity = self.parts.identity
         if self.config.mqtt:
-            self.bus = MqttBus(
+            self.parts.bus = MqttBus(
                 urls=self.config.mqtt,
                 cluster=self.config.cluster,
                 site=self.config.site,
-                identity=self.identity,
+                identity=self.parts.identity,
                 envelope=self.envelope,
                 deliver=self._from_bus,
-                on_change=lambda connected: self.inbox.put(events.BusChanged(connected)),
+                on_change=lambda connected: self.parts.inbox.put(events.BusChanged(connected)),
                 state=self._state,
-                counters=self.counters,
+                counters=self.parts.counters,
                 state_every_s=self.config.mqtt_state_every_s,
             )
-        self.control = ControlServer(self)
-        self.performer = Performer(self)
+        self.parts.output.links = self.parts.links
+        self.control = ControlServer(self.parts)
+        self.parts.clients = self.control
+        self.performer = Performer(self.parts)
         self._recover(running, ended)
         async with asyncio.TaskGroup() as group:
-            background = [group.create_task(Sensors(self.inbox.put, lambda: self.node.ledger.cpus_running).run())]
-            if self.bus is not None:
-                background.append(group.create_task(self.bus.run()))
+            background = [
+                group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
+            ]
+            if self.parts.bus is not None:
+                background.append(group.create_task(self.parts.bus.run()))
             for peer in self.config.peer:
-                self.links.dial(peer)
+                self.parts.links.dial(peer)
             await self.control.start(self.config.socket)
             for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.stop)
+                loop.add_signal_handler(number, self.parts.stop)
             log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
-            await self._stopping.wait()
+            await self.parts.stopping.wait()
             await self._wind_down()
             for task in background:
                 task.cancel()
 
+    async def _listen(self) -> str:
+        """Listen for peers → the address. Where any port will do, the one of the last start is tried first, and the
+        peers of that start are looked for: they may hold tasks of ours, or we of theirs."""
+        self.addresses = Addresses(Path(self.config.state) / "addresses")
+        host, port = _host_port(self.config.listen)
+        last = 0 if port else self.addresses.port_of(host)
+        try:
+            address = await self.parts.links.start(host, port or last)
+        except ConfigError:
+            if not last:
+                raise
+            address = await self.parts.links.start(host, 0)  # somebody else has it by now
+        self.addresses.keep_listen(address)
+        for identity in list(self.addresses.peers.values()):
+            self.parts.links.connect(identity)
+        return address
+
     def _recover(self, running: tuple[tuple[str, float], ...], ended: tuple[tuple[str, object], ...]) -> None:
-        kept = self.store.recover()
-        self.inbox.put(
+        kept = self.parts.store.recover()
+        self.parts.inbox.put(
             events.AgentStarted(
                 tasks=kept.tasks,
                 executions=kept.executions,
@@ -185,56 +187,41 @@ class Daemon:
             )
         )
 
-    def stop(self, *, end_tasks: bool = False) -> None:
-        """Begin to stop; running tasks run on unless ``end_tasks``."""
-        self._end_tasks = self._end_tasks or end_tasks
-        self._stopping.set()
-
-    def fail(self, why: str) -> None:
-        """Something that must not be survived: stop at once, saying why. What was acknowledged is on disk."""
-        log.critical("%s; the agent stops", why)
-        self._exit_code = 1
-        self._stopping.set()
-
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
         await self.control.close()
-        self.inbox.put(events.AgentStopping())
+        self.parts.inbox.put(events.AgentStopping())
         with _suppressed(TimeoutError):
             async with asyncio.timeout(STOP_S_MAX):
-                if self.bus is not None:
-                    await self.bus.close()
-                if self._end_tasks:
-                    await self.launcher.stop_all()
+                if self.parts.bus is not None:
+                    await self.parts.bus.close()
+                if self.parts.ends_tasks:
+                    await self.parts.launcher.stop_all()
                 await self.performer.drained()
         await self.performer.close()
-        await self.links.close()
-        await self.launcher.close()
+        await self.parts.links.close()
+        await self.parts.launcher.close()
 
     # -- the consumer --------------------------------------------------------------------------------------------------
-
-    def now(self) -> Instant:
-        """This moment."""
-        return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
     def _consume(self, batch: list[Event]) -> None:
         try:
             for event in batch:
-                actions = self.node.handle(self.now(), event)
+                actions = self.parts.node.handle(self.parts.now(), event)
                 if isinstance(event, events.LauncherReady):
-                    self.launcher.resume()
+                    self.parts.launcher.resume()
                 self.performer.perform(actions)
         except InvariantBroken as error:
             log.critical("%s (%s)", error.what, error.story)
-            self.fail("a rule of its own was broken")
+            self.parts.fail("a rule of its own was broken")
         except Exception as error:  # crash-only: a bug must not leave half a decision behind
             log.exception("a bug")
-            self.fail(f"a bug: {error!r}")
+            self.parts.fail(f"a bug: {error!r}")
         finally:
-            self.release.flush()
+            self.parts.release.flush()
 
     def _persist(self, rows: list[Row], done: Callable[[], None]) -> None:
-        self.store.persist(rows, done)
+        self.parts.store.persist(rows, done)
 
     # -- what comes in -------------------------------------------------------------------------------------------------
 
@@ -242,28 +229,32 @@ class Daemon:
         if isinstance(event, events.TaskEnded) and event.exit.stdout_bytes + event.exit.stderr_bytes:
             self.performer.sync_output(event)  # its output is on disk before anybody relies on the result
         else:
-            self.inbox.put(event)
+            self.parts.inbox.put(event)
 
     def _from_peer(self, src: str, message: Message) -> None:
         self.performer.received(src, message)
 
     def _from_bus(self, envelope: Envelope, retained: bool) -> None:
+        del retained
         self.performer.heard_on_bus(envelope)
         body = envelope.body
         if isinstance(body, State):
             if body.identity.address:
-                self.links.learn(body.identity)
-            self.inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=retained))
+                self.parts.links.learn(body.identity)
+                self.addresses.keep(body.identity)
+            # However live, it may be late: only a Hello proves that a machine was started anew.
+            self.parts.inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
         else:
-            self.inbox.put(events.MessageReceived(envelope.src, body))  # type: ignore[arg-type]
+            self.parts.inbox.put(events.MessageReceived(envelope.src, body))  # type: ignore[arg-type]
 
     def _met(self, hello: Hello) -> None:
-        self.links.learn(hello.identity)
-        self.inbox.put(events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers))
+        self.parts.links.learn(hello.identity)
+        self.addresses.keep(hello.identity)
+        self.parts.inbox.put(events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers))
 
     def _send_failed(self, dst: str, message: Message) -> None:
-        self.counters["peer sends failed"] += 1
-        self.inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
+        self.parts.counters["peer sends failed"] += 1
+        self.parts.inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
 
     # -- how this node shows itself ------------------------------------------------------------------------------------
 
@@ -273,8 +264,8 @@ class Daemon:
         return Envelope(
             v=PROTOCOL_MAX,
             cluster=self.config.cluster,
-            src=self.identity.node,
-            src_boot=self.identity.boot,
+            src=self.parts.identity.node,
+            src_boot=self.parts.identity.boot,
             seq=self._sequence,
             body=message,
             dst=dst,
@@ -282,10 +273,10 @@ class Daemon:
         )
 
     def _hello(self) -> Hello:
-        return self.node.membership.hello(self.node.sharing.report())
+        return self.parts.node.membership.hello(self.parts.node.sharing.report())
 
     def _state(self) -> State:
-        return State(self.identity, self.node.state.profile, self.node.sharing.report())
+        return State(self.parts.identity, self.parts.node.state.profile, self.parts.node.sharing.report())
 
     def _profile(self) -> Profile:
         cpus, mem_bytes = machine_facts()
@@ -299,30 +290,8 @@ class Daemon:
             slots_fixed=slots is not None,
             protocol_min=PROTOCOL_MIN,
             protocol_max=PROTOCOL_MAX,
-            version=int(self.started_at),
+            version=int(self.parts.started_at),
         )
-
-    def info(self) -> dict[str, object]:
-        """What `info` answers."""
-        return {
-            "node": self.config.node,
-            "pid": os.getpid(),
-            "launcher_pid": self.launcher.pid,
-            "version": __version__,
-            "socket": self.config.socket,
-            "state": self.config.state,
-            "listen": self.identity.address,
-            "boot": self.identity.boot,
-            "policy": self.node.state.policies.name,
-            "slots": self.node.state.profile.slots,
-            "cpus": self.node.state.profile.cpus,
-            "mem_bytes": self.node.state.profile.mem_bytes,
-            "cluster": self.config.cluster,
-            "mqtt": self.bus.url if self.bus is not None and self.bus.connected else None,
-            "mqtt_configured": bool(self.config.mqtt),
-            "peers": len(list(self.node.membership)),
-            "started_at": self.started_at,
-        }
 
 
 def private_directory(path: Path) -> Path:

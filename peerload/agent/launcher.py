@@ -22,7 +22,7 @@ from typing import Any
 
 import msgpack
 
-from peerload.agent.launcher_records import RecordLog, machine_boot, process_start
+from peerload.agent.launcher_records import RecordLog, machine_boot, process_start, say
 from peerload.agent.launcher_spawn import CannotStart, Capture, Holes, spawn
 
 FRAME_BYTES_MAX = 4 << 20
@@ -463,12 +463,6 @@ def end_left_overs(processes: list[tuple[int, int]]) -> None:
             continue
         finally:
             os.close(pidfd)
-
-
-def say(line: str) -> None:
-    """A line for the log (stderr is DIR/launcher.log, cut at each start)."""
-    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n")
-    sys.stderr.flush()
 
 
 def _detach(directory: str) -> None:

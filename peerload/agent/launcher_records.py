@@ -7,7 +7,7 @@ not the machine; whoever needs more (the store) writes its own row.
 from __future__ import annotations
 
 import os
-import sys
+import time
 import zlib
 from typing import Any
 
@@ -62,7 +62,7 @@ class RecordLog:
                 os.ftruncate(self._fd, self.size_bytes)
                 written = 0
         except OSError as error:
-            print(f"{self.path}: {error.strerror}", file=sys.stderr, flush=True)
+            say(f"{self.path}: {error.strerror}")
             return
         self.size_bytes += written
 
@@ -77,7 +77,7 @@ class RecordLog:
             try:
                 self.rewrite(kept)
             except OSError as error:
-                print(f"{self.path}: {error.strerror}", file=sys.stderr, flush=True)
+                say(f"{self.path}: {error.strerror}")
 
     def rewrite(self, records: list[Any]) -> None:
         """Replace the file by one that holds these records only."""
@@ -99,6 +99,14 @@ class RecordLog:
 def _pack(record: Any) -> bytes:  # noqa: ANN401 -- any MessagePack value
     body: bytes = msgpack.packb(record)
     return len(body).to_bytes(4, "big") + zlib.crc32(body).to_bytes(4, "big") + body
+
+
+def say(line: str) -> None:
+    """A line for the log (stderr is DIR/launcher.log, cut at each start); lost if the disk is full."""
+    try:
+        os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {line}\n".encode(errors="replace"))
+    except OSError:
+        return
 
 
 def process_start(pid: int) -> int:

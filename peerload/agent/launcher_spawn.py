@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
 from typing import Any
+
+from peerload.agent.launcher_records import say
 
 PATH_DEFAULT = b"/usr/local/bin:/usr/bin:/bin"
 NOT_FOUND = 127
@@ -172,7 +173,6 @@ class Holes:
         number = ctypes.get_errno()
         if number in {errno.EOPNOTSUPP, errno.ENOSYS}:
             self._supported = False
-            sys.stderr.write("no holes in files here: output over its limit is cut back to its head\n")
-            sys.stderr.flush()
+            say("no holes in files here: output over its limit is cut back to its head")
             return False
         return number == errno.EINTR

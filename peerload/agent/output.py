@@ -19,7 +19,9 @@ from peerload.model.task import execution_key
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from peerload.agent.daemon import Daemon
+    from peerload.agent.peer_link import PeerLinks
+    from peerload.agent.spool import Spool
+    from peerload.core.node import Node
     from peerload.model.actions import FetchOutput
     from peerload.model.task import Exit
 
@@ -30,10 +32,13 @@ ENDS_KEPT_MAX = 4096
 
 
 class Output:
-    """The followers and mirrors of one agent, by execution key."""
+    """The followers and mirrors of one agent, by execution key. ``links`` is set before anything is fetched."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    links: PeerLinks
+
+    def __init__(self, spool: Spool, node: Node) -> None:
+        self._spool = spool
+        self._node = node
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
         self._ends: dict[str, tuple[int, int]] = {}
@@ -45,7 +50,7 @@ class Output:
     ) -> AsyncIterator[tuple[int, int, bytes]]:
         """(stream, offset, data) of an attempt's files here, up to the sizes ``end``; without it as they grow, until
         the attempt has ended and all was read."""
-        follower = Follower(self._daemon.spool, key, stdout_from, stderr_from)
+        follower = Follower(self._spool, key, stdout_from, stderr_from)
         self._followers.setdefault(key, set()).add(follower)
         try:
             if end is not None:
@@ -79,13 +84,13 @@ class Output:
     async def serve(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
         """The output of a guest, for its home alone."""
         key = execution_key(request.uid, request.attempt)
-        guest = self._daemon.node.executor.guests.get(key)
+        guest = self._node.executor.guests.get(key)
         if guest is None or guest.home != src:
             yield OutputEnd(gone=True)
             return
         if guest.exit is not None:
             self._ends.setdefault(key, (guest.exit.stdout_bytes, guest.exit.stderr_bytes))
-        end = None if request.follow else self._daemon.spool.sizes(key)
+        end = None if request.follow else self._spool.sizes(key)
         async for stream, offset, data in self.follow(key, request.stdout_from, request.stderr_from, end=end):
             yield OutputChunk(stream, offset, data)
         yield OutputEnd(*(end or self._ends.get(key, (0, 0))))
@@ -115,9 +120,9 @@ class Output:
     async def _mirror(
         self, node: str, task: str, uid: bytes, attempt: int, key: str, *, follow: bool = True
     ) -> OutputEnd:
-        spool = self._daemon.spool
+        spool = self._spool
         request = OutputRequest(task, uid, attempt, *spool.sizes(key), follow=follow)
-        async for piece in self._daemon.links.fetch_output(node, request):
+        async for piece in self.links.fetch_output(node, request):
             if isinstance(piece, OutputEnd):
                 if piece.gone:
                     raise PeerloadError(f"{node} has no output of {task} (any more)")
@@ -129,7 +134,7 @@ class Output:
         """All of it, on disk. → "" or why not."""
         try:
             await self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
-            await asyncio.to_thread(self._daemon.spool.sync, action.key)
+            await asyncio.to_thread(self._spool.sync, action.key)
         except (PeerloadError, OSError, TimeoutError) as error:
             return str(error)
         self.ended(action.key, action.stdout_bytes, action.stderr_bytes)

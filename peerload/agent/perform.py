@@ -17,8 +17,7 @@ from peerload.model.task import SCRATCH, execution_key
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from peerload.agent.daemon import Daemon
-    from peerload.agent.output import Output
+    from peerload.agent.parts import Parts
     from peerload.model.actions import Action
     from peerload.model.messages import Envelope, Message
 
@@ -31,21 +30,20 @@ ADVICE_UNANSWERED_MAX = 6
 
 
 class Performer:
-    """The I/O side of one agent; ``daemon`` holds what it works with."""
+    """The I/O side of one agent; ``parts`` are what it works with."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._timers: dict[tuple[str, ...], asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_bus: dict[str, tuple[str, int]] = {}
         self._directories = SeenDirectories()
-        self.output: Output = daemon.output
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
     def perform(self, decided: list[Action]) -> None:
         """Carry out the actions of one event."""
-        release = self._daemon.release
+        release = self._parts.release
         for action in decided:
             if isinstance(action, actions.Persist):
                 release.keep(action.rows)
@@ -60,7 +58,7 @@ class Performer:
             self._outward(action)
         except Exception as error:
             log.exception("a bug in %s", type(action).__name__)
-            self._daemon.fail(f"a bug: {error!r}")
+            self._parts.fail(f"a bug: {error!r}")
 
     def _inward(self, action: Action) -> None:
         if isinstance(action, actions.SetTimer):
@@ -70,28 +68,28 @@ class Performer:
             if handle is not None:
                 handle.cancel()
         elif isinstance(action, actions.Decided):
-            self._daemon.control.decided(action)
+            self._parts.clients.decided(action)
 
     def _outward(self, action: Action) -> None:  # noqa: PLR0912 C901 -- one line an action
-        daemon = self._daemon
+        parts = self._parts
         match action:
             case actions.Send():
                 self._send(action.dst, action.message)
             case actions.SpawnTask():
                 self._spawn(action)
             case actions.TaskChanged():
-                daemon.control.changed(action)
+                parts.clients.changed(action)
             case actions.Answer():
-                daemon.control.answered(action)
+                parts.clients.answered(action)
             case actions.ForgetTask():
-                daemon.launcher.forget(action.key)
+                parts.launcher.forget(action.key)
                 if action.output:
-                    daemon.spool.drop(action.key)
-                daemon.spool.drop_scratch(action.key)
+                    parts.spool.drop(action.key)
+                parts.spool.drop_scratch(action.key)
             case actions.SignalTask():
-                daemon.launcher.signal(action.key, action.signal)
+                parts.launcher.signal(action.key, action.signal)
             case actions.SetLease():
-                daemon.launcher.set_lease(action.key, action.deadline_s)
+                parts.launcher.set_lease(action.key, action.deadline_s)
             case actions.SendResult():
                 self._send_result(action)
             case actions.KeepOutput():
@@ -101,7 +99,7 @@ class Performer:
             case actions.Announce():
                 self._announce(action)
             case actions.Dial():
-                daemon.links.connect(action.identity)
+                parts.links.connect(action.identity)
             case actions.Persist() | actions.SetTimer() | actions.ClearTimer() | actions.Decided():
                 raise AssertionError("not outward")
             case _:
@@ -113,70 +111,70 @@ class Performer:
         known = self._timers.get(action.timer)
         if known is not None:
             known.cancel()
-        delay_s = max(action.at_s - self._daemon.now().boot_s, 0.0)
+        delay_s = max(action.at_s - self._parts.now().boot_s, 0.0)
         loop = asyncio.get_running_loop()
         self._timers[action.timer] = loop.call_later(delay_s, self._expire, action.timer, action.at_s)
 
     def _expire(self, timer: tuple[str, ...], at_s: float) -> None:
         del self._timers[timer]
-        if self._daemon.now().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
+        if self._parts.now().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
             self._set_timer(actions.SetTimer(timer, at_s))
         else:
-            self._daemon.inbox.put(events.TimerExpired(timer))
+            self._parts.inbox.put(events.TimerExpired(timer))
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def _send(self, dst: str, message: Message) -> None:
         """Advice goes over MQTT while both ends are on it; everything else, and advice otherwise, over the peer link."""
-        bus = self._daemon.bus
+        bus = self._parts.bus
         if bus is not None and isinstance(message, ADVICE):
             boot, unanswered = self._on_bus.get(dst, ("", ADVICE_UNANSWERED_MAX))
             if unanswered < ADVICE_UNANSWERED_MAX and bus.send(dst, boot, message):
                 self._on_bus[dst] = (boot, unanswered + 1)
                 return
-        if dst == self._daemon.config.node:
-            self._daemon.inbox.put(events.MessageReceived(dst, message))  # type: ignore[arg-type]
+        if dst == self._parts.config.node:
+            self._parts.inbox.put(events.MessageReceived(dst, message))  # type: ignore[arg-type]
             return
         if isinstance(message, ADVICE):
-            self._daemon.counters["advice over the peer link"] += 1
-        self._daemon.links.send(dst, message)
+            self._parts.counters["advice over the peer link"] += 1
+        self._parts.links.send(dst, message)
 
     def heard_on_bus(self, envelope: Envelope) -> None:
         """A peer is on MQTT: advice for it may go there."""
         self._on_bus[envelope.src] = (envelope.src_boot, 0)
 
     def _announce(self, action: actions.Announce) -> None:
-        bus = self._daemon.bus
+        bus = self._parts.bus
         told = bus is not None and bus.publish_state(action.state)
-        for peer in self._daemon.node.membership:
+        for peer in self._parts.node.membership:
             node = peer.identity.node
             if not told or node not in self._on_bus:
-                self._daemon.links.send(node, action.state)
+                self._parts.links.send(node, action.state)
 
     def received(self, src: str, message: Message) -> None:
         """A frame from the peer link, on its way to the inbox."""
         if isinstance(message, Offer) and not self._directories.seen_lately(message.spec.directory):
             self._in_background(self._offer_received(src, message))
         else:
-            self._daemon.inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
+            self._parts.inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
 
     async def _offer_received(self, src: str, offer: Offer) -> None:
         here = await self._directories.look(offer.spec.directory)
-        self._daemon.inbox.put(events.MessageReceived(src, offer, directory_here=here))
+        self._parts.inbox.put(events.MessageReceived(src, offer, directory_here=here))
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
     def _spawn(self, action: actions.SpawnTask) -> None:
-        daemon = self._daemon
-        if not daemon.node.holds(action.key):
-            daemon.counters["spawns dropped"] += 1
+        parts = self._parts
+        if not parts.node.holds(action.key):
+            parts.counters["spawns dropped"] += 1
             return
         request = action.spec.request
         index = action.task.partition(".")[2]
         variables = {
             "PEERLOAD_TASK_ID": action.task,
             "PEERLOAD_ATTEMPT": str(action.attempt),
-            "PEERLOAD_NODE": daemon.config.node,
+            "PEERLOAD_NODE": parts.config.node,
             "PEERLOAD_HOME": action.home,
             "PEERLOAD_ARRAY_INDEX": index,
             "PEERLOAD_CPUS": f"{request.cpus:g}",
@@ -187,20 +185,20 @@ class Performer:
         if not index:
             del variables["PEERLOAD_ARRAY_INDEX"]
         if action.spec.directory == SCRATCH:
-            scratch = os.fsencode(daemon.spool.make_scratch(action.key))
+            scratch = os.fsencode(parts.spool.make_scratch(action.key))
             action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
-        stdout, stderr = daemon.spool.paths(action.key)
+        stdout, stderr = parts.spool.paths(action.key)
         extra = {name.encode(): value.encode() for name, value in variables.items()}
-        daemon.launcher.spawn(action, stdout, stderr, extra)
+        parts.launcher.spawn(action, stdout, stderr, extra)
 
     def sync_output(self, event: events.TaskEnded) -> None:
         """The output of an ended attempt goes to disk before anybody relies on its result."""
         self._in_background(self._sync_output(event))
 
     async def _sync_output(self, event: events.TaskEnded) -> None:
-        await asyncio.to_thread(self._daemon.spool.sync, event.key)
-        self.output.attempt_ended(event.key, event.exit)
-        self._daemon.inbox.put(event)
+        await asyncio.to_thread(self._parts.spool.sync, event.key)
+        self._parts.output.attempt_ended(event.key, event.exit)
+        self._parts.inbox.put(event)
 
     # -- output --------------------------------------------------------------------------------------------------------
 
@@ -211,7 +209,7 @@ class Performer:
         small = exit_.stdout_bytes + exit_.stderr_bytes <= INLINE_BYTES_MAX
         if small:
             key = execution_key(action.uid, action.attempt)
-            stdout, stderr = self._daemon.spool.read_small(key, exit_.stdout_bytes, exit_.stderr_bytes)
+            stdout, stderr = self._parts.spool.read_small(key, exit_.stdout_bytes, exit_.stderr_bytes)
             small = (len(stdout), len(stderr)) == (exit_.stdout_bytes, exit_.stderr_bytes)
         self._send(
             action.dst,
@@ -230,14 +228,14 @@ class Performer:
         error = ""
         if action.stdout or action.stderr:
             try:
-                await asyncio.to_thread(self._daemon.spool.keep, action.key, action.stdout, action.stderr)
+                await asyncio.to_thread(self._parts.spool.keep, action.key, action.stdout, action.stderr)
             except OSError as failure:
                 error = f"its output cannot be kept: {failure.strerror}"
-        self._daemon.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
+        self._parts.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
 
     async def _fetch_output(self, action: actions.FetchOutput) -> None:
-        error = await self.output.bring_home(action)
-        self._daemon.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
+        error = await self._parts.output.bring_home(action)
+        self._parts.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
 
     # -- background ----------------------------------------------------------------------------------------------------
 
@@ -250,13 +248,13 @@ class Performer:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a bug", exc_info=error)
-            self._daemon.fail(f"a bug: {error!r}")
+            self._parts.fail(f"a bug: {error!r}")
 
     async def drained(self) -> None:
         """Wait until everything decided is durable and out."""
-        while len(self._daemon.inbox) or self._daemon.release.held:
+        while len(self._parts.inbox) or self._parts.release.held:
             durable = asyncio.Event()
-            self._daemon.release.outward(durable.set)
+            self._parts.release.outward(durable.set)
             await durable.wait()
             await asyncio.sleep(0)  # the inbox gets its turn
 

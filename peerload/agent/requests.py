@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import pwd
 import re
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from peerload.agent import answers
 from peerload.agent.directories import is_directory_here
 from peerload.agent.streams import OutputStream, Watch
 from peerload.core.work import HomePhase
 from peerload.model.errors import BadRequest, NoSuchTask
-from peerload.model.events import CancelRequested, SignalRequested
+from peerload.model.events import CancelRequested, SignalRequested, TaskSubmitted
 from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, execution_key
 from peerload.policy import registry
 from peerload.wire import control
@@ -21,8 +24,9 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.control import Connection, ControlServer
-    from peerload.agent.daemon import Daemon
+    from peerload.agent.connection import Connection
+    from peerload.agent.parts import Parts
+    from peerload.agent.pending import Decisions, Pending
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord
 
@@ -32,9 +36,10 @@ REF = re.compile(r"(?:(?P<home>[a-z0-9-]{1,40})/)?(?P<counter>[0-9]{1,18})(?:\.(
 class Requests:
     """The verbs. Reads run when everything decided before them is durable (`Release.outward`)."""
 
-    def __init__(self, daemon: Daemon, server: ControlServer) -> None:
-        self._daemon = daemon
-        self._server = server
+    def __init__(self, parts: Parts, pending: Pending, decisions: Decisions) -> None:
+        self._parts = parts
+        self._pending = pending
+        self._decisions = decisions
         self._watches: dict[str, set[Watch]] = {}
         self._users: dict[int, str] = {}
         self._policies: dict[str, list[str]] = {}
@@ -49,8 +54,8 @@ class Requests:
             control.Output: lambda: connection.spawn(self._output(connection, request)),  # type: ignore[arg-type]
             control.Cancel: lambda: self._in_turn(connection, request, self._cancel),
             control.Signal: lambda: self._in_turn(connection, request, self._signal),
-            control.Info: lambda: connection.ok(request.id, self._daemon.info()),
-            control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes(self._daemon.node)}),
+            control.Info: lambda: connection.ok(request.id, answers.agent_object(self._parts)),
+            control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes(self._parts.node)}),
             control.Policy: lambda: connection.ok(request.id, self._policy()),
             control.Stats: lambda: connection.ok(request.id, {"counters": self._stats()}),
             control.Stop: lambda: self._stop(connection, request),  # type: ignore[arg-type]
@@ -64,21 +69,21 @@ class Requests:
             except BadRequest as error:
                 connection.fail(request.id, error)
 
-        self._daemon.release.outward(act)
+        self._parts.release.outward(act)
 
     async def _durable(self) -> None:
         """Wait until everything decided so far is on disk and has gone out."""
         reached = asyncio.Event()
-        self._daemon.release.outward(reached.set)
+        self._parts.release.outward(reached.set)
         await reached.wait()
 
     # -- naming tasks --------------------------------------------------------------------------------------------------
 
     def _resolve(self, ref: str) -> tuple[int, int | None]:
         """A name as (counter, index). Raises NoSuchTask or BadRequest."""
-        node = self._daemon.config.node
+        node = self._parts.config.node
         if ref == "@":
-            last = self._daemon.store.last_counter()
+            last = self._parts.store.last_counter()
             if last is None:
                 raise NoSuchTask("@ stands for your last task, and there is none yet", hint="peerload submit CMD")
             return last, None
@@ -90,7 +95,7 @@ class Requests:
         return int(parsed["counter"]), int(parsed["index"]) if parsed["index"] is not None else None
 
     def _records(self, ref: str) -> list[TaskRecord]:
-        records = self._daemon.store.records(*self._resolve(ref))
+        records = self._parts.store.records(*self._resolve(ref))
         if not records:
             raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
         return records
@@ -119,15 +124,17 @@ class Requests:
             connection.fail(request.id, error)
             return
         here = await is_directory_here(request.spec.directory)
-        self._server.submit(connection, request, indices, here=here)
+        digest = hashlib.sha256(msgspec.msgpack.encode((request.spec, request.array))).digest()
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(TaskSubmitted(number, request.token, digest, request.spec, indices, directory_here=here))
 
     def _running_at(self, record: TaskRecord) -> float:
-        task = self._daemon.node.home.tasks.get(record.uid)
+        task = self._parts.node.home.tasks.get(record.uid)
         return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
 
     def _tasks(self, connection: Connection, request: control.Tasks) -> None:
-        rows, truncated = self._daemon.store.list_tasks(
-            ended_after=self._daemon.now().wall_s - request.ended_within_s, limit=request.limit
+        rows, truncated = self._parts.store.list_tasks(
+            ended_after=self._parts.now().wall_s - request.ended_within_s, limit=request.limit
         )
         user = self._user()
         tasks = []
@@ -143,7 +150,7 @@ class Requests:
         connection.ok(request.id, {"tasks": tasks, "truncated": truncated})
 
     def _why_waiting(self, record: TaskRecord) -> str:
-        task = self._daemon.node.home.tasks.get(record.uid)
+        task = self._parts.node.home.tasks.get(record.uid)
         if task is None:
             return record.reason
         if task.stranded_because:
@@ -154,7 +161,7 @@ class Requests:
 
     def _show(self, connection: Connection, request: control.Show) -> None:
         shown = []
-        store = self._daemon.store
+        store = self._parts.store
         for ref in request.tasks:
             counter, index = self._resolve(ref)
             rows = store.task_rows(counter, index)
@@ -181,24 +188,24 @@ class Requests:
                         }
                     )
                 task["history"] = history
-                task["decision"] = self._server.decision(record.task)
+                task["decision"] = self._decisions.about(record.task)
                 shown.append(task)
         connection.ok(request.id, {"tasks": shown})
 
     def _cancel(self, connection: Connection, request: control.Cancel) -> None:
         names = [record.task for ref in request.tasks for record in self._records(ref)]
-        number = self._server.expect(connection, request.id)
-        self._daemon.inbox.put(CancelRequested(number, tuple(names), request.signal, request.force))
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(CancelRequested(number, tuple(names), request.signal, request.force))
 
     def _signal(self, connection: Connection, request: control.Signal) -> None:
         records = self._records(request.task)
-        number = self._server.expect(connection, request.id)
-        self._daemon.inbox.put(SignalRequested(number, records[0].task, request.signal))
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(SignalRequested(number, records[0].task, request.signal))
 
     def _policy(self) -> dict[str, object]:
         if not self._policies:
             self._policies = registry.policies()
-        chosen = self._daemon.node.state.policies
+        chosen = self._parts.node.state.policies
         return {
             "policies": self._policies,
             "presets": registry.presets(),
@@ -206,15 +213,15 @@ class Requests:
         }
 
     def _stats(self) -> dict[str, int]:
-        merged = dict(self._daemon.node.state.counts)
-        for name, count in self._daemon.counters.items():
+        merged = dict(self._parts.node.state.counts)
+        for name, count in self._parts.counters.items():
             merged[name] = merged.get(name, 0) + count
-        merged["inbox dropped"] = self._daemon.inbox.dropped
+        merged["inbox dropped"] = self._parts.inbox.dropped
         return merged
 
     def _stop(self, connection: Connection, request: control.Stop) -> None:
         connection.ok(request.id, {"pid": os.getpid()})
-        self._daemon.stop(end_tasks=request.all)
+        self._parts.stop(end_tasks=request.all)
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
@@ -225,7 +232,7 @@ class Requests:
         if action.record.state.is_final and action.record.exit is not None:
             exit_ = action.record.exit
             key = execution_key(action.record.uid, action.record.attempt)
-            self._daemon.output.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
+            self._parts.output.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
 
     def _watch(self, names: set[str]) -> Watch:
         watch = Watch(names)
@@ -299,7 +306,7 @@ class Requests:
             return
         watch = self._watch({record.task})  # no await since the store was read: what happens later is told
         try:
-            await OutputStream(self._daemon, connection, request, watch).run(record)
+            await OutputStream(self._parts, connection, request, watch).run(record)
         finally:
             self._unwatch(watch)
 

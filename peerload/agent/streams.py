@@ -10,8 +10,8 @@ from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
 
 if TYPE_CHECKING:
-    from peerload.agent.control import Connection
-    from peerload.agent.daemon import Daemon
+    from peerload.agent.connection import Connection
+    from peerload.agent.parts import Parts
     from peerload.model.task import TaskRecord
     from peerload.wire import control
 
@@ -40,8 +40,8 @@ class Watch:
 class OutputStream:
     """One request on its way. What was sent is remembered per attempt; a new attempt starts from the beginning."""
 
-    def __init__(self, daemon: Daemon, connection: Connection, request: control.Output, watch: Watch) -> None:
-        self._daemon = daemon
+    def __init__(self, parts: Parts, connection: Connection, request: control.Output, watch: Watch) -> None:
+        self._parts = parts
         self._connection = connection
         self._request = request
         self._watch = watch
@@ -67,7 +67,7 @@ class OutputStream:
 
     def _size_now(self, key: str, record: TaskRecord) -> tuple[int, int]:
         """How much is here; no more than the result says, less where it was cleaned away."""
-        stdout_bytes, stderr_bytes = self._daemon.spool.sizes(key)
+        stdout_bytes, stderr_bytes = self._parts.spool.sizes(key)
         if record.exit is None:
             return stdout_bytes, stderr_bytes
         return min(stdout_bytes, record.exit.stdout_bytes), min(stderr_bytes, record.exit.stderr_bytes)
@@ -97,29 +97,29 @@ class OutputStream:
         """Whether there may be output to follow."""
         if record.state is not TaskState.LEASED:
             return False
-        if record.node == self._daemon.config.node:
+        if record.node == self._parts.config.node:
             return True
-        task = self._daemon.node.home.tasks.get(record.uid)
+        task = self._parts.node.home.tasks.get(record.uid)
         return task is not None and bool(task.running_at)
 
     def _mirror(self, record: TaskRecord, key: str) -> None:
-        if record.node != self._daemon.config.node:
-            self._daemon.output.mirror(record.node, record.task, record.uid, record.attempt, key)
+        if record.node != self._parts.config.node:
+            self._parts.output.mirror(record.node, record.task, record.uid, record.attempt, key)
 
     async def _bring_up_to_date(self, record: TaskRecord) -> None:
         """What there is now, of a task that runs elsewhere."""
-        if self._runs(record) and record.node != self._daemon.config.node:
+        if self._runs(record) and record.node != self._parts.config.node:
             key = execution_key(record.uid, record.attempt)
             try:
-                await self._daemon.output.copy_now(record.node, record.task, record.uid, record.attempt, key)
+                await self._parts.output.copy_now(record.node, record.task, record.uid, record.attempt, key)
             except (PeerloadError, OSError, TimeoutError):
-                self._daemon.counters["output copies failed"] += 1  # what is here is shown
+                self._parts.counters["output copies failed"] += 1  # what is here is shown
 
     async def _pump(self, key: str, end: tuple[int, int] | None = None) -> None:
         sent = self._sent.get(key)
         if sent is None:
             sent = self._sent[key] = self._start(end)
-        async for stream, offset, data in self._daemon.output.follow(key, sent[0], sent[1], end=end):
+        async for stream, offset, data in self._parts.output.follow(key, sent[0], sent[1], end=end):
             sent[stream - 1] = offset + len(data)
             if stream in self._request.streams:
                 self._connection.more(self._request.id, {"stream": stream, "offset": offset, "data": data})

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from peerload.agent.broker import Kind
     from peerload.cli.demo_work import Command
 
 SLOTS = {"small": 1, "middle": 2, "large": 3}
@@ -63,6 +64,9 @@ def main(words: list[str]) -> int:
     )
     reader.flag("--tasks", type=whole(1, TASKS_MAX), default=TASKS, metavar="N", help="how many (default: %(default)s)")
     reader.flag("--policy", default="symmetric", metavar="NAME|FILE", help="the preset of policies (%(default)s)")
+    reader.flag(
+        "--broker", choices=("mosquitto", "amqtt"), help="which broker (default: Mosquitto where it is installed)"
+    )
     flags = reader.read(words)
     policy = os.path.abspath(flags.policy) if flags.policy.endswith(".toml") else flags.policy  # noqa: PTH100 -- no links followed
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -71,7 +75,7 @@ def main(words: list[str]) -> int:
     account: dict[str, Any] | None = None
     interrupted = False
     try:
-        account = demo.run(flags.tasks)
+        account = demo.run(flags.tasks, flags.broker)
     except KeyboardInterrupt:
         interrupted = True
     except (PeerloadError, OSError):
@@ -104,10 +108,10 @@ class Demo:
             del os.environ[name]  # settings meant for another agent
         os.environ[MARK] = str(directory)
 
-    def run(self, count: int) -> dict[str, Any]:
+    def run(self, count: int, broker_kind: Kind | None = None) -> dict[str, Any]:
         """Start everything, have ``count`` commands run, and return the account. Raises PeerloadError."""
         began_s = time.monotonic()
-        kind = find_broker()
+        kind = broker_kind or find_broker()
         if kind is None:
             raise PeerloadError(
                 "there is no MQTT broker to start",

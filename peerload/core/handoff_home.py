@@ -386,6 +386,10 @@ class Home:
         if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
+        if message.attempt != task.record.attempt and message.exit.signal:
+            # It was revoked: that it was killed there is no result.
+            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            return
         if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
             return  # it will be repeated
         if message.attempt != task.record.attempt or task.record.node != src:

@@ -20,7 +20,6 @@ from peerload.sim.checker import Checker
 from peerload.sim.host import EPOCH_S, Host
 from peerload.sim.network import Network, NetworkOptions
 from peerload.sim.report import Report, percentile
-from peerload.sim.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from peerload.model.messages import Advice, Membership, Ownership
     from peerload.policy.preset import PolicySet
     from peerload.sim.network import Codec
+    from peerload.sim.trace import Trace
     from peerload.sim.workload import Arrival
 
 CLOCK_STEP_S = 10_000.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.task import Exit
-
 if TYPE_CHECKING:
     from peerload.model.actions import SpawnTask
+    from peerload.model.task import Exit
 
 
 class Process:

@@ -1,0 +1,83 @@
+"""Where peers were last reached and where this agent listened, kept across restarts.
+
+An agent that was killed finds its peers again, and they find it at the port it had, although nobody was told a port on
+the command line. It is advice: a file that is lost or wrong costs time, never a task.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.model.messages import Identity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger("peerload.peer")
+
+FILE_BYTES_MAX = 1 << 20
+PEERS_KEPT_MAX = 1000
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """What the file holds."""
+
+    listen: str = ""
+    peers: tuple[Identity, ...] = ()
+
+
+class Addresses:
+    """``listen``: HOST:PORT of the last start, "" if there was none; ``peers``: by name, those that can be dialled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        kept = _read(path)
+        self.listen = kept.listen
+        self.peers = {identity.node: identity for identity in kept.peers}
+
+    def port_of(self, host: str) -> int:
+        """The port of the last start on this host; 0 if there was none."""
+        last_host, _, port = self.listen.rpartition(":")
+        return int(port) if last_host.strip("[]") == host and port.isdecimal() else 0
+
+    def keep_listen(self, address: str) -> None:
+        """Where this agent listens now."""
+        if address != self.listen:
+            self.listen = address
+            self._write()
+
+    def keep(self, identity: Identity) -> None:
+        """Where this peer can be dialled; the one not heard of for longest makes room."""
+        known = self.peers.get(identity.node)
+        if not identity.address or (known is not None and known == identity):
+            return
+        self.peers.pop(identity.node, None)
+        if len(self.peers) >= PEERS_KEPT_MAX:
+            del self.peers[next(iter(self.peers))]
+        self.peers[identity.node] = identity
+        self._write()
+
+    def _write(self) -> None:
+        part = self._path.with_suffix(".part")
+        try:
+            part.write_bytes(msgspec.msgpack.encode(_Kept(self.listen, tuple(self.peers.values()))))
+            part.replace(self._path)
+        except OSError as error:
+            log.warning("addresses of peers cannot be kept: %s", error.strerror)
+
+
+def _read(path: Path) -> _Kept:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > FILE_BYTES_MAX:
+                return _Kept()
+            return msgspec.msgpack.decode(file.read(), type=_Kept)
+    except FileNotFoundError:
+        return _Kept()
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        log.warning("addresses of peers are forgotten: %s", error)
+        return _Kept()

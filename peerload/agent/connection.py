@@ -1,0 +1,160 @@
+"""One client on the control socket: its frames in, its answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+
+from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, PeerloadError
+from peerload.wire import control
+from peerload.wire.frame import CONTROL_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+WRITE_BUFFER_BYTES = 1 << 20
+"""What is gathered for a client that reads slowly before its streams wait."""
+
+
+class Server(Protocol):
+    """Who serves the clients."""
+
+    def admit(self, connection: Connection, /) -> PeerloadError | None:
+        """None, or why this client is not served."""
+
+    def gone(self, connection: Connection, /) -> None:
+        """A client hung up."""
+
+    def count(self, name: str, /) -> None:
+        """Count what was refused."""
+
+    def handle(self, connection: Connection, request: control.Request, /) -> None:
+        """A request came."""
+
+
+class Connection(asyncio.Protocol):
+    """One client."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._buffer = bytearray()
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._transport: asyncio.Transport
+        self.uid = -1
+        self.pending = 0
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Who is it, and is there room?"""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        raw = transport.get_extra_info("socket").getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
+        self.uid = struct.unpack("3i", raw)[1]
+        refusal = self._server.admit(self)
+        if refusal is not None:
+            self.fail(0, refusal)
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone; what it only watched is dropped, its tasks are not touched."""
+        del exc
+        self.closed = True
+        self._can_write.set()
+        for task in self.tasks:
+            task.cancel()
+        self._server.gone(self)
+
+    def pause_writing(self) -> None:
+        """The client reads slower than we write."""
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._can_write.set()
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of what was written."""
+        await self._can_write.wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Whole frames are requests; a frame's length is looked at before anything is kept for it."""
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= 4 and not self.closed:  # noqa: PLR2004 -- the header
+            size = int.from_bytes(buffer[:4], "big")
+            if size > CONTROL_BYTES_MAX:
+                self._cut(FrameTooLarge(size, CONTROL_BYTES_MAX))
+                return
+            if len(buffer) < 4 + size:
+                return
+            raw = bytes(buffer[4 : 4 + size])
+            del buffer[: 4 + size]
+            try:
+                request = control.decode_request(raw)
+            except BadMessage as error:
+                number = _number(raw)
+                if number is None:
+                    self._cut(error)
+                    return
+                self.fail(number, BadRequest(error.what, why=error.why))
+                continue
+            self._server.handle(self, request)
+
+    def _cut(self, error: PeerloadError) -> None:
+        self._server.count("control frames refused")
+        self.fail(0, error)
+        self._buffer.clear()
+        self.closed = True
+        self._transport.close()
+
+    def ok(self, number: int, body: dict[str, Any]) -> None:
+        """The answer to a request."""
+        self.write({"id": number, "ok": body})
+
+    def more(self, number: int, body: dict[str, Any]) -> None:
+        """A part of a stream."""
+        self.write({"id": number, "more": body})
+
+    def fail(self, number: int, error: Exception) -> None:
+        """A request could not be carried out."""
+        if isinstance(error, PeerloadError):
+            told = {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+        else:
+            told = {"code": "error", "what": str(error), "why": "", "hint": ""}
+        self.write({"id": number, "error": told})
+
+    def write(self, body: dict[str, Any]) -> None:
+        """One frame; to a client that is gone: nothing."""
+        if not self._transport.is_closing():
+            self._transport.write(control.encode(body))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that ends with this client."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    def hang_up(self) -> None:
+        """Close after what was written has gone out."""
+        self._transport.close()
+
+
+def _number(raw: bytes) -> int | None:
+    """The request number in a frame that is MessagePack but no request; None if it is neither."""
+    try:
+        body = msgspec.msgpack.decode(raw, type=_Numbered)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return body.id
+
+
+class _Numbered(msgspec.Struct):
+    id: control.RequestId

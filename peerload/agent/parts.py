@@ -1,0 +1,81 @@
+"""The parts of one agent, put together by `Daemon` and shared by those who carry things between them."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from peerload.model.instant import Instant
+
+if TYPE_CHECKING:
+    from peerload.agent.inbox import Inbox
+    from peerload.agent.launcher_link import LauncherLink
+    from peerload.agent.mqtt import MqttBus
+    from peerload.agent.output import Output
+    from peerload.agent.peer_link import PeerLinks
+    from peerload.agent.release import Release
+    from peerload.agent.spool import Spool
+    from peerload.agent.store import Store
+    from peerload.core.node import Node
+    from peerload.model.actions import Answer, Decided, TaskChanged
+    from peerload.model.config import AgentConfig
+    from peerload.model.messages import Identity
+
+log = logging.getLogger("peerload.agent")
+
+
+class Clients(Protocol):
+    """Whoever tells local clients what the core says."""
+
+    def answered(self, answer: Answer, /) -> None:
+        """A request has its answer."""
+
+    def changed(self, action: TaskChanged, /) -> None:
+        """A task has a new record, or runs."""
+
+    def decided(self, decision: Decided, /) -> None:
+        """A decision was made."""
+
+
+class Parts:
+    """Filled by `Daemon` while it starts, in the order of the attributes; whole before the first event is handled."""
+
+    config: AgentConfig
+    store: Store
+    spool: Spool
+    inbox: Inbox
+    identity: Identity
+    node: Node
+    release: Release
+    launcher: LauncherLink
+    output: Output
+    links: PeerLinks
+    bus: MqttBus | None
+    clients: Clients
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self.bus = None
+        self.counters: collections.Counter[str] = collections.Counter()
+        self.started_at = time.time()
+        self.stopping = asyncio.Event()
+        self.exit_code = 0
+        self.ends_tasks = False
+
+    def now(self) -> Instant:
+        """This moment."""
+        return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+    def stop(self, *, end_tasks: bool = False) -> None:
+        """Begin to stop; running tasks run on unless ``end_tasks``."""
+        self.ends_tasks = self.ends_tasks or end_tasks
+        self.stopping.set()
+
+    def fail(self, why: str) -> None:
+        """Something that must not be survived: stop at once, saying why. What was acknowledged is on disk."""
+        log.critical("%s; the agent stops", why)
+        self.exit_code = 1
+        self.stopping.set()

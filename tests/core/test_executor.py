@@ -1,0 +1,300 @@
+"""The executor's side: reservations, durable promises, leases, results."""
+
+from __future__ import annotations
+
+import pytest
+
+from peerload.core.work import GuestPhase
+from peerload.model import events, messages
+from peerload.model.actions import PutFloor, SetLease
+from peerload.model.config import CoreConfig
+from peerload.model.load import LoadReport
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit
+from tests.core.given import RECEIVER, UID, Given, offer, spec
+
+KEY = f"{UID.hex()}-1"
+STARTS = ["persist start floor=1", "spawn 1"]
+
+
+def commit(x: Given, attempt: int = 1, home: str = "h") -> messages.Commit:
+    accept = x.sent(messages.Accept)
+    return messages.Commit(f"{home}/1", UID, attempt, accept.nonce, accept.ts, 60.0)
+
+
+def guest(**given: object) -> Given:
+    """An attempt of h runs here."""
+    x = Given(peers=("h",), **given)  # type: ignore[arg-type]
+    x.hear("h", offer())
+    x.hear("h", commit(x))
+    x.when(events.TaskStarted(KEY, 7.0))
+    return x
+
+
+def test_offer_reserves_commit_starts_result_is_repeated_until_acknowledged() -> None:
+    x = Given(peers=("h",))
+    did = x.hear("h", offer())
+    assert did[:3] == ["clear inbound", "Accept to h", "timer reserved 10"]
+    assert x.node.ledger.load_tasks == 1
+    said = commit(x)
+    assert x.hear("h", said) == ["clear reserved", "timer renew 15", *STARTS]
+    assert x.hear("h", said) == ["Renew to h"]
+    assert x.when(events.TaskStarted(KEY, 7.0)) == ["Renew to h"]
+    assert x.end(KEY)[:3] == ["persist result", "result to h", "timer result 1"]
+    assert x.timer("result", KEY) == ["result to h", "timer result 2"]
+    assert x.hear("h", said) == ["result to h", "timer result 2"]
+    assert x.hear("z", messages.ResultAck("h/1", UID, 1)) == []
+    assert x.hear("h", messages.ResultAck("h/1", UID, 1)) == ["clear result", "persist drop", "ForgetTask"]
+    assert x.hear("h", messages.ResultAck("h/1", UID, 1)) == []
+    assert x.hear("h", offer()) == ["Decline to h"]  # the floor stays
+    assert x.sent(messages.Decline).code == "floor"
+    assert not x.node.executor.guests
+
+
+def test_a_commit_without_its_reservation_is_refused_durably() -> None:
+    x = Given(peers=("h",))
+    unasked = messages.Commit("h/1", UID, 1, 5, 5.0, 60.0)
+    assert x.hear("h", unasked) == ["persist floor=1", "NotStarted to h"]
+    assert x.hear("h", unasked) == ["NotStarted to h"]
+    assert x.hear("h", offer()) == ["Decline to h"]
+    assert x.hear("h", offer(2))[1] == "Accept to h"
+
+
+def test_an_older_nonce_is_refused() -> None:
+    x = Given(peers=("h",))
+    x.hear("h", offer())
+    old = commit(x)
+    x.hear("h", offer())
+    assert commit(x).nonce != old.nonce
+    assert x.hear("h", old)[-2:] == ["persist floor=1", "NotStarted to h"] or "NotStarted to h" in x.hear("h", old)
+    assert not x.node.executor.guests
+
+
+def test_a_reservation_ends() -> None:
+    x = Given(peers=("h",))
+    x.hear("h", offer())
+    late = commit(x)
+    x.after(10).timer("reserved", KEY)
+    assert x.node.ledger.load_tasks == 0
+    assert "NotStarted to h" in x.hear("h", late)
+
+
+@pytest.mark.parametrize(
+    ("why", "message", "directory_here"),
+    [
+        ("room", offer(), True),
+        ("cannot", offer(home="z"), True),
+        ("directory", offer(directory=b"/data"), False),
+    ],
+)
+def test_declines_say_why(why: str, message: messages.Offer, *, directory_here: bool) -> None:
+    x = Given(peers=("h",))
+    if why == "room":
+        x.submit()
+    assert x.hear("h", message, directory_here=directory_here) == ["Decline to h"]
+    assert x.sent(messages.Decline).code == why
+
+
+def test_guests_are_bounded() -> None:
+    x = Given(slots=3, peers=("h",), config=CoreConfig(guests_max=1))
+    x.hear("h", offer())
+    other = messages.Offer("h/2", UID[::-1], 1, spec(), 60.0)
+    assert x.hear("h", other) == ["Decline to h"]
+    assert x.sent(messages.Decline).code == "busy"
+
+
+def test_a_task_that_only_this_node_may_run_waits_here_and_is_renewed() -> None:
+    x = Given(peers=("h",))
+    x.submit()
+    x.hear("h", offer(only=True))
+    assert x.hear("h", commit(x)) == ["clear reserved", "timer renew 15"]
+    assert x.after(15).timer("renew") == ["Renew to h", "timer renew 15"]
+    assert x.sent(messages.Renew).renewals[0].started_at == 0.0
+    granted = messages.RenewOk((messages.LeaseExtension(UID, 1, x.at_s, 60.0),))
+    assert x.hear("h", granted) == []
+    x.after(59)
+    assert x.end(x.task(1).key)[-2:] == ["persist start floor=1", "spawn 1"]
+
+
+def test_a_lease_that_ran_out_in_the_queue_is_returned() -> None:
+    x = Given(peers=("h",))
+    x.submit()
+    x.hear("h", offer(only=True))
+    x.hear("h", commit(x))
+    assert x.after(61).timer("renew") == ["persist floor=1", "Return to h"]
+    assert x.node.ledger.waiting == 0
+
+
+def test_leases_count_from_when_they_were_asked_for() -> None:
+    x = guest()
+    granted = messages.RenewOk((messages.LeaseExtension(UID, 1, 110.0, 60.0),))
+    assert x.after(20).hear("h", granted) == ["SetLease"]
+    assert x.done(SetLease).deadline_s == 170.0
+    assert x.hear("h", granted) == []
+    assert x.hear("z", messages.RenewOk((messages.LeaseExtension(UID, 1, 119.0, 60.0),))) == []
+
+
+def test_a_shorter_lease_is_renewed_sooner() -> None:
+    x = Given(slots=2, peers=("h", "g"))
+    x.hear("h", offer())
+    x.hear("h", commit(x))
+    short = messages.Offer("g/1", UID[::-1], 1, spec(), 4.0)
+    x.hear("g", short)
+    accept = x.sent(messages.Accept)
+    did = x.hear("g", messages.Commit("g/1", UID[::-1], 1, accept.nonce, accept.ts, 4.0))
+    assert "timer renew 1" in did
+
+
+def test_many_leases_of_one_home_are_all_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerload.core.handoff_executor.RENEWALS_MAX", 2)
+    x = Given(slots=5, peers=("h",))
+    for number in range(5):
+        uid = bytes([number]) * 16
+        x.hear("h", messages.Offer(f"h/{number}", uid, 1, spec(), 60.0))
+        accept = x.sent(messages.Accept)
+        x.hear("h", messages.Commit(f"h/{number}", uid, 1, accept.nonce, accept.ts, 60.0))
+    assert x.after(15).timer("renew") == ["Renew to h"] * 3 + ["timer renew 15"]
+
+
+def test_every_query_is_answered() -> None:
+    query = messages.Query("h/1", UID, 1)
+    x = Given(peers=("h",))
+    assert x.hear("h", query) == ["persist floor=1", "NotStarted to h"]
+    x = Given(peers=("h",))
+    x.hear("h", offer())
+    assert x.hear("h", query)[-2:] == ["persist floor=1", "NotStarted to h"] or not x.node.executor.guests
+    x = guest()
+    assert x.hear("h", query) == ["Renew to h"]
+    x.end(KEY)
+    assert x.hear("h", query) == ["result to h", "timer result 1"]
+    x.hear("h", messages.ResultAck("h/1", UID, 1))
+    assert x.hear("h", query) == ["Died to h"]
+
+
+def test_revoke_in_every_phase() -> None:
+    revoke = messages.Revoke("h/1", UID, 1, 9, "cancelled")
+    x = Given(peers=("h",))
+    assert x.hear("h", revoke) == []
+    x.hear("h", offer())
+    x.hear("h", revoke)
+    assert not x.node.executor.guests
+    x = Given(peers=("h",))
+    x.submit()
+    x.hear("h", offer(only=True))
+    x.hear("h", commit(x))
+    assert x.hear("h", revoke) == ["persist floor=1", "Return to h"]
+    x = guest()
+    assert x.hear("z", revoke) == []
+    assert x.hear("h", revoke) == ["signal 9", "timer kill 10"]
+    assert x.hear("h", messages.Signal("h/1", UID, 1, 10)) == ["signal 10"]
+    assert x.timer("kill", KEY) == ["signal 9"]
+    assert x.end(KEY, 137)[:2] == ["persist result", "result to h"]
+
+
+def test_an_attempt_whose_launcher_died_has_died() -> None:
+    x = guest()
+    assert x.when(events.LauncherReady())[:2] == ["persist drop", "Died to h"]
+    assert x.node.ledger.load_tasks == 0
+
+
+@pytest.mark.parametrize("found", ["running", "ended", "died", "result"])
+def test_a_restart_adopts_what_is_there(found: str) -> None:
+    state = ExecutionState.RESULT if found == "result" else ExecutionState.START
+    exit_ = Exit(0)
+    record = ExecutionRecord("h/1", UID, 1, "h", state, spec(), 50.0, 60.0, exit_ if found == "result" else None)
+    x = Given(
+        peers=(),
+        started=events.AgentStarted(
+            executions=(record,),
+            floors=((UID, 1),),
+            running=((KEY, 5.0),) if found == "running" else (),
+            ended=((KEY, exit_),) if found == "ended" else (),
+        ),
+    )
+    expected = {
+        "running": ["Renew to h", "timer renew 15"],
+        "ended": ["persist result", "result to h", "timer result 1"],
+        "died": ["persist drop", "Died to h"],
+        "result": ["result to h", "timer result 1"],
+    }
+    assert x.started == [*expected[found], "timer ping 2", "Announce"]
+    if found != "died":
+        assert "result to h" in x.meet("h") or found == "running"
+    assert x.hear("h", offer()) == ["Decline to h"] or found in ("running", "ended", "result")
+
+
+def test_a_stale_reservation_makes_way_for_the_next_attempt() -> None:
+    x = Given(peers=("h",))
+    x.hear("h", offer(1))
+    assert "Accept to h" in x.hear("h", offer(2))
+    assert [guest.attempt for guest in x.node.executor.guests.values()] == [2]
+    assert x.hear("h", offer(1)) == ["Decline to h"]
+    assert x.node.ledger.load_tasks == 1  # its room is still kept
+
+
+def test_give_promises_a_waiting_task_and_offers_it() -> None:
+    x = Given(peers=("y",))
+    x.submit()
+    x.submit()
+    y = x.node.membership.get("y")
+    assert y is not None
+    request = messages.GiveRequest(4, LoadReport(sequence=2), y.profile)
+    assert x.hear("y", request) == ["GiveReply to y", "Offer to y", "timer offer 5"]
+    assert x.sent(messages.GiveReply).task == "x/2"
+    assert x.hear("y", request) == ["GiveReply to y"]  # nothing left to give
+    assert x.sent(messages.GiveReply).task == ""
+    assert x.hear("z", request) == ["GiveReply to z"]  # never met
+
+
+def test_a_waiting_guest_is_returned_with_a_suggestion() -> None:
+    x = Given(peers=("h", "y"))
+    x.submit()
+    x.hear("h", messages.Offer("h/1", UID, 1, spec(), 60.0, 0, 4, only=True))
+    x.hear("h", commit(x))
+    y = x.node.membership.get("y")
+    assert y is not None
+    did = x.hear("y", messages.GiveRequest(4, LoadReport(sequence=2), y.profile))
+    assert did == ["GiveReply to y", "persist floor=1", "Return to h"]
+    assert x.sent(messages.Return).to == "y"
+
+
+def test_a_promise_counts_as_load_until_it_comes_or_not() -> None:
+    x = Given(peers=("y",), policies=RECEIVER)
+    x.submit()
+    key = x.task().key
+    did = x.end(key)
+    assert did[-3:-1] == ["GiveRequest to y", "timer probe 0.25"]
+    assert x.hear("y", messages.GiveReply(1, LoadReport(), "y/3", UID)) == [
+        "clear probe", "decided y/3", "timer inbound 2", "timer region 0.2",
+    ]  # fmt: skip
+    assert x.node.ledger.load_tasks == 1
+    assert x.hear("y", messages.Offer("y/3", UID, 1, spec(), 60.0))[:2] == ["clear inbound", "Accept to y"]
+    x.timer("inbound", UID.hex())
+    assert x.node.ledger.load_tasks == 1
+    x.timer("reserved", KEY)
+    assert x.node.ledger.load_tasks == 0
+
+
+def test_none_asks_the_next_and_nobody_is_asked_twice() -> None:
+    x = Given(peers=("y", "z"), policies=RECEIVER)
+    x.submit()
+    x.end(x.task().key)
+    first = x.node.sharing._searches[1].pending
+    (asked,) = first
+    other = "z" if asked == "y" else "y"
+    did = x.hear(asked, messages.GiveReply(1, LoadReport()))
+    assert did[:3] == ["clear probe", f"GiveRequest to {other}", "timer probe 0.25"]
+    assert x.hear(other, messages.GiveReply(1, LoadReport())) == ["clear probe"]
+
+
+def test_floor_rows_hold_the_highest_attempt() -> None:
+    x = Given(peers=("h",))
+    x.hear("h", messages.Query("h/1", UID, 4))
+    assert [row.floor for act in x.last if hasattr(act, "rows") for row in act.rows if isinstance(row, PutFloor)] == [4]
+    assert x.hear("h", messages.Query("h/1", UID, 3)) == ["Died to h"]
+
+
+def test_a_guests_phase_follows_its_durable_state() -> None:
+    x = guest()
+    assert x.node.executor.guests[KEY].phase is GuestPhase.HERE
+    x.end(KEY)
+    assert x.node.executor.guests[KEY].phase is GuestPhase.ENDED

@@ -1,0 +1,407 @@
+"""The home's side: from submit to the one result, through every way in which a handoff can go wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from peerload.core.work import HomePhase
+from peerload.model import events, messages
+from peerload.model.actions import Answer, Persist
+from peerload.model.config import CoreConfig
+from peerload.model.errors import NeverRunnable, NoSuchTask, SlowDown
+from peerload.model.load import LoadReport
+from peerload.model.resources import Placement, ResourceRequest
+from peerload.model.task import Exit, TaskRecord, TaskState
+from tests.core.given import ACCEPTS, SENDER, UID, Given, spec
+
+LEASED = ["persist leased", "changed leased"]
+LOCAL = ["persist submission queued", "answer", *LEASED, "spawn 1"]
+RESULT = Exit(0, started_at=5.0, ended_at=6.0)
+
+
+def away(**given: object) -> Given:
+    """x/1 runs here, x/2 is leased to y and reported waiting there."""
+    x = Given(policies=SENDER, **given)  # type: ignore[arg-type]
+    x.submit()
+    x.submit()
+    x.hear("z", messages.ProbeReply(1, accepts=False, report=ACCEPTS))  # if it was the one asked first
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    task = x.task(2)
+    x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0))
+    assert task.phase is HomePhase.AWAY
+    return x
+
+
+def test_a_task_with_room_starts_at_once_and_ends_with_its_result() -> None:
+    x = Given()
+    assert x.submit() == [*LOCAL, "timer region 0.2"]
+    task = x.task()
+    assert x.when(events.TaskStarted(task.key, 5.0)) == ["changed running"]
+    assert x.end(task.key) == ["persist done", "changed done", "ForgetTask", "clear region"]
+    assert not x.node.home.tasks
+    assert not x.node.home.by_id
+    assert x.end(task.key) == ["ForgetTask"]  # told twice
+
+
+def test_the_next_starts_when_one_ends() -> None:
+    x = Given(peers=())
+    x.submit()
+    assert x.submit() == ["persist submission queued", "answer"]
+    assert x.end(x.task(1).key, 3) == ["persist failed", "changed failed", "ForgetTask", *LEASED, "spawn 1"]
+
+
+def test_a_repeated_token_gives_the_same_id_and_another_command_is_refused() -> None:
+    x = Given(peers=())
+    x.submit(token="same")
+    assert x.submit(token="same") == ["answer"]
+    assert x.done(Answer).reply["id"] == "x/1"
+    assert x.submit(token="same", digest=b"other") == ["refuse BadRequest"]
+
+
+def test_an_array_has_members_and_is_cancelled_as_a_whole() -> None:
+    x = Given(peers=())
+    assert x.submit(indices=(1, 2))[:2] == ["persist submission queued queued", "answer"]
+    assert [task.task for task in x.node.home.named("x/1")] == ["x/1.1", "x/1.2"]
+    cancel = events.CancelRequested(9, ("x/1", "x/7"))
+    waiting = ["persist cancelled", "changed cancelled"]
+    assert x.when(cancel) == [*waiting, "signal 15", "timer kill 10", *waiting, "answer"]
+    assert x.done(Answer).reply == {"cancelled": ["x/1"], "already_ended": ["x/7"]}
+
+
+def test_a_full_queue_is_a_typed_refusal() -> None:
+    x = Given(peers=(), config=CoreConfig(tasks_queued_max=1))
+    x.submit()
+    assert x.submit() == ["refuse SlowDown"]
+    assert isinstance(x.done(Answer).error, SlowDown)
+
+
+def test_what_nobody_could_ever_run_is_refused_with_the_reasons() -> None:
+    x = Given()
+    assert x.submit(spec(request=ResourceRequest(gpus=1))) == ["refuse NeverRunnable"]
+    error = x.done(Answer).error
+    assert isinstance(error, NeverRunnable)
+    assert "x: no GPU" in error.why
+    assert "y: no GPU" in error.why
+
+
+def test_offer_accept_commit() -> None:
+    x = Given(policies=SENDER)
+    x.submit()
+    assert x.submit() == ["persist submission queued", "answer", "Probe to y", "timer probe 0.25"]
+    task = x.task(2)
+    accepts = messages.ProbeReply(1, accepts=True, report=ACCEPTS)
+    assert x.hear("y", accepts) == ["clear probe", "Offer to y", "timer offer 5"]
+    said = ["clear offer", *LEASED, "decided y", "timer lease 65", "Commit to y", "timer ask 1"]
+    assert x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0)) == said
+    commit = x.sent(messages.Commit)
+    assert (commit.nonce, commit.ts, commit.attempt) == (77, 5.0, 1)
+    assert task.record.migrations == 1
+    assert x.hear("y", messages.Accept(task.task, task.uid, 1, 78, 6.0)) == []  # again: too late
+    assert x.hear("y", accepts) == []
+
+
+def test_a_decline_goes_back_to_the_policy_and_the_task_stays() -> None:
+    x = Given(policies=SENDER)
+    x.submit()
+    x.submit()
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    task = x.task(2)
+    decline = messages.Decline(task.task, task.uid, 1, "room", "full", LoadReport())
+    assert x.hear("y", decline) == ["clear offer", "decided stay"]
+    assert task.phase is HomePhase.WAITING
+    assert not task.withheld
+    assert x.hear("y", decline) == []
+
+
+@pytest.mark.parametrize("how", ["timer", "send failed"])
+def test_an_offer_without_an_answer_is_a_decline(how: str) -> None:
+    x = Given(policies=SENDER)
+    x.submit()
+    x.submit()
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    task = x.task(2)
+    offer = x.sent(messages.Offer)
+    did = x.timer("offer", task.uid.hex()) if how == "timer" else x.when(events.SendFailed("y", offer))
+    assert did == ["clear offer", "decided stay"]
+
+
+def test_a_probe_without_a_reply_does_not_accept() -> None:
+    x = Given(policies=SENDER)
+    x.submit()
+    x.submit()
+    assert x.timer("probe", "1") == ["decided stay"]
+    assert x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS)) == []
+
+
+def test_searches_wait_for_their_turn_and_get_it() -> None:
+    x = Given(policies=SENDER, config=CoreConfig(searches_in_flight_max=1))
+    x.submit()
+    x.submit()
+    assert x.submit() == ["persist submission queued", "answer"]
+    assert x.timer("probe", "1") == ["decided stay", "Probe to y", "timer probe 0.25"]
+
+
+def test_a_commit_that_never_left_comes_back_at_once() -> None:
+    x = away()
+    task = x.task(2)
+    failed = events.SendFailed("y", messages.Commit(task.task, task.uid, 1, 77, 5.0, 60.0))
+    back = ["clear lease", "clear ask", "persist queued", "changed queued"]
+    assert x.when(failed)[:4] == back
+    assert task.record.attempt == 1
+
+
+@pytest.mark.parametrize("answer", [messages.NotStarted, messages.Return, messages.Died])
+def test_a_refused_or_dead_attempt_is_queued_again_and_its_number_is_burnt(answer: type) -> None:
+    x = away()
+    task = x.task(2)
+    assert x.hear("z", answer(task.task, task.uid, 1)) == []  # not from whom it was leased to
+    assert x.hear("y", answer(task.task, task.uid, 9)) == []
+    assert x.hear("y", answer(task.task, task.uid, 1))[2:4] == ["persist queued", "changed queued"]
+    assert x.hear("y", answer(task.task, task.uid, 1)) == []  # late copy
+    x.end(x.task(1).key)
+    assert task.record.attempt == 2
+    assert task.record.node == "x"
+
+
+def test_return_with_a_suggestion_is_offered_there_without_a_search() -> None:
+    x = away(peers=("y", "z"))
+    task = x.task(2)
+    policies = x.node.state.policies
+    assert policies.migration.migrations_max == 1
+    returned = x.hear("y", messages.Return(task.task, task.uid, 1, "z"))
+    assert "Offer to z" not in returned  # its one migration is used up
+    x2 = away(peers=("y", "z"))
+    task = x2.task(2)
+    x2.node.home._become(task, "as if nothing had been counted", migrations=0)
+    assert x2.hear("y", messages.Return(task.task, task.uid, 1, "z"))[-2:] == ["Offer to z", "timer offer 5"]
+
+
+def test_leases_are_renewed_and_strangers_revoked() -> None:
+    x = away()
+    task = x.task(2)
+    renew = messages.Renew((messages.Renewal(task.task, task.uid, 1, 9.0, 8.0),))
+    said = ["timer lease 65", "timer ask 30", "changed running", "RenewOk to y"]
+    assert x.hear("y", renew) == said
+    assert x.sent(messages.RenewOk).extensions[0].ts == 9.0
+    other = messages.Renew((messages.Renewal("x/9", UID, 1, 9.0),))
+    assert x.hear("y", other) == ["Revoke to y"]
+    assert x.hear("z", renew) == ["Revoke to z"]
+
+
+def test_nothing_heard_is_asked_less_and_less_often() -> None:
+    x = away()
+    uid = x.task(2).uid.hex()
+    assert [x.timer("ask", uid) for _ in range(4)] == [["Query to y", f"timer ask {pause}"] for pause in (2, 4, 8, 15)]
+
+
+def test_a_lease_runs_out_and_is_taken_back_while_nobody_else_has_it() -> None:
+    x = away()
+    task = x.task(2)
+    assert x.after(64).timer("lease", task.uid.hex()) == ["timer lease 1"]
+    assert x.after(1).timer("lease", task.uid.hex())[2:4] == ["persist queued", "changed queued"]
+    assert task.losses == 1
+    renew = messages.Renew((messages.Renewal(task.task, task.uid, 1, 90.0, 8.0),))
+    back = x.hear("y", renew)
+    assert "persist leased" in back
+    assert back[-1] == "RenewOk to y"
+    assert task.phase is HomePhase.AWAY
+    assert task.record.attempt == 1
+    assert len(x.node.queue) == 0
+
+
+def test_a_late_renewal_of_a_refused_attempt_is_not_taken_back() -> None:
+    x = away()
+    task = x.task(2)
+    x.hear("y", messages.NotStarted(task.task, task.uid, 1))
+    assert "Revoke to y" in x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 90.0),)))
+    assert task.record.state is TaskState.QUEUED
+
+
+def test_only_another_machine_boot_told_by_itself_proves_death() -> None:
+    x = away()
+    task = x.task(2)
+    assert x.meet("y", start=2) == ["Query to y", "timer ask 1"]  # another start of the agent: ask
+    x.meet("y", start=3, machine=2, retained=True)
+    assert task.phase is HomePhase.AWAY
+    x.meet("y", start=1, machine=7)  # a late word of an earlier start
+    assert task.phase is HomePhase.AWAY
+    assert "persist queued" in x.meet("y", start=3, machine=2)
+    assert task.record.reason == "y was rebooted"
+
+
+def test_the_output_is_home_before_the_result_is_recorded_and_acknowledged() -> None:
+    x = away()
+    task = x.task(2)
+    result = messages.Result(task.task, task.uid, 1, RESULT, inline=True)
+    assert x.hear("y", result) == ["KeepOutput"]
+    assert x.hear("y", result) == []
+    renew = messages.Renew((messages.Renewal(task.task, task.uid, 1, 9.0, 8.0),))
+    assert x.hear("y", renew) == []
+    assert x.when(events.OutputArrived(task.uid, 7)) == []
+    arrived = x.when(events.OutputArrived(task.uid, 1))
+    assert arrived == ["persist done", "changed done", "clear lease", "clear ask", "ResultAck to y"]
+    assert x.hear("y", result) == ["ResultAck to y"]
+
+
+def test_long_output_is_fetched_and_fetched_again_after_an_error() -> None:
+    x = away()
+    task = x.task(2)
+    result = messages.Result(task.task, task.uid, 1, RESULT)
+    assert x.hear("y", result) == ["FetchOutput"]
+    assert x.when(events.OutputArrived(task.uid, 1, "link broke")) == ["timer lease 65"]
+    assert x.hear("y", result) == ["FetchOutput"]
+
+
+def test_the_first_result_of_any_granted_attempt_counts() -> None:
+    x = away(peers=("y", "z"))
+    task = x.task(2)
+    x.after(65).timer("lease", task.uid.hex())
+    assert task.record.state is TaskState.QUEUED
+    did = x.hear("y", messages.Result(task.task, task.uid, 1, RESULT, inline=True))
+    assert did[-3:] == ["persist leased", "changed leased", "KeepOutput"] or did[-1] == "KeepOutput"
+    assert len(x.node.queue) == 0
+    assert "persist done" in x.when(events.OutputArrived(task.uid, 1))
+    unknown = messages.Result("x/9", UID, 1, RESULT)
+    assert x.hear("y", unknown) == ["ResultAck to y"]
+
+
+def test_cancel_in_every_phase() -> None:
+    final = ["persist cancelled", "changed cancelled"]
+
+    def cancel(x: Given, name: str, *, force: bool = False) -> list[str]:
+        return x.when(events.CancelRequested(9, (name,), force=force))
+
+    x = Given(policies=SENDER)
+    x.submit()
+    key = x.task(1).key
+    x.submit()
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    assert cancel(x, "x/2") == ["clear offer", "decided over", *final, "answer"]
+    assert cancel(x, "x/1", force=True) == [*final, "signal 9", "timer kill 10", "answer"]
+    assert cancel(x, "x/1") == ["answer"]  # had ended already
+    assert x.timer("kill", key) == ["signal 9"]
+    assert x.end(key, 137)[0] == "ForgetTask"
+    assert not x.node.home.tasks
+
+    x = away()
+    gone = [*final, "Revoke to y", "clear lease", "clear ask", "answer"]
+    assert cancel(x, "x/2") == gone
+
+    x = away()
+    task = x.task(2)
+    x.hear("y", messages.Result(task.task, task.uid, 1, RESULT, inline=True))
+    assert cancel(x, "x/2") == [*final, "clear lease", "clear ask", "answer"]
+    assert x.when(events.OutputArrived(task.uid, 1)) == []
+
+
+def test_a_search_ends_with_its_task() -> None:
+    x = Given(policies=SENDER, config=CoreConfig(searches_in_flight_max=1))
+    x.submit()
+    x.submit()
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    x.when(events.CancelRequested(9, ("x/2",)))
+    assert "Probe to y" in x.submit()  # the only turn is free again
+
+
+def test_signals_go_where_it_runs() -> None:
+    x = away()
+    assert x.when(events.SignalRequested(1, "x/1", 10)) == ["signal 10", "answer"]
+    assert x.when(events.SignalRequested(1, "x/2", 10)) == ["refuse BadRequest"]  # not known to run yet
+    task = x.task(2)
+    x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 9.0, 8.0),)))
+    assert x.when(events.SignalRequested(1, "x/2", 10)) == ["Signal to y", "answer"]
+    assert x.when(events.SignalRequested(1, "x/9", 10)) == ["refuse NoSuchTask"]
+    assert isinstance(x.done(Answer).error, NoSuchTask)
+
+
+def test_a_time_limit_ends_with_124() -> None:
+    x = Given(peers=())
+    x.submit(spec(time_limit_s=3.0))
+    key = x.task().key
+    assert x.when(events.TaskStarted(key, 1_000_100.0)) == ["timer limit 3", "changed running"]
+    assert x.after(3).timer("limit", key) == ["signal 15", "timer kill 10"]
+    assert x.timer("kill", key) == ["signal 9"]
+    x.end(key, 137)
+    (row,) = x.done(Persist).rows
+    assert row.record.exit.exit_code == 124
+
+
+def test_lost_attempts_are_bounded() -> None:
+    x = Given(peers=(), config=CoreConfig(attempts_max=2))
+    x.submit()
+    assert "spawn 2" in x.when(events.LauncherReady())
+    assert x.when(events.LauncherReady())[:2] == ["persist failed", "changed failed"]
+
+
+def test_nothing_starts_while_the_launcher_is_away() -> None:
+    x = Given(peers=())
+    x.when(events.LauncherLost())
+    assert x.submit() == ["persist submission queued", "answer", "timer region 0.2"]
+    assert x.when(events.LauncherReady()) == [*LEASED, "spawn 1"]
+
+
+def test_a_restarted_home_assumes_the_lease_was_just_renewed_and_asks() -> None:
+    record = TaskRecord("x/4", UID, TaskState.LEASED, 1.0, attempt=3, node="y", nonce=1, machine_boot="m", lease_s=60.0)
+    row = events.TaskRow(record, spec())
+    x = Given(peers=(), started=events.AgentStarted((row,), counter=4))
+    assert x.started[:3] == ["timer lease 65", "Query to y", "timer ask 2"]
+    assert x.submit()[0] == "persist submission queued"
+    assert "x/5" in x.node.home.by_id
+
+
+@pytest.mark.parametrize("found", ["running", "ended", "died"])
+def test_a_restart_finds_its_own_task(found: str) -> None:
+    record = TaskRecord("x/4", UID, TaskState.LEASED, 1.0, attempt=1, node="x", machine_boot="m")
+    key = f"{UID.hex()}-1"
+    x = Given(
+        peers=(),
+        started=events.AgentStarted(
+            (events.TaskRow(record, spec()),),
+            counter=4,
+            running=((key, 5.0), ("stranger-1", 5.0)) if found == "running" else (),
+            ended=((key, RESULT),) if found == "ended" else (),
+        ),
+    )
+    expected = {
+        "running": ["changed running", "signal 9", "timer ping 2", "Announce"],
+        "ended": ["persist done", "changed done", "ForgetTask", "timer ping 2", "Announce"],
+        "died": ["persist queued", "changed queued", "timer ping 2", *LEASED, "spawn 2", "Announce"],
+    }
+    assert x.started == expected[found]
+
+
+def test_a_pinned_task_waits_at_the_only_node_that_may_run_it() -> None:
+    x = Given()
+    pinned = spec(placement=Placement(node="y"))
+    did = x.submit(pinned)
+    assert did == ["persist submission queued", "answer", "Offer to y", "timer offer 5", "timer stranded 0.5"]
+    assert x.sent(messages.Offer).only
+    task = x.task()
+    assert x.hear("y", messages.Accept(task.task, task.uid, 1, 7, 5.0))[:3] == ["clear offer", *LEASED]
+    assert task.record.migrations == 0  # not by choice
+    assert not x.node.sharing.stranded
+
+
+def test_a_stranded_task_never_comes_back_to_a_home_that_cannot_run_it() -> None:
+    x = Given(peers=("y",))
+    x.submit(spec(directory=b"/data"), directory_here=False)
+    task = x.task()
+    x.hear("y", messages.Accept(task.task, task.uid, 1, 7, 5.0))
+    did = x.hear("y", messages.Return(task.task, task.uid, 1, "x"))
+    assert "spawn 2" not in did
+    assert task.uid in x.node.sharing.stranded
+
+
+def test_a_lasting_decline_is_remembered_for_a_minute() -> None:
+    x = Given(peers=("y", "z"))
+    x.submit(spec(directory=b"/data"), directory_here=False)
+    task = x.task()
+    first = x.sent(messages.Probe)
+    x.hear("y", messages.ProbeReply(first.search, accepts=True, report=ACCEPTS))
+    x.hear("z", messages.ProbeReply(first.search, accepts=False, report=LoadReport()))
+    assert x.sent(messages.Offer)
+    no = messages.Decline(task.task, task.uid, 1, "directory", "no directory /data there", LoadReport())
+    x.hear("y", no)
+    assert x.node.membership.has_declined("y", "directory", b"/data")
+    assert not x.after(61).node.membership.has_declined("y", "directory", b"/data") or x.timer("ping") is not None
+    assert task.stranded_because

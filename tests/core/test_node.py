@@ -1,0 +1,135 @@
+"""Membership, load regions, policies that fail, and what an event may cost."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+import pytest
+
+from peerload.core.membership import PeerState
+from peerload.model import events, messages
+from peerload.model.actions import Announce
+from peerload.model.load import LoadReport, Region
+from tests.core.given import ACCEPTS, RECEIVER, SENDER, Given, identity, spec
+
+
+def state(x: Given, peer: str) -> PeerState:
+    known = x.node.membership.get(peer)
+    assert known is not None
+    return known.state
+
+
+def test_the_silent_are_suspected_later_called_dead_and_welcome_back() -> None:
+    x = Given()
+    assert x.timer("ping") == ["timer ping 2", "Ping to y"]
+    x.after(7).timer("ping")
+    assert state(x, "y") is PeerState.SUSPECT
+    assert not x.node.membership.is_usable("y")
+    x.after(9).timer("ping")
+    assert state(x, "y") is PeerState.DEAD
+    x.hear("y", messages.Pong(1, LoadReport()))
+    assert state(x, "y") is PeerState.ALIVE
+
+
+def test_a_broken_link_is_asked_about_at_once_and_requeues_nothing() -> None:
+    x = Given()
+    assert x.when(events.PeerUnreachable("y", "reset")) == ["Ping to y"]
+    assert state(x, "y") is PeerState.SUSPECT
+    x.hear("y", messages.Leaving())
+    assert state(x, "y") is PeerState.LEFT
+    assert x.hear("y", messages.Ping(4)) == ["Pong to y"]
+
+
+def test_members_of_members_are_dialled_once_met_never_oneself() -> None:
+    x = Given()
+    y = x.node.membership.get("y")
+    assert y is not None
+    met = events.PeerMet(identity("y"), y.profile, LoadReport(), (identity("x"), identity("y"), identity("z")))
+    assert x.when(met) == ["Dial"]
+    assert not x.node.membership.meet(identity("x"), y.profile, None)
+
+
+def test_stopping_says_good_bye() -> None:
+    x = Given(peers=("y", "z"))
+    assert x.when(events.AgentStopping()) == ["Leaving to y", "Leaving to z"]
+
+
+def test_a_region_is_told_when_it_has_held() -> None:
+    x = Given(policies={**SENDER, "information": {"policy": "region-change"}})
+    assert x.submit()[-1] == "timer region 0.2"
+    assert x.timer("region") == ["Announce"]
+    assert x.done(Announce).state.report.region is Region.OVERLOADED
+    assert x.end(x.task().key)[-1] == "timer region 0.2"
+    assert x.submit()[-1] == "clear region"  # back before it had held
+
+
+def test_an_overloaded_peer_is_asked_and_room_elsewhere_helps_the_stranded() -> None:
+    x = Given(policies=RECEIVER)
+    gives = LoadReport(load_tasks=3, slots=1, movable=2, gives=True, sequence=5, incarnation=1)
+    assert x.hear("y", messages.Pong(1, gives)) == ["GiveRequest to y", "timer probe 0.25"]
+    assert x.hear("y", messages.Pong(1, gives)) == []  # not a newer report
+
+
+def test_advice_about_another_node_is_not_believed() -> None:
+    x = Given()
+    y = x.node.membership.get("y")
+    assert y is not None
+    assert x.hear("y", messages.State(identity("z"), y.profile, LoadReport())) == []
+    assert x.node.membership.get("z") is None
+
+
+@pytest.mark.parametrize("kind", ["load", "transfer", "selection", "information", "sender", "receiver", "priority"])
+def test_a_policy_that_fails_costs_only_performance(kind: str) -> None:
+    x = Given(policies={**SENDER, **RECEIVER, "location": {**SENDER["location"], **RECEIVER["location"]}})
+    failing = {kind: _raising(getattr(x.node.state.policies, kind))}
+    x.node.state.policies = msgspec.structs.replace(x.node.state.policies, **failing)
+    x.submit()
+    x.submit()
+    y = x.node.membership.get("y")
+    assert y is not None
+    x.hear("y", messages.GiveRequest(1, LoadReport(sequence=3), y.profile))
+    x.hear("y", messages.Probe(1, messages.Need(), ACCEPTS))
+    x.timer("region")
+    x.submit()
+    x.hear("y", messages.Offer("y/1", bytes(16), 1, spec(), 60.0, only=True))
+    accept = x.sent(messages.Accept)
+    x.hear("y", messages.Commit("y/1", bytes(16), 1, accept.nonce, accept.ts, 60.0))
+    x.timer("offer", x.task(2).uid.hex())  # what was given has not come home
+    while x.node.ledger.running:
+        x.end(next(iter(x.node.ledger.running)))
+    assert x.node.state.counts["policy errors"] > 0
+    assert len(x.node.queue) == 0
+
+
+def _raising(policy: object) -> object:
+    """The same policy; every method of it that the core calls raises."""
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("on purpose")
+
+    methods = ("load", "marks", "select", "tells", "locate", "prefer")
+    body = {name: fail for name in methods if hasattr(policy, name)}
+    data = ("retry_rate", "retry_probes", "period_s", "reports_guide_probing")
+    body.update({name: getattr(policy, name) for name in data if hasattr(policy, name)})
+    return type("Raising", (), body)()
+
+
+def test_the_cost_of_a_task_does_not_grow_with_the_queue() -> None:
+    """A hundred times the queue, and not even five times the processor time: nothing looks at all of it."""
+    few, many = _seconds_for(200), _seconds_for(20_000)
+    assert many < few * 5, (few, many)
+
+
+def _seconds_for(queued: int) -> float:
+    x = Given(peers=("y",), policies=SENDER)
+    x.when(events.TaskSubmitted(1, "array", b"d", spec(), tuple(range(queued))))
+    x.timer("probe", "1")
+    best = float("inf")
+    for _ in range(3):
+        started = time.process_time()
+        for _ in range(20):
+            key = next(iter(x.node.ledger.running))
+            x.end(key)
+        best = min(best, time.process_time() - started)
+    return best

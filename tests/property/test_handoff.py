@@ -1,0 +1,189 @@
+"""A home and two executors on an in-memory network that loses, repeats and reorders at hypothesis' will.
+
+The machine owns every message: it delivers, repeats or drops them one at a time, moves the clock, restarts agents and
+ends tasks. After every step: at most one copy of the task executes; its recorded result never changes.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from peerload.core.node import Node
+from peerload.model import actions, events, messages
+from peerload.model.config import CoreConfig
+from peerload.model.instant import Instant
+from peerload.model.load import LoadReport
+from peerload.model.resources import Placement, Profile
+from peerload.model.task import SCRATCH, Exit, TaskSpec
+from peerload.policy.registry import build_preset
+from peerload.sim.store import Store
+from tests.core.given import assert_durable_first, identity
+
+CONFIG = CoreConfig(
+    lease_s=4.0, lease_grace_s=1.0, reservation_s=2.0, offer_timeout_s=3.0, probe_timeout_s=2.0, attempts_max=1000
+)
+PRESET = build_preset("t", {})
+NAMES = ("h", "x", "y")
+CLOCKS_S = {"h": 0.0, "x": 5000.0, "y": 900.0}
+PREFIX_MAX = 60
+IN_FLIGHT_MAX = 40
+
+
+class Handoff(RuleBasedStateMachine):
+    """One task of h that x and y may run; it runs when hypothesis takes over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_s = 100.0
+        self.starts = dict.fromkeys(NAMES, 0)
+        self.stores = {name: Store() for name in NAMES}
+        self.profiles = {name: Profile(name, 1, 1.0, slots_fixed=True) for name in NAMES}
+        self.nodes: dict[str, Node] = {}
+        self.flying: list[tuple[str, str, Any]] = []
+        self.timers: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in NAMES}
+        self.running: dict[str, tuple[str, float]] = {}
+        self.ended: dict[str, dict[str, Exit]] = {name: {} for name in NAMES}
+        self.spawned: set[str] = set()
+        self.result: Exit | None = None
+        for name in NAMES:
+            self.start(name)
+        self.meet()
+        spec = TaskSpec((b"true",), SCRATCH, placement=Placement(exclude=("h",)))
+        self.handle("h", events.TaskSubmitted(1, "token", b"digest", spec))
+        for _ in range(PREFIX_MAX):
+            if self.running:
+                break
+            src, dst, message = self.flying.pop(0)
+            self.handle(dst, events.MessageReceived(src, message))
+        assert self.running
+
+    def meet(self) -> None:
+        for here in NAMES:
+            for there in NAMES:
+                if here != there:
+                    met = events.PeerMet(identity(there, self.starts[there]), self.profiles[there], LoadReport())
+                    self.handle(here, met)
+
+    def start(self, name: str) -> None:
+        self.starts[name] += 1
+        number = self.starts[name]
+        rng = random.Random(f"{name} {number}")
+        self.nodes[name] = Node(CONFIG, PRESET, identity(name, number), self.profiles[name], rng)
+        self.timers[name].clear()
+        mine = {key: 5.0 for key, (where, _) in self.running.items() if where == name}
+        self.handle(name, self.stores[name].started(mine, dict(self.ended[name])))
+
+    def handle(self, name: str, event: events.Event) -> None:
+        offset_s = CLOCKS_S[name]
+        done = self.nodes[name].handle(Instant(self.at_s + offset_s, 1e6 + self.at_s), event)
+        assert_durable_first(done)
+        for action in done:
+            self.perform(name, action, offset_s)
+
+    def perform(self, name: str, action: actions.Action, offset_s: float) -> None:  # noqa: C901 PLR0912 -- one line an action
+        match action:
+            case actions.Persist():
+                for row in action.rows:
+                    self.stores[name].apply(row)
+                    if isinstance(row, actions.PutTask) and row.record.exit is not None:
+                        assert self.result in (None, row.record.exit)
+                        self.result = row.record.exit
+            case actions.Send():
+                self.flying = [*self.flying, (name, action.dst, action.message)][-IN_FLIGHT_MAX:]
+            case actions.SendResult():
+                result = messages.Result(action.task, action.uid, action.attempt, action.exit, inline=True)
+                self.flying.append((name, action.dst, result))
+            case actions.SetTimer():
+                self.timers[name][action.timer] = action.at_s - offset_s
+            case actions.ClearTimer():
+                self.timers[name].pop(action.timer, None)
+            case actions.SpawnTask():
+                assert name != "h"
+                assert action.key not in self.spawned
+                self.spawned.add(action.key)
+                self.running[action.key] = (name, action.deadline_s - offset_s)
+            case actions.SetLease():
+                if action.key in self.running:
+                    self.running[action.key] = (name, action.deadline_s - offset_s)
+            case actions.SignalTask():
+                self.finish(action.key, action.signal)
+            case actions.ForgetTask():
+                self.ended[name].pop(action.key, None)
+            case actions.KeepOutput():
+                self.handle(name, events.OutputArrived(action.uid, action.attempt))
+            case _:
+                pass
+
+    def finish(self, key: str, signal: int) -> str:
+        where, _ = self.running.pop(key, ("", 0.0))
+        if where:
+            code = 128 + signal if signal else 0
+            self.ended[where][key] = Exit(code, signal, started_at=5.0, ended_at=self.at_s)
+        return where
+
+    def executing(self) -> list[str]:
+        return [key for key, (_, deadline_s) in self.running.items() if deadline_s > self.at_s]
+
+    @precondition(lambda self: self.flying)
+    @rule(data=st.data(), what=st.sampled_from(["deliver", "deliver", "repeat", "lose"]))
+    def network(self, data: st.DataObject, what: str) -> None:
+        place = data.draw(st.integers(0, len(self.flying) - 1))
+        src, dst, message = self.flying[place] if what == "repeat" else self.flying.pop(place)
+        if what != "lose":
+            self.handle(dst, events.MessageReceived(src, message))
+
+    @precondition(lambda self: self.flying)
+    @rule()
+    def calm(self) -> None:
+        """For a while everything arrives, in order."""
+        for _ in range(PREFIX_MAX):
+            if not self.flying:
+                break
+            src, dst, message = self.flying.pop(0)
+            self.handle(dst, events.MessageReceived(src, message))
+
+    @rule(seconds=st.sampled_from([0.3, 1.0, 2.0, 5.0]))
+    def time_passes(self, seconds: float) -> None:
+        until_s = self.at_s + seconds
+        for _ in range(100):
+            due = [
+                (at_s, name, timer) for name in NAMES for timer, at_s in self.timers[name].items() if at_s <= until_s
+            ]
+            if not due:
+                break
+            at_s, name, timer = min(due)
+            self.at_s = max(self.at_s, at_s)
+            del self.timers[name][timer]
+            self.handle(name, events.TimerExpired(timer))
+        self.at_s = until_s
+
+    @precondition(lambda self: self.executing())
+    @rule()
+    def task_ends(self) -> None:
+        key = self.executing()[0]
+        where = self.finish(key, 0)
+        self.handle(where, events.TaskEnded(key, self.ended[where][key]))
+
+    @rule(name=st.sampled_from(NAMES))
+    def agent_restarts(self, name: str) -> None:
+        self.start(name)
+        self.meet()
+
+    @invariant()
+    def at_most_one_copy_executes(self) -> None:
+        assert len(self.executing()) <= 1
+
+    @invariant()
+    def the_task_is_kept(self) -> None:
+        assert "h/1" in self.stores["h"].tasks
+
+
+TestHandoff = Handoff.TestCase
+TestHandoff.settings = settings(
+    max_examples=400, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,101 @@
+"""The simulator: equal seeds, closed forms, and what the presets promise of a burst."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from peerload.model.messages import Envelope
+from peerload.policy.registry import build_preset, load_preset
+from peerload.sim.engine import Simulation
+from peerload.sim.trace import Trace
+from peerload.sim.workload import burst, poisson
+from peerload.wire.peer import decode, encode
+
+IDEAL_S = 120 * 0.2 / 6
+
+
+def trace_hash(seed: int) -> str:
+    simulation = Simulation(load_preset("symmetric"), nodes=3, slots=2, seed=seed, trace=Trace())
+    return simulation.run(burst("n1", 60, 0.2)).trace_hash
+
+
+def test_equal_seeds_give_equal_traces_and_others_differ() -> None:
+    assert trace_hash(1) == trace_hash(1)
+    assert trace_hash(1) != trace_hash(2)
+
+
+def test_traces_do_not_depend_on_the_hash_seed() -> None:
+    command = [sys.executable, "-m", "peerload.sim", "--tasks", "60", "--seed", "3"]
+    shown = [
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("0", "12345")
+    ]
+    assert shown[0] == shown[1]
+    assert "tasks ended      60 of 60" in shown[0]
+
+
+def test_the_codec_changes_nothing() -> None:
+    def codec(envelope: Envelope) -> Envelope:
+        return decode(encode(envelope))
+
+    def run(codec_: object) -> str:
+        simulation = Simulation(
+            load_preset("symmetric"),
+            nodes=3,
+            slots=2,
+            seed=5,
+            trace=Trace(),
+            codec=codec_,  # type: ignore[arg-type]
+        )
+        return simulation.run(burst("n1", 40, 0.2)).trace_hash
+
+    assert run(codec) == run(None)
+
+
+def test_symmetric_spreads_a_burst_and_a_sender_alone_cannot() -> None:
+    makespans = {
+        name: Simulation(load_preset(name), nodes=3, slots=2, seed=1).run(burst("n1", 120, 0.2)).makespan_s
+        for name in ("symmetric", "threshold")
+    }
+    assert makespans["symmetric"] <= 1.15 * IDEAL_S
+    assert makespans["threshold"] > 2.5 * IDEAL_S
+
+
+def mmc_response(slots: int, load: float) -> float:
+    """Mean response of M/M/c in mean service times (Erlang C)."""
+    offered = slots * load
+    below = sum(offered**k / math.factorial(k) for k in range(slots))
+    last = offered**slots / math.factorial(slots) / (1 - load)
+    return 1 + last / (below + last) / (slots * (1 - load))
+
+
+@pytest.mark.parametrize(("nodes", "probes"), [(1, 3), (2, 0)])
+def test_without_probes_or_peers_every_node_is_m_m_c(nodes: int, probes: int) -> None:
+    preset = build_preset(
+        "t", {"transfer": {"threshold": 2.0}, "location": {"sender": {"policy": "threshold", "probes": probes}}}
+    )
+    means = []
+    for seed in range(6):
+        simulation = Simulation(preset, nodes=nodes, slots=2, seed=seed)
+        arrivals = poisson(list(simulation.hosts), 0.7 * 2 * nodes, 1500, random.Random(seed))
+        means.append(simulation.run(arrivals).mean_response_s)
+    half_width = 2.571 * statistics.stdev(means) / math.sqrt(len(means))  # t of 5 degrees of freedom, 95 %
+    assert abs(statistics.mean(means) - mmc_response(2, 0.7)) < max(2 * half_width, 0.15)
+
+
+def test_sharing_helps_and_no_policy_beats_one_central_queue() -> None:
+    means = {}
+    for name in ("threshold", "symmetric"):
+        simulation = Simulation(load_preset(name), nodes=5, slots=2, seed=2)
+        means[name] = simulation.run(poisson(list(simulation.hosts), 8.0, 3000, random.Random(2))).mean_response_s
+    for mean in means.values():
+        assert 0.9 * mmc_response(10, 0.8) < mean < mmc_response(2, 0.8)
