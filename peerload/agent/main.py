@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import logging.handlers
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -17,15 +20,19 @@ if TYPE_CHECKING:
     from peerload.model.config import AgentConfig
 
 CANNOT = 125
+LOG_BYTES_MAX = 5 << 20
+LOGS_KEPT_MAX = 5
+LOG_NAME = "agent.log"
 
 
 def run(flags: dict[str, Any], defaults: dict[str, Any]) -> int:
     """Be the agent until told to stop. ``flags``: what was given on the command line; ``defaults``: where this user's
     ``state`` and ``socket`` are. → the exit code; 125 if it could not start, said on stderr."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     code = CANNOT
     try:
-        code = serve(settings.load(flags, defaults, settings.environment_now()))
+        config = settings.load(flags, defaults, settings.environment_now())
+        _log_to(Path(config.state) / LOG_NAME)
+        code = serve(config)
     except* PeerloadError as group:
         for error in _leaves(group):
             sys.stderr.write(f"peerload: {explain(error)}\n")
@@ -36,6 +43,15 @@ def serve(config: AgentConfig) -> int:
     """Be the agent with these settings, under uvloop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Daemon(config).run())
+
+
+def _log_to(path: Path) -> None:
+    """Log to stderr; where that is STATE/agent.log (`peerload up` arranges it), keep the file within its bound."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if path.exists() and os.path.samestat(os.fstat(sys.stderr.fileno()), path.stat()):
+        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=LOGS_KEPT_MAX - 1)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 def _leaves(group: BaseExceptionGroup[PeerloadError]) -> list[PeerloadError]:
