@@ -49,7 +49,7 @@ demo: setup  ## three agents and a broker on this machine, sharing real commands
 	.venv/bin/peerload demo
 
 bench: setup  ## measure, on a quiet machine
-	.venv/bin/python -m pytest tests/bench -o addopts="--import-mode=importlib" -s $(PYTEST_ARGS)
+	@for bench in cli latency throughput spread idle; do .venv/bin/python tests/bench/bench_$$bench.py; done
 
 lock:  ## choose and pin the newest allowed versions of everything, with hashes
 	.ci/lock

@@ -44,7 +44,7 @@ TICK_S = 0.1
 TASKS_WITHIN_S = 60.0
 TASK_WITHIN_S = 1.0
 """All tasks must have ended within TASKS_WITHIN_S, or this for each if that is more."""
-GONE_WITHIN_S = 15.0
+GONE_WITHIN_S = 12.0
 ANSWER_WITHIN_S = 20.0
 PATH_BYTES_MAX = 60
 """A longer temporary directory leaves no room for the name of a socket; then it is /tmp."""
@@ -143,10 +143,11 @@ class Demo:
         for node, client in clients.items():
             _wait(lambda client=client: _has_met(client), f"{node} did not meet the others over MQTT")  # type: ignore[misc]
         sys.stderr.write(
-            f"{kind} on port {broker.port} and three agents:"
-            f" {', '.join(f'{node} ({slots})' for node, slots in SLOTS.items())}, slots in brackets.\n"
+            f"{kind} at port {broker.port}, three agents (slots):"
+            f" {', '.join(f'{node} ({slots})' for node, slots in SLOTS.items())}.\n"
             f"They met over MQTT, {time.monotonic() - began_s:.1f} s after the start."
-            f" {count} commands go to {HOME}, policy {printable(self.policy)}.\n\n"
+            f" {count} commands go to {HOME}.\n"
+            f"Policy: {printable(self.policy)}.\n\n"
         )
         work = commands(count)
         before = {node: _counters(client) for node, client in clients.items()}
@@ -191,24 +192,41 @@ class Demo:
 
     def clean(self) -> list[tuple[int, str]]:
         """End all that was started and remove the directory → (pid, command line) of what did not end when asked; it
-        was killed. Takes GONE_WITHIN_S at most, and is not interrupted."""
+        was killed. Takes two times GONE_WITHIN_S at most, and is not interrupted."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+        told: list[str] = []
         for node in SLOTS:
             with contextlib.suppress(PeerloadError), Client(self._socket(node), timeout_s=GONE_WITHIN_S) as client:
                 client.call("stop", all=True)
+                told.append(node)
         self._stack.close()  # the broker, and our connections
-        for pid in self._processes():  # an agent that was only about to answer knows SIGTERM
-            _signal(pid, signal.SIGTERM)
+        self._end(
+            [pid for pid in self._agents() if not any(self._is_agent_of(pid, node) for node in told)], self._agents
+        )
         left: list[tuple[int, str]] = []
-        try:
-            _wait(lambda: not self._processes(), "", GONE_WITHIN_S)
-        except PeerloadError:
+        if not self._end(self._processes(), self._processes):  # the launcher of an agent that was interrupted early
             left = [(pid, _command_line(pid)) for pid in self._processes()]
             for pid, _ in left:
                 _signal(pid, signal.SIGKILL)
         shutil.rmtree(self.directory, ignore_errors=True)
         return left
+
+    def _end(self, asked: Sequence[int], those: Callable[[], Sequence[int]]) -> bool:
+        """SIGTERM to the ``asked``, then wait: whether none of ``those`` is left after GONE_WITHIN_S."""
+        for pid in asked:
+            _signal(pid, signal.SIGTERM)
+        try:
+            _wait(lambda: not those(), "some processes do not end", GONE_WITHIN_S)
+        except PeerloadError:
+            return False
+        return True
+
+    def _agents(self) -> list[int]:
+        return [pid for pid in self._processes() if any(self._is_agent_of(pid, node) for node in SLOTS)]
+
+    def _is_agent_of(self, pid: int, node: str) -> bool:
+        return f" --socket {self._socket(node)} " in f"{_command_line(pid)} "
 
     def show_logs(self) -> None:
         """The last lines of each agent's log, on stderr, before the directory goes."""

@@ -47,8 +47,8 @@ class Live:
             sys.stderr.write(back + "".join(f"{line}\n" for line in lines))
             self._drawn_lines = len(lines)
         else:
-            each = "   ".join(f"{node} {running} running {done} done" for node, (running, _, done) in spread.items())
-            sys.stderr.write(f"{elapsed_s:5.1f} s   {each}   {waiting} wait at {self._home}\n")
+            each = "  ".join(f"{node} {running}/{done}" for node, (running, _, done) in spread.items())
+            sys.stderr.write(f"{elapsed_s:5.1f} s  running/done:  {each}   {waiting} wait at {self._home}\n")
         sys.stderr.flush()
 
     def _picture(
