@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 WRITE_BUFFER_BYTES = 1 << 20
+PARTING_S = 0.5
+"""Who is cut off may go on sending for so long, unheard."""
 """What is gathered for a client that reads slowly before its streams wait."""
 
 
@@ -60,8 +62,7 @@ class Connection(asyncio.Protocol):
         self.uid = struct.unpack("3i", raw)[1]
         refusal = self._server.admit(self)
         if refusal is not None:
-            self.fail(0, refusal)
-            transport.close()
+            self._part(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone; what it only watched is dropped, its tasks are not touched."""
@@ -86,6 +87,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Whole frames are requests; a frame's length is looked at before anything is kept for it."""
+        if self.closed:
+            return
         buffer = self._buffer
         buffer += data
         while len(buffer) >= 4 and not self.closed:  # noqa: PLR2004 -- the header
@@ -110,10 +113,16 @@ class Connection(asyncio.Protocol):
 
     def _cut(self, error: PeerloadError) -> None:
         self._server.count("control frames refused")
+        self._part(error)
+
+    def _part(self, error: PeerloadError) -> None:
+        """Close after a last word. What the client still sends is dropped for a moment: closing on top of it would
+        reset the connection, and the last word would be lost."""
         self.fail(0, error)
         self._buffer.clear()
         self.closed = True
-        self._transport.close()
+        self._transport.write_eof()
+        asyncio.get_running_loop().call_later(PARTING_S, self._transport.close)
 
     def ok(self, number: int, body: dict[str, Any]) -> None:
         """The answer to a request."""
@@ -133,7 +142,7 @@ class Connection(asyncio.Protocol):
 
     def write(self, body: dict[str, Any]) -> None:
         """One frame; to a client that is gone: nothing."""
-        if not self._transport.is_closing():
+        if not self.closed and not self._transport.is_closing():
             self._transport.write(control.encode(body))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -61,6 +61,7 @@ class Daemon:
         self.core_config = CoreConfig(lease_s=config.lease_s)
         self.parts = Parts(config)
         self._sequence = 0
+        self._is_up = False
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -99,6 +100,21 @@ class Daemon:
             Path(self.config.state) / "launcher", self._from_launcher, self.config.output_bytes_max
         )
         running, ended = await self.parts.launcher.start()
+        try:
+            await self._serve_clients_and_peers(loop, running, ended)
+        except BaseException:
+            if not self._is_up:  # a start that failed leaves nothing behind
+                if not running:
+                    await self.parts.launcher.stop_all()
+                await self.parts.launcher.close()
+            raise
+
+    async def _serve_clients_and_peers(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        running: tuple[tuple[str, float], ...],
+        ended: tuple[tuple[str, object], ...],
+    ) -> None:
         self.parts.output = Output(self.parts.spool, self.parts.node)
         self.parts.links = PeerLinks(
             identity=self.parts.identity,
@@ -112,13 +128,7 @@ class Daemon:
             serve_output=self.parts.output.serve,
             counters=self.parts.counters,
         )
-        try:
-            address = await self._listen()
-        except ConfigError:
-            if not running:  # a start that failed leaves nothing behind
-                await self.parts.launcher.stop_all()
-            await self.parts.launcher.close()
-            raise
+        address = await self._listen()
         self.parts.identity = self.parts.links.identity  # its address is known by now
         self.parts.node.state.identity = self.parts.identity
         if self.config.mqtt:
@@ -148,6 +158,7 @@ class Daemon:
             for peer in self.config.peer:
                 self.parts.links.dial(peer)
             await self.control.start(self.config.socket)
+            self._is_up = True
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.parts.stop)
             log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from pathlib import Path
 
 from peerload.model.task import SCRATCH
 
@@ -28,7 +27,8 @@ async def is_directory_here(directory: bytes) -> bool:
 
 
 def _may_enter(directory: bytes) -> bool:
-    return Path(os.fsdecode(directory)).is_dir() and os.access(directory, os.X_OK)
+    # Not Path.is_dir: that raises where the path is too long or a directory above it may not be searched.
+    return os.path.isdir(directory) and os.access(directory, os.X_OK)  # noqa: PTH112
 
 
 class SeenDirectories:

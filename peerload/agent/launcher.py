@@ -22,8 +22,8 @@ from typing import Any
 
 import msgpack
 
-from peerload.agent.launcher_records import RecordLog, machine_boot, process_start, say
-from peerload.agent.launcher_spawn import CannotStart, Capture, Holes, spawn
+from peerload.agent.launcher_records import RecordLog, end_left_overs, machine_boot, process_start, say
+from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, Capture, Holes, spawn
 
 FRAME_BYTES_MAX = 4 << 20
 UNSENT_BYTES_MAX = 64 << 20
@@ -38,7 +38,8 @@ DEADLINE_CHECK_S = 1.0
 STOP_GRACE_S = 2.0
 DESCRIPTORS_RESERVED = 64
 """Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
-LEFT_OVER_REPORT_S = 10.0
+ALREADY_RUNS = 75
+"""The exit code of a launcher whose directory another one has (which may not answer yet: it ends left-overs first)."""
 
 
 class _Task:
@@ -98,7 +99,8 @@ class Launcher:
         self._stopping = False
         self._deadlines = 0
         self._limit_due_s = 0.0
-        self._tasks_max = max(os.sysconf("SC_OPEN_MAX") - DESCRIPTORS_RESERVED, 1)
+        descriptors = os.sysconf("SC_OPEN_MAX")
+        self._tasks_max = max(descriptors - DESCRIPTORS_RESERVED, 1) if descriptors > 0 else sys.maxsize
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -109,9 +111,9 @@ class Launcher:
         for key, record in self._exits.read():
             self._ended[key] = record
         boot = machine_boot()
-        left = [row for row in self._spawns.read() if row[3] == boot and row[0] not in self._ended]
+        spawned = {row[0]: row for row in self._spawns.read() if row[3] == boot}  # the last row of a key counts
         self._boot = boot
-        end_left_overs([(row[1], row[2]) for row in left])
+        end_left_overs([row for key, row in spawned.items() if key not in self._ended])
         self._spawns.rewrite([])
         if not self._ended:
             self._exits.rewrite([])
@@ -348,17 +350,17 @@ class Launcher:
         if self._stopping:
             say(f"{key} is not started: the launcher is stopping")
             return
-        limit = int(request["output_bytes_max"])
-        captures = (Capture(str(request["stdout"]), limit), Capture(str(request["stderr"]), limit))
+        limit, umask, deadline_s = int(request["output_bytes_max"]), int(request["umask"]), float(request["deadline_s"])
+        paths = [str(request["stdout"]), str(request["stderr"])]
+        captures = (Capture(paths[0], limit), Capture(paths[1], limit))
         started_at = time.time()
         try:
-            pid = spawn(
-                request["argv"],
-                request["environment"],
-                request["directory"],
-                int(request["umask"]),
-                [captures[0].path, captures[1].path],
-            )
+            if len(self._tasks) >= self._tasks_max:
+                raise CannotStart(
+                    NOT_EXECUTABLE, f"{len(self._tasks)} tasks run already, as many as this system allows"
+                )
+            self._spawns.append([[key, 0, 0, self._boot, paths]])  # were we killed now, its output would give it away
+            pid = spawn(request["argv"], request["environment"], request["directory"], umask, paths)
         except CannotStart as failure:
             for capture in captures:
                 capture.close(self._holes)
@@ -372,12 +374,12 @@ class Launcher:
                 },
             )
             return
-        self._spawns.append([[key, pid, process_start(pid), self._boot]])
+        self._spawns.append([[key, pid, process_start(pid), self._boot, []]])
         task = _Task(key, pid, started_at, captures)
         self._tasks[key] = task
         self._by_pidfd[task.pidfd] = task
         self._epoll.register(task.pidfd, select.EPOLLIN)
-        self._set_deadline(task, float(request["deadline_s"]))
+        self._set_deadline(task, deadline_s)
         self._events.append({"is": "started", "key": key, "pid": pid, "started_at": started_at})
 
     def _set_deadline(self, task: _Task, deadline_s: float) -> None:
@@ -427,7 +429,7 @@ class Launcher:
             self._exits.tidy(rows if worth else None, len(rows))
         if self._spawns.size_bytes > LOG_BYTES_MAX:
             tasks = self._tasks.values()
-            self._spawns.tidy([[t.key, t.pid, process_start(t.pid), self._boot] for t in tasks], len(tasks))
+            self._spawns.tidy([[t.key, t.pid, process_start(t.pid), self._boot, []] for t in tasks], len(tasks))
 
     def _stop(self, *_: object) -> None:
         """TERM to all, KILL after STOP_GRACE_S, then exit."""
@@ -439,30 +441,6 @@ class Launcher:
             task.signal(signal.SIGTERM)
             if task.frozen:
                 task.signal(signal.SIGCONT)
-
-
-def end_left_overs(processes: list[tuple[int, int]]) -> None:
-    """Kill the groups of these (pid, start) that are still there, and return when they are gone, however long it takes:
-    reporting one as dead while it runs would let it run twice."""
-    for pid, start in processes:
-        if process_start(pid) != start:
-            continue
-        try:
-            pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            if process_start(pid) != start:
-                continue
-            os.killpg(pid, signal.SIGKILL)
-            waiting = select.poll()
-            waiting.register(pidfd, select.POLLIN)
-            while not waiting.poll(LEFT_OVER_REPORT_S * 1000):
-                say(f"process {pid}, left by an earlier launcher, does not end")
-        except ProcessLookupError:
-            continue
-        finally:
-            os.close(pidfd)
 
 
 def _detach(directory: str) -> None:
@@ -490,7 +468,8 @@ def main() -> None:
     try:
         launcher = Launcher(directory)
     except BlockingIOError:
-        sys.exit(f"another launcher runs in {directory}")
+        sys.stderr.write(f"another launcher runs in {directory}\n")
+        sys.exit(ALREADY_RUNS)
     _detach(directory)
     launcher.open()
     launcher.run()

@@ -18,6 +18,7 @@ import msgpack
 import msgspec
 
 import peerload
+from peerload.agent.launcher import ALREADY_RUNS
 from peerload.model.errors import PeerloadError
 from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskStarted
 from peerload.model.task import Exit
@@ -39,6 +40,9 @@ START_LOOK_S = 0.01
 FRAME_BYTES_MAX = 4 << 20
 FRAME_FILL_BYTES = 1 << 20
 """A frame is sent when it holds this much; a single request may be larger."""
+
+_LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError)
+"""What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
 
 Listing = tuple[tuple[tuple[str, float], ...], tuple[tuple[str, Exit], ...]]
 
@@ -73,7 +77,14 @@ class LauncherLink:
     async def start(self) -> Listing:
         """Find the launcher or start one. → what runs, and what has ended unforgotten. Raises LauncherError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reader, listing = await self._connect()
+        try:
+            reader, listing = await self._connect()
+        except _LOST as error:
+            log.warning("the launcher hung up (%s); once more", error)  # it was about to stop
+            try:
+                reader, listing = await self._connect()
+            except _LOST as again:
+                raise LauncherError("the launcher does not answer", why=str(again)) from None
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
         return listing
 
@@ -88,11 +99,19 @@ class LauncherLink:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
+        if self._process is not None and self._process.poll() is None:
+            self._process.returncode = 0  # it is meant to outlive us; Popen would warn that it does
 
     async def stop_all(self) -> None:
         """End its tasks and the launcher itself."""
         self._closing = True
+        if self._writer is None and self._reading is not None:  # one is on its way
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            with contextlib.suppress(LauncherError, *_LOST):
+                await self._connect()
         pid = self._pid
+        self.resume()
         self._request({"do": "stop"})
         self._flush()
         await asyncio.to_thread(_wait_gone, pid, STOP_S_MAX)
@@ -117,7 +136,7 @@ class LauncherLink:
                 "do": "spawn",
                 "key": action.key,
                 "argv": list(spec.argv),
-                "environment": {**msgpack.unpackb(spec.environment), **extra},
+                "environment": _environment(spec.environment, extra),
                 "directory": spec.directory,
                 "umask": spec.umask,
                 "stdout": str(stdout),
@@ -173,6 +192,15 @@ class LauncherLink:
     async def _connect(self) -> tuple[asyncio.StreamReader, Listing]:
         """Connect, starting the launcher if nobody answers, and ask for the list."""
         reader, writer = await self._open_or_start()
+        try:
+            listing = await self._list(reader, writer)
+        except BaseException:
+            writer.close()
+            raise
+        self._writer = writer
+        return reader, listing
+
+    async def _list(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Listing:
         writer.write(_frame([{"do": "list"}]))
         running: list[tuple[str, float]] = []
         ended: list[tuple[str, Exit]] = []
@@ -186,8 +214,7 @@ class LauncherLink:
                     more = bool(event["more"])
                     running += [(key, started_at) for key, started_at in event["running"]]
                     ended += [(key, msgspec.convert(exit_, Exit)) for key, exit_ in event["ended"]]
-        self._writer = writer
-        return reader, (tuple(running), tuple(ended))
+        return tuple(running), tuple(ended)
 
     async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         deadline_s = time.monotonic() + START_S_MAX
@@ -199,7 +226,7 @@ class LauncherLink:
                 if not started:
                     started = True
                     await asyncio.to_thread(self._start_process)
-                elif time.monotonic() > deadline_s or (self._process is not None and self._process.poll() is not None):
+                elif time.monotonic() > deadline_s or self._has_failed():
                     raise LauncherError(
                         "the launcher does not answer", why=self._last_words() or str(error.strerror)
                     ) from None
@@ -225,6 +252,10 @@ class LauncherLink:
             start_new_session=True,
             close_fds=True,
         )
+
+    def _has_failed(self) -> bool:
+        """Whether what we started has ended, other than because a launcher is there that does not answer yet."""
+        return self._process is not None and self._process.poll() not in {None, ALREADY_RUNS}
 
     def _last_words(self) -> str:
         try:
@@ -255,7 +286,7 @@ class LauncherLink:
             while True:
                 for event in await _read_frame(reader):
                     self._event(event)
-        except (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError) as error:
+        except _LOST as error:
             return str(error) or type(error).__name__
 
     async def _reconnect(self) -> tuple[asyncio.StreamReader, Listing]:
@@ -265,7 +296,7 @@ class LauncherLink:
         while True:
             try:
                 return await self._connect()
-            except (LauncherError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            except (LauncherError, *_LOST) as error:
                 log.error("no launcher: %s", error)  # noqa: TRY400 -- said every time it fails; the story is in the error
                 await asyncio.sleep(RESTART_S)
 
@@ -283,6 +314,14 @@ async def _read_frame(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
         raise ValueError(f"a frame of {size} bytes from the launcher")
     events: list[dict[str, Any]] = msgpack.unpackb(await reader.readexactly(size))
     return events
+
+
+def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes] | None:
+    """The variables of a task; None if what its home sent is no map: the launcher then ends it with a reason."""
+    try:
+        return {**msgpack.unpackb(packed), **extra}
+    except (ValueError, TypeError):
+        return None
 
 
 def _frame(requests: list[dict[str, Any]]) -> bytes:

@@ -14,6 +14,8 @@ NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 REASON_CHARS_MAX = 400
 BLOCK_BYTES = 4096
+SIZE_BYTES_MAX = 1 << 60
+"""What an exit record can say; a task can make its own file look larger."""
 _SIGNALS_DEFAULT = tuple(
     number for number in range(1, signal.NSIG) if number not in {signal.SIGKILL, signal.SIGSTOP, 32, 33}
 )
@@ -30,17 +32,25 @@ class CannotStart(Exception):
         self.reason = reason[:REASON_CHARS_MAX]
 
 
-def spawn(argv: list[bytes], environment: dict[bytes, bytes], directory: bytes, umask: int, captures: list[str]) -> int:
+def spawn(
+    argv: list[bytes], environment: dict[bytes, bytes] | None, directory: bytes, umask: int, captures: list[str]
+) -> int:
     """Start a process in a session of its own and return its pid; ``captures`` are the paths of stdout and stderr.
 
     Never forks (the cost would grow with the launcher). Raises CannotStart.
     """
     try:
         os.chdir(directory)
-    except OSError as error:
-        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {error.strerror}") from None
-    before = os.umask(umask)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {why}") from None
+    if not isinstance(environment, dict):
+        raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(argv[0])}: its environment cannot be read")
+    before = os.umask(0)
     try:
+        if umask & 0o600:
+            _make_readable(captures)
+        os.umask(umask)
         return os.posix_spawn(
             _find(argv[0], environment),
             argv,
@@ -56,11 +66,17 @@ def spawn(argv: list[bytes], environment: dict[bytes, bytes], directory: bytes, 
         )
     except OSError as error:
         raise CannotStart(NOT_EXECUTABLE, f"cannot execute {_why(argv[0], captures, error)}") from None
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # a NUL, or a variable that is not bytes
         raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(argv[0])}: {error}") from None
     finally:
         os.umask(before)
         os.chdir("/")
+
+
+def _make_readable(captures: list[str]) -> None:
+    """Make the files of the output before a umask applies that would keep even their owner from reading them."""
+    for path in captures:
+        os.close(os.open(path, _CAPTURE | os.O_CLOEXEC, 0o600))
 
 
 def text(raw: bytes) -> str:
@@ -119,6 +135,8 @@ class Capture:
             return 0
         if size <= self.bytes_max:
             return size
+        if size < self.punched_to:  # the task has emptied its own file
+            self.punched_to = 0
         half = -(-self.bytes_max // 2 // BLOCK_BYTES) * BLOCK_BYTES
         start = max(half, self.punched_to)
         end = (size - half) // BLOCK_BYTES * BLOCK_BYTES
@@ -144,9 +162,9 @@ class Capture:
         if not size:
             try:
                 os.unlink(self.path)  # noqa: PTH108 -- as above
-            except FileNotFoundError:
+            except OSError:  # not there, or not a file any more: it is the task's to spoil
                 return 0
-        return size
+        return min(size, SIZE_BYTES_MAX)
 
 
 class Holes:

@@ -299,7 +299,11 @@ class PeerLinks:
         other = link.hello.identity if link is not None and link.hello is not None else None
         if told.node == self.identity.node or (other is not None and other.store != told.store):
             self._counters["peer clashes"] += 1
-            _log.error("two agents call themselves %s: the one at %r is refused", told.node, told.address[:100])
+            _log.error(
+                "two agents call themselves %s: the one at %r is refused; start the newer one with  --node NAME",
+                told.node,
+                told.address[:100],
+            )
             return f"another agent is called {told.node}"
         if peer is None or (
             not peer.links and sum(1 for known in self._peers.values() if known.links) >= self._peers_max

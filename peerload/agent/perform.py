@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from peerload.agent.directories import SeenDirectories
+from peerload.agent.environment import variables_of
 from peerload.model import actions, events
+from peerload.model.errors import BadRequest
 from peerload.model.messages import ADVICE, Offer, Result
-from peerload.model.task import SCRATCH, execution_key
+from peerload.model.task import SCRATCH, Exit, execution_key
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.agent")
 
+CANNOT_EXECUTE = 126
 INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
 ADVICE_UNANSWERED_MAX = 6
@@ -187,6 +190,11 @@ class Performer:
         if action.spec.directory == SCRATCH:
             scratch = os.fsencode(parts.spool.make_scratch(action.key))
             action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
+        try:
+            variables_of(action.spec.environment)
+        except BadRequest as error:  # its home has not looked
+            parts.inbox.put(events.TaskEnded(action.key, Exit(CANNOT_EXECUTE, reason=str(error))))
+            return
         stdout, stderr = parts.spool.paths(action.key)
         extra = {name.encode(): value.encode() for name, value in variables.items()}
         parts.launcher.spawn(action, stdout, stderr, extra)

@@ -13,11 +13,12 @@ import msgspec
 
 from peerload.agent import answers
 from peerload.agent.directories import is_directory_here
+from peerload.agent.environment import variables_of
 from peerload.agent.streams import OutputStream, Watch
 from peerload.core.work import HomePhase
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import CancelRequested, SignalRequested, TaskSubmitted
-from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, execution_key
+from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, execution_key
 from peerload.policy import registry
 from peerload.wire import control
 
@@ -318,6 +319,9 @@ def _members(request: control.Submit) -> tuple[int, ...]:
         raise BadRequest(f"the command line has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
     if any(b"\0" in word for word in (*request.spec.argv, request.spec.directory)):
         raise BadRequest("the command line has a NUL byte in it")
+    if request.spec.directory != SCRATCH and not request.spec.directory.startswith(b"/"):
+        raise BadRequest("the directory is no absolute path", why=answers.text(request.spec.directory))
+    variables_of(request.spec.environment)
     indices: set[int] = set()
     for first, last, step in request.array:
         if last < first:

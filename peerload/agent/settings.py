@@ -22,6 +22,7 @@ from peerload.model.errors import ConfigError
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
+ENVIRONMENT = "environment"
 LISTS = ("peer", "mqtt", "label")
 NODE_NAME_LENGTH_MAX = 40
 
@@ -36,7 +37,7 @@ def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str,
     named_file = given.pop("config", None)
     layers: list[tuple[str, dict[str, Any]]] = [("built-in", {**defaults, "node": default_node_name()})]
     layers += [(str(path), _file(path)) for path in _files(named_file, environment)]
-    layers.append(("environment", _environment(environment)))
+    layers.append((ENVIRONMENT, _environment(environment)))
     layers.append(("flag", given))
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -51,14 +52,19 @@ def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str,
 
 
 def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
-    for key, value in merged.items():  # one at a time, so that the message names the key and where it was set
+    """One value at a time, so that the message names the key and where it was set. Variables are text, whatever the
+    type of the setting: `PEERLOAD_NODE=17` names a node, `PEERLOAD_SLOTS=17` is a number."""
+    converted = {}
+    for key, value in merged.items():
+        one = {"node": "n", "state": "s", "socket": "s", key: value}
         try:
-            msgspec.convert({"node": "n", "state": "s", "socket": "s", key: value}, AgentConfig)
+            config = msgspec.convert(one, AgentConfig, strict=origin[key] != ENVIRONMENT)
         except msgspec.ValidationError as error:
             raise ConfigError(
                 key, f"{value!r} cannot be used ({origin[key]})", why=str(error).split(" - at", maxsplit=1)[0]
             ) from None
-    return msgspec.convert(merged, AgentConfig)
+        converted[key] = getattr(config, key)
+    return AgentConfig(**converted)
 
 
 def default_node_name() -> str:
@@ -98,10 +104,7 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
         value = environment.get(f"PEERLOAD_{key.upper()}")
         if value is None:
             continue
-        if key in LISTS:
-            found[key] = [part for part in value.split(",") if part]
-        else:
-            found[key] = int(value) if value.isdecimal() else value
+        found[key] = [part.strip() for part in value.split(",") if part.strip()] if key in LISTS else value
     return found
 
 

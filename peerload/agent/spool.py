@@ -59,7 +59,8 @@ class Spool:
         found = []
         for path, size in zip(self.paths(key), (stdout_bytes, stderr_bytes), strict=True):
             try:
-                found.append(path.read_bytes()[:size] if size else b"")
+                with path.open("rb") as file:  # what its process has left behind may write on and on
+                    found.append(file.read(size))
             except FileNotFoundError:
                 found.append(b"")
         return found[0], found[1]

@@ -71,7 +71,6 @@ class Store:
         self._thread: threading.Thread | None = None
         self._queue: queue.SimpleQueue[tuple[Sequence[Row], Callable[[], None]] | None] = queue.SimpleQueue()
         self._failed = False
-        self._specs: dict[int, TaskSpec] = {}
         self.store_id = ""
 
     # -- opening -------------------------------------------------------------------------------------------------------
@@ -90,7 +89,10 @@ class Store:
             if is_new:
                 _sync_directory(self._path.parent)
             self._reader = self._connect()
-            self.store_id = str(self._reader.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()[0])
+            identity = self._reader.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
+            if identity is None:
+                raise sqlite3.DatabaseError("it has no id")
+            self.store_id = str(identity[0])
             old = time.time() - KEPT_S
             with self._writer:
                 self._writer.execute("DELETE FROM floors WHERE at < ?", (old,))
@@ -107,7 +109,10 @@ class Store:
 
     def _take_lock(self) -> None:
         path = self._path.parent / "lock"
-        self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened", why=str(error.strerror)) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -144,12 +149,14 @@ class Store:
     def next_incarnation(self) -> int:
         """A number that grows with every start, durable before it is returned."""
         assert self._writer is not None
-        with self._writer:
-            row = self._writer.execute(
+        try:
+            rows = self._writer.execute(
                 "INSERT INTO meta VALUES ('incarnation', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1"
                 " RETURNING value"
-            ).fetchone()
-        return int(row[0])
+            ).fetchall()  # to the end: the statement commits there
+        except sqlite3.Error as error:
+            raise StoreError("the database cannot be written", why=str(error)) from None
+        return int(rows[0][0])
 
     def close(self) -> None:
         """Commit what waits, close, let go of the lock."""
@@ -192,7 +199,7 @@ class Store:
                 continue
             try:
                 self._commit([row for rows, _ in batches for row in rows])
-            except (sqlite3.Error, StoreError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 -- whatever it was, these rows are not kept and the agent must know
                 self._failed = True
                 on_error(StoreError("a commit failed", why=str(error)))
                 continue
@@ -263,7 +270,7 @@ class Store:
 
     def last_counter(self) -> int | None:
         """The number of the last submission, None if there is none."""
-        return next(self._execute("SELECT max(counter) FROM submissions"))[0]  # type: ignore[no-any-return]
+        return self._execute("SELECT max(counter) FROM submissions")[0][0]  # type: ignore[no-any-return]
 
     def task_rows(self, counter: int, index: int | None) -> list[tuple[TaskRecord, TaskSpec]]:
         """One task, or all members of an array (index None), with what is to be run; empty if there is none."""
@@ -285,38 +292,39 @@ class Store:
     def history(self, task: str) -> list[tuple[float, str, str, int, str]]:
         """(at, state, reason, attempt, node) of a task, in order."""
         counter, member = _order(task)
-        return list(
-            self._execute(
-                "SELECT at, state, reason, attempt, node FROM history WHERE counter = ? AND member = ? ORDER BY rowid",
-                (counter, member),
-            )
+        return self._execute(
+            "SELECT at, state, reason, attempt, node FROM history WHERE counter = ? AND member = ? ORDER BY rowid",
+            (counter, member),
         )
 
-    def _execute(self, sql: str, values: tuple[object, ...] = ()) -> Any:  # noqa: ANN401 -- rows as the query names them
+    def _execute(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
         assert self._reader is not None
         try:
-            return self._reader.execute(sql, values)
+            return self._reader.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise StoreError("the database cannot be read", why=str(error)) from None
 
     def _rows(self, where: str, values: tuple[object, ...]) -> list[tuple[TaskRecord, TaskSpec]]:
-        found = self._execute(f"SELECT {_COLUMNS} FROM tasks t WHERE {where}", values).fetchall()  # noqa: S608 -- constants
+        found = self._execute(f"SELECT {_COLUMNS} FROM tasks t WHERE {where}", values)  # noqa: S608 -- constants
         specs: dict[int, TaskSpec] = {}
+        environments: dict[bytes, bytes] = {}  # one copy of each, however many tasks share it
         for row in found:
             if row[0] not in specs:
-                specs[row[0]] = self._spec_of(row[0])
+                specs[row[0]] = self._spec_of(row[0], environments)
         return [(self._record(row), specs[row[0]]) for row in found]
 
-    def _spec_of(self, counter: int) -> TaskSpec:
-        row = self._execute(
-            "SELECT s.spec, e.environment FROM submissions s JOIN environments e ON e.digest = s.environment"
-            " WHERE s.counter = ?",
-            (counter,),
-        ).fetchone()
-        if row is None:
+    def _spec_of(self, counter: int, environments: dict[bytes, bytes]) -> TaskSpec:
+        rows = self._execute("SELECT spec, environment FROM submissions WHERE counter = ?", (counter,))
+        if not rows:
             raise StoreError(f"submission {counter} is missing from the database")
-        spec: TaskSpec = _decoded(_spec, row[0], f"submission {counter}")
-        return msgspec.structs.replace(spec, environment=row[1])
+        packed, digest = rows[0]
+        if digest not in environments:
+            found = self._execute("SELECT environment FROM environments WHERE digest = ?", (digest,))
+            if not found:
+                raise StoreError(f"the environment of submission {counter} is missing from the database")
+            environments[digest] = found[0][0]
+        spec: TaskSpec = _decoded(_spec, packed, f"submission {counter}")
+        return msgspec.structs.replace(spec, environment=environments[digest])
 
     def _record(self, row: tuple[Any, ...]) -> TaskRecord:
         name = f"{self._node}/{row[0]}" + (f".{row[1]}" if row[1] != SINGLE else "")

@@ -1,0 +1,439 @@
+"""The launcher as a process of its own: what it starts, limits, freezes, records and survives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import pytest
+
+from peerload.agent.launcher import ALREADY_RUNS
+from peerload.agent.launcher_records import process_start
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = str(Path(__file__).resolve().parents[2])
+CODE = (
+    f"import sys; sys.path[:0] = [{ROOT!r}, {str(Path(msgpack.__file__).parent.parent)!r}];"
+    " from peerload.agent.launcher import main; main()"
+)
+LIMIT_BYTES = 1 << 20
+
+
+class Agent:
+    """The other end of the launcher's socket, blocking."""
+
+    def __init__(self, directory: Path) -> None:
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.settimeout(10)
+        self._sock.connect(str(directory / "launcher.sock"))
+        self._directory = directory
+        self.events: list[dict[str, Any]] = []
+
+    def send(self, *requests: dict[str, Any]) -> None:
+        raw = msgpack.packb(list(requests))
+        self._sock.sendall(len(raw).to_bytes(4, "big") + raw)
+
+    def send_raw(self, raw: bytes) -> None:
+        self._sock.sendall(raw)
+
+    def _exactly(self, size: int) -> bytes:
+        raw = b""
+        while len(raw) < size:
+            part = self._sock.recv(size - len(raw))
+            if not part:
+                raise ConnectionError("the launcher hung up")
+            raw += part
+        return raw
+
+    def next(self) -> dict[str, Any]:
+        while not self.events:
+            self.events += msgpack.unpackb(self._exactly(int.from_bytes(self._exactly(4), "big")))
+        return self.events.pop(0)
+
+    def listed(self) -> dict[str, Any]:
+        self.send({"do": "list"})
+        event = self.next()
+        assert event["is"] == "listed"
+        return event
+
+    def spawn(self, key: str, *argv: bytes, **changed: object) -> None:
+        request: dict[str, Any] = {
+            "do": "spawn",
+            "key": key,
+            "argv": list(argv),
+            "environment": {b"PATH": b"/usr/bin:/bin"},
+            "directory": b"/tmp",
+            "umask": 0o022,
+            "stdout": str(self._directory / f"{key}.out"),
+            "stderr": str(self._directory / f"{key}.err"),
+            "deadline_s": 0,
+            "output_bytes_max": LIMIT_BYTES,
+        }
+        self.send(request | changed)
+
+    def ended(self, key: str) -> dict[str, Any]:
+        """The exit of this task; what comes before it is let go."""
+        while True:
+            event = self.next()
+            if event["is"] == "ended" and event["key"] == key:
+                exit_: dict[str, Any] = event["exit"]
+                return exit_
+
+    def started(self, key: str) -> int:
+        event = self.next()
+        assert (event["is"], event["key"]) == ("started", key), event
+        return int(event["pid"])
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Bench:
+    """One directory, the launchers that were started in it, and the agents that spoke to them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.agents: list[Agent] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", CODE, "--directory", str(self.directory)], stderr=subprocess.PIPE
+        )
+        self.processes.append(process)
+        return process
+
+    def launcher(self) -> subprocess.Popen[bytes]:
+        process = self.start()
+        wait_until(self._answers, what="the launcher answers")
+        return process
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(self.directory / "launcher.sock"))
+            except OSError:
+                return False
+        return True
+
+    def agent(self) -> Agent:
+        agent = Agent(self.directory)
+        self.agents.append(agent)
+        assert agent.listed()["pid"]
+        return agent
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.close()
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+            process.wait(10)
+            if process.stderr is not None:
+                process.stderr.close()
+        shutil.rmtree(self.directory)
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench(Path(tempfile.mkdtemp(prefix="pl", dir="/tmp")))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _state(pid: int) -> str:
+    """The letter of a process's state, "" if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def test_a_task_runs_with_its_environment_directory_and_umask(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    script = b"pwd; umask; echo $WHO; ls /proc/self/fd | wc -l; echo no >&2; exit 3"
+    agent.spawn(
+        "a",
+        b"sh",
+        b"-c",
+        script,
+        environment={b"PATH": b"/usr/bin:/bin", b"WHO": b"\xff"},
+        umask=0o077,
+        directory=b"/usr",
+    )
+    agent.started("a")
+    exit_ = agent.ended("a")
+    out = (bench.directory / "a.out").read_bytes()
+    assert exit_["exit_code"] == 3
+    assert out == b"/usr\n0077\n\xff\n4\n"  # 0, 1, 2 and the one ls reads the directory with
+    assert (exit_["stdout_bytes"], exit_["stderr_bytes"]) == (len(out), 3)
+    assert exit_["ended_at"] >= exit_["started_at"] > 0
+    assert exit_["usage"]["memory_bytes_max"] > 0
+
+
+def test_it_leads_a_session_of_its_own_and_a_signal_reaches_its_whole_group(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"sh", b"-c", b"sleep 1000 & echo $!; wait")
+    pid = agent.started("a")
+    out = bench.directory / "a.out"
+    wait_until(lambda: out.exists() and out.read_bytes().endswith(b"\n"))
+    child = int(out.read_bytes())
+    assert os.getsid(pid) == pid
+    agent.send({"do": "signal", "key": "a", "signal": 15})
+    exit_ = agent.ended("a")
+    assert (exit_["exit_code"], exit_["signal"]) == (128 + 15, 15)
+    wait_until(lambda: _state(child) in {"", "Z"}, what="its child has ended too")
+
+
+def test_empty_output_leaves_no_file(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"true")
+    exit_ = agent.ended("a")
+    assert (exit_["stdout_bytes"], exit_["stderr_bytes"]) == (0, 0)
+    assert not (bench.directory / "a.out").exists()
+    assert not (bench.directory / "a.err").exists()
+
+
+def test_what_cannot_be_started_ends_as_a_shell_would_show_it(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    plain = bench.directory / "plain"
+    plain.write_text("no program")
+    agent.spawn("none", b"no-such-command")
+    agent.spawn("path", b"/no/such/command")
+    agent.spawn("mode", os.fsencode(plain))
+    agent.spawn("folder", b"true", directory=b"/no/such/directory")
+    agent.spawn("long", b"true", b"x" * (200 << 10))  # one word may have 128 KiB
+    agent.spawn("nul", b"true", b"a\0b")
+    exits = {}
+    for _ in range(6):
+        event = agent.next()
+        assert event["is"] == "ended"
+        exits[event["key"]] = (event["exit"]["exit_code"], event["exit"]["reason"])
+    assert exits["none"] == (127, "command not found: no-such-command")
+    assert exits["path"] == (127, "command not found: /no/such/command")
+    assert exits["mode"] == (126, f"cannot execute {plain}: Permission denied")
+    assert exits["folder"] == (126, "cannot enter /no/such/directory: No such file or directory")
+    assert exits["long"][0] == 126
+    assert "too long" in exits["long"][1]
+    assert exits["nul"][0] == 126
+
+
+def test_a_mebibyte_of_arguments(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"sh", b"-c", b"echo $#", *[b"x" * 1023] * 1024)
+    assert agent.ended("a")["exit_code"] == 0
+    assert (bench.directory / "a.out").read_bytes() == b"1023\n"
+
+
+def test_a_key_is_started_once(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"sh", b"-c", b"echo once; exec sleep 1000")
+    pid = agent.started("a")
+    agent.spawn("a", b"sh", b"-c", b"echo twice")
+    assert agent.started("a") == pid
+    out = bench.directory / "a.out"
+    wait_until(lambda: out.exists() and out.stat().st_size)
+    agent.send({"do": "signal", "key": "a", "signal": 9})
+    first = agent.ended("a")
+    agent.spawn("a", b"sh", b"-c", b"echo twice")
+    assert agent.ended("a") == first
+    assert out.read_bytes() == b"once\n"
+
+
+def test_a_task_outlives_its_agent_and_its_end_is_told_to_the_next(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    go = bench.directory / "go"
+    os.mkfifo(go)
+    agent.spawn("a", b"sh", b"-c", f"read x < {go}; exit 7".encode())
+    agent.started("a")
+    agent.close()
+    agent = bench.agent()
+    assert [key for key, _ in agent.listed()["running"]] == ["a"]
+    agent.close()
+    go.write_text("now\n")
+    wait_until(lambda: (bench.directory / "exits.log").stat().st_size, what="its exit is recorded")
+    listed = bench.agent().listed()
+    assert listed["running"] == []
+    assert [(key, exit_["exit_code"]) for key, exit_ in listed["ended"]] == [("a", 7)]
+
+
+def test_a_newer_agent_replaces_the_older(bench: Bench) -> None:
+    bench.launcher()
+    old = bench.agent()
+    bench.agent()
+    with pytest.raises(ConnectionError):
+        old.next()
+
+
+def test_an_end_of_a_launcher_is_an_end_of_its_tasks(bench: Bench) -> None:
+    first = bench.launcher()
+    agent = bench.agent()
+    agent.spawn("done", b"true")
+    agent.ended("done")
+    agent.spawn("a", b"sleep", b"1000")
+    pid = agent.started("a")
+    first.kill()
+    first.wait()
+    assert _state(pid) in {"R", "S"}
+    bench.start()
+    wait_until(bench._answers)
+    assert _state(pid) in {"", "Z"}, "left-overs are ended before anybody is answered"
+    listed = bench.agent().listed()
+    assert listed["running"] == []
+    assert [key for key, _ in listed["ended"]] == ["done"]  # "a" is in neither: it has died
+
+
+def test_forgotten_records_do_not_come_back(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"true")
+    agent.ended("a")
+    agent.send({"do": "forget", "key": "a"})
+    assert agent.listed()["ended"] == []
+
+
+@pytest.mark.parametrize("tail", [b"\0\0", b"\0\0\0\5aaaahello", b"\xff" * 100])
+def test_a_torn_tail_of_the_exit_log_is_ignored(bench: Bench, tail: bytes) -> None:
+    first = bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"true")
+    agent.ended("a")
+    first.kill()
+    first.wait()
+    with (bench.directory / "exits.log").open("ab") as file:
+        file.write(tail)
+    bench.launcher()
+    agent = bench.agent()
+    agent.spawn("b", b"true")
+    agent.ended("b")
+    assert [key for key, _ in agent.listed()["ended"]] == ["a", "b"]
+
+
+def test_a_lease_that_runs_out_freezes_and_a_later_one_thaws(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"sleep", b"1000", deadline_s=time.clock_gettime(time.CLOCK_BOOTTIME) + 0.2)
+    pid = agent.started("a")
+    wait_until(lambda: _state(pid) == "T", what="it is frozen")
+    agent.send({"do": "lease", "key": "a", "deadline_s": time.clock_gettime(time.CLOCK_BOOTTIME) + 1000})
+    wait_until(lambda: _state(pid) == "S", what="it is thawed")
+    agent.send({"do": "lease", "key": "a", "deadline_s": time.clock_gettime(time.CLOCK_BOOTTIME) - 1})
+    wait_until(lambda: _state(pid) == "T", what="it is frozen again")
+    agent.send({"do": "lease", "key": "a", "deadline_s": 0})
+    wait_until(lambda: _state(pid) == "S", what="it needs no lease any more")
+
+
+def test_output_over_the_limit_keeps_its_head_and_its_tail(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    size = 100 << 20
+    agent.spawn("a", b"sh", b"-c", b"echo first; head -c 104857600 /dev/zero | tr '\\0' x; echo; echo last")
+    exit_ = agent.ended("a")
+    out = bench.directory / "a.out"
+    assert exit_["stdout_bytes"] == out.stat().st_size == size + 12
+    assert out.stat().st_blocks * 512 <= LIMIT_BYTES + (64 << 10)
+    with out.open("rb") as file:
+        assert file.read(LIMIT_BYTES // 2) == b"first\n" + b"x" * (LIMIT_BYTES // 2 - 6)
+        file.seek(-LIMIT_BYTES // 2, os.SEEK_END)
+        assert file.read() == b"x" * (LIMIT_BYTES // 2 - 6) + b"\nlast\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xff\xff\xff\xff" + b"x" * 100,
+        b"\0\0\0\1\xc1",
+        b"\0\0\0\1\x01",
+        b"\0\0\0\2\x91\x01",
+        b"\0\0\0\2\x91\x80",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_garbage_costs_the_connection_alone(bench: Bench, raw: bytes) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"sleep", b"1000")
+    pid = agent.started("a")
+    agent.send_raw(raw)
+    with pytest.raises(ConnectionError):
+        agent.next()
+    assert [key for key, _ in bench.agent().listed()["running"]] == ["a"]
+    assert launcher.poll() is None
+    assert _state(pid) in {"R", "S"}
+
+
+def test_a_full_disk_ends_no_task(bench: Bench) -> None:
+    """Neither the logs nor the output take another byte: events are told all the same."""
+    launcher = bench.launcher()
+    agent = bench.agent()
+    resource.prlimit(launcher.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    agent.spawn("a", b"sleep", b"1000")
+    agent.started("a")
+    agent.spawn("b", b"true")
+    assert agent.ended("b")["exit_code"] == 0
+    assert [key for key, _ in bench.agent().listed()["running"]] == ["a"]  # and the log takes no line about it
+    assert launcher.poll() is None
+    assert (bench.directory / "exits.log").stat().st_size == 0
+
+
+def test_there_is_one_launcher_of_a_directory(bench: Bench) -> None:
+    bench.launcher()
+    second = bench.start()
+    assert second.wait(10) == ALREADY_RUNS
+    assert second.stderr is not None
+    assert b"another launcher runs in" in second.stderr.read()
+
+
+@pytest.mark.parametrize("by_signal", [True, False])
+def test_stop_ends_every_task_and_itself(bench: Bench, by_signal: bool) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    agent.spawn("soft", b"sleep", b"1000")
+    agent.spawn("hard", b"sh", b"-c", b"trap '' TERM; echo ready; while :; do sleep 1000; done")
+    out = bench.directory / "hard.out"
+    wait_until(lambda: out.exists() and out.stat().st_size)
+    if by_signal:
+        launcher.terminate()
+    else:
+        agent.send({"do": "stop"})
+    assert agent.ended("soft")["signal"] == signal.SIGTERM
+    assert agent.ended("hard")["signal"] == signal.SIGKILL
+    assert launcher.wait(10) == 0
+
+
+def test_it_is_small_and_its_socket_private(bench: Bench) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"true")
+    agent.ended("a")
+    lines = Path(f"/proc/{launcher.pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    assert next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) < 14_000
+    assert (bench.directory / "launcher.sock").stat().st_mode & 0o777 == 0o600
+    assert process_start(launcher.pid) > 0
+    with (bench.directory / "launcher.lock").open("rb") as lock, contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        pytest.fail("the lock is not held")

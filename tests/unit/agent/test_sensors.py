@@ -1,0 +1,75 @@
+"""What the machine is and how busy it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from peerload.agent import sensors
+from peerload.agent.sensors import Sensors, machine_facts
+from peerload.model.events import LoadSampled
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_a_machine_without_limits_is_what_it_is(tmp_path: Path) -> None:
+    cpus, mem_bytes = machine_facts(tmp_path)
+    assert cpus == len(os.sched_getaffinity(0))
+    assert mem_bytes > 1 << 20
+
+
+def test_the_least_limit_of_a_cgroup_and_those_above_it_counts(tmp_path: Path) -> None:
+    _write(tmp_path / "proc/self/cgroup", "0::/a/b\n")
+    top = tmp_path / "sys/fs/cgroup"
+    _write(top / "a/cpu.max", "50000 100000\n")
+    _write(top / "a/b/cpu.max", "max 100000\n")
+    _write(top / "a/memory.max", "max\n")
+    _write(top / "a/b/memory.max", f"{64 << 20}\n")
+    assert machine_facts(tmp_path) == (0.5, 64 << 20)
+
+
+def test_the_older_cgroups_count_too(tmp_path: Path) -> None:
+    _write(tmp_path / "proc/self/cgroup", "5:memory:/c\n4:cpu,cpuacct:/c\n")
+    top = tmp_path / "sys/fs/cgroup"
+    _write(top / "cpu,cpuacct/c/cpu.cfs_quota_us", "25000")
+    _write(top / "cpu,cpuacct/c/cpu.cfs_period_us", "100000")
+    _write(top / "cpu,cpuacct/cpu.cfs_quota_us", "-1")
+    _write(top / "cpu,cpuacct/cpu.cfs_period_us", "100000")
+    _write(top / "memory/c/memory.limit_in_bytes", str(32 << 20))
+    assert machine_facts(tmp_path) == (0.25, 32 << 20)
+
+
+def test_utilization_is_averaged_and_told_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = os.cpu_count() or 1
+    clock = {"busy": 0.0, "total": 0.0}
+    monkeypatch.setattr(sensors, "_cpu_seconds", lambda: (clock["busy"], clock["total"]))
+    told: list[LoadSampled] = []
+    ours = {"cpus": 0.0}
+    sampler = Sensors(told.append, lambda: ours["cpus"])
+
+    def second(share: float) -> None:
+        clock["total"] += cores
+        clock["busy"] += cores * share
+        sampler.sample()
+
+    second(0.5)
+    assert told[-1].cpus_busy == pytest.approx(cores * 0.5)
+    assert told[-1].cpus_busy_foreign == pytest.approx(cores * 0.5)
+    assert told[-1].mem_used_bytes > 0
+    for _ in range(60):
+        second(0.5)
+    assert len(told) == 1, "nothing has changed"
+    ours["cpus"] = float(cores)
+    for _ in range(5):
+        second(1.0)
+    assert cores * 0.75 < told[-1].cpus_busy < cores * 0.9, "63 % of a step after 5 s"
+    assert told[-1].cpus_busy_foreign == 0.0
+    for _ in range(60):
+        second(0.0)
+    assert told[-1].cpus_busy < 0.06
+    sampler.sample()  # no time has passed

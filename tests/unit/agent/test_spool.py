@@ -1,0 +1,166 @@
+"""The spool: output as it grows, with holes, across a rename."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from peerload.agent.spool import PIECE_BYTES_MAX, Follower, Spool
+
+KEY = "ab-1"
+Story = Callable[[Spool], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop])
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
+    def run(story: Story) -> None:
+        async def whole() -> None:
+            spool = Spool(tmp_path)
+            try:
+                async with asyncio.timeout(20):
+                    await story(spool)
+            finally:
+                if spool.inotify is not None:
+                    spool.inotify.close()
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(whole())
+
+    return run
+
+
+class Reader:
+    """Follows in the background; ``text`` is what each stream has shown, by offset."""
+
+    def __init__(self, spool: Spool, *start: int) -> None:
+        self.follower = Follower(spool, KEY, *start)
+        self.pieces: list[tuple[int, int, bytes]] = []
+        self._more = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        async for piece in self.follower:
+            self.pieces.append(piece)
+            self._more.set()
+
+    def text(self, stream: int) -> bytes:
+        return b"".join(data for number, _, data in self.pieces if number == stream)
+
+    async def until(self, stream: int, text: bytes) -> None:
+        while self.text(stream) != text:
+            self._more.clear()
+            await self._more.wait()
+
+    async def ended(self) -> None:
+        await self.task
+        self.follower.close()
+
+
+def _append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def test_it_follows_what_grows_from_before_there_is_a_file(play: Callable[[Story], None]) -> None:
+    async def story(spool: Spool) -> None:
+        reader = Reader(spool)
+        out, err = spool.paths(KEY)
+        await asyncio.sleep(0)
+        _append(out, b"one\n")
+        await reader.until(1, b"one\n")
+        _append(err, b"oh\n")
+        _append(out, b"two\n")
+        await reader.until(1, b"one\ntwo\n")
+        await reader.until(2, b"oh\n")
+        reader.follower.end(8, 3)
+        await reader.ended()
+
+    play(story)
+
+
+def test_several_followers_from_their_own_offsets(play: Callable[[Story], None]) -> None:
+    async def story(spool: Spool) -> None:
+        out, _ = spool.paths(KEY)
+        _append(out, b"0123456789")
+        whole, rest = Reader(spool), Reader(spool, 6)
+        await whole.until(1, b"0123456789")
+        await rest.until(1, b"6789")
+        for reader in (whole, rest):
+            reader.follower.end(10, 0)
+            await reader.ended()
+
+    play(story)
+
+
+def test_holes_are_skipped_and_pieces_bounded(play: Callable[[Story], None]) -> None:
+    async def story(spool: Spool) -> None:
+        head, tail, far = b"h" * (300 << 10), b"t" * 8192, 4 << 20
+        spool.write_at(KEY, 1, 0, head)
+        spool.write_at(KEY, 1, far, tail)
+        reader = Reader(spool)
+        reader.follower.end(far + len(tail), 0)
+        await reader.ended()
+        assert reader.text(1) == head + tail
+        assert reader.pieces[-1] == (1, far, tail)
+        assert max(len(data) for _, _, data in reader.pieces) <= PIECE_BYTES_MAX
+        assert spool.sizes(KEY) == (far + len(tail), 0)
+
+    play(story)
+
+
+def test_what_takes_the_place_of_a_followed_file_is_read_on(play: Callable[[Story], None]) -> None:
+    """A copy of a running task's output is followed; then the whole comes with the result and is renamed over it."""
+
+    async def story(spool: Spool) -> None:
+        spool.write_at(KEY, 1, 0, b"first ")
+        reader = Reader(spool)
+        await reader.until(1, b"first ")
+        spool.keep(KEY, b"first and last", b"")
+        await reader.until(1, b"first and last")
+        reader.follower.end(14, 0)
+        await reader.ended()
+        assert spool.read_small(KEY, 14, 0) == (b"first and last", b"")
+
+    play(story)
+
+
+def test_an_end_with_a_missing_file_is_an_end(play: Callable[[Story], None]) -> None:
+    async def story(spool: Spool) -> None:
+        reader = Reader(spool)
+        reader.follower.end(100, 100)
+        await reader.ended()
+        assert reader.pieces == []
+
+    play(story)
+
+
+def test_the_directory_is_watched_only_while_somebody_follows(play: Callable[[Story], None]) -> None:
+    async def story(spool: Spool) -> None:
+        reader = Reader(spool)
+        assert spool.inotify is not None
+        assert spool.inotify._watch >= 0
+        reader.follower.end(0, 0)
+        await reader.ended()
+        assert spool.inotify._watch == -1
+
+    play(story)
+
+
+def test_dropping(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.keep(KEY, b"a", b"b")
+    spool.sync(KEY)
+    assert sorted(path.name for path in spool.directory.iterdir()) == [f"{KEY}.err", f"{KEY}.out"]
+    spool.drop(KEY)
+    spool.drop(KEY)
+    assert list(spool.directory.iterdir()) == []
+    scratch = spool.make_scratch(KEY)
+    (scratch / "deep").mkdir()
+    (scratch / "deep/file").write_text("x")
+    spool.drop_scratch(KEY)
+    assert not scratch.exists()

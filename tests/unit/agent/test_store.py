@@ -1,0 +1,225 @@
+"""The store: what it acknowledged is there afterwards, whatever happens to its process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from peerload.agent.store import Store
+from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask, Row
+from peerload.model.errors import StoreError
+from peerload.model.events import Submission
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
+from tests.support import wait_until
+
+NOW = 4e9  # far enough ahead for every retention
+SPEC = TaskSpec(argv=(b"true",), directory=b"/", environment=b"\x81\xc4\x01A\xc4\x01\xff")
+
+
+def uid(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def submission(counter: int, indices: tuple[int, ...] = ()) -> PutSubmission:
+    return PutSubmission(Submission(counter, f"token-{counter}", b"d" * 32, SPEC, indices, NOW))
+
+
+def record(counter: int, state: TaskState = TaskState.QUEUED, member: int | None = None, **more: object) -> TaskRecord:
+    task = f"ws1/{counter}" + ("" if member is None else f".{member}")
+    return TaskRecord(task=task, uid=uid(counter * 1000 + (member or 0)), state=state, submitted_at=NOW, **more)  # type: ignore[arg-type]
+
+
+def put(counter: int, state: TaskState = TaskState.QUEUED, member: int | None = None, **more: object) -> PutTask:
+    return PutTask(record(counter, state, member, **more), NOW, f"became {state}")
+
+
+class Opened:
+    """A store with its writer, on threads as the daemon has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.store = Store(path, "ws1")
+        self.store.open()
+        self.errors: list[Exception] = []
+        self.batches: list[int] = []
+        self.store.start_writer(self._notify, self.errors.append)
+
+    def _notify(self, done: list[Callable[[], None]]) -> None:
+        self.batches.append(len(done))
+        for call in done:
+            call()
+
+    def keep(self, *rows: Row) -> None:
+        durable = threading.Event()
+        self.store.persist(rows, durable.set)
+        assert durable.wait(10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.store.close()
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    exit_ = Exit(exit_code=3, reason="x", stdout_bytes=7)
+    guest = ExecutionRecord("ws2/5", uid(9), 2, "ws2", ExecutionState.START, SPEC, 1.5, 60.0)
+    with Opened(path) as opened:
+        store_id = opened.store.store_id
+        opened.keep(submission(1), put(1))
+        opened.keep(submission(2, (4, 5)), put(2, member=4), put(2, member=5))
+        opened.keep(put(1, TaskState.LEASED, attempt=1, node="ws2", nonce=1 << 62, machine_boot="b", lease_s=60.0))
+        opened.keep(put(2, TaskState.DONE, 4, attempt=1, ended_at=NOW, started_at=NOW - 1, exit=exit_))
+        opened.keep(PutExecution(guest), PutFloor(uid(9), 2, NOW), PutFloor(uid(9), 1, NOW))
+        opened.keep(PutExecution(ExecutionRecord("ws2/6", uid(8), 1, "ws2", ExecutionState.START, SPEC, 1.5, 60.0)))
+        opened.keep(DropExecution(uid(8), 1))
+    with Opened(path) as opened:
+        assert opened.store.store_id == store_id
+        kept = opened.store.recover()
+        assert [row.record.task for row in kept.tasks] == ["ws1/1", "ws1/2.5"]
+        assert kept.tasks[0].record == record(
+            1, TaskState.LEASED, attempt=1, node="ws2", nonce=1 << 62, machine_boot="b", lease_s=60.0
+        )
+        assert {row.spec for row in kept.tasks} == {SPEC}
+        assert kept.executions == (guest,)
+        assert kept.floors == ((uid(9), 2),), "a floor never sinks"
+        assert kept.tokens == (("token-1", b"d" * 32, "ws1/1", 0), ("token-2", b"d" * 32, "ws1/2", 2))
+        assert (kept.counter, opened.store.last_counter()) == (2, 2)
+        assert opened.store.records(2, 4)[0].exit == exit_
+        assert [r.task for r, _ in opened.store.task_rows(2, None)] == ["ws1/2.4", "ws1/2.5"]
+        assert opened.store.task_rows(3, None) == []
+        assert opened.store.history("ws1/1") == [
+            (NOW, "queued", "became queued", 0, ""),
+            (NOW, "leased", "became leased", 1, "ws2"),
+        ]
+
+
+def test_a_list_has_what_is_unfinished_and_what_ended_lately(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        for counter in range(1, 7):
+            ended = counter % 2 == 0
+            state = TaskState.DONE if ended else TaskState.QUEUED
+            opened.keep(submission(counter), put(counter, state, ended_at=NOW + counter if ended else 0.0))
+        rows, truncated = opened.store.list_tasks(ended_after=NOW + 3, limit=10)
+        assert [r.task for r, _ in rows] == ["ws1/1", "ws1/3", "ws1/4", "ws1/5", "ws1/6"]
+        assert not truncated
+        rows, truncated = opened.store.list_tasks(ended_after=NOW, limit=2)
+        assert [r.task for r, _ in rows] == ["ws1/5", "ws1/6"]
+        assert truncated
+
+
+def test_what_waits_is_committed_together_and_told_in_order(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        told: list[int] = []
+        for counter in range(1, 1001):
+            opened.store.persist([submission(counter), put(counter)], lambda counter=counter: told.append(counter))  # type: ignore[misc]
+        wait_until(lambda: len(told) == 1000)
+        assert told == list(range(1, 1001))
+        assert len(opened.batches) < 500
+        assert len(opened.store.recover().tasks) == 1000
+
+
+def test_every_start_has_a_greater_incarnation(tmp_path: Path) -> None:
+    seen = []
+    for _ in range(3):
+        with Opened(tmp_path / "db") as opened:
+            seen.append(opened.store.next_incarnation())
+    assert seen == [1, 2, 3]
+
+
+def test_one_agent_a_directory(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db"), pytest.raises(StoreError, match=rf"another agent \(pid {os.getpid()}\)"):
+        Store(tmp_path / "db", "ws1").open()
+    with Opened(tmp_path / "db"):
+        pass
+
+
+def test_a_newer_schema_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Opened(path):
+        pass
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StoreError, match="newer"):
+        Store(path, "ws1").open()
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match="cannot be used"):
+        Store(path, "ws1").open()
+
+
+def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Opened(path) as opened:
+        opened.keep(submission(1), put(1))
+    connection = sqlite3.connect(path)
+    connection.execute("UPDATE submissions SET spec = x'c1'")
+    connection.commit()
+    connection.close()
+    with Opened(path) as opened, pytest.raises(StoreError, match="submission 1 "):
+        opened.store.recover()
+
+
+def test_a_failed_write_is_final(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        told: list[str] = []
+        opened.keep(submission(1), put(1))
+        opened.store.persist([submission(1)], lambda: told.append("the same counter twice"))
+        wait_until(lambda: opened.errors)
+        opened.store.persist([submission(2), put(2)], lambda: told.append("after the failure"))
+    assert isinstance(opened.errors[0], StoreError)
+    assert len(opened.errors) == 1
+    assert told == []
+    with Opened(tmp_path / "db") as opened:
+        assert [row.record.task for row in opened.store.recover().tasks] == ["ws1/1"]
+
+
+WRITER = """
+import sys
+import threading
+from pathlib import Path
+sys.path[:0] = {path!r}
+from tests.unit.agent.test_store import Opened, put, submission
+opened = Opened(Path({database!r}))
+room = threading.Semaphore(100)
+
+
+def acknowledge(counter):
+    print(counter, flush=True)
+    room.release()
+
+
+for counter in range(1, 1_000_000):
+    room.acquire()
+    opened.store.persist([submission(counter), put(counter)], lambda counter=counter: acknowledge(counter))
+"""
+
+
+def test_kill_9_in_the_middle_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    root = str(Path(__file__).resolve().parents[3])
+    code = WRITER.format(path=[root], database=str(path))
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as acknowledged:
+        last = 0
+        for line in acknowledged:
+            last = int(line)
+            if last == 1000:
+                process.send_signal(signal.SIGKILL)  # what it said before it died is read to the end
+    process.wait()
+    assert last >= 1000
+    with Opened(path) as opened:
+        kept = opened.store.recover()
+    numbers = [int(row.record.task.partition("/")[2]) for row in kept.tasks]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len(numbers) >= last
