@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -33,10 +34,50 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
-def test_the_walk_names_its_files() -> None:
-    walk = links(ROOT / "docs/architecture.md")
-    for part in ("cli/submit.py", "client.py", "agent/daemon.py", "core/node.py", "agent/launcher.py"):
-        assert f"../peerload/{part}" in walk
+def test_the_walk_names_its_files_in_order() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    walk: list[str] = LINK.findall(text[text.index("## The walk") : text.index("## Inside the agent")])
+    stations = (
+        "peerload/cli/submit.py",
+        "peerload/client.py",
+        "peerload/agent/control.py",
+        "peerload/agent/connection.py",
+        "peerload/agent/requests.py",
+        "peerload/agent/daemon.py",
+        "peerload/core/node.py",
+        "peerload/core/queue.py",
+        "peerload/core/sharing.py",
+        "peerload/core/sender.py",
+        "policies/location/threshold.py",
+        "peerload/core/handoff_home.py",
+        "peerload/core/home.py",
+        "peerload/core/handoff_executor.py",
+        "peerload/agent/launcher_link.py",
+        "peerload/agent/launcher.py",
+    )
+    places = [walk.index(f"../{station}") for station in stations]
+    assert places == sorted(places)
+
+
+def test_functions_named_beside_their_rule_exist() -> None:
+    methods: dict[str, set[str]] = {}
+    for path in (ROOT / "peerload").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                names = {part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
+                methods.setdefault(node.name, set()).update(names)
+    rules = [
+        line
+        for line in (ROOT / "docs/wire.md").read_text(encoding="utf-8").splitlines()
+        if re.match(r"\| [DR]\d", line)
+    ]
+    assert len(rules) == 7 + 11
+    for rule in rules:
+        class_name = ""  # the first name in a row that has one, and then those it is left out for
+        for named, method in re.findall(r"`(?:([A-Z]\w+)\.)?(_?[a-z][a-z_]*)`", rule.split("|")[-2]):
+            class_name = named or class_name
+            assert not class_name or method in methods[class_name], rule
+        assert class_name, rule
 
 
 def test_the_life_cycle_is_drawn_as_it_is() -> None:

@@ -1,0 +1,222 @@
+"""The commands of README.md and docs/ work as they stand there, and the JSON has the keys that the pages tell."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.cluster import ROOT, Cluster, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SKIPPED = ("git clone ", "make ", 'export PATH="$PWD/.venv/bin:')
+"""What sets up the checkout that these tests run in."""
+COMMAND_S_MAX = 60
+TABLES = {"cli.md": "\n## JSON\n", "wire.md": "\n## The control socket\n"}
+TABLE_KEYS = re.compile(r"`([a-z_ ]+)`")
+
+
+def commands(page: Path) -> list[str]:
+    """What a page tells its reader to type, in order."""
+    typed = [
+        line for block in BLOCK.findall(page.read_text(encoding="utf-8")) for line in block.splitlines() if line.strip()
+    ]
+    assert all(line.startswith("$ ") for line in typed), "a console block holds commands alone"
+    return [line.removeprefix("$ ") for line in typed if not line.removeprefix("$ ").startswith(SKIPPED)]
+
+
+class Desk:
+    """A user's own shell on a machine without an agent, in an empty directory."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.directory = cluster.directory
+        self.work = self.directory / "work"
+        self.work.mkdir()
+        (self.work / "train.py").write_text("print('trained')\n", encoding="utf-8")
+        bin_directory = self.directory / "bin"
+        bin_directory.mkdir()
+        script = bin_directory / "peerload"
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(program())} "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
+        self.environment = {**cluster.environment, "PATH": f"{bin_directory}:{cluster.environment['PATH']}"}
+
+    def types(self, command: str) -> str:
+        """Run a line in a shell → what it printed. Fails if its exit code is not 0."""
+        done = subprocess.run(
+            ["bash", "-c", command],
+            env=self.environment,
+            cwd=self.work,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S_MAX,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def up(self) -> dict[str, Any]:
+        """Have an agent, and what it says of itself."""
+        told: dict[str, Any] = json.loads(self.types("peerload up --json"))
+        return told
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with Cluster() as cluster:
+        here = Desk(cluster)
+        try:
+            yield here
+        finally:
+            for socket in (f"{cluster.directory}/second.sock", f"{cluster.directory}/run/peerload/agent.sock"):
+                if Path(socket).exists():
+                    here.types(f"peerload down --all --socket {socket}")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_commands_work_as_they_stand(page: Path, desk: Desk) -> None:
+    typed = commands(page)
+    if not any("peerload up" in command for command in typed):
+        desk.up()  # a page of reference: its reader has one
+    for command in typed:
+        here = command.replace("/tmp/second", f"{desk.directory}/second")
+        if "HOST:PORT" in here:
+            here = here.replace("HOST:PORT", desk.up()["listen"])
+        desk.types(here)
+
+
+def test_the_quick_start_shows_what_it_says(desk: Desk) -> None:
+    first = desk.up()
+    assert desk.types("peerload submit --array 1-8 sh -c 'echo member $PEERLOAD_ARRAY_INDEX'").strip().endswith("/1")
+    desk.types("peerload wait @")
+    assert desk.types("peerload logs 1.7") == "member 7\n"
+    second = f"--node second --state {desk.directory}/second --socket {desk.directory}/second.sock"
+    desk.types(f"peerload up {second} --peer {first['listen']}")
+    desk.types("peerload submit --array 1-8 sleep 1; peerload wait @")
+    nodes = {task["node"] for task in json.loads(desk.types("peerload ls --json"))["tasks"]}
+    assert nodes == {first["node"], "second"}
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def keys_told(page: str, name: str) -> list[set[str]]:
+    """The sets of keys in the row of a page's tables that begins with this name, one set a piece of code."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for line in text[text.index(TABLES[page]) :].splitlines():
+        if line.startswith(f"| {name} |"):
+            cells = [cell.strip() for cell in line.split("|")[2:-1]]
+            return [set(found.split()) for cell in cells for found in TABLE_KEYS.findall(cell)]
+    raise AssertionError(f"{page} has no row {name!r}")
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def without_version(told: dict[str, Any]) -> set[str]:
+    assert told["v"] == 1
+    return set(told) - {"v"}
+
+
+def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
+    def typed(command: str) -> list[dict[str, Any]]:
+        return json_lines(desk.types(f"peerload {command}"))
+
+    def told(name: str) -> list[set[str]]:
+        return keys_told("cli.md", name)
+
+    assert [without_version(typed("up --json")[0])] == told("`up`")
+    assert without_version(typed("submit --json true")[0]) == {"id"}
+    assert without_version(typed("submit --json --array 1-2 true")[0]) == set.union(*told("`submit`"))
+    assert [without_version(typed("wait --json @")[0])] == told("`wait`")
+    assert [without_version(line) for line in typed("run --json echo told")] == told("`run`")
+    assert [without_version(line) for line in typed("logs --json @")] == told("`logs`")
+    assert [without_version(typed("cancel --json 1")[0])] == told("`cancel`")
+    (listed,) = typed("ls --json")
+    assert [without_version(listed)] == told("`ls`")
+    assert [set(listed["tasks"][0])] == told("task")
+    (shown,) = typed("show --json 1")
+    assert without_version(shown) == set.union(*told("task"), told("task, in `show` also")[0])
+    assert [set(shown["history"][0])] == [told("step of `history`")[-1]]
+    (nodes,) = typed("nodes --json")
+    assert [without_version(nodes)] == told("`nodes`")
+    assert [set(nodes["nodes"][0])] == told("node")
+    assert [without_version(typed("policy --json")[0])] == told("`policy`")
+    assert [without_version(typed("top --json")[0])] == told("`top`")
+    assert [without_version(typed("down --json --all")[0])] == told("`down`")
+
+
+def test_the_decision_about_a_task_has_the_keys_that_the_page_tells() -> None:
+    with Cluster() as cluster:
+        home, _ = cluster.linked(2, slots=1)
+        array = home.submit("sleep", "0.3", array=[(1, 6, 1)])
+        home.wait(array)
+        decided = [task["decision"] for task in home.call("show", tasks=[array])["tasks"] if task["decision"]]
+    assert [set(decided[0])] == [keys_told("cli.md", "`decision`, where one was made")[-1]]
+
+
+def test_answers_have_the_keys_that_the_page_tells() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent("n1")
+        task = agent.submit("echo", "told")
+        agent.wait(task)
+        assert [set(agent.call("info"))] == keys_told("wire.md", "`info`")
+        for verb, asked in {
+            "tasks": {},
+            "nodes": {},
+            "policy": {},
+            "stats": {},
+            "cancel": {"tasks": [task]},
+        }.items():
+            assert set(agent.call(verb, **asked)) == keys_told("wire.md", f"`{verb}`")[-1]
+        with agent.client() as client:
+            (ended,) = client.stream("wait", tasks=[task])
+            _, *told = keys_told("wire.md", "`wait`")
+            assert [set(client.last), set(ended)] == told
+            (piece,) = client.stream("output", task=task)
+            _, *told = keys_told("wire.md", "`output`")
+            assert [set(client.last), set(piece)] == told
+        fields = {"token": "a-token-of-mine", "spec": cluster.spec("true"), "array": []}
+        first, again = agent.call("submit", **fields), agent.call("submit", **fields)
+        _, answer, more = keys_told("wire.md", "`submit`")
+        assert (set(first), set(again) - set(first)) == (answer, more)
+
+
+# -- inside a task -----------------------------------------------------------------------------------------------------
+
+
+def test_a_task_has_the_variables_that_the_page_tells() -> None:
+    text = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `([A-Z_]+)` \|", text[text.index("## Inside a task") :], re.MULTILINE))
+    with Cluster() as cluster:
+        agent = cluster.agent("n1")
+        task = agent.submit("env", array=[(7, 7, 1)])
+        agent.wait(task)
+        lines = agent.output(f"{task}.7")[0].decode().splitlines()
+    given = dict(line.split("=", 1) for line in lines)
+    assert {name for name in given if name not in {*cluster.environment, "PWD", "SHLVL", "_"}} == told
+    assert given["PEERLOAD_TASK_ID"] == f"{task}.7"
+    assert (given["PEERLOAD_ARRAY_INDEX"], given["PEERLOAD_CPUS"], given["CUDA_VISIBLE_DEVICES"]) == ("7", "1", "")
+
+
+def test_a_policy_of_ones_own_is_played(desk: Desk) -> None:
+    text = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
+    for language, name in (("python", "mine.py"), ("toml", "mine.toml")):
+        (block,) = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        (desk.work / name).write_text(block.replace("/path/to", str(desk.work)), encoding="utf-8")
+    assert "`peerload up --policy /path/to/mine.toml`" in text
+    desk.types(f"peerload up --policy {desk.work}/mine.toml")
+    (told,) = json_lines(desk.types("peerload policy --json"))
+    assert told["in_force"]["preset"] == "mine"
+    assert told["in_force"]["location.sender"].endswith("/mine.py:LeastKnown")
+    assert desk.types("peerload run echo told") == "told\n"

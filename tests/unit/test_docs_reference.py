@@ -1,0 +1,224 @@
+"""The reference pages equal the code: messages, requests, bounds, verbs, flags, settings, policies."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from peerload.agent import launcher, launcher_link, peer_connection
+from peerload.cli import main as cli
+from peerload.cli.options import Options
+from peerload.model import messages
+from peerload.model.config import AgentConfig, CoreConfig
+from peerload.model.resources import Placement, ResourceRequest
+from peerload.model.task import TaskSpec
+from peerload.policy import registry
+from peerload.wire import control, frame, peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SHARED_FLAGS = {"-h", "--help", "--socket", "--json"}
+
+
+def section(page: str, heading: str) -> str:
+    """What stands under a heading, down to the next one of its level or above."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    level = len(heading) - len(heading.lstrip("#"))
+    start = text.index(f"\n{heading}\n") + len(heading) + 2
+    end = re.search(rf"^#{{1,{level}}} ", text[start:], re.MULTILINE)
+    return text[start : start + end.start()] if end else text[start:]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every row of every table; `\\|` is a bar inside a cell. Headings and rules are left out."""
+    found = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        is_heading = number + 1 < len(lines) and lines[number + 1].startswith("|---")
+        if line.startswith("|") and not line.startswith("|---") and not is_heading:
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            found.append([cell.strip().replace("\\|", "|") for cell in cells])
+    return found
+
+
+def code(cell: str) -> str:
+    """The first thing set as code in a cell, "" if there is none."""
+    found = re.search(r"`([^`]*)`", cell)
+    return found[1] if found else ""
+
+
+def fields(kind: type[msgspec.Struct]) -> str:
+    return " ".join(kind.__struct_encode_fields__)
+
+
+# -- wire.md -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_message_has_its_row() -> None:
+    told = {code(cells[0]): code(cells[2]) for cells in rows(section("wire.md", "## Messages"))}
+    kinds: Iterable[type[msgspec.Struct]] = messages.Message.__args__
+    assert told == {str(kind.__struct_config__.tag): fields(kind) for kind in kinds}
+
+
+def test_the_items_of_batches_are_told() -> None:
+    text = section("wire.md", "### Ownership")
+    assert f"`{fields(messages.Renewal)}`" in text
+    assert f"`{fields(messages.LeaseExtension)}`" in text
+    assert str(messages.RENEWALS_MAX) in text
+    assert all(f"`{code}`" in text for code in messages.DECLINES)
+
+
+def test_the_envelope_is_told() -> None:
+    told = [
+        name
+        for cells in rows(section("wire.md", "## Frames and envelopes"))[5:]
+        for name in re.findall(r"`(\w+)`", cells[0])
+    ]
+    assert sorted(told) == sorted(messages.Envelope.__struct_fields__)
+
+
+def test_every_request_has_its_row() -> None:
+    told = {code(cells[0]): code(cells[1]) for cells in rows(section("wire.md", "## The control socket"))}
+    kinds: Iterable[type[msgspec.Struct]] = control.Request.__args__
+    assert told == {str(kind.__struct_config__.tag): fields(kind).removesuffix("id").strip() for kind in kinds}
+
+
+def test_the_spec_is_told() -> None:
+    (line,) = re.findall(r"^- `spec`: (.*(?:\n  .*)*)", section("wire.md", "## The control socket"), re.MULTILINE)
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", line)))) - {"bin"}
+    assert named == {name for kind in (TaskSpec, ResourceRequest, Placement) for name in kind.__struct_fields__}
+
+
+def test_the_largest_frames_are_told() -> None:
+    sizes = [cells[1] for cells in rows(section("wire.md", "## Frames and envelopes"))[:5]]
+    true = [
+        peer_connection.HELLO_BYTES_MAX,
+        peer.DATA_BYTES_MAX,
+        peer.MQTT_BYTES_MAX,
+        frame.CONTROL_BYTES_MAX,
+        launcher.FRAME_BYTES_MAX,
+    ]
+    assert launcher.FRAME_BYTES_MAX == launcher_link.FRAME_BYTES_MAX
+    units = {"KiB": 1 << 10, "MiB": 1 << 20}
+    assert [int(size.split()[0]) * units[size.split()[1]] for size in sizes] == true
+
+
+def test_times_and_bounds_are_those_of_the_config() -> None:
+    config = CoreConfig()
+    for name, default, _ in rows(section("wire.md", "### Times and bounds")):
+        assert getattr(config, code(name)) == float(default), name
+    assert AgentConfig(node="n", state="s", socket="s").lease_s == config.lease_s
+
+
+def test_the_launchers_words_are_told() -> None:
+    source = Path(launcher.__file__).read_text(encoding="utf-8")
+    told = {code(cells[0]) for cells in rows(section("wire.md", "## The launcher's socket"))}
+    assert told == set(re.findall(r'do == "(\w+)"', source)) | set(re.findall(r'"is": "(\w+)"', source))
+
+
+def test_every_rule_the_code_names_is_told() -> None:
+    root = DOCS.parent
+    cited: set[str] = set()
+    for path in (root / "peerload").rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        for rules in re.findall(r"\((?:rule )?([A-Z]\d{1,2}(?: \+ [A-Z]\d{1,2})?)\)|rule ([A-Z]\d{1,2})\b", text):
+            cited |= set(re.findall(r"[A-Z]\d+", " ".join(rules)))
+    wire = (DOCS / "wire.md").read_text(encoding="utf-8")
+    assert {rule for rule in cited if not re.search(rf"\b{rule}\b", wire)} == set()
+
+
+# -- cli.md ------------------------------------------------------------------------------------------------------------
+
+
+class Read(Exception):
+    def __init__(self, reader: Options) -> None:
+        self.reader = reader
+
+
+def flags_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What a verb's parser takes, less what every verb takes."""
+
+    def stop(reader: Options, _words: list[str]) -> None:
+        raise Read(reader)
+
+    monkeypatch.setattr(Options, "read", stop)
+    monkeypatch.setattr(Options, "read_command", stop)
+    with pytest.raises(Read) as caught:
+        importlib.import_module(f"peerload.cli.{verb}").main([])
+    found = {name for action in caught.value.reader._actions for name in action.option_strings}
+    assert found >= SHARED_FLAGS
+    return found - SHARED_FLAGS
+
+
+def flags_told(verb: str) -> set[str]:
+    text = (DOCS / "cli.md").read_text(encoding="utf-8")
+    for heading in re.findall(r"^### .*$", text, re.MULTILINE):
+        if f"`{verb}`" in heading:
+            told: set[str] = set()
+            for flag, means in rows(section("cli.md", heading)):
+                only = re.match(r"`(\w+)` only", means)
+                if only is None or only[1] == verb:
+                    told |= {code(one).split(" ")[0] for one in re.findall(r"`[^`]*`", flag)}
+            return told
+    return set()
+
+
+VERBS = [verb for verb, _ in cli.VERBS]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_flags_are_those_of_the_parser(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flags_told(verb) == flags_of(verb, monkeypatch)
+
+
+def test_every_verb_is_told() -> None:
+    verbs = section("cli.md", "## Verbs")
+    assert [code(cells[0]) for cells in rows(verbs[: verbs.index("\n### ")])] == VERBS
+
+
+def test_settings_are_those_of_the_config() -> None:
+    told = {code(key): code(default) for key, default, _ in rows(section("cli.md", "## Settings"))}
+    assert list(told) == list(AgentConfig.__struct_fields__)
+    config = AgentConfig(node="n", state="s", socket="s")
+    for key, default in told.items():
+        if default:
+            value = getattr(config, key)
+            expected = list(value) if isinstance(value, tuple) else value
+            assert msgspec.toml.decode(f"value = {default}".encode())["value"] == expected, key
+
+
+# -- policies.md -------------------------------------------------------------------------------------------------------
+
+
+def test_every_policy_is_told() -> None:
+    told = {code(cells[0]): cells for cells in rows(section("policies.md", "## The kinds and their members"))}
+    members = {kind: sorted(re.findall(r"`([^`]+)`", cells[2])) for kind, cells in told.items()}
+    assert members == registry.policies()
+    assert {kind: code(cells[3]) for kind, cells in told.items()} == registry.DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in registry.policies().items() for name in names]
+)
+def test_every_policy_says_when_it_is_good_and_when_bad(kind: str, name: str) -> None:
+    paragraphs = section("policies.md", "## The kinds and their members").split("\n\n")
+    (paragraph,) = [paragraph for paragraph in paragraphs if f"**`{kind}.{name}`**" in paragraph]
+    assert "\nGood: " in paragraph
+    assert " Bad: " in paragraph
+    if not name.startswith("none"):
+        for parameter in registry.policy_class(kind, name).__annotations__:
+            if kind != "information":  # what an information policy has are facts about it, not knobs
+                assert re.search(rf"[` ]{parameter}[` ]", paragraph), parameter
+
+
+def test_every_preset_is_told() -> None:
+    told = section("policies.md", "## Presets")
+    assert sorted({code(cells[0]) for cells in rows(told)}) == registry.presets()
+    assert f"| `{registry.DEFAULT_PRESET}` |" in told
