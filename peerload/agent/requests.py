@@ -83,11 +83,11 @@ class Requests:
     def _resolve(self, ref: str) -> tuple[int, int | None]:
         """A name as (counter, index). Raises NoSuchTask or BadRequest."""
         node = self._parts.config.node
-        if ref == "@":
+        if ref.startswith("@"):
             last = self._parts.store.last_counter()
             if last is None:
                 raise NoSuchTask("@ stands for your last task, and there is none yet", hint="peerload submit CMD")
-            return last, None
+            ref = f"{last}{ref[1:]}"
         parsed = REF.fullmatch(ref)
         if parsed is None:
             raise BadRequest(f"{ref!r} is no task id", why="ids look like 42, 42.7, ws1/42 or @", hint="peerload ls")

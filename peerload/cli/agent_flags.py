@@ -24,7 +24,7 @@ def agent_options(verb: str, says: str) -> Options:
     reader = Options(verb, says)
     reader.flag("--node", metavar="NAME", help="this node's name (default: the host's)")
     reader.flag("--state", metavar="DIR", help="where tasks and outputs are kept")
-    reader.flag("--listen", metavar="HOST:PORT", help="where peers find it, TCP and UDP (default 127.0.0.1:0)")
+    reader.flag("--listen", metavar="HOST:PORT", help="where peers find it (default 127.0.0.1:0)")
     reader.flag("--peer", action="append", metavar="HOST:PORT", help="a member of the cluster to join (repeatable)")
     reader.flag("--mqtt", action="append", metavar="URL", help="an MQTT broker (repeatable: for fail-over)")
     reader.flag("--slots", type=whole(0, 65_536), metavar="N", help="tasks at a time (default: as the cpus allow)")
@@ -35,8 +35,12 @@ def agent_options(verb: str, says: str) -> Options:
 
 
 def given_settings(flags: Namespace) -> dict[str, Any]:
-    """Only what was given; the repeatable ones as lists."""
-    return {key: value for key in KEYS if (value := getattr(flags, key)) is not None}
+    """Only what was given; the repeatable ones as lists, files by their whole path (an agent works in /)."""
+    given = {key: value for key in KEYS if (value := getattr(flags, key)) is not None}
+    for key in ("config", "policy"):
+        if str(given.get(key, "")).endswith(".toml"):
+            given[key] = os.path.abspath(given[key])
+    return given
 
 
 def as_words(settings: dict[str, Any]) -> list[str]:

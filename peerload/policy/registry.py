@@ -51,10 +51,10 @@ def presets() -> list[str]:
     return sorted(entry.name.removesuffix(".toml") for entry in directory.iterdir() if entry.name.endswith(".toml"))
 
 
-def policy_class(kind: str, name: str) -> type:
-    """The class of one policy. Raises ConfigError naming the kind and the allowed names."""
+def policy_class(kind: str, name: str, base: Path = Path()) -> type:
+    """The class of one policy; a file's path counts from ``base``. Raises ConfigError naming kind and allowed names."""
     if ".py:" in name:
-        return _class_from_file(kind, name)
+        return _class_from_file(kind, name, base)
     for entry in importlib.metadata.entry_points(group=GROUP, name=f"{kind}.{name}"):
         loaded = entry.load()
         if isinstance(loaded, type):
@@ -72,14 +72,15 @@ def policy_class(kind: str, name: str) -> type:
 
 def load_preset(name: str) -> PolicySet:
     """A preset by name or path. Raises ConfigError naming the key and what is allowed."""
-    return build_preset(*_read(name))
+    short, table = _read(name)
+    return build_preset(short, table, Path(name).parent if name.endswith(".toml") else Path())
 
 
-def build_preset(name: str, table: dict[str, Any]) -> PolicySet:
-    """A preset from its tables (as TOML gives them)."""
+def build_preset(name: str, table: dict[str, Any], base: Path = Path()) -> PolicySet:
+    """A preset from its tables (as TOML gives them); ``base``: where a policy's own file is looked for."""
     tables = _flatten(table)
     names = {kind: str(tables.get(kind, {}).get("policy", DEFAULTS[kind])) for kind in KINDS}
-    built: dict[str, Any] = {kind: _build(kind, names[kind], tables.get(kind, {})) for kind in KINDS}
+    built: dict[str, Any] = {kind: _build(kind, names[kind], tables.get(kind, {}), base) for kind in KINDS}
     return PolicySet(
         name=name,
         description=str(table.get("description", "")),
@@ -132,8 +133,8 @@ def _flatten(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _build(kind: str, name: str, table: dict[str, Any]) -> object:
-    chosen = policy_class(kind, name)
+def _build(kind: str, name: str, table: dict[str, Any], base: Path) -> object:
+    chosen = policy_class(kind, name, base)
     parameters = {key: value for key, value in table.items() if key != "policy"}
     try:
         policy: object = msgspec.convert(parameters, chosen)
@@ -145,8 +146,9 @@ def _build(kind: str, name: str, table: dict[str, Any]) -> object:
     return policy
 
 
-def _class_from_file(kind: str, name: str) -> type:
-    path, _, class_name = name.rpartition(":")
+def _class_from_file(kind: str, name: str, base: Path) -> type:
+    written, _, class_name = name.rpartition(":")
+    path = str(base / written)
     spec = importlib.util.spec_from_file_location(f"peerload_policy_{Path(path).stem}", path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise ConfigError(f"{kind}.policy", f"no such file: {path}")
