@@ -51,6 +51,8 @@ log = logging.getLogger("peerload.agent")
 
 STOP_S_MAX = 5.0
 """How long a polite stop may take before what is left is cut."""
+TOLD_MAX = 1000
+"""Peers of which is remembered that they were told of the others."""
 
 
 class Daemon:
@@ -62,6 +64,8 @@ class Daemon:
         self.parts = Parts(config)
         self._sequence = 0
         self._is_up = False
+        self._told: dict[str, str] = {}
+        self._early: list[Event] | None = []
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -197,6 +201,9 @@ class Daemon:
                 ended=ended,  # type: ignore[arg-type]
             )
         )
+        early, self._early = self._early, None
+        for event in early or ():
+            self._from_launcher(event)
 
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
@@ -237,6 +244,9 @@ class Daemon:
     # -- what comes in -------------------------------------------------------------------------------------------------
 
     def _from_launcher(self, event: Event) -> None:
+        if self._early is not None:  # AgentStarted has not been told yet, and what is not known cannot end
+            self._early.append(event)
+            return
         if isinstance(event, events.TaskEnded) and event.exit.stdout_bytes + event.exit.stderr_bytes:
             self.performer.sync_output(event)  # its output is on disk before anybody relies on the result
         else:
@@ -262,6 +272,20 @@ class Daemon:
         self.parts.links.learn(hello.identity)
         self.addresses.keep(hello.identity)
         self.parts.inbox.put(events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers))
+        self._tell_of_the_others(hello)
+
+    def _tell_of_the_others(self, hello: Hello) -> None:
+        """Two that join at the same moment through us are met by neither's introduction: whoever has not heard of
+        somebody we are linked to gets a second Hello, once for each start of its agent."""
+        node, boot = hello.identity.node, hello.identity.boot
+        heard_of = {node, *(identity.node for identity in hello.peers)}
+        others = (other for other in self.parts.links.linked() if other in self.addresses.peers)
+        if self._told.get(node) != boot and any(other not in heard_of for other in others):
+            if len(self._told) >= TOLD_MAX:
+                self._told.clear()
+            self._told[node] = boot
+            # After the inbox has had its turn, so that we know by then whoever came in with this one.
+            asyncio.get_running_loop().call_soon(lambda: self.parts.links.send(node, self._hello()))
 
     def _send_failed(self, dst: str, message: Message) -> None:
         self.parts.counters["peer sends failed"] += 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import threading
 import time
 
 from peerload.model.task import SCRATCH
@@ -13,15 +15,34 @@ CHECK_S_MAX = 2.0
 SEEN_S = 2.0
 """A directory seen so lately is not looked at again for every offer of a burst."""
 KEPT_MAX = 256
+LOOKS_MAX = 32
+"""Looks under way at a time. One that hangs in a dead mount keeps its thread; what is asked for beyond these counts as
+missing, and nothing else waits for them: neither the threads of other work nor the end of the agent."""
+_LOOK = "directory"
 
 
 async def is_directory_here(directory: bytes) -> bool:
     """Whether it exists here and may be entered; SCRATCH always does."""
     if directory == SCRATCH:
         return True
+    if sum(thread.name == _LOOK for thread in threading.enumerate()) >= LOOKS_MAX:
+        return False
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[bool] = loop.create_future()
+
+    def tell(here: bool) -> None:
+        if not answer.done():
+            answer.set_result(here)
+
+    def look() -> None:
+        here = _may_enter(directory)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            loop.call_soon_threadsafe(tell, here)
+
+    threading.Thread(target=look, name=_LOOK, daemon=True).start()
     try:
         async with asyncio.timeout(CHECK_S_MAX):
-            return await asyncio.to_thread(_may_enter, directory)
+            return await answer
     except TimeoutError:
         return False
 

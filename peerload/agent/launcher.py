@@ -36,6 +36,8 @@ LIMIT_EVERY_S = 0.5
 DEADLINE_CHECK_S = 1.0
 """While a deadline is set it is compared with CLOCK_BOOTTIME at least this often (timers do not count suspend)."""
 STOP_GRACE_S = 2.0
+LAST_READS_MAX = 64
+"""Of an agent that is replaced no more is read than this many times."""
 DESCRIPTORS_RESERVED = 64
 """Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
 ALREADY_RUNS = 75
@@ -204,6 +206,9 @@ class Launcher:
         except OSError as error:
             say(f"accept: {error}")
             return
+        for _ in range(LAST_READS_MAX):  # what the older one said before it went still counts
+            if self._connection is None or not self._receive(self._connection):
+                break
         self._hang_up("a newer agent connects")
         sock.setblocking(False)
         self._connection = _Connection(sock)
@@ -219,26 +224,27 @@ class Launcher:
         connection.sock.close()
         self._connection = None
 
-    def _receive(self, connection: _Connection) -> None:
+    def _receive(self, connection: _Connection) -> bool:
+        """Carry out what has come in. → whether there may be more."""
         try:
             raw = connection.sock.recv(1 << 18)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             self._hang_up(str(error))
-            return
+            return False
         if not raw:
             self._hang_up("")
-            return
+            return False
         buffer = connection.received
         buffer += raw
         while len(buffer) >= 4:  # noqa: PLR2004 -- the length of a length
             size = int.from_bytes(buffer[:4], "big")
             if size > FRAME_BYTES_MAX:
                 self._hang_up(f"a frame that claims {size} bytes")
-                return
+                return False
             if len(buffer) < 4 + size:
-                return
+                return True
             body = bytes(buffer[4 : 4 + size])
             del buffer[: 4 + size]
             try:
@@ -254,9 +260,10 @@ class Launcher:
                 OverflowError,
             ) as error:
                 self._hang_up(f"not a request: {type(error).__name__}: {str(error)[:200]}")
-                return
+                return False
             if self._connection is not connection:
-                return
+                return False
+        return True
 
     def _carry_out(self, request: dict[str, Any]) -> None:
         do = request["do"]
@@ -356,9 +363,8 @@ class Launcher:
         started_at = time.time()
         try:
             if len(self._tasks) >= self._tasks_max:
-                raise CannotStart(
-                    NOT_EXECUTABLE, f"{len(self._tasks)} tasks run already, as many as this system allows"
-                )
+                why = f"{len(self._tasks)} tasks run already, as many as this system allows"
+                raise CannotStart(NOT_EXECUTABLE, why)  # noqa: TRY301 -- it ends as every start that fails
             self._spawns.append([[key, 0, 0, self._boot, paths]])  # were we killed now, its output would give it away
             pid = spawn(request["argv"], request["environment"], request["directory"], umask, paths)
         except CannotStart as failure:

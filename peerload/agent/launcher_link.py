@@ -35,13 +35,15 @@ START_S_MAX = 15.0
 """A new launcher first ends what its predecessor left, then answers."""
 STOP_S_MAX = 5.0
 RESTART_S = 0.2
+CONNECTS_MAX = 3
+"""A launcher that hangs up is connected to again so often before the agent gives up starting."""
 START_LOOK_S = 0.01
 """A launcher on its way is looked for this often."""
 FRAME_BYTES_MAX = 4 << 20
 FRAME_FILL_BYTES = 1 << 20
 """A frame is sent when it holds this much; a single request may be larger."""
 
-_LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError)
+_LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError, AttributeError)
 """What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
 
 Listing = tuple[tuple[tuple[str, float], ...], tuple[tuple[str, Exit], ...]]
@@ -77,14 +79,7 @@ class LauncherLink:
     async def start(self) -> Listing:
         """Find the launcher or start one. → what runs, and what has ended unforgotten. Raises LauncherError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            reader, listing = await self._connect()
-        except _LOST as error:
-            log.warning("the launcher hung up (%s); once more", error)  # it was about to stop
-            try:
-                reader, listing = await self._connect()
-            except _LOST as again:
-                raise LauncherError("the launcher does not answer", why=str(again)) from None
+        reader, listing = await self._connect_again()
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
         return listing
 
@@ -108,8 +103,8 @@ class LauncherLink:
         if self._writer is None and self._reading is not None:  # one is on its way
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-            with contextlib.suppress(LauncherError, *_LOST):
-                await self._connect()
+            with contextlib.suppress(LauncherError):
+                await self._connect_again()
         pid = self._pid
         self.resume()
         self._request({"do": "stop"})
@@ -199,6 +194,18 @@ class LauncherLink:
             raise
         self._writer = writer
         return reader, listing
+
+    async def _connect_again(self) -> tuple[asyncio.StreamReader, Listing]:
+        """The same, more than once: the launcher that took the connection may just have been ending. Raises
+        LauncherError."""
+        why = ""
+        for _ in range(CONNECTS_MAX):
+            try:
+                return await self._connect()
+            except _LOST as error:
+                why = str(error) or type(error).__name__
+                log.warning("the launcher hung up: %s", why)
+        raise LauncherError("the launcher does not answer", why=why)
 
     async def _list(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Listing:
         writer.write(_frame([{"do": "list"}]))

@@ -14,6 +14,8 @@ NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 REASON_CHARS_MAX = 400
 BLOCK_BYTES = 4096
+SLACK_BYTES = 256 << 10
+"""What a file system may take for a file beyond its data."""
 SIZE_BYTES_MAX = 1 << 60
 """What an exit record can say; a task can make its own file look larger."""
 _SIGNALS_DEFAULT = tuple(
@@ -130,14 +132,15 @@ class Capture:
     def limit(self, holes: Holes) -> int:
         """Give back to the disk what is over the limit; returns the size in bytes (0 if there is no file)."""
         try:
-            size = os.stat(self.path).st_size  # noqa: PTH116 -- pathlib costs the launcher a megabyte
+            status = os.stat(self.path)  # noqa: PTH116 -- pathlib costs the launcher a megabyte
         except OSError:
             return 0
+        size = status.st_size
         if size <= self.bytes_max:
             return size
-        if size < self.punched_to:  # the task has emptied its own file
-            self.punched_to = 0
         half = -(-self.bytes_max // 2 // BLOCK_BYTES) * BLOCK_BYTES
+        if status.st_blocks * 512 > half + size - self.punched_to + SLACK_BYTES:
+            self.punched_to = 0  # the holes are gone: the task has emptied its file and written it again
         start = max(half, self.punched_to)
         end = (size - half) // BLOCK_BYTES * BLOCK_BYTES
         if end <= start:

@@ -20,6 +20,8 @@ AVERAGE_S = 5.0
 """Utilization is averaged exponentially over this."""
 TELL_CPUS = 0.05
 """A change of less than this (in cores) is not worth an event."""
+TELL_MEMORY_SHARE = 1 / 32
+"""Nor is a smaller change of the memory in use than this share of all."""
 
 
 class Sensors:
@@ -36,6 +38,7 @@ class Sensors:
         self._cpus = os.cpu_count() or 1
         self._average: float | None = None
         self._told = -1.0
+        self._told_bytes = 0
 
     async def run(self) -> None:
         """Sample for ever."""
@@ -58,11 +61,15 @@ class Sensors:
         weight = 1.0 - math.exp(-SAMPLE_S / AVERAGE_S)
         before = now if self._average is None else self._average
         self._average = min(max(before + weight * (now - before), 0.0), float(self._cpus))
-        if abs(self._average - self._told) >= TELL_CPUS:
-            self._told = self._average
+        memory = psutil.virtual_memory()
+        used_bytes = int(memory.total - memory.available)
+        if (
+            abs(self._average - self._told) >= TELL_CPUS
+            or abs(used_bytes - self._told_bytes) >= memory.total * TELL_MEMORY_SHARE
+        ):
+            self._told, self._told_bytes = self._average, used_bytes
             foreign = max(self._average - self._ours(), 0.0)
-            memory = psutil.virtual_memory()
-            self._put(LoadSampled(self._average, foreign, int(memory.total - memory.available)))
+            self._put(LoadSampled(self._average, foreign, used_bytes))
 
 
 def _cpu_seconds() -> tuple[float, float]:

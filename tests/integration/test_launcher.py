@@ -149,8 +149,8 @@ class Bench:
         shutil.rmtree(self.directory)
 
 
-@pytest.fixture
-def bench() -> Iterator[Bench]:
+@pytest.fixture(name="bench")
+def fixture_bench() -> Iterator[Bench]:
     made = Bench(Path(tempfile.mkdtemp(prefix="pl", dir="/tmp")))
     try:
         yield made

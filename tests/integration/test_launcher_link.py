@@ -66,8 +66,8 @@ class Node:
         self.link.spawn(action, self.directory / f"{key}.out", self.directory / f"{key}.err", {b"B": b"node"})
 
 
-@pytest.fixture
-def directory() -> Iterator[Path]:
+@pytest.fixture(name="directory")
+def fixture_directory() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="pl", dir="/tmp"))
     yield path
     shutil.rmtree(path)

@@ -16,8 +16,8 @@ KEY = "ab-1"
 Story = Callable[[Spool], Coroutine[Any, Any, None]]
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop])
-def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
+@pytest.fixture(name="play", params=[asyncio.new_event_loop, uvloop.new_event_loop])
+def fixture_play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
     def run(story: Story) -> None:
         async def whole() -> None:
             spool = Spool(tmp_path)

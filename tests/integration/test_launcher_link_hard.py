@@ -1,0 +1,178 @@
+"""The agent's end of the launcher when the launcher is going, hanging, or not a launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import uvloop
+
+from peerload.agent import launcher_link
+from peerload.agent.launcher_link import LauncherError, LauncherLink
+from peerload.model.actions import SpawnTask
+from peerload.model.events import LauncherLost, LauncherReady, TaskStarted
+from peerload.model.task import TaskSpec
+from tests.integration.test_launcher import _state
+from tests.integration.test_launcher_link import Node, _run, fixture_directory  # noqa: F401 -- a fixture
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from peerload.model.events import Event
+
+RESTART_S_MAX = 5.0
+"""It takes a fifth of a second on a quiet machine; the aim is one."""
+
+
+def test_a_killed_launcher_is_replaced_within_a_second_or_so_each_time(directory: Path) -> None:
+    async def story(node: Node) -> None:
+        await node.link.start()
+        for _ in range(3):
+            node.events.clear()
+            killed_at = time.monotonic()
+            os.kill(node.link.pid, signal.SIGKILL)
+            await node.until(lambda event: isinstance(event, LauncherReady))
+            assert time.monotonic() - killed_at < RESTART_S_MAX
+            assert [type(event) for event in node.events] == [LauncherLost, LauncherReady]
+            node.link.resume()
+
+    _run(uvloop.new_event_loop, directory, story)
+
+
+def test_what_was_ordered_of_a_lost_launcher_is_not_done_by_the_next(directory: Path) -> None:
+    async def story(node: Node) -> None:
+        await node.link.start()
+        os.kill(node.link.pid, signal.SIGKILL)
+        node.spawn("late", b"true")
+        await node.until(lambda event: isinstance(event, LauncherReady))
+        node.spawn("before it was taken note of", b"true")
+        node.link.resume()
+        node.spawn("next", b"true")
+        await node.ended("next")
+        assert [event.key for event in node.events if isinstance(event, TaskStarted)] == ["next"]
+
+    _run(asyncio.new_event_loop, directory, story)
+
+
+def test_stopping_while_a_new_launcher_is_on_its_way_leaves_nothing(directory: Path) -> None:
+    async def story(node: Node) -> None:
+        await node.link.start()
+        node.spawn("runs", b"sh", b"-c", b"echo $$; exec sleep 1000")
+        await node.started("runs")
+        out = directory / "runs.out"
+        await asyncio.to_thread(wait_until, lambda: out.exists() and out.read_bytes().endswith(b"\n"))
+        os.kill(node.link.pid, signal.SIGKILL)
+        await node.until(lambda event: isinstance(event, LauncherLost))
+        async with asyncio.timeout(15):
+            await node.link.stop_all()
+        assert _state(int(out.read_bytes())) in {"", "Z"}
+        assert not (directory / "launcher/launcher.sock").exists()
+
+    _run(uvloop.new_event_loop, directory, story)
+
+
+def test_an_agent_that_starts_while_the_launcher_stops_gets_a_new_one(directory: Path) -> None:
+    async def story(node: Node) -> None:
+        await node.link.start()
+        node.spawn("stubborn", b"sh", b"-c", b"trap '' TERM; echo; while :; do sleep 1000; done")
+        await node.started("stubborn")
+        old = node.link.pid
+        node.link._request({"do": "stop"})
+        await node.link.close()
+        node.link = node.new_link()
+        await node.link.start()
+        await node.until(lambda event: isinstance(event, LauncherReady))
+        node.link.resume()
+        assert node.link.pid != old
+        node.spawn("next", b"true")
+        await node.ended("next")
+
+    _run(asyncio.new_event_loop, directory, story)
+
+
+def test_an_environment_that_cannot_be_read_ends_the_task_alone(directory: Path) -> None:
+    async def story(node: Node) -> None:
+        await node.link.start()
+        for number, environment in enumerate((b"\xc1", b"\x01", b"\x81\x01\x02", b"")):
+            spec = TaskSpec(argv=(b"true",), directory=b"/tmp", environment=environment)
+            key = f"k{number}"
+            node.link.spawn(SpawnTask(key, "n/1", 1, "n", spec), directory / "o", directory / "e", {b"A": b"b"})
+            assert (await node.ended(key)).exit.exit_code == 126
+        assert not any(isinstance(event, LauncherLost) for event in node.events)
+
+    _run(asyncio.new_event_loop, directory, story)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"\xff\xff\xff\xff", b"\0\0\0\1\xc1", b"\0\0\0\1\x01", b"\0\0\0\2\x91\x01", b"", b"\0\0"]
+)
+def test_what_is_not_a_launcher_is_an_error_with_a_reason(directory: Path, answer: bytes) -> None:
+    async def story() -> None:
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(answer)
+            writer.close()
+
+        (directory / "launcher").mkdir()
+        server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
+        events: list[Event] = []
+        link = LauncherLink(directory / "launcher", events.append, 1 << 20)
+        try:
+            with pytest.raises(LauncherError, match="does not answer"):
+                await link.start()
+        finally:
+            await link.close()
+            server.close()
+            await server.wait_closed()
+        assert events == []
+
+    asyncio.run(story())
+
+
+def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher_link, "START_S_MAX", 0.3)
+
+    async def story(node: Node) -> None:
+        monkeypatch.setattr(launcher_link, "START_S_MAX", 10.0)
+        await node.link.start()
+        pid = node.link.pid
+        await node.link.close()
+        os.kill(pid, signal.SIGSTOP)
+        monkeypatch.setattr(launcher_link, "START_S_MAX", 0.3)
+        try:
+            node.link = node.new_link()
+            with pytest.raises(LauncherError):
+                await node.link.start()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        monkeypatch.setattr(launcher_link, "START_S_MAX", 10.0)
+        await node.link.start()
+        assert node.link.pid == pid
+
+    _run(asyncio.new_event_loop, directory, story)
+
+
+def test_a_directory_that_cannot_be_used_is_an_error_that_says_why(directory: Path) -> None:
+    async def story() -> None:
+        (directory / "launcher").mkdir()
+        (directory / "launcher/exits.log").mkdir()  # the launcher cannot open its log
+        link = LauncherLink(directory / "launcher", lambda event: None, 1 << 20)
+        with pytest.raises(LauncherError) as caught:
+            await link.start()
+        await link.close()
+        assert "Is a directory" in caught.value.why
+
+    asyncio.run(story())
+
+
+def test_an_exit_as_the_launcher_writes_it_is_one_the_model_takes() -> None:
+    """A size beyond what a record may say must not make the agent lose its launcher for ever."""
+    from peerload.agent.launcher_spawn import SIZE_BYTES_MAX
+    from peerload.model.task import Exit
+
+    largest = {"exit_code": 192, "reason": "x" * 400, "stdout_bytes": SIZE_BYTES_MAX, "stderr_bytes": SIZE_BYTES_MAX}
+    assert msgspec.convert(largest, Exit).stdout_bytes == SIZE_BYTES_MAX

@@ -1,0 +1,158 @@
+"""The settings: which place wins, and what a bad value says."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peerload.agent import settings
+from peerload.agent.settings import default_node_name, load
+from peerload.model.config import AgentConfig
+from peerload.model.errors import ConfigError
+
+DEFAULTS = {"state": "/var/s", "socket": "/run/s"}
+
+
+class Places:
+    """The files of one machine and one user, and the user's variables."""
+
+    def __init__(self, root: Path) -> None:
+        self.system = root / "etc/peerload.toml"
+        self.directory = root / "etc/conf.d"
+        self.user = root / "home/.config/peerload/config.toml"
+        self.directory.mkdir(parents=True)
+        self.user.parent.mkdir(parents=True)
+        self.environment = {"HOME": str(root / "home")}
+
+    def load(self, **flags: Any) -> AgentConfig:
+        return load(flags, DEFAULTS, self.environment)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    made = Places(tmp_path)
+    monkeypatch.setattr(settings, "SYSTEM_FILE", made.system)
+    monkeypatch.setattr(settings, "SYSTEM_DIRECTORY", made.directory)
+    return made
+
+
+def test_nothing_given(places: Places) -> None:
+    config = places.load()
+    assert (config.node, config.state, config.socket) == (default_node_name(), "/var/s", "/run/s")
+    assert (config.slots, config.peer, config.policy) == (None, (), "symmetric")
+
+
+def test_the_nearer_place_wins(places: Places) -> None:
+    def policy() -> str:
+        return places.load().policy
+
+    assert policy() == "symmetric"
+    places.system.write_text('policy = "system"\nslots = 3\n')
+    assert policy() == "system"
+    (places.directory / "20-b.toml").write_text('policy = "later"\n')
+    (places.directory / "10-a.toml").write_text('policy = "earlier"\n')
+    (places.directory / "30.ignored").write_text('policy = "ignored"\n')
+    assert policy() == "later"
+    places.user.write_text('policy = "user"\n')
+    assert policy() == "user"
+    places.environment["PEERLOAD_POLICY"] = "variable"
+    assert policy() == "variable"
+    assert places.load(policy="flag").policy == "flag"
+    assert places.load(policy="flag").slots == 3, "a key is decided by itself, not with its file"
+
+
+def test_a_named_file_takes_the_place_of_the_users(places: Places, tmp_path: Path) -> None:
+    places.user.write_text('policy = "user"\n')
+    places.system.write_text("slots = 3\n")
+    named = tmp_path / "named.toml"
+    named.write_text('site = "hall"\n')
+    config = places.load(config=str(named))
+    assert (config.policy, config.site, config.slots) == ("symmetric", "hall", 3)
+    with pytest.raises(ConfigError, match="no such file"):
+        places.load(config=str(tmp_path / "missing"))
+
+
+def test_the_users_file_is_where_xdg_says(places: Places, tmp_path: Path) -> None:
+    (tmp_path / "xdg/peerload").mkdir(parents=True)
+    (tmp_path / "xdg/peerload/config.toml").write_text("slots = 7\n")
+    places.environment["XDG_CONFIG_HOME"] = str(tmp_path / "xdg")
+    assert places.load().slots == 7
+
+
+def test_variables_are_text_whatever_the_setting(places: Places) -> None:
+    places.environment |= {
+        "PEERLOAD_NODE": "17",
+        "PEERLOAD_SLOTS": "4",
+        "PEERLOAD_LEASE_S": "2.5",
+        "PEERLOAD_OUTPUT_BYTES_MAX": "65536",
+        "PEERLOAD_PEER": "a:1, b:2,,",
+        "PEERLOAD_LABEL": "gpu",
+        "PEERLOAD_MQTT": "",
+        "PEERLOAD_UNKNOWN": "x",
+    }
+    config = places.load()
+    assert (config.node, config.slots, config.lease_s, config.output_bytes_max) == ("17", 4, 2.5, 65536)
+    assert (config.peer, config.label, config.mqtt) == (("a:1", "b:2"), ("gpu",), ())
+
+
+def test_inside_a_task_variables_mean_something_else(places: Places) -> None:
+    places.environment |= {"PEERLOAD_TASK_ID": "n/1", "PEERLOAD_NODE": "other", "PEERLOAD_SLOTS": "x"}
+    assert places.load().node == default_node_name()
+
+
+def test_an_unknown_key_is_named_with_its_neighbour(places: Places) -> None:
+    places.user.write_text("slot = 3\n")
+    with pytest.raises(ConfigError) as caught:
+        places.load()
+    assert caught.value.key == "slot"
+    assert str(places.user) in str(caught.value)
+    assert caught.value.hint == "did you mean 'slots'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("slots = -1", "slots"),
+        ('slots = "4"', "slots"),
+        ("slots = true", "slots"),
+        ("lease_s = nan", "lease_s"),
+        ("lease_s = 0.5", "lease_s"),
+        ('node = "Not A Name"', "node"),
+        ('peer = "a:1"', "peer"),
+        ("label = [1]", "label"),
+    ],
+)
+def test_a_bad_value_names_the_key_and_the_file(places: Places, text: str, key: str) -> None:
+    places.user.write_text(text + "\n")
+    with pytest.raises(ConfigError, match="cannot be used") as caught:
+        places.load()
+    assert caught.value.key == key
+    assert str(places.user) in str(caught.value)
+    assert caught.value.why
+
+
+def test_a_bad_variable_and_a_bad_flag_name_their_place(places: Places) -> None:
+    places.environment["PEERLOAD_SLOTS"] = "many"
+    with pytest.raises(ConfigError, match=r"slots: 'many' cannot be used \(environment\)"):
+        places.load()
+    with pytest.raises(ConfigError, match=r"node: 'A' cannot be used \(flag\)"):
+        places.load(node="A", slots=1)
+
+
+def test_a_file_that_is_no_toml_is_named(places: Places) -> None:
+    places.system.write_text("slots = \n")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        places.load()
+    places.system.write_bytes(b'policy = "\xff"\n')
+    with pytest.raises(ConfigError, match="is not TOML"):
+        places.load()
+
+
+def test_the_hosts_name_makes_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "WS1.Example_Lab." + "x" * 80)
+    assert default_node_name() == ("ws1-example-lab-" + "x" * 80)[:40]
+    monkeypatch.setattr(socket, "gethostname", lambda: "")
+    assert default_node_name() == "node"

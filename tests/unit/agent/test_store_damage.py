@@ -1,0 +1,196 @@
+"""The store when things go wrong, and when there is much of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from peerload.agent.store import Store
+from peerload.model.actions import PutSubmission, Row
+from peerload.model.errors import StoreError
+from peerload.model.events import Submission
+from tests.support import wait_until
+from tests.unit.agent.test_store import NOW, SPEC, Opened, put, submission
+
+ROOT = str(Path(__file__).resolve().parents[3])
+
+
+def failed(opened: Opened, *rows: Row) -> Exception:
+    """The error of this write; it is the only one, and what comes after it is not kept either."""
+    told: list[str] = []
+    opened.store.persist(rows, lambda: told.append("done"))
+    wait_until(lambda: opened.errors, what="on_error is called")
+    opened.store.persist([submission(77), put(77)], lambda: told.append("after the failure"))
+    opened.store.close()
+    assert told == []
+    assert len(opened.errors) == 1
+    return opened.errors[0]
+
+
+def test_a_full_disk_is_final(tmp_path: Path) -> None:
+    opened = Opened(tmp_path / "db")
+    opened.keep(submission(1), put(1))
+    assert opened.store._writer is not None
+    pages = opened.store._writer.execute("PRAGMA page_count").fetchone()[0]
+    opened.store._writer.execute(f"PRAGMA max_page_count = {pages}")
+    large = msgspec.structs.replace(SPEC, environment=b"x" * 200_000)
+    error = failed(opened, PutSubmission(Submission(2, "t", b"d" * 32, large, (), NOW)), put(2))
+    assert isinstance(error, StoreError)
+    assert "full" in str(error)
+    with Opened(tmp_path / "db") as again:
+        assert [row.record.task for row in again.store.recover().tasks] == ["ws1/1"]
+
+
+def test_a_commit_that_a_rule_of_the_database_refuses_is_final_and_keeps_nothing_of_itself(tmp_path: Path) -> None:
+    opened = Opened(tmp_path / "db")
+    assert opened.store._writer is not None
+    opened.store._writer.execute(
+        "CREATE TRIGGER no BEFORE INSERT ON tasks WHEN new.counter = 3 BEGIN SELECT raise(ABORT, 'no'); END"
+    )
+    opened.keep(submission(1), put(1))
+    assert "no" in str(failed(opened, submission(2), put(2), submission(3), put(3)))
+    with Opened(tmp_path / "db") as again:
+        assert again.store.recover().counter == 1, "all rows of a batch or none"
+
+
+def test_a_row_that_is_no_row_is_told_too(tmp_path: Path) -> None:
+    """Not an error of the database: text that is no text, a name that is no name."""
+    assert "a commit failed" in str(failed(Opened(tmp_path / "a"), put(1, reason="\udcff")))
+    (tmp_path / "other").mkdir()
+    row = put(1)
+    broken = msgspec.structs.replace(row, record=msgspec.structs.replace(row.record, task="nameless"))
+    assert "a commit failed" in str(failed(Opened(tmp_path / "other/b"), broken))
+
+
+def test_a_page_that_is_damaged_is_an_error_of_ours(tmp_path: Path) -> None:
+    """It may be found late, in the middle of reading."""
+    path = tmp_path / "db"
+    with Opened(path) as opened:
+        opened.keep(*[row for counter in range(1, 400) for row in (submission(counter), put(counter))])
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        for page in range(4096 * 12, size, 4096 * 2):
+            file.seek(page)
+            file.write(b"\xa5" * 4096)
+    store = Store(path, "ws1")
+
+    def read() -> None:
+        store.open()
+        store.recover()
+
+    with pytest.raises(StoreError) as caught:
+        read()
+    store.close()
+    assert caught.value.why
+    assert caught.value.__suppress_context__
+
+
+def test_an_empty_or_foreign_database_is_refused_or_made(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    path.touch()  # a power cut right after it was made
+    with Opened(path) as opened:
+        assert opened.store.store_id
+    connection = sqlite3.connect(path)
+    connection.execute("DELETE FROM meta")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StoreError, match="cannot be used") as caught:
+        Store(path, "ws1").open()
+    assert caught.value.hint.startswith("keep it for inspection")
+    with pytest.raises(StoreError, match="cannot be opened"):
+        Store(tmp_path / "no/such/db", "ws1").open()
+
+
+def test_a_missing_submission_and_a_missing_environment_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Opened(path) as opened:
+        opened.keep(submission(4), put(4))
+    for table, message in (
+        ("environments", "environment of submission 4 "),
+        ("submissions", "submission 4 is missing"),
+    ):
+        connection = sqlite3.connect(path)
+        connection.execute(f"DELETE FROM {table}")
+        connection.commit()
+        connection.close()
+        with Opened(path) as opened, pytest.raises(StoreError, match=message):
+            opened.store.recover()
+
+
+INCARNATION = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = [{root!r}]
+from peerload.agent.store import Store
+store = Store(Path({path!r}), "ws1")
+store.open()
+print(store.next_incarnation(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_an_incarnation_is_durable_before_it_is_returned(tmp_path: Path) -> None:
+    code = INCARNATION.format(root=ROOT, path=str(tmp_path / "db"))
+    seen = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        seen.append(int(done.stdout))
+    assert seen == [1, 2, 3]
+
+
+def test_an_environment_is_kept_once(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        large = msgspec.structs.replace(SPEC, environment=b"x" * 100_000)
+        for counter in range(1, 101):
+            row = PutSubmission(Submission(counter, f"t{counter}", b"d" * 32, large, (), NOW))
+            opened.store.persist([row, put(counter)], lambda: None)
+        opened.keep(submission(101), put(101))
+        specs = [row.spec for row in opened.store.recover().tasks]
+        assert len({id(spec.environment) for spec in specs}) == 2, "in memory"
+    assert (tmp_path / "db").stat().st_size < 1_000_000, "on disk"
+
+
+def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Opened(path) as opened:
+        opened.keep(submission(1), put(1))
+    connection = sqlite3.connect(path)
+    numbers = "WITH RECURSIVE n(i) AS (VALUES (2) UNION ALL SELECT i + 1 FROM n WHERE i < 100000)"
+    connection.execute(
+        f"{numbers} INSERT INTO submissions SELECT i, 'token-' || i, digest, spec, environment, members, submitted_at"
+        " FROM n, submissions WHERE counter = 1"
+    )
+    connection.execute(
+        f"{numbers} INSERT INTO tasks SELECT i, member, CAST(printf('%016d', i) AS BLOB), state, attempt, node, nonce,"
+        " machine_boot, lease_s, migrations, submitted_at, started_at, ended_at, exit, reason"
+        " FROM n, tasks WHERE counter = 1"
+    )
+    connection.commit()
+    connection.close()
+    with Opened(path) as opened:
+        before_s = time.process_time()
+        kept = opened.store.recover()
+        took_s = time.process_time() - before_s
+        assert (len(kept.tasks), len(kept.tokens), kept.counter) == (100_000, 100_000, 100_000)
+        assert took_s < 5.0
+        before_s = time.process_time()
+        rows, truncated = opened.store.list_tasks(0.0, 100)
+        assert time.process_time() - before_s < 0.5
+        assert ([rows[0][0].task, rows[-1][0].task], truncated) == (["ws1/99901", "ws1/100000"], True)
+
+
+def test_the_files_are_private(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(submission(1), put(1))
+        for path in tmp_path.iterdir():
+            assert path.stat().st_mode & 0o077 == 0, path
+        assert os.umask(0o022) == 0o022
