@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
-    from typing import Any, Self
+    from typing import Any, NoReturn, Self
 
 SYSTEM_SOCKET = "/run/peerload/agent.sock"
 SOCKET_PATH_BYTES_MAX = 107
@@ -114,14 +114,21 @@ class Client:
                 body = message.get(kind)
                 if isinstance(body, dict):
                     request = message.get("id")
+                    if request == 0 and kind == "error":
+                        raise_refusal(body)  # it is about this connection, not about one request
                     return (request if isinstance(request, int) else 0), kind, body
         raise _gone("it said something that is no answer")
 
 
 def accepted(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     """The body of an "ok"; raises the error that an "error" describes."""
-    if kind == "ok":
-        return body
+    if kind != "ok":
+        raise_refusal(body)
+    return body
+
+
+def raise_refusal(body: dict[str, Any]) -> NoReturn:
+    """Raise the error that the body of an "error" describes."""
     code = str(body.get("code", ""))
     error = _REFUSALS.get(code, BadRequest)(
         str(body.get("what") or "the agent refused"), why=str(body.get("why") or ""), hint=str(body.get("hint") or "")

@@ -101,7 +101,10 @@ class Daemon:
         )
         self.parts.release = Release(self._persist)
         self.parts.launcher = LauncherLink(
-            Path(self.config.state) / "launcher", self._from_launcher, self.config.output_bytes_max
+            Path(self.config.state) / "launcher",
+            self._from_launcher,
+            self.config.output_bytes_max,
+            self.parts.fail,
         )
         running, ended = await self.parts.launcher.start()
         try:

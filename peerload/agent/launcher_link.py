@@ -56,10 +56,18 @@ class LauncherError(PeerloadError):
 
 
 class LauncherLink:
-    """``put`` gets TaskStarted, TaskEnded, LauncherLost and LauncherReady. Requests of one loop turn go in one frame."""
+    """``put`` gets TaskStarted, TaskEnded, LauncherLost and LauncherReady; ``failed(why)`` is called if no more can come.
+    Requests of one loop turn go in one frame."""
 
-    def __init__(self, directory: Path, put: Callable[[Event], None], output_bytes_max: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        put: Callable[[Event], None],
+        output_bytes_max: int,
+        failed: Callable[[str], None] | None = None,
+    ) -> None:
         self._directory = directory
+        self._failed = failed
         self._put = put
         self._output_bytes_max = output_bytes_max
         self._pid = 0
@@ -81,7 +89,15 @@ class LauncherLink:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         reader, listing = await self._connect_again()
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
+        self._reading.add_done_callback(self._read_ended)
         return listing
+
+    def _read_ended(self, reading: asyncio.Task[None]) -> None:
+        """Without its events no task would ever end: a bug here must stop the agent, not deafen it."""
+        if not reading.cancelled() and (error := reading.exception()) is not None:
+            log.error("a bug", exc_info=error)
+            if self._failed is not None:
+                self._failed(f"the launcher's events are lost: {error!r}")
 
     async def close(self) -> None:
         """Let go of it; it and its tasks go on."""

@@ -72,7 +72,7 @@ def processes_with(mark: str) -> dict[int, str]:
         try:
             line = (directory / "cmdline").read_bytes()
             if wanted in line or wanted in (directory / "environ").read_bytes():
-                found[int(directory.name)] = line.replace(b"\0", b" ").decode("utf-8", "replace")[:160]
+                found[int(directory.name)] = line.replace(b"\0", b" ").decode("utf-8", "replace")
         except OSError:
             continue  # it has ended, or is not ours
     return {pid: line for pid, line in found.items() if is_alive(pid)}
@@ -169,6 +169,11 @@ class Agent:
         """Wait for its end → its exit code."""
         assert self._process is not None
         return self._process.wait(GONE_S_MAX)
+
+    def reap_if_started(self) -> None:
+        """The same, unless it never was."""
+        if self._process is not None:
+            self.reap()
 
     def pause(self) -> None:
         """Freeze the agent alone."""
@@ -289,7 +294,7 @@ class Cluster:
     def print_logs(self) -> None:
         """For the report of a test that failed."""
         for agent in self.agents.values():
-            print(f"---- {agent.node}\n{agent.log_end()}")
+            sys.stdout.write(f"---- {agent.node}\n{agent.log_end()}\n")
 
     def add(self, node: str, *more: str, slots: int | None = 2, lease_s: float | None = None) -> Agent:
         """Another agent, not started yet."""
@@ -348,40 +353,40 @@ class Cluster:
 
     def close(self, *, quiet: bool = False) -> None:
         """Stop everything, launchers and tasks too; fail if something has to be killed for that."""
-        for agent in self.agents.values():
-            if agent.runs:
-                with contextlib.suppress(ProcessLookupError):
-                    agent.resume()
-        for agent in self.agents.values():
-            if agent.runs:
-                with contextlib.suppress(AgentUnavailable):
-                    agent.call("stop", all=True)
-        for agent in self.agents.values():
-            if agent._process is not None:
-                try:
-                    agent.reap()
-                except subprocess.TimeoutExpired:
-                    print(f"{agent.node} does not stop")
-        for pid, line in self.left_over().items():  # launchers of agents that a test has killed
-            if "--directory" in line:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
         try:
+            self._stop_politely()
             wait_until(lambda: not self.left_over(), GONE_S_MAX, "all processes to end")
-        except AssertionError:
+        except (AssertionError, subprocess.TimeoutExpired):
             left = self.left_over()
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+            for agent in self.agents.values():
+                agent.reap_if_started()
             if not quiet:
                 self.print_logs()
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            for agent in self.agents.values():
-                if agent._process is not None:
-                    agent.reap()
-            if not quiet:
                 raise AssertionError(f"left over: {left}") from None
         finally:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _stop_politely(self) -> None:
+        """Agents as `down --all` would; then the launchers of those that a test has killed."""
+        running = [agent for agent in self.agents.values() if agent.runs]
+        for agent in running:
+            _signal(agent.pid, signal.SIGCONT)
+        for agent in running:
+            with contextlib.suppress(AgentUnavailable):
+                agent.call("stop", all=True)
+        for agent in self.agents.values():
+            agent.reap_if_started()
+        for pid, line in self.left_over().items():
+            if "--directory" in line:
+                _signal(pid, signal.SIGTERM)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may be gone by now."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 @contextlib.contextmanager

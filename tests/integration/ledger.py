@@ -7,6 +7,7 @@ The first field of /proc/uptime is CLOCK_BOOTTIME in hundredths of a second.
 from __future__ import annotations
 
 import collections
+import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Ledger:
         bad = set()
         for task, attempts in spans.items():
             ordered = sorted((min(times), max(times)) for times in attempts.values())
-            for (_, earlier_end_s), (later_start_s, _) in zip(ordered, ordered[1:], strict=False):
+            for (_, earlier_end_s), (later_start_s, _) in itertools.pairwise(ordered):
                 if later_start_s < earlier_end_s - RESOLUTION_S:
                     bad.add(task)
         return bad

@@ -28,7 +28,6 @@ from peerload.model.messages import (
     ProbeReply,
     Query,
     State,
-    StateRequest,
 )
 from peerload.model.resources import Profile
 from peerload.wire import peer
@@ -46,6 +45,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from peerload.agent.broker import BrokerProcess
+
+ASK = Probe(search=1, need=Need(), report=LoadReport())
+"""Any small advice."""
 
 
 class Nodes:
@@ -137,7 +139,7 @@ def test_the_outgoing_queue_is_bounded(nodes: Nodes) -> None:
     wait_until(lambda: a.bus.connected, what="connected")
 
     def burst() -> int:
-        return sum(a.bus.send("b", "", StateRequest(underloaded=True)) for _ in range(3000))
+        return sum(a.bus.send("b", "", ASK) for _ in range(3000))
 
     assert a.loop.call(burst) == 1000
     assert a.counters["mqtt refused: queue full"] == 2000
@@ -149,7 +151,7 @@ def test_a_killed_broker_is_found_again_by_itself(nodes: Nodes, broker: BrokerPr
     broker.kill()
     wait_until(lambda: not a.bus.connected and not b.bus.connected, what="the loss is seen")
     assert a.bus.url is None
-    assert a.send("b", StateRequest(underloaded=True)) is False
+    assert a.send("b", ASK) is False
     assert a.announce(9) is False
     heard = len(b.heard)
     broker.start()
@@ -159,8 +161,8 @@ def test_a_killed_broker_is_found_again_by_itself(nodes: Nodes, broker: BrokerPr
     assert isinstance(state, State)
     assert state.report.load_tasks == 9
     assert a.changes == [True, False, True]
-    assert a.send("b", StateRequest(underloaded=True))
-    wait_until(lambda: isinstance(b.heard[-1][0], StateRequest), what="directed messages work again")
+    assert a.send("b", ASK)
+    wait_until(lambda: isinstance(b.heard[-1][0], Probe), what="directed messages work again")
 
 
 def test_a_frozen_broker_holds_nobody_up(nodes: Nodes, broker: BrokerProcess) -> None:  # noqa: F811 -- a fixture
@@ -188,9 +190,9 @@ def test_a_clean_close_takes_the_retained_state_away(nodes: Nodes) -> None:
     assert a.changes == [True, False]
     late = nodes("late")
     wait_until(lambda: late.heard, what="late hears")
-    assert late.send("w", StateRequest(underloaded=True))
-    assert late.send("late", StateRequest(underloaded=True))
-    wait_until(lambda: any(isinstance(message, StateRequest) for message, _ in witness.heard), what="a full round")
+    assert late.send("w", ASK)
+    assert late.send("late", ASK)
+    wait_until(lambda: any(isinstance(message, Probe) for message, _ in witness.heard), what="a full round")
     assert {message.identity.node for message, _ in late.heard if isinstance(message, State)} == {"w"}
 
 
@@ -203,7 +205,7 @@ def test_state_is_repeated(loop_thread: LoopThread, broker: BrokerProcess) -> No
 def test_what_a_hostile_broker_hands_over_is_dropped_and_counted(nodes: Nodes) -> None:
     me = nodes("me")
     wait_until(lambda: me.bus.connected, what="connected")
-    good = StateRequest(underloaded=True)
+    good = ASK
 
     def envelope(body: Message, **changes: object) -> Envelope:
         made = Envelope(v=1, cluster="default", src="evil", src_boot="x", seq=len(bad), body=body, dst="me")
@@ -265,7 +267,7 @@ def test_a_broker_that_never_answers_is_away_and_blocks_nobody(
         thread.start()
         node = BusNode(loop_thread, [f"mqtt://someone:s3cret@127.0.0.1:{mute.getsockname()[1]}"], "a")
         assert accepted.wait(10)
-        assert node.send("b", StateRequest(underloaded=True)) is False
+        assert node.send("b", ASK) is False
         assert node.announce(1) is False
         wait_until(lambda: caplog.records, timeout_s=15, what="one line about it")
         assert "no answer within" in caplog.text
@@ -364,7 +366,7 @@ def test_a_message_counts_once_within_the_window() -> None:
     accept = make_filter().accept
 
     def request(seq: int, boot: str = "x") -> bool:
-        body = StateRequest(underloaded=True)
+        body = ASK
         raw = peer.encode(Envelope(v=1, cluster="c", src="a", src_boot=boot, seq=seq, body=body, dst="me"))
         return accept("peerload/c/other-site/a/to/me", raw) is not None
 

@@ -1,0 +1,117 @@
+"""Agents that know of each other through an MQTT broker alone; the broker dies, is away, or never answers."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
+from tests.integration.cluster import Agent, Cluster
+from tests.integration.ledger import Ledger
+from tests.support import free_port, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from peerload.agent.broker import BrokerProcess
+
+OVER_PEER_LINK = "advice over the peer link"
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made:
+        yield made
+
+
+def on_the_bus(cluster: Cluster, url: str, count: int = 3, slots: int = 2) -> list[Agent]:
+    """Agents that were told of the broker and of nobody else."""
+    agents = [cluster.add(f"n{number}", "--mqtt", url, slots=slots).spawn() for number in range(1, count + 1)]
+    for agent in agents:
+        agent.await_ready()
+    cluster.await_acquainted(agents)
+    return agents
+
+
+def is_connected(agent: Agent) -> bool:
+    return agent.call("info")["mqtt"] is not None
+
+
+def test_tasks_at_one_node_spread(cluster: Cluster, broker: BrokerProcess) -> None:  # noqa: F811
+    agents = on_the_bus(cluster, broker.url)
+    ledger = Ledger(cluster.directory / "ledger")
+    tasks = [agents[0].submit(*ledger.argv(2)) for _ in range(60)]
+    ended = agents[0].wait(*tasks)
+    assert all(task["state"] == "done" for task in ended.values())
+    ledger.check(tasks)
+    assert not ledger.repeated()
+    assert {line.node for line in ledger.lines()} == {"n1", "n2", "n3"}
+    assert all(agents[0].output(task)[0] == f"out {task}\n".encode() for task in tasks)
+
+
+def test_the_broker_is_killed_and_comes_back(cluster: Cluster, broker: BrokerProcess) -> None:  # noqa: F811
+    agents = on_the_bus(cluster, broker.url)
+    ledger = Ledger(cluster.directory / "ledger")
+    home = agents[0]
+    wait_until(lambda: all(map(is_connected, agents)), what="all to be on the bus")
+    tasks = [home.submit(*ledger.argv(3)) for _ in range(20)]
+    wait_until(lambda: len(ledger.lines()) > 6, what="tasks to run")
+    broker.kill()
+    wait_until(lambda: not any(map(is_connected, agents)), 20, "all to notice")
+    before = sum(agent.counters().get(OVER_PEER_LINK, 0) for agent in agents)
+    tasks += [home.submit(*ledger.argv(3)) for _ in range(20)]
+    home.wait(*tasks)
+    wait_until(
+        lambda: sum(agent.counters().get(OVER_PEER_LINK, 0) for agent in agents) > before, what="advice between peers"
+    )
+    during = [line for line in ledger.lines() if line.task in tasks[20:] and line.word == "start"]
+    assert len({line.node for line in during}) > 1, "work spreads without a broker"
+    broker.start()
+    wait_until(lambda: all(map(is_connected, agents)), 40, "all to be on the bus again")
+    over_bus = sum(agent.counters()["mqtt received"] for agent in agents)
+    more = [home.submit(*ledger.argv(2)) for _ in range(20)]
+    home.wait(*more)
+    assert sum(agent.counters()["mqtt received"] for agent in agents) > over_bus
+    ledger.check([*tasks, *more])
+    assert not ledger.repeated()
+    late = {line.node for line in ledger.lines() if line.task in more}
+    assert len(late) > 1
+
+
+def test_an_unreachable_broker_does_not_matter(cluster: Cluster) -> None:
+    agent = cluster.agent("n1", "--mqtt", f"mqtt://127.0.0.1:{free_port()}")
+    assert agent.cli("run", "echo", "alone").stdout == b"alone\n"
+    assert not is_connected(agent)
+
+
+def test_a_broker_that_never_answers_does_not_matter(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"mqtt://127.0.0.1:{silent.getsockname()[1]}"
+        first = cluster.agent("n1", "--mqtt", url, slots=1)
+        second = cluster.agent("n2", "--mqtt", url, "--peer", first.listen, slots=1)
+        cluster.await_acquainted([first, second])
+        ledger = Ledger(cluster.directory / "ledger")
+        tasks = [first.submit(*ledger.argv(2)) for _ in range(10)]
+        first.wait(*tasks)
+        ledger.check(tasks)
+        assert {line.node for line in ledger.lines()} == {"n1", "n2"}
+        assert not is_connected(first)
+
+
+def test_an_agent_is_killed_and_found_again_over_the_bus(cluster: Cluster, broker: BrokerProcess) -> None:  # noqa: F811
+    agents = on_the_bus(cluster, broker.url, 2, slots=1)
+    ledger = Ledger(cluster.directory / "ledger")
+    task = agents[0].submit(*ledger.argv(20, 5), placement={"node": "n2"})
+    agents[0].await_state(task, "running")
+    for agent in agents:
+        agent.kill()
+        (agent.state / "addresses").unlink()  # nothing but the bus tells them of each other
+    for agent in agents:
+        agent.spawn()
+    for agent in agents:
+        agent.await_ready()
+    assert agents[0].wait(task)[task]["exit_code"] == 5
+    ledger.check([task])
+    assert not ledger.repeated()

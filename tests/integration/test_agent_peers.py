@@ -1,0 +1,160 @@
+"""Three agents that know each other over the peer link alone: tasks go out, their output and exit codes come home."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cluster import Agent, Cluster, ended, is_alive
+from tests.integration.ledger import Ledger
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def agents() -> Iterator[list[Agent]]:
+    """n1 … n3; n2 and n3 were told of n1 only."""
+    with Cluster() as cluster:
+        yield cluster.linked(3, slots=2)
+
+
+def test_knowing_one_is_enough(agents: list[Agent]) -> None:
+    assert agents[1].peers_alive() == agents[2].peers_alive() == {"n1", "n2", "n3"}
+    told = json.loads(agents[1].cli("nodes", "--json").stdout)
+    assert [node["node"] for node in told["nodes"]] == ["n2", "n1", "n3"]
+    assert all(node["address"] for node in told["nodes"])
+
+
+def test_a_pinned_task_runs_there_and_its_result_comes_home(agents: list[Agent]) -> None:
+    home = agents[0]
+    done = home.cli("run", "-w", "n3", "sh", "-c", "echo $PEERLOAD_NODE $PEERLOAD_HOME; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"n3 n1\n", b"err\n")
+    task = home.show("@")
+    assert (task["state"], task["node"], task["home"], task["attempt"]) == ("failed", "n3", "n1", 1)
+
+
+def test_output_of_a_task_elsewhere_comes_live_and_apart(agents: list[Agent]) -> None:
+    gate = agents[0].directory / "gate"
+    script = f"echo first; echo apart >&2; until [ -e {gate} ]; do sleep 0.05; done; echo last"
+    with ended(agents[0].spawn_cli("run", "-w", "n2", "sh", "-c", script)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"first\n"
+        assert process.stderr.readline() == b"apart\n"
+        assert process.poll() is None
+        assert agents[0].show("@")["state"] == "running"
+        gate.touch()
+        assert process.stdout.read() == b"last\n"
+        assert process.stderr.read() == b""
+        assert process.wait(10) == 0
+
+
+def test_logs_and_ls_see_a_task_that_runs_elsewhere(agents: list[Agent]) -> None:
+    gate = agents[0].directory / "gate-2"
+    script = f"echo so far; until [ -e {gate} ]; do sleep 0.05; done"
+    task = agents[0].submit("sh", "-c", script, placement={"node": "n2"})
+    agents[0].await_state(task, "running")
+    wait_until(lambda: agents[0].cli("logs", task).stdout == b"so far\n", what="the output so far")
+    listed = json.loads(agents[0].cli("ls", "--json", "--node", "n2", "--state", "running").stdout)
+    assert [row["id"] for row in listed["tasks"]] == [task]
+    gate.touch()
+    assert agents[0].wait(task)[task]["exit_code"] == 0
+
+
+def test_large_output_comes_home_intact(agents: list[Agent]) -> None:
+    script = "head -c 10485760 /dev/zero | tr '\\0' x; head -c 10485760 /dev/zero | tr '\\0' y >&2"
+    task = agents[0].submit("sh", "-c", script, placement={"node": "n2"})
+    assert agents[0].wait(task)[task]["exit_code"] == 0
+    stdout, stderr = agents[0].output(task)
+    assert hashlib.sha256(stdout).digest() == hashlib.sha256(b"x" * 10485760).digest()
+    assert hashlib.sha256(stderr).digest() == hashlib.sha256(b"y" * 10485760).digest()
+
+
+def test_large_output_is_followed_whole(agents: list[Agent]) -> None:
+    done = agents[0].cli("run", "-w", "n3", "sh", "-c", "seq 1 300000; seq 1 100000 >&2")
+    assert done.stdout == b"".join(b"%d\n" % number for number in range(1, 300_001))
+    assert done.stderr == b"".join(b"%d\n" % number for number in range(1, 100_001))
+
+
+def test_ctrl_c_reaches_a_task_elsewhere(agents: list[Agent]) -> None:
+    script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done"
+    with ended(agents[0].spawn_cli("run", "-w", "n2", "sh", "-c", script)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == b"caught\n"
+        assert process.wait(10) == 9
+
+
+def test_cancel_ends_a_task_elsewhere(agents: list[Agent]) -> None:
+    task = agents[0].submit("sh", "-c", "echo $$; exec sleep 60", placement={"node": "n3"})
+    agents[0].await_state(task, "running")
+    wait_until(lambda: agents[0].output(task)[0], what="the task's pid")
+    pid = int(agents[0].output(task)[0])
+    assert agents[0].cli("cancel", task).returncode == 0
+    assert agents[0].show(task)["state"] == "cancelled"
+    wait_until(lambda: not is_alive(pid), what="its process to end")
+    wait_until(lambda: agents[2].call("nodes")["nodes"][0]["tasks_running"] == 0, what="its room to be free again")
+
+
+def test_a_time_limit_holds_elsewhere(agents: list[Agent]) -> None:
+    done = agents[0].cli("run", "-w", "n2", "-t", "0.5s", "sleep", "60")
+    assert done.returncode == 124
+
+
+def test_a_missing_command_elsewhere_is_127(agents: list[Agent]) -> None:
+    assert agents[0].cli("run", "-w", "n2", "no-such-command-here").returncode == 127
+
+
+def test_a_burst_at_one_node_spreads(agents: list[Agent]) -> None:
+    ledger = Ledger(agents[0].cluster.directory / "burst")
+    tasks = [agents[0].submit(*ledger.argv(3)) for _ in range(40)]
+    ended_tasks = agents[0].wait(*tasks)
+    assert all(task["state"] == "done" for task in ended_tasks.values())
+    ledger.check(tasks)
+    assert not ledger.repeated()
+    assert {line.node for line in ledger.lines()} == {"n1", "n2", "n3"}
+    assert all(agents[0].output(task) == (f"out {task}\n".encode(), b"") for task in tasks)
+
+
+def test_a_local_task_stays(agents: list[Agent]) -> None:
+    tasks = [agents[0].submit("sleep", "0.1", placement={"local": True}) for _ in range(12)]
+    assert {task["node"] for task in agents[0].wait(*tasks).values()} == {"n1"}
+
+
+def test_an_excluded_node_is_not_used(agents: list[Agent]) -> None:
+    tasks = [agents[0].submit("sleep", "0.1", placement={"exclude": ["n1", "n2"]}) for _ in range(4)]
+    assert {task["node"] for task in agents[0].wait(*tasks).values()} == {"n3"}
+
+
+def test_a_directory_that_only_others_have(agents: list[Agent]) -> None:
+    done = agents[0].cli("submit", "-d", "/no/such/directory", "true")
+    assert done.returncode == 0
+    assert b"/no/such/directory" in done.stderr
+    task = done.stdout.decode().strip()
+    assert agents[0].show(task)["state"] == "queued"
+    agents[0].cli("cancel", task)
+
+
+def test_a_node_that_stops_politely_leaves_its_tasks_running(agents: list[Agent]) -> None:
+    cluster = agents[0].cluster
+    guest = cluster.agent("n4", "--peer", agents[0].listen)
+    cluster.await_acquainted([*agents, guest])
+    ledger = Ledger(cluster.directory / "polite")
+    task = agents[0].submit(*ledger.argv(20, 5), placement={"node": "n4"})
+    agents[0].await_state(task, "running")
+    assert guest.cli("down").returncode == 0
+    guest.reap()
+    wait_until(lambda: "n4" not in agents[0].peers_alive(), what="n4 to have left")
+    guest.start()
+    assert agents[0].wait(task)[task]["exit_code"] == 5
+    ledger.check([task])
+    assert not ledger.repeated()
+    guest.cli("down", "--all")
+    guest.reap()

@@ -1,0 +1,202 @@
+"""What the first page promises, typed as it stands there; and the commands of the documentation, each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.cluster import ROOT, Cluster, is_alive, program
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TASK_KEYS = [
+    "id",
+    "name",
+    "user",
+    "state",
+    "node",
+    "home",
+    "argv",
+    "cpus",
+    "mem_bytes",
+    "gpus",
+    "attempt",
+    "migrations",
+    "submitted_at",
+    "started_at",
+    "ended_at",
+    "exit_code",
+    "signal",
+    "reason",
+]
+NODE_KEYS = [
+    "node",
+    "state",
+    "load",
+    "region",
+    "cpus",
+    "cpus_busy",
+    "mem_bytes",
+    "mem_used_bytes",
+    "tasks_running",
+    "tasks_queued",
+    "gpus",
+    "age_s",
+    "incarnation",
+    "drained",
+]
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NOT_RUN_HERE = ("git clone", "make ", "export PATH=", "sudo ")
+"""Installing is what came before this test."""
+
+
+class Shell:
+    """A user's shell: a home of their own, `peerload` on the PATH, nothing configured."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        programs = cluster.directory / "bin"
+        programs.mkdir()
+        words = " ".join(f"'{word}'" for word in program())
+        for name, text in (("peerload", f'exec {words} "$@"'), ("python", f"exec '{sys.executable}' -I \"$@\"")):
+            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+            (programs / name).chmod(0o755)
+        self.work = cluster.directory / "work"
+        self.work.mkdir()
+        self.environment = {**cluster.environment, "PATH": f"{programs}:{cluster.environment['PATH']}"}
+
+    def __call__(self, line: str, *, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Type a line."""
+        return subprocess.run(
+            ["/bin/sh", "-c", line],
+            cwd=self.work,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def json(self, line: str) -> dict[str, Any]:
+        """Type a line that answers with one JSON object."""
+        done = self(line)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert told["v"] == 1
+        assert isinstance(told, dict)
+        return told
+
+
+@pytest.fixture
+def shell() -> Iterator[Shell]:
+    with Cluster() as cluster:
+        made = Shell(cluster)
+        yield made
+        for directory in (cluster.directory / "run/peerload/agent.sock", cluster.directory / "second.sock"):
+            if directory.exists():
+                made(f"peerload down --all --socket {directory}")
+
+
+def test_the_story(shell: Shell) -> None:
+    done = shell("peerload up && peerload run sh -c 'echo out; echo err >&2; exit 7'")
+    assert done.returncode == 7
+    assert done.stdout.endswith("out\n")
+    assert done.stderr == "err\n"
+    assert done.stdout.startswith("agent started: node ")
+
+    task = shell.json("peerload submit --json sleep 1")["id"]
+    listed = shell.json("peerload ls --json")["tasks"]
+    assert {row["id"] for row in listed} >= {task}
+    for row in listed:
+        assert set(TASK_KEYS) <= set(row)
+    (node,) = shell.json("peerload nodes --json")["nodes"]
+    assert set(NODE_KEYS) <= set(node)
+    assert (node["state"], node["drained"]) == ("alive", False)
+
+    up = shell.json("peerload up --json")
+    assert set(up) >= {"pid", "launcher_pid", "socket", "listen", "node"}
+    long = shell("peerload submit sh -c 'echo $$; exec sleep 60'").stdout.strip()
+    wait_until(lambda: shell(f"peerload logs {long}").stdout, what="the task's pid")
+    pid = int(shell(f"peerload logs {long}").stdout)
+    os.kill(up["pid"], signal.SIGKILL)
+    wait_until(lambda: not is_alive(up["pid"]), what="the agent to be gone")
+    assert shell("peerload ls").returncode == 125
+    again = shell.json("peerload up --json")
+    assert again["pid"] != up["pid"]
+    assert again["launcher_pid"] == up["launcher_pid"]
+    states = {row["id"]: row["state"] for row in shell.json("peerload ls --json")["tasks"]}
+    assert set(states) >= {task, long}
+    assert states[long] == "running"
+    assert is_alive(pid)
+    assert shell(f"peerload wait {task}").returncode == 0
+
+    assert shell("peerload down").returncode == 0
+    assert not is_alive(again["pid"])
+    assert is_alive(pid)
+    assert shell("peerload up").returncode == 0
+    assert shell("peerload down --all").returncode == 0
+    assert not is_alive(pid)
+    assert not is_alive(again["launcher_pid"])
+    assert not shell.cluster.left_over()
+    assert shell("peerload ls").returncode == 125
+
+
+def test_up_twice_is_up_once(shell: Shell) -> None:
+    first = shell.json("peerload up --json")
+    assert shell.json("peerload up --json") == first
+    assert "already running" in shell("peerload up").stdout
+    assert shell("peerload down --all").returncode == 0
+
+
+def test_what_down_all_ends_is_told_at_the_next_start(shell: Shell) -> None:
+    """A task that `down --all` has ended is not acknowledged as done, and never lost: it runs again."""
+    shell("peerload up")
+    task = shell("peerload submit sleep 60").stdout.strip()
+    wait_until(lambda: shell.json("peerload ls --json")["tasks"][0]["state"] == "running", what="it to run")
+    shell("peerload down --all")
+    shell("peerload up")
+    (row,) = shell.json("peerload ls --json")["tasks"]
+    assert row["id"] == task
+    assert row["state"] in ("failed", "queued", "leased", "running")
+    assert row["reason"]
+    shell("peerload down --all")
+
+
+def test_the_help_names_every_verb(shell: Shell) -> None:
+    text = shell("peerload --help").stdout
+    for verb in ("up", "down", "run", "submit", "ls", "show", "logs", "wait", "cancel", "nodes", "policy", "top"):
+        assert re.search(rf"^  {verb} ", text, re.MULTILINE)
+        assert shell(f"peerload {verb} --help").returncode == 0
+    assert shell("peerload --version").stdout.startswith("peerload ")
+
+
+def typed(page: Path) -> list[str]:
+    """The commands of a page's console blocks that can be typed here."""
+    lines = [line for block in BLOCK.findall(page.read_text(encoding="utf-8")) for line in block.splitlines()]
+    commands = [line[2:] for line in lines if line.startswith("$ ")]
+    return [line for line in commands if not line.startswith(NOT_RUN_HERE)]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_every_command_of_the_documentation_works(shell: Shell, page: str) -> None:
+    commands = typed(ROOT / page)
+    assert commands
+    (shell.work / "train.py").write_text("print('trained')\n")
+    for line in commands:
+        command = line.replace("/tmp/second", str(shell.cluster.directory / "second"))
+        if "HOST:PORT" in command:
+            command = command.replace("HOST:PORT", shell.json("peerload up --json")["listen"])
+        done = shell(command)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
