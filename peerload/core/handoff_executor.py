@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 RENEWALS_PER_LEASE = 4
+REFUSED_KEPT_MAX = 4096
+"""Refusals known to be such, not merely not above the floor; see `Executor._refuse`."""
 
 
 class Executor:
@@ -68,6 +70,7 @@ class Executor:
         self.guests: dict[str, Guest] = {}
         self.by_uid: dict[bytes, Guest] = {}
         self.floors: dict[bytes, int] = {}
+        self._refused: dict[bytes, int] = {}
         self._renew_at_s = math.inf
         self.accepts: Callable[[Offer], bool]
         self.report: Callable[[], LoadReport]
@@ -154,14 +157,26 @@ class Executor:
         self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
 
     def _refuse(self, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
-        """NOT_STARTED, durable before it is said (D6)."""
-        self._raise_floor(uid, attempt)
-        self._state.send(src, NotStarted(task, uid, attempt, reason))
+        """What to say of an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED.
+
+        A floor does not tell whether its attempt was started or refused. This start of the agent remembers its own
+        refusals (they are what a home asks about, when RETURN or NOT_STARTED was lost); of an earlier one's it says
+        DIED, which promises as much and costs the task one of its attempts_max."""
+        if attempt > self.floors.get(uid, 0):
+            self._raise_floor(uid, attempt)
+        if self._refused.get(uid) == attempt:
+            self._state.send(src, NotStarted(task, uid, attempt, reason))
+        else:
+            self._state.send(src, Died(task, uid, attempt, "nothing is left of it there"))
 
     def _raise_floor(self, uid: bytes, attempt: int) -> None:
         if self.floors.get(uid, 0) < attempt:
             self.floors[uid] = attempt
             self._state.persist(PutFloor(uid, attempt, self._state.now.wall_s))
+            self._refused.pop(uid, None)
+            self._refused[uid] = attempt
+            if len(self._refused) > REFUSED_KEPT_MAX:
+                del self._refused[next(iter(self._refused))]
 
     def reservation_ended(self, key: str) -> None:
         """No COMMIT came in time."""
@@ -309,11 +324,7 @@ class Executor:
                 self._tell(guest)
                 return
             self._drop(guest)
-        if query.attempt <= self.floors.get(query.uid, 0):
-            # Started or refused here once, and nothing is left of it: either way it does not run and never will.
-            self._state.send(src, Died(query.task, query.uid, query.attempt, "nothing is left of it there"))
-        else:
-            self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
+        self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
 
     def revoke_received(self, src: str, revoke: Revoke) -> None:
         """End this attempt. One that has not started is refused for good; a running one gets the signal, then SIGKILL."""

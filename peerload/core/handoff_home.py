@@ -1,9 +1,9 @@
 """The home's side of the handoff: offers, commits, leases, results. docs/wire.md names the rules (D1 … R11).
 
-Home is its tasks' only writer. An attempt number is granted once: an accepted offer burns it with a durable LEASED
-before COMMIT is said (D2). A leased task comes back to the queue only when its attempt is known not to run: refused
-(NOT_STARTED), died, never sent, on a rebooted machine, or past ``deadline_s``, which is moved before every COMMIT and
-RENEW_OK so that it always lies behind the executor's own (R2).
+An attempt number is granted once: an accepted offer burns it with a durable LEASED before COMMIT is said (D2). A leased
+task comes back to the queue only when its attempt is known not to run: refused (NOT_STARTED), died, never sent, on a
+rebooted machine, or past ``deadline_s``, which is moved before every COMMIT and RENEW_OK so that it always lies behind
+the executor's own (R2). The task's record is `home.py`'s.
 """
 
 from __future__ import annotations
@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.work import HomePhase, HomeTask
-from peerload.model.actions import (
-    FetchOutput,
-    ForgetTask,
-    KeepOutput,
-    PutTask,
-    SignalTask,
-    SpawnTask,
-    TaskChanged,
-)
-from peerload.model.errors import InvariantBroken
+from peerload.core.work import HomePhase
+from peerload.model.actions import FetchOutput, KeepOutput, TaskChanged
 from peerload.model.messages import (
     Accept,
     Commit,
@@ -38,125 +29,34 @@ from peerload.model.messages import (
     ResultAck,
     Return,
     Revoke,
-    Signal,
 )
-from peerload.model.task import TRANSITIONS, TaskState
+from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from peerload.core.admission import Ledger
+    from peerload.core.home import Home
     from peerload.core.membership import Membership
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
+    from peerload.core.work import HomeTask
     from peerload.model.messages import Identity
-    from peerload.model.task import Exit, TaskRecord
 
 SIGKILL = 9
 
 
-class Home:
-    """The unfinished tasks of this home by uid; each ends exactly once.
+class Handoff:
+    """The conversation of a home with the nodes that run its tasks; its timers are ``offer``, ``lease`` and ``ask``.
 
-    ``requeued(task, reason)`` is called when a task is back in the queue (it counts as an arrival), and
-    ``declined(task, node, reason)`` when an offer came to nothing; ``placed(task, node)`` when it needs no place any
-    more: it was accepted there, starts here, is over (node = "").
+    ``declined(task, node, reason)`` is called when an offer came to nothing.
     """
 
-    def __init__(
-        self,
-        state: CoreState,
-        queue: WaitingQueue,
-        ledger: Ledger,
-        membership: Membership,
-    ) -> None:
+    def __init__(self, state: CoreState, queue: WaitingQueue, membership: Membership, home: Home) -> None:
         self._state = state
         self._queue = queue
-        self._ledger = ledger
         self._membership = membership
-        self.tasks: dict[bytes, HomeTask] = {}
-        self.by_id: dict[str, HomeTask] = {}
-        self.arrays: dict[str, dict[str, HomeTask]] = {}
-        self.requeued: Callable[[HomeTask, str], None] = lambda _task, _reason: None
+        self._home = home
         self.declined: Callable[[HomeTask, str, str], None] = lambda _task, _node, _reason: None
-        self.placed: Callable[[HomeTask, str], None] = lambda _task, _node: None
-
-    # -- durable transitions -------------------------------------------------------------------------------------------
-
-    def _become(self, task: HomeTask, reason: str, /, **changes: object) -> TaskRecord:
-        """A new durable record; raises InvariantBroken for a transition that the table does not have."""
-        record = task.record
-        after = changes.get("state", record.state)
-        if after is not record.state and after not in TRANSITIONS[record.state]:
-            raise InvariantBroken(f"{record.task}: {record.state} → {after}", story=f"{record!r}; {reason}")
-        task.record = msgspec.structs.replace(record, reason=reason, **changes)
-        self._state.persist(PutTask(task.record, self._state.now.wall_s, reason))
-        runs = bool(task.running_at) and task.record.state is TaskState.LEASED
-        self._state.actions.append(TaskChanged(task.record, runs, reason))
-        return task.record
-
-    def _timer_name(self, task: HomeTask) -> str:
-        return task.uid.hex()
-
-    # -- arrival and local runs ----------------------------------------------------------------------------------------
-
-    def adopt(self, task: HomeTask) -> None:
-        """Take charge of a task (new, or read from the store)."""
-        self.tasks[task.uid] = task
-        self.by_id[task.task] = task
-        array = _array(task.task)
-        if array:
-            self.arrays.setdefault(array, {})[task.task] = task
-
-    def named(self, name: str) -> list[HomeTask]:
-        """The unfinished tasks that a user means: one, or the members of an array."""
-        task = self.by_id.get(name)
-        return [task] if task is not None else list(self.arrays.get(name, {}).values())
-
-    def start_here(self, task: HomeTask) -> None:
-        """Run it on this node: LEASED to ourselves and START in one (D2 + D3)."""
-        self.placed(task, self._state.node)
-        task.phase = HomePhase.HERE
-        self._become(
-            task,
-            "room here",
-            state=TaskState.LEASED,
-            attempt=task.record.attempt + 1,
-            node=self._state.node,
-            nonce=0,
-            machine_boot=self._state.identity.machine_boot,
-            lease_s=0.0,
-        )
-        self._ledger.start(task.key, task.spec.request, is_local=True)
-        self._state.actions.append(SpawnTask(task.key, task.task, task.record.attempt, self._state.node, task.spec))
-
-    def started_here(self, task: HomeTask, started_at: float) -> None:
-        """The launcher has the process."""
-        task.running_at = started_at
-        self._arm_time_limit(task, started_at)
-        self._state.actions.append(
-            TaskChanged(msgspec.structs.replace(task.record, started_at=started_at), running=True, reason="started")
-        )
-
-    def ended_here(self, task: HomeTask, exit_: Exit) -> None:
-        """The process is gone; its output lies in this home's spool already."""
-        if task.phase is HomePhase.OVER:
-            self._forget(task)
-        else:
-            self._finish(task, exit_)
-        self._state.actions.append(ForgetTask(task.key, output=False))
-
-    def died_here(self, task: HomeTask, reason: str) -> None:
-        """Started here, no result, and its processes are gone."""
-        if task.phase is HomePhase.OVER:
-            self._forget(task)
-        else:
-            self._lose(task, reason)
-
-    def _arm_time_limit(self, task: HomeTask, started_at: float) -> None:
-        if task.spec.time_limit_s:
-            left_s = started_at + task.spec.time_limit_s - self._state.now.wall_s
-            self._state.set_timer_in(max(min(left_s, task.spec.time_limit_s), 0.0), "limit", task.key)
 
     # -- offering ------------------------------------------------------------------------------------------------------
 
@@ -169,7 +69,7 @@ class Home:
         task.voluntary = voluntary
         task.offer_only = only
         task.on_decline_search = search
-        limit = self.migrations_max(task)
+        limit = self._home.migrations_max(task)
         self._state.count("offers sent")
         self._state.send(
             node,
@@ -184,29 +84,11 @@ class Home:
                 only,
             ),
         )
-        self._state.set_timer_in(self._state.config.offer_timeout_s, "offer", self._timer_name(task))
-
-    def migrations_max(self, task: HomeTask) -> int | None:
-        """How often it may be placed elsewhere by choice."""
-        own = task.spec.placement.migrations_max
-        return own if own is not None else self._state.policies.migration.migrations_max
-
-    def may_migrate(self, task: HomeTask) -> bool:
-        """Whether one more placement by choice is allowed."""
-        limit = self.migrations_max(task)
-        return limit is None or task.record.migrations < limit
-
-    def withdraw(self, task: HomeTask) -> None:
-        """No offer is out (any more); the task may start here again."""
-        if task.phase is HomePhase.OFFERED:
-            self._state.clear_timer("offer", self._timer_name(task))
-            task.phase = HomePhase.WAITING
-            task.offered_to = ""
-            task.withheld = False
+        self._state.set_timer_in(self._state.config.offer_timeout_s, "offer", task.uid.hex())
 
     def accept_received(self, src: str, message: Accept) -> None:
         """Room is reserved there: grant the attempt durably, then COMMIT."""
-        task = self.tasks.get(message.uid)
+        task = self._home.tasks.get(message.uid)
         if (
             task is None
             or task.phase is not HomePhase.OFFERED
@@ -216,12 +98,12 @@ class Home:
             self._state.count("accepts too late")  # that reservation ends by itself
             return
         peer = self._membership.get(src)
-        self.withdraw(task)
+        self._home.withdraw(task)
         self._queue.remove(task)
         task.phase = HomePhase.AWAY
         task.commits = 0
         task.repeat_s = self._state.config.repeat_s
-        self._become(
+        self._home.become(
             task,
             f"accepted by {src}",
             state=TaskState.LEASED,
@@ -233,7 +115,7 @@ class Home:
             migrations=task.record.migrations + task.voluntary,
         )
         self._state.count("transfers")
-        self.placed(task, src)
+        self._home.placed(task, src)
         self._commit(task, message.ts)
 
     def _commit(self, task: HomeTask, ts: float) -> None:
@@ -242,32 +124,40 @@ class Home:
         task.commits += 1
         record = task.record
         self._state.send(record.node, Commit(task.task, task.uid, record.attempt, record.nonce, ts, record.lease_s))
-        self._state.set_timer_in(task.repeat_s, "ask", self._timer_name(task))
+        self._state.set_timer_in(task.repeat_s, "ask", task.uid.hex())
 
     def _extend(self, task: HomeTask) -> None:
         task.deadline_s = self._state.now.boot_s + task.record.lease_s + self._state.config.lease_grace_s
-        self._state.set_timer_in(task.deadline_s - self._state.now.boot_s, "lease", self._timer_name(task))
+        self._state.set_timer_in(task.deadline_s - self._state.now.boot_s, "lease", task.uid.hex())
 
     def decline_received(self, src: str, message: Decline) -> None:
         """No room there after all, or never."""
-        task = self.tasks.get(message.uid)
+        task = self._home.tasks.get(message.uid)
         if task is None or task.phase is not HomePhase.OFFERED or task.offered_to != src:
             return
         if message.attempt == task.record.attempt + 1:
             self._declined(task, src, message.reason)
 
     def _declined(self, task: HomeTask, node: str, reason: str) -> None:
-        self.withdraw(task)
+        self._home.withdraw(task)
         self._state.count("offers declined")
         self.declined(task, node, reason)
 
     def offer_failed(self, node: str, uid: bytes) -> None:
         """No answer in time, or the offer never left: as a decline."""
-        task = self.tasks.get(uid)
+        task = self._home.tasks.get(uid)
         if task is not None and task.phase is HomePhase.OFFERED and task.offered_to == node:
             self._declined(task, node, f"no answer from {node}")
 
     # -- while it is away ----------------------------------------------------------------------------------------------
+
+    def restored(self, task: HomeTask) -> None:
+        """A lease found in the store at start: it may have been renewed just before (R4). Asks at once."""
+        task.phase = HomePhase.AWAY
+        task.commits = 2  # how often COMMIT was said before the restart is not known: never "never"
+        task.repeat_s = self._state.config.repeat_s
+        self._extend(task)
+        self.ask(task)
 
     def ask(self, task: HomeTask) -> None:
         """Nothing was heard of it: QUERY, which every executor answers; less and less often."""
@@ -275,18 +165,18 @@ class Home:
             return
         task.repeat_s = min(task.repeat_s * 2, self._state.config.repeat_s_max) or self._state.config.repeat_s
         self._state.send(task.record.node, Query(task.task, task.uid, task.record.attempt))
-        self._state.set_timer_in(task.repeat_s, "ask", self._timer_name(task))
+        self._state.set_timer_in(task.repeat_s, "ask", task.uid.hex())
 
     def _ask_if_silent(self, task: HomeTask) -> None:
         """It is renewed every quarter of its lease; if twice nothing comes, ask (a RETURN or DIED may be lost)."""
         task.repeat_s = self._state.config.repeat_s
-        self._state.set_timer_in(task.record.lease_s / 2, "ask", self._timer_name(task))
+        self._state.set_timer_in(task.record.lease_s / 2, "ask", task.uid.hex())
 
     def renew_received(self, src: str, message: Renew) -> None:
         """Leases are renewed in one answer; attempts that are no longer current are revoked."""
         extensions: list[LeaseExtension] = []
         for renewal in message.renewals:
-            task = self.tasks.get(renewal.uid)
+            task = self._home.tasks.get(renewal.uid)
             if task is not None and self._is_current(task, src, renewal.attempt):
                 self._extend(task)
                 self._ask_if_silent(task)
@@ -310,11 +200,11 @@ class Home:
         if task.phase is HomePhase.AWAY:
             return task.record.node == src
         if task.phase in (HomePhase.WAITING, HomePhase.OFFERED) and task.last_node == src:
-            self.withdraw(task)
+            self._home.withdraw(task)
             self._queue.remove(task)
-            self.placed(task, src)
+            self._home.placed(task, src)
             task.phase = HomePhase.AWAY
-            self._become(
+            self._home.become(
                 task,
                 f"{src} is back and still has it",
                 state=TaskState.LEASED,
@@ -327,62 +217,64 @@ class Home:
     def not_started_received(self, src: str, message: NotStarted | Return) -> str | None:
         """A durable promise that the attempt never started: back to the queue, where the caller decides about it.
         → the node a RETURN suggests ("" for none), None if it was not about a current attempt."""
-        task = self.tasks.get(message.uid)
+        task = self._home.tasks.get(message.uid)
         if task is None or task.phase is not HomePhase.AWAY or task.record.node != src:
             return None
         if task.record.attempt != message.attempt:
             return None
         to = message.to if isinstance(message, Return) else ""
-        self._requeue(task, message.reason or f"{src} has not started it", arrives=False)
+        self._home.requeue(task, message.reason or f"{src} has not started it", arrives=False)
         return to
 
     def died_received(self, src: str, message: Died) -> None:
         """The attempt started, its processes are gone, and there is no result."""
-        task = self.tasks.get(message.uid)
+        task = self._home.tasks.get(message.uid)
         if (
             task is not None
             and task.phase is HomePhase.AWAY
             and task.record.node == src
             and (task.record.attempt == message.attempt)
         ):
-            self._lose(task, f"{src}: {message.reason or 'the attempt died'}")
+            self._home.lose(task, f"{src}: {message.reason or 'the attempt died'}")
 
     def commit_never_left(self, task: HomeTask, attempt: int) -> None:
         """The only COMMIT of this attempt never left this agent: nobody can have started it."""
         if task.phase is HomePhase.AWAY and task.record.attempt == attempt and task.commits == 1:
-            self._requeue(task, f"{task.record.node} went away before it could be told to start")
+            self._home.requeue(task, f"{task.record.node} went away before it could be told to start")
 
     def lease_ran_out(self, task: HomeTask) -> None:
         """The executor was not heard of for so long that it has frozen the task for sure."""
         if task.phase is not HomePhase.AWAY:
             return
         if task.deadline_s > self._state.now.boot_s:
-            self._state.set_timer_in(task.deadline_s - self._state.now.boot_s, "lease", self._timer_name(task))
+            self._state.set_timer_in(task.deadline_s - self._state.now.boot_s, "lease", task.uid.hex())
         else:
-            self._lose(task, f"{task.record.node} was not heard of until its lease ran out", may_be_back=True)
+            self._home.lose(task, f"{task.record.node} was not heard of until its lease ran out", may_be_back=True)
 
     def machine_changed(self, identity: Identity) -> None:
         """A node came back with another machine boot id: nothing that ran on it before can be alive (R6)."""
-        for task in list(self.tasks.values()):
+        for task in list(self._home.tasks.values()):
             if (
                 task.phase is HomePhase.AWAY
                 and task.record.node == identity.node
                 and task.record.machine_boot not in ("", identity.machine_boot)
             ):
-                self._lose(task, f"{identity.node} was rebooted")
+                self._home.lose(task, f"{identity.node} was rebooted")
 
     def peer_is_back(self, node: str) -> None:
         """Another start of a node that holds tasks: ask at once what became of them."""
-        for task in self.tasks.values():
+        for task in self._home.tasks.values():
             if task.phase is HomePhase.AWAY and task.record.node == node:
                 task.repeat_s = 0.0
                 self.ask(task)
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def result_received(self, src: str, message: Result) -> None:
-        """The first result of any attempt that was granted counts (R9); its output comes home before it is recorded."""
-        task = self.tasks.get(message.uid)
+        """The first result of any attempt that was granted counts (R9); its output comes home before it is recorded.
+
+        Until then another attempt that holds the lease by now runs on: should the output never come, it is needed."""
+        task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
@@ -392,18 +284,16 @@ class Home:
             return
         if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
             return  # it will be repeated
-        if message.attempt != task.record.attempt or task.record.node != src:
-            if task.phase is HomePhase.AWAY:
-                self._revoke(task, SIGKILL, "another attempt has ended")
-            self.withdraw(task)
+        if task.phase is not HomePhase.AWAY:
+            self._home.withdraw(task)
             self._queue.remove(task)
-            self.placed(task, src)
+            self._home.placed(task, src)
         task.phase = HomePhase.COLLECTING
         task.collected_attempt = message.attempt
         task.exit = message.exit
         task.last_node = src
         if task.record.state is TaskState.QUEUED:
-            self._become(task, f"{src} has the result", state=TaskState.LEASED, node=src)
+            self._home.become(task, f"{src} has the result", state=TaskState.LEASED, node=src)
         if message.inline:
             self._state.actions.append(
                 KeepOutput(task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr)
@@ -423,7 +313,7 @@ class Home:
 
     def output_arrived(self, uid: bytes, attempt: int, error: str) -> None:
         """Its output lies here, synced: record the result (D5), then acknowledge it."""
-        task = self.tasks.get(uid)
+        task = self._home.tasks.get(uid)
         if (
             task is None
             or task.phase is not HomePhase.COLLECTING
@@ -436,117 +326,8 @@ class Home:
             task.phase = HomePhase.AWAY  # the result will be repeated, and fetched again
             self._extend(task)
             return
-        node = task.last_node
-        self._finish(task, task.exit)
-        self._state.send(node, ResultAck(task.task, uid, attempt))
-
-    def _finish(self, task: HomeTask, exit_: Exit) -> None:
-        state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
-        self._become(
-            task,
-            exit_.reason or ("ended" if state is TaskState.DONE else f"exit code {exit_.exit_code}"),
-            state=state,
-            started_at=exit_.started_at,
-            ended_at=exit_.ended_at or self._state.now.wall_s,
-            exit=exit_,
-        )
-        self._forget(task)
-
-    def _forget(self, task: HomeTask) -> None:
-        self._clear_timers(task)
-        self.tasks.pop(task.uid, None)
-        self.by_id.pop(task.task, None)
-        array = _array(task.task)
-        members = self.arrays.get(array)
-        if members is not None:
-            members.pop(task.task, None)
-            if not members:
-                del self.arrays[array]
-
-    def _clear_timers(self, task: HomeTask) -> None:
-        name = self._timer_name(task)
-        if task.record.node not in ("", self._state.node):  # a task that never left has none of these
-            self._state.clear_timer("lease", name)
-            self._state.clear_timer("ask", name)
-        if task.spec.time_limit_s:
-            self._state.clear_timer("limit", task.key)
-
-    def cancel(self, task: HomeTask, signal: int, *, force: bool) -> bool:
-        """Durable before it is confirmed (D7); False if it has ended already."""
-        if task.phase is HomePhase.OVER:
-            if force:  # cancelled before, and its process has not obeyed yet
-                self._state.actions.append(SignalTask(task.key, SIGKILL))
-            return False
-        was = task.phase
-        key, node = task.key, task.record.node
-        self.withdraw(task)
-        self._queue.remove(task)
-        self.placed(task, "")
-        task.phase = HomePhase.OVER
-        self._become(
-            task,
-            "cancelled",
-            state=TaskState.CANCELLED,
-            started_at=task.running_at,
-            ended_at=self._state.now.wall_s,
-        )
-        first = SIGKILL if force else signal
-        if was is HomePhase.HERE:
-            self._state.actions.append(SignalTask(key, first))
-            self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
-            self._clear_timers(task)
-            return True  # kept until its process is gone
-        if was is HomePhase.AWAY:
-            self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, "cancelled"))
-        self._forget(task)
-        return True
-
-    def signal(self, task: HomeTask, signal: int) -> bool:
-        """Pass a signal on to the running task; False if it does not run."""
-        if task.phase is HomePhase.HERE:
-            self._state.actions.append(SignalTask(task.key, signal))
-        elif task.phase is HomePhase.AWAY and task.running_at:
-            self._state.send(task.record.node, Signal(task.task, task.uid, task.record.attempt, signal))
-        else:
-            return False
-        return True
-
-    # -- back to the queue ---------------------------------------------------------------------------------------------
-
-    def _revoke(self, task: HomeTask, signal: int, reason: str) -> None:
-        self._state.send(task.record.node, Revoke(task.task, task.uid, task.record.attempt, signal, reason))
-
-    def _lose(self, task: HomeTask, reason: str, *, may_be_back: bool = False) -> None:
-        """An attempt that may have run ended without a result."""
-        task.losses += 1
-        self._state.count("attempts lost")
-        if task.losses >= self._state.config.attempts_max:
-            self._become(
-                task,
-                f"given up after {task.losses} lost attempts; the last: {reason}",
-                state=TaskState.FAILED,
-                ended_at=self._state.now.wall_s,
-            )
-            self._forget(task)
-            return
-        self._requeue(task, reason, may_be_back=may_be_back)
-
-    def _requeue(self, task: HomeTask, reason: str, *, arrives: bool = True, may_be_back: bool = False) -> None:
-        self._clear_timers(task)
-        task.last_node = task.record.node if may_be_back else ""
-        task.phase = HomePhase.WAITING
-        task.running_at = 0.0
-        task.killed_because = ""
-        self._become(task, reason, state=TaskState.QUEUED, node="", started_at=0.0)
-        self._queue.add(task)
-        if arrives:
-            self.requeued(task, reason)
-
-    def away(self) -> Iterable[HomeTask]:
-        """The tasks that are leased to other nodes."""
-        return (task for task in self.tasks.values() if task.phase is HomePhase.AWAY)
-
-
-def _array(task: str) -> str:
-    """The array that a task is a member of, "" for a single one."""
-    return task.rpartition(".")[0]
+        self._home.finish(task, task.exit)
+        if task.record.attempt != attempt:
+            reason = "another attempt has ended"
+            self._state.send(task.record.node, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))
+        self._state.send(task.last_node, ResultAck(task.task, uid, attempt))

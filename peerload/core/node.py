@@ -3,8 +3,9 @@
     node = Node(config, policies, identity, profile, random.Random(seed))
     actions = node.handle(now, event)
 
-`Node` routes; the decisions are made by the machines behind it: queue and ledger (what may start here), sharing (the
-policies), home and executor (the two sides of the handoff), membership (who is there). None of them reads a clock,
+`Node` routes; the decisions are made by the machines behind it: queue and ledger (what may start here), runs (what does
+run here), sharing (the policies), home (its own tasks), handoff and executor (the two sides of giving tasks away),
+membership (who is there). None of them reads a clock,
 draws from any chance but the one given, or does I/O. Waiting is an action (`SetTimer`), expiry an event.
 """
 
@@ -15,14 +16,16 @@ from typing import TYPE_CHECKING, Any, assert_never
 from peerload.core import submission
 from peerload.core.admission import Ledger, why_never
 from peerload.core.handoff_executor import Executor
-from peerload.core.handoff_home import Home
+from peerload.core.handoff_home import Handoff
+from peerload.core.home import Home
 from peerload.core.membership import Membership
 from peerload.core.queue import WaitingQueue
+from peerload.core.runs import Runs
 from peerload.core.sharing import Sharing
 from peerload.core.state import CoreState
-from peerload.core.work import Guest, GuestPhase, HomePhase, HomeTask
+from peerload.core.work import GuestPhase, HomePhase, HomeTask
 from peerload.model import events, messages
-from peerload.model.actions import Answer, ForgetTask, SignalTask
+from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.task import TaskState
 
@@ -34,15 +37,11 @@ if TYPE_CHECKING:
     from peerload.model.instant import Instant
     from peerload.model.messages import Identity
     from peerload.model.resources import Profile
-    from peerload.model.task import Exit
     from peerload.policy.preset import PolicySet
-
-SIGTERM = 15
-SIGKILL = 9
 
 
 class Node:
-    """One node's core. `peek` for read-only looks (views for people), `handle` for everything else."""
+    """One node's core: `handle` changes it, the machines behind it may be looked at (by views for people)."""
 
     def __init__(
         self, config: CoreConfig, policies: PolicySet, identity: Identity, profile: Profile, rng: random.Random
@@ -51,16 +50,19 @@ class Node:
         self.ledger = Ledger(profile)
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state)
-        self.home = Home(self.state, self.queue, self.ledger, self.membership)
+        self.home = Home(self.state, self.queue, self.ledger)
+        self.handoff = Handoff(self.state, self.queue, self.membership, self.home)
         self.executor = Executor(self.state, self.queue, self.ledger)
-        self.sharing = Sharing(self.state, self.queue, self.ledger, self.membership, self.home, self.executor)
+        self.sharing = Sharing(
+            self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor
+        )
         self.submissions = submission.Submissions(self.state)
-        self._keys: dict[str, HomeTask | Guest] = {}
-        self._launcher_away = False
+        self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
+        self.runs.completed = self.sharing.receiver.completed
         self.home.requeued = self._requeued
-        self.home.declined = self.sharing.offer_declined
-        self.home.placed = self.sharing.placed
-        self.executor.accepts = self.sharing.accepts_offer
+        self.home.placed = self.sharing.sender.placed
+        self.handoff.declined = self.sharing.sender.offer_declined
+        self.executor.accepts = self.sharing.sender.accepts_offer
         self.executor.report = self.sharing.report
 
     def handle(self, now: Instant, event: events.Event) -> list[Action]:
@@ -69,14 +71,13 @@ class Node:
         state.now = now
         state.actions = []
         self._route(event)
-        self._fill()
+        self.runs.fill()
         self.sharing.settle()
         return state.actions
 
     def holds(self, key: str) -> bool:
-        """Whether this attempt is to run here. A process decided upon before its launcher died must not be started by
-        the next one: the attempt was reported as died meanwhile."""
-        return key in self._keys
+        """Whether this attempt is to run here."""
+        return self.runs.holds(key)
 
     def _route(self, event: events.Event) -> None:  # noqa: PLR0912 C901 -- one line an event
         match event:
@@ -85,16 +86,16 @@ class Node:
             case events.TimerExpired():
                 self._timer(event.timer)
             case events.TaskEnded():
-                self._task_ended(event.key, event.exit)
+                self.runs.ended(event.key, event.exit)
             case events.TaskStarted():
-                self._task_started(event.key, event.started_at)
+                self.runs.started(event.key, event.started_at)
             case events.TaskSubmitted():
                 self._submitted(event)
             case events.OutputArrived():
-                self.home.output_arrived(event.uid, event.attempt, event.error)
+                self.handoff.output_arrived(event.uid, event.attempt, event.error)
             case events.LoadSampled():
-                self.sharing.cpus_busy = event.cpus_busy
-                self.sharing.mem_used_bytes = event.mem_used_bytes
+                self.sharing.information.cpus_busy = event.cpus_busy
+                self.sharing.information.mem_used_bytes = event.mem_used_bytes
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
@@ -108,13 +109,12 @@ class Node:
             case events.AgentStarted():
                 self._started(event)
             case events.LauncherLost():
-                self._launcher_away = True
+                self.runs.launcher_lost()
             case events.LauncherReady():
-                self._launcher_away = False
-                self._reconcile(dict(event.running), dict(event.ended))
+                self.runs.launcher_ready(dict(event.running), dict(event.ended))
             case events.BusChanged():
                 if event.connected:
-                    self.sharing.tell()
+                    self.sharing.information.tell()
             case events.AgentStopping():
                 for peer in self.membership:
                     self.state.send(peer.identity.node, messages.Leaving())
@@ -126,69 +126,25 @@ class Node:
     def _started(self, event: events.AgentStarted) -> None:
         self.submissions.restore(event.counter, event.tokens)
         self.executor.floors.update(event.floors)
-        running, ended = dict(event.running), dict(event.ended)
         waiting: list[HomeTask] = []
         for row in event.tasks:
             task = HomeTask(row.record, self.submissions.shared(row.spec), self.state.now.boot_s)
             self.home.adopt(task)
             if row.record.state is TaskState.QUEUED:
                 waiting.append(task)
+            elif row.record.state is TaskState.LEASED and row.record.node == self.state.node:
+                task.phase = HomePhase.HERE
+                self.runs.restore(task)
             elif row.record.state is TaskState.LEASED:
-                self._restore_lease(task)
+                self.handoff.restored(task)
         for record in event.executions:
             guest = self.executor.adopt(record)
             if guest.phase is not GuestPhase.ENDED:
-                self._keys[guest.key] = guest
-        self._reconcile(running, ended)
+                self.runs.restore(guest)
+        self.runs.reconcile(dict(event.running), dict(event.ended))
         for task in waiting:
             self._arrives(task)
         self.state.set_timer_in(self.state.config.ping_s, "ping")
-
-    def _restore_lease(self, task: HomeTask) -> None:
-        if task.record.node == self.state.node:
-            task.phase = HomePhase.HERE
-            self._keys[task.key] = task
-            return
-        task.phase = HomePhase.AWAY
-        task.commits = 2  # how often COMMIT was said before the restart is not known: never "never"
-        task.repeat_s = self.state.config.repeat_s
-        # The lease may have been renewed just before the restart (R4).
-        lease_s = task.record.lease_s + self.state.config.lease_grace_s
-        task.deadline_s = self.state.now.boot_s + lease_s
-        self.state.set_timer_in(lease_s, "lease", task.uid.hex())
-        self.home.ask(task)
-
-    def _reconcile(self, running: dict[str, float], ended: dict[str, Exit]) -> None:
-        """Every attempt that holds room here either runs, has an exit record, or has died."""
-        strangers = [key for key in ended if key not in self._keys]
-        for key, work in list(self._keys.items()):
-            if key in ended:
-                self._task_ended(key, ended[key])
-            elif key in running:
-                if isinstance(work, HomeTask):
-                    self.ledger.start(key, work.spec.request, is_local=True)
-                    self.home.started_here(work, running[key])
-                else:
-                    self.executor.adopted_running(work, running[key])
-            else:
-                self._died(key, work, "its processes were gone when the agent or the launcher came back")
-        known = self._keys
-        for key in running:
-            if key not in known:  # nobody wants it any more
-                self.state.actions.append(SignalTask(key, SIGKILL))
-        for key in strangers:
-            self._forget_exit(key)
-
-    def _forget_exit(self, key: str) -> None:
-        self.state.actions.append(ForgetTask(key, output=False))
-
-    def _died(self, key: str, work: HomeTask | Guest, reason: str) -> None:
-        self._keys.pop(key, None)
-        self.ledger.end(key)
-        if isinstance(work, HomeTask):
-            self.home.died_here(work, reason)
-        else:
-            self.executor.died(work, reason)
 
     # -- arrivals ------------------------------------------------------------------------------------------------------
 
@@ -197,8 +153,10 @@ class Node:
         try:
             reply = self.submissions.repeated(event)
             if reply is None:
-                self._refuse_hopeless(event)
-                tasks, reply = self.submissions.accept(event, len(self.home.tasks))
+                placeable = submission.why_not_placeable(
+                    self.state, self.membership, event.spec, directory_here=event.directory_here
+                )
+                tasks, reply = self.submissions.accept(event, len(self.home.tasks), placeable)
         except BadRequest as error:
             self.state.actions.append(Answer(event.request, error=error))
             return
@@ -209,69 +167,23 @@ class Node:
                 task.cannot_here = f"no directory {task.spec.directory.decode(errors='replace')} on this node"
             self._arrives(task)
 
-    def _refuse_hopeless(self, event: events.TaskSubmitted) -> None:
-        spec = event.spec
-        why_not_here = why_never(self.state.profile, spec.request, spec.placement, self.state.node)
-        if not why_not_here and event.directory_here:
-            return
-        need = messages.Need(spec.request, spec.placement)
-        if not self.membership.could_ever(need, self.state.node):
-            submission.refuse_hopeless(
-                self.state, spec, why_not_here, list(self.membership), directory_here=event.directory_here
-            )
-
     def _arrives(self, task: HomeTask) -> None:
         """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
         spec = task.spec
         cannot = task.cannot_here or why_never(self.state.profile, spec.request, spec.placement, self.state.node)
         if cannot:
-            self.sharing.strand(task, cannot)
+            self.sharing.sender.strand(task, cannot)
             return
-        sends = self.membership.has_any() and self.sharing.sends(task)
+        sends = self.membership.has_any() and self.sharing.sender.sends(task)
         self.queue.add(task)
         if sends:
-            self.sharing.search_for(task)
+            self.sharing.sender.search_for(task)
 
     def _requeued(self, task: HomeTask, reason: str) -> None:
         """Back in the queue: as an arrival, after the queue has it already."""
         del reason
         self.queue.remove(task)
         self._arrives(task)
-
-    # -- starting ------------------------------------------------------------------------------------------------------
-
-    def _fill(self) -> None:
-        """Start what fits, in order."""
-        if self._launcher_away:
-            return
-        while (work := self.queue.next_startable()) is not None:
-            self.queue.remove(work)
-            if isinstance(work, HomeTask):
-                self.home.start_here(work)
-                self._keys[work.key] = work
-            elif isinstance(work, Guest) and self.executor.start(work):
-                self._keys[work.key] = work
-
-    def _task_started(self, key: str, started_at: float) -> None:
-        work = self._keys.get(key)
-        if isinstance(work, HomeTask):
-            self.home.started_here(work, started_at)
-        elif work is not None:
-            self.executor.started(work, started_at)
-
-    def _task_ended(self, key: str, exit_: Exit) -> None:
-        work = self._keys.pop(key, None)
-        if work is None:
-            self._forget_exit(key)
-            return
-        self.ledger.end(key)
-        exit_ = submission.limited(exit_, work.killed_because)
-        if isinstance(work, HomeTask):
-            self.home.ended_here(work, exit_)
-        else:
-            self.executor.ended(work, exit_)
-        self._fill()  # the next one starts before anybody is asked for more
-        self.sharing.completed(max(exit_.ended_at - exit_.started_at, 0.0))
 
     # -- what clients want ---------------------------------------------------------------------------------------------
 
@@ -301,23 +213,22 @@ class Node:
         is_new = self.membership.meet(event.identity, event.profile, event.report)
         peer = self.membership.get(node)
         if told_by_itself and peer is not None and peer.identity == event.identity:  # not a late word
-            self.home.machine_changed(event.identity)
+            self.handoff.machine_changed(event.identity)
         if is_new:
-            self.home.peer_is_back(node)
+            self.handoff.peer_is_back(node)
             self.executor.home_is_back(node)
-            for task in list(self.sharing.stranded.values()):
-                self.sharing.search_for(task)
+            self.sharing.sender.peer_met()
         self.membership.learn(event.known)
         self.sharing.report_met(node, event.report)
 
     def _send_failed(self, event: events.SendFailed) -> None:
         message = event.message
         if isinstance(message, messages.Offer):
-            self.home.offer_failed(event.dst, message.uid)
+            self.handoff.offer_failed(event.dst, message.uid)
         elif isinstance(message, messages.Commit):
             task = self.home.tasks.get(message.uid)
             if task is not None:
-                self.home.commit_never_left(task, message.attempt)
+                self.handoff.commit_never_left(task, message.attempt)
 
     def _message(self, event: events.MessageReceived) -> None:  # noqa: PLR0912 C901 -- one line a message
         src = event.src
@@ -325,33 +236,33 @@ class Node:
         message: Any = event.message
         match message:
             case messages.Probe():
-                self.sharing.probe_received(src, message)
+                self.sharing.sender.probe_received(src, message)
             case messages.ProbeReply():
-                self.sharing.reply_received(src, message)
+                self.sharing.sender.reply_received(src, message)
             case messages.GiveRequest():
-                self.sharing.give_requested(src, message)
+                self.sharing.receiver.give_requested(src, message)
             case messages.GiveReply():
-                self.sharing.give_replied(src, message)
+                self.sharing.receiver.give_replied(src, message)
             case messages.Offer():
                 self.executor.offer_received(src, message, directory_here=event.directory_here)
             case messages.Accept():
-                self.home.accept_received(src, message)
+                self.handoff.accept_received(src, message)
             case messages.Decline():
                 self._declined(src, message)
             case messages.Commit():
                 self.executor.commit_received(src, message)
             case messages.Renew():
-                self.home.renew_received(src, message)
+                self.handoff.renew_received(src, message)
             case messages.RenewOk():
                 self.executor.renewed(src, message)
             case messages.Result():
-                self.home.result_received(src, message)
+                self.handoff.result_received(src, message)
             case messages.ResultAck():
                 self.executor.ack_received(src, message)
             case messages.Return() | messages.NotStarted():
                 self._came_back(src, message)
             case messages.Died():
-                self.home.died_received(src, message)
+                self.handoff.died_received(src, message)
             case messages.Query():
                 self.executor.query_received(src, message)
             case messages.Revoke():
@@ -377,11 +288,11 @@ class Node:
             if task is not None:
                 self.membership.remember_decline(src, message.code, task.spec.directory)
         self.membership.heard_report(src, message.report)
-        self.home.decline_received(src, message)
+        self.handoff.decline_received(src, message)
 
     def _came_back(self, src: str, message: messages.Return | messages.NotStarted) -> None:
         """RETURN with a suggestion is offered there at once, without a search; anything else is an arrival."""
-        to = self.home.not_started_received(src, message)
+        to = self.handoff.not_started_received(src, message)
         if to is None:
             return
         task = self.home.tasks[message.uid]
@@ -391,7 +302,7 @@ class Node:
         if runs_here and to == here:
             self.state.count("tasks taken home")
         elif runs_here and self.membership.is_usable(to) and self.home.may_migrate(task):
-            self.home.offer(task, to, voluntary=True, search=True)
+            self.handoff.offer(task, to, voluntary=True, search=True)
         else:
             self._requeued(task, message.reason)
 
@@ -407,15 +318,15 @@ class Node:
             case "ping":
                 self.membership.tick()
             case "region":
-                self.sharing.region_held()
+                self.sharing.information.region_held()
             case "period":
-                self.sharing.period_passed()
+                self.sharing.information.period_passed()
             case "retry":
-                self.sharing.retry()
+                self.sharing.receiver.retry()
             case "stranded":
-                self.sharing.ask_again(bytes.fromhex(subject))
+                self.sharing.sender.ask_again(bytes.fromhex(subject))
             case "inbound":
-                self.sharing.inbound_timed_out(bytes.fromhex(subject))
+                self.sharing.receiver.inbound_timed_out(bytes.fromhex(subject))
             case "reserved":
                 self.executor.reservation_ended(subject)
             case "result":
@@ -424,27 +335,17 @@ class Node:
                 task = self.home.tasks.get(bytes.fromhex(subject))
                 if task is not None:
                     self._home_timer(name, task)
-            case "limit" | "kill":
-                self._stop(subject, name)
+            case "limit":
+                self.runs.stop(subject)
+            case "kill":
+                self.runs.kill(subject)
             case _:
                 self.state.count("timers not understood")
 
     def _home_timer(self, name: str, task: HomeTask) -> None:
         if name == "offer":
-            self.home.offer_failed(task.offered_to, task.uid)
+            self.handoff.offer_failed(task.offered_to, task.uid)
         elif name == "ask":
-            self.home.ask(task)
+            self.handoff.ask(task)
         else:
-            self.home.lease_ran_out(task)
-
-    def _stop(self, key: str, why: str) -> None:
-        """A task past its time limit gets SIGTERM, later SIGKILL."""
-        work = self._keys.get(key)
-        if work is None:
-            return
-        if why == "limit":
-            work.killed_because = "time limit"
-            self.state.actions.append(SignalTask(key, SIGTERM))
-            self.state.set_timer_in(self.state.config.kill_after_s, "kill", key)
-        else:
-            self.state.actions.append(SignalTask(key, SIGKILL))
+            self.handoff.lease_ran_out(task)

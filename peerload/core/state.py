@@ -45,7 +45,7 @@ class CoreState:
         return self.identity.node
 
     def count(self, name: str, by: int = 1) -> None:
-        """Add to a counter; they are shown by `peerload nodes --json` and the simulator's report."""
+        """Add to a counter; the `stats` request and the simulator's report show them."""
         self.counts[name] = self.counts.get(name, 0) + by
 
     def send(self, dst: str, message: Membership | Advice | Ownership) -> None:

@@ -8,19 +8,26 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.admission import why_never
+from peerload.core.membership import PeerState
 from peerload.core.work import HomeTask
 from peerload.model.actions import PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
 from peerload.model.events import Submission
+from peerload.model.messages import Need
 from peerload.model.task import TaskRecord, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.core.membership import Peer
+    from peerload.core.membership import Membership, Peer
     from peerload.core.state import CoreState
     from peerload.model.events import TaskSubmitted
-    from peerload.model.task import Exit, TaskSpec
+    from peerload.model.task import TaskSpec
+
+
+PEERS_NAMED_MAX = 3
+"""Peers whose reason is told; as many as fit a line."""
+NODES_HINT = "peerload nodes"
 
 
 class Submissions:
@@ -39,17 +46,21 @@ class Submissions:
             self._remember(token, digest, {"id": name, "members": members or None})
 
     def repeated(self, event: TaskSubmitted) -> dict[str, object] | None:
-        """The first answer, if this token was used before. Raises BadRequest if it stood for something else."""
+        """The first answer (what stood in its task's way then is not told again), if this token was used before.
+        Raises BadRequest if it stood for something else."""
         known = self._tokens.get(event.token)
         if known is None:
             return None
         digest, reply = known
         if digest != event.digest:
             raise BadRequest("this token was used before for another command", hint="submit again with a new token")
-        return {**reply, "directory_here": event.directory_here, "repeated": True}
+        return {**reply, "directory_here": event.directory_here, "placeable": None, "repeated": True}
 
-    def accept(self, event: TaskSubmitted, tasks_now: int) -> tuple[list[HomeTask], dict[str, object]]:
-        """Number the task or the members of the array and keep them (D1). Raises SlowDown if the queue is full."""
+    def accept(
+        self, event: TaskSubmitted, tasks_now: int, placeable: str | None
+    ) -> tuple[list[HomeTask], dict[str, object]]:
+        """Number the task or the members of the array and keep them (D1). Raises SlowDown if the queue is full.
+        placeable: why nobody can run it now, for the answer."""
         state = self._state
         if tasks_now + max(len(event.indices), 1) > state.config.tasks_queued_max:
             raise SlowDown(
@@ -74,7 +85,7 @@ class Submissions:
         state.count("tasks submitted", len(tasks))
         reply: dict[str, object] = {"id": name, "members": len(event.indices) or None}
         self._remember(event.token, event.digest, reply)
-        return tasks, {**reply, "directory_here": event.directory_here}
+        return tasks, {**reply, "directory_here": event.directory_here, "placeable": placeable}
 
     def shared(self, spec: TaskSpec) -> TaskSpec:
         """The same spec with its environment kept once in memory, however many tasks have an equal one."""
@@ -92,27 +103,51 @@ class Submissions:
             self._tokens.popitem(last=False)
 
 
-def refuse_hopeless(
-    state: CoreState, spec: TaskSpec, why_not_here: str, peers: list[Peer], *, directory_here: bool
+def why_not_here(state: CoreState, spec: TaskSpec, *, directory_here: bool) -> str:
+    """Why this node can never run a task of its own, in words; "" if it can."""
+    never = why_never(state.profile, spec.request, spec.placement, state.node)
+    if never or directory_here:
+        return never
+    return f"no directory {spec.directory.decode(errors='replace')} on this node"
+
+
+def why_not_placeable(state: CoreState, membership: Membership, spec: TaskSpec, *, directory_here: bool) -> str | None:
+    """Why a task waits though this node is idle: it cannot run here, and no node that could says that it has room.
+    None if there is nothing to wait for but a turn. Raises NeverRunnable if no node known could ever run it."""
+    here = why_not_here(state, spec, directory_here=directory_here)
+    if not here:
+        return None
+    need = Need(spec.request, spec.placement)
+    if not membership.could_ever(need, state.node):
+        _refuse_hopeless(state, membership, spec, here, directory_here=directory_here)
+    eligible = [membership.report(node) for node in membership.eligible(need, state.node)]
+    if any(known is not None and known.report.accepts for known in eligible):
+        return None
+    could = [peer for peer in membership if not why_never(peer.profile, spec.request, spec.placement, state.node)]
+    return "; ".join([here, *_named([(peer, _why_not_now(peer)) for peer in could])])
+
+
+def _why_not_now(peer: Peer) -> str:
+    if peer.state is not PeerState.ALIVE:
+        return peer.state.value
+    return "drained" if peer.profile.drained else "no room now"
+
+
+def _named(reasons: list[tuple[Peer, str]]) -> list[str]:
+    lines = [f"{peer.identity.node}: {why}" for peer, why in reasons[:PEERS_NAMED_MAX]]
+    return lines if len(reasons) == len(lines) else [*lines, f"and {len(reasons) - len(lines)} more"]
+
+
+def _refuse_hopeless(
+    state: CoreState, membership: Membership, spec: TaskSpec, here: str, *, directory_here: bool
 ) -> None:
-    """Raise NeverRunnable: no node known could ever run it. Says why not this one, and how many others there are."""
-    here = why_not_here
-    hint = "peerload nodes"
-    if not here and not directory_here:
-        here = f"no directory {spec.directory.decode(errors='replace')}"
-        hint = "another directory: -d DIR        a fresh scratch directory: -d -"
-    reasons = [f"{state.node}: {here}"]
-    for peer in peers[:3]:
-        never = why_never(peer.profile, spec.request, spec.placement, state.node)
-        reasons.append(f"{peer.identity.node}: {never or peer.state.value}")
-    more = f", and {len(peers) - 3} more" if len(peers) > 3 else ""  # noqa: PLR2004 -- as many as fit a line
+    reasons = [
+        (peer, why_never(peer.profile, spec.request, spec.placement, state.node) or peer.state.value)
+        for peer in membership
+    ]
+    is_the_directory = not directory_here and not why_not_here(state, spec, directory_here=True)
     raise NeverRunnable(
-        "no node known can ever run this; nothing was submitted", why="; ".join(reasons) + more, hint=hint
+        "no node known can ever run this; nothing was submitted",
+        why="; ".join([f"{state.node}: {here}", *_named(reasons)]),
+        hint="another directory: -d DIR        a fresh scratch directory: -d -" if is_the_directory else NODES_HINT,
     )
-
-
-def limited(exit_: Exit, killed_because: str) -> Exit:
-    """A task that was ended for its time limit shows that (exit code 124), whatever the signal made of it."""
-    if killed_because != "time limit":
-        return exit_
-    return msgspec.structs.replace(exit_, exit_code=124, reason=killed_because)

@@ -96,12 +96,6 @@ class State(_Message, frozen=True, tag="state"):
     report: LoadReport
 
 
-class StateRequest(_Message, frozen=True, tag="state-request"):
-    """Tell me your load if it helps me: ``underloaded`` asks the overloaded to answer, and the reverse."""
-
-    underloaded: bool
-
-
 class Need(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one task asks of the node that may run it; it stands for the task where the command does not matter."""
 
@@ -261,7 +255,8 @@ class NotStarted(_Message, frozen=True, tag="not-started"):
 
 
 class Died(_Message, frozen=True, tag="died"):
-    """x → home: the attempt started and has no result; its processes are gone."""
+    """x → home: the attempt started and has no result; its processes are gone. Also said of one that an earlier start
+    of x's agent refused, where x cannot tell any more: either way it does not run and never will."""
 
     task: TaskId
     uid: Uid
@@ -338,7 +333,7 @@ class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
 
 
 Membership = Hello | Ping | Pong | Leaving | WrongBoot
-Advice = State | StateRequest | Probe | ProbeReply | GiveRequest | GiveReply
+Advice = State | Probe | ProbeReply | GiveRequest | GiveReply
 Ownership = (
     Offer
     | Accept
@@ -358,7 +353,7 @@ Ownership = (
 Output = OutputRequest | OutputChunk | OutputEnd
 Message = Membership | Advice | Ownership | Output
 
-ADVICE: tuple[type, ...] = (State, StateRequest, Probe, ProbeReply, GiveRequest, GiveReply)
+ADVICE: tuple[type, ...] = (State, Probe, ProbeReply, GiveRequest, GiveReply)
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -18,17 +18,26 @@ class Checker:
 
     def __init__(self) -> None:
         self._executing: dict[str, tuple[str, str]] = {}
-        self._started: set[str] = set()
+        self._started: dict[str, str] = {}
+        self._promised: set[tuple[str, str]] = set()
         self._final: dict[str, str] = {}
         self._attempts: dict[str, int] = {}
         self.acknowledged: dict[str, str] = {}
 
     def spawned(self, at_s: float, node: str, process: Process) -> None:
-        """An attempt starts at most once, and alone."""
+        """An attempt starts at most once, alone, and not where it was promised never to."""
         if process.key in self._started:
             raise InvariantBroken(f"{at_s:.6f}: {process.task} starts again as {process.key} on {node}")
-        self._started.add(process.key)
+        if (node, process.key) in self._promised:
+            raise InvariantBroken(f"{at_s:.6f}: {process.task} starts as {process.key} on {node}, against its word")
+        self._started[process.key] = node
         self.runs(at_s, node, process)
+
+    def promised(self, at_s: float, node: str, key: str) -> None:
+        """A node says that this attempt never started there and never will: it did not, and it shall not."""
+        if self._started.get(key) == node:
+            raise InvariantBroken(f"{at_s:.6f}: {node} says that {key} never started there, and it did")
+        self._promised.add((node, key))
 
     def runs(self, at_s: float, node: str, process: Process) -> None:
         """It executes (started or thawed): no other copy does."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from peerload.core.node import Node
 from peerload.model import actions, events
 from peerload.model.instant import Instant
-from peerload.model.messages import Commit, Identity, Offer, Result
-from peerload.model.task import Exit
+from peerload.model.messages import Commit, Identity, NotStarted, Offer, Result, Return
+from peerload.model.task import Exit, execution_key
 from peerload.sim.launcher import Launcher, Process
 from peerload.sim.store import Store
 
@@ -157,10 +157,14 @@ class Host:
         simulation = self._simulation
         match action:
             case actions.Send():
+                if isinstance(action.message, NotStarted | Return):
+                    key = execution_key(action.message.uid, action.message.attempt)
+                    simulation.checker.promised(simulation.now_s, self.name, key)
                 if not simulation.send(self, action.dst, action.message) and isinstance(action.message, Offer | Commit):
                     self._later(events.SendFailed(action.dst, action.message))
             case actions.SendResult():
-                result = Result(action.task, action.uid, action.attempt, action.exit, inline=True)
+                inline = not simulation.network.outputs_are_fetched
+                result = Result(action.task, action.uid, action.attempt, action.exit, inline)
                 simulation.send(self, action.dst, result)
             case actions.Announce():
                 for other in simulation.hosts.values():
@@ -174,8 +178,11 @@ class Host:
                 self._lease(action.key, action.deadline_s - self.clock_offset_s)
             case actions.ForgetTask():
                 self.launcher.ended.pop(action.key, None)
-            case actions.KeepOutput() | actions.FetchOutput():
+            case actions.KeepOutput():
                 self._later(events.OutputArrived(action.uid, action.attempt))
+            case actions.FetchOutput():
+                is_broken = simulation.network.breaks_output(simulation.now_s, action.node, self.name)
+                self._later(events.OutputArrived(action.uid, action.attempt, "it broke off" if is_broken else ""))
             case actions.Answer():
                 simulation.answered(self, action)
             case actions.TaskChanged():

@@ -8,9 +8,9 @@ from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Answer, Persist
 from peerload.model.config import CoreConfig
-from peerload.model.errors import NeverRunnable, NoSuchTask, SlowDown
+from peerload.model.errors import NoSuchTask
 from peerload.model.load import LoadReport
-from peerload.model.resources import Placement, ResourceRequest
+from peerload.model.resources import Placement
 from peerload.model.task import Exit, TaskRecord, TaskState
 from tests.core.given import ACCEPTS, SENDER, UID, Given, spec
 
@@ -50,14 +50,6 @@ def test_the_next_starts_when_one_ends() -> None:
     assert x.end(x.task(1).key, 3) == ["persist failed", "changed failed", "ForgetTask", *LEASED, "spawn 1"]
 
 
-def test_a_repeated_token_gives_the_same_id_and_another_command_is_refused() -> None:
-    x = Given(peers=())
-    x.submit(token="same")
-    assert x.submit(token="same") == ["answer"]
-    assert x.done(Answer).reply["id"] == "x/1"
-    assert x.submit(token="same", digest=b"other") == ["refuse BadRequest"]
-
-
 def test_an_array_has_members_and_is_cancelled_as_a_whole() -> None:
     x = Given(peers=())
     assert x.submit(indices=(1, 2))[:2] == ["persist submission queued queued", "answer"]
@@ -66,22 +58,6 @@ def test_an_array_has_members_and_is_cancelled_as_a_whole() -> None:
     waiting = ["persist cancelled", "changed cancelled"]
     assert x.when(cancel) == [*waiting, "signal 15", "timer kill 10", *waiting, "answer"]
     assert x.done(Answer).reply == {"cancelled": ["x/1"], "already_ended": ["x/7"]}
-
-
-def test_a_full_queue_is_a_typed_refusal() -> None:
-    x = Given(peers=(), config=CoreConfig(tasks_queued_max=1))
-    x.submit()
-    assert x.submit() == ["refuse SlowDown"]
-    assert isinstance(x.done(Answer).error, SlowDown)
-
-
-def test_what_nobody_could_ever_run_is_refused_with_the_reasons() -> None:
-    x = Given()
-    assert x.submit(spec(request=ResourceRequest(gpus=1))) == ["refuse NeverRunnable"]
-    error = x.done(Answer).error
-    assert isinstance(error, NeverRunnable)
-    assert "x: no GPU" in error.why
-    assert "y: no GPU" in error.why
 
 
 def test_offer_accept_commit() -> None:
@@ -172,7 +148,7 @@ def test_return_with_a_suggestion_is_offered_there_without_a_search() -> None:
     assert "Offer to z" not in returned  # its one migration is used up
     x2 = away(peers=("y", "z"))
     task = x2.task(2)
-    x2.node.home._become(task, "as if nothing had been counted", migrations=0)
+    x2.node.home.become(task, "as if nothing had been counted", migrations=0)
     assert x2.hear("y", messages.Return(task.task, task.uid, 1, "z"))[-2:] == ["Offer to z", "timer offer 5"]
 
 
@@ -258,7 +234,7 @@ def test_the_first_result_of_any_granted_attempt_counts() -> None:
     x.after(65).timer("lease", task.uid.hex())
     assert task.record.state is TaskState.QUEUED
     did = x.hear("y", messages.Result(task.task, task.uid, 1, RESULT, inline=True))
-    assert did[-3:] == ["persist leased", "changed leased", "KeepOutput"] or did[-1] == "KeepOutput"
+    assert did == [*LEASED, "KeepOutput"]
     assert len(x.node.queue) == 0
     assert "persist done" in x.when(events.OutputArrived(task.uid, 1))
     unknown = messages.Result("x/9", UID, 1, RESULT)
@@ -403,5 +379,6 @@ def test_a_lasting_decline_is_remembered_for_a_minute() -> None:
     no = messages.Decline(task.task, task.uid, 1, "directory", "no directory /data there", LoadReport())
     x.hear("y", no)
     assert x.node.membership.has_declined("y", "directory", b"/data")
-    assert not x.after(61).node.membership.has_declined("y", "directory", b"/data") or x.timer("ping") is not None
-    assert task.stranded_because
+    assert task.stranded_because == "no directory /data there"
+    x.after(61).timer("ping")
+    assert not x.node.membership.has_declined("y", "directory", b"/data")

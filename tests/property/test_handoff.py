@@ -1,7 +1,7 @@
 """A home and two executors on an in-memory network that loses, repeats and reorders at hypothesis' will.
 
-The machine owns every message: it delivers, repeats or drops them one at a time, moves the clock, restarts agents and
-ends tasks. After every step: at most one copy of the task executes; its recorded result never changes.
+The machine owns every message: it delivers, repeats, drops or holds back, moves the clock, restarts agents, ends tasks
+and breaks output off. After every step: at most one copy of the task executes; its recorded result never changes.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from peerload.core.handoff_executor import RENEWALS_PER_LEASE
 from peerload.core.node import Node
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
@@ -23,6 +25,7 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.policy.registry import build_preset
 from peerload.sim.store import Store
 from tests.core.given import assert_durable_first, identity
+from tests.sim import broken_variants
 
 CONFIG = CoreConfig(
     lease_s=4.0, lease_grace_s=1.0, reservation_s=2.0, offer_timeout_s=3.0, probe_timeout_s=2.0, attempts_max=1000
@@ -32,6 +35,8 @@ NAMES = ("h", "x", "y")
 CLOCKS_S = {"h": 0.0, "x": 5000.0, "y": 900.0}
 PREFIX_MAX = 60
 IN_FLIGHT_MAX = 40
+CALM_STEP_S = 0.5
+WAYS = [(("h", "x"),), (("h", "y"),), (("h", "x"), ("x", "h")), (("h", "y"), ("y", "h"))]
 
 
 class Handoff(RuleBasedStateMachine):
@@ -50,6 +55,8 @@ class Handoff(RuleBasedStateMachine):
         self.ended: dict[str, dict[str, Exit]] = {name: {} for name in NAMES}
         self.spawned: set[str] = set()
         self.result: Exit | None = None
+        self.held: set[tuple[str, str]] = set()
+        self.output_breaks = False
         for name in NAMES:
             self.start(name)
         self.meet()
@@ -84,6 +91,7 @@ class Handoff(RuleBasedStateMachine):
         assert_durable_first(done)
         for action in done:
             self.perform(name, action, offset_s)
+        assert len(self.executing()) <= 1
 
     def perform(self, name: str, action: actions.Action, offset_s: float) -> None:  # noqa: C901 PLR0912 -- one line an action
         match action:
@@ -96,7 +104,7 @@ class Handoff(RuleBasedStateMachine):
             case actions.Send():
                 self.flying = [*self.flying, (name, action.dst, action.message)][-IN_FLIGHT_MAX:]
             case actions.SendResult():
-                result = messages.Result(action.task, action.uid, action.attempt, action.exit, inline=True)
+                result = messages.Result(action.task, action.uid, action.attempt, action.exit)
                 self.flying.append((name, action.dst, result))
             case actions.SetTimer():
                 self.timers[name][action.timer] = action.at_s - offset_s
@@ -114,8 +122,9 @@ class Handoff(RuleBasedStateMachine):
                 self.finish(action.key, action.signal)
             case actions.ForgetTask():
                 self.ended[name].pop(action.key, None)
-            case actions.KeepOutput():
-                self.handle(name, events.OutputArrived(action.uid, action.attempt))
+            case actions.FetchOutput():
+                error = "it broke off" if self.output_breaks else ""
+                self.handle(name, events.OutputArrived(action.uid, action.attempt, error))
             case _:
                 pass
 
@@ -137,15 +146,50 @@ class Handoff(RuleBasedStateMachine):
         if what != "lose":
             self.handle(dst, events.MessageReceived(src, message))
 
-    @precondition(lambda self: self.flying)
     @rule()
     def calm(self) -> None:
-        """For a while everything arrives, in order."""
+        """Whatever is not held back arrives, in order."""
         for _ in range(PREFIX_MAX):
-            if not self.flying:
+            free = [flight for flight in self.flying if flight[:2] not in self.held]
+            if not free:
                 break
-            src, dst, message = self.flying.pop(0)
+            self.flying.remove(free[0])
+            src, dst, message = free[0]
             self.handle(dst, events.MessageReceived(src, message))
+
+    @rule(ways=st.sampled_from(WAYS))
+    def hold_back(self, ways: tuple[tuple[str, str], ...]) -> None:
+        """From now on what one says to the other is kept for later."""
+        self.held.update(ways)
+
+    @rule(name=st.sampled_from(["x", "y"]))
+    def falls_silent(self, name: str) -> None:
+        """It asks for more time, home hears that, and from then on nothing passes between the two until later."""
+        self.time_passes(CONFIG.lease_s / RENEWALS_PER_LEASE)
+        asked = [flight for flight in self.flying if flight[0] == name and isinstance(flight[2], messages.Renew)]
+        if asked:
+            self.flying.remove(asked[-1])
+            self.handle("h", events.MessageReceived(name, asked[-1][2]))
+        self.held.update({("h", name), (name, "h")})
+
+    @rule()
+    def let_go(self) -> None:
+        """What was held back arrives now, all at once."""
+        self.held.clear()
+        self.calm()
+
+    @rule(breaks=st.booleans())
+    def output_breaks_off(self, breaks: bool) -> None:
+        self.output_breaks = breaks
+
+    @rule(seconds=st.sampled_from([1.0, 6.0, 12.0]))
+    def calm_time_passes(self, seconds: float) -> None:
+        """Time passes, and whatever is not held back arrives at once."""
+        until_s = self.at_s + seconds
+        while self.at_s < until_s:
+            self.calm()
+            self.time_passes(min(CALM_STEP_S, until_s - self.at_s))
+        self.calm()
 
     @rule(seconds=st.sampled_from([0.3, 1.0, 2.0, 5.0]))
     def time_passes(self, seconds: float) -> None:
@@ -175,15 +219,25 @@ class Handoff(RuleBasedStateMachine):
         self.meet()
 
     @invariant()
-    def at_most_one_copy_executes(self) -> None:
-        assert len(self.executing()) <= 1
-
-    @invariant()
     def the_task_is_kept(self) -> None:
         assert "h/1" in self.stores["h"].tasks
 
 
-TestHandoff = Handoff.TestCase
-TestHandoff.settings = settings(
+SETTINGS = settings(
     max_examples=400, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
+TestHandoff = Handoff.TestCase
+TestHandoff.settings = SETTINGS
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        broken_variants.lease_from_receipt,
+        broken_variants.renewal_of_any_attempt,
+    ],
+)
+def test_a_rule_left_out_is_found_out(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    variant(monkeypatch)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(Handoff, settings=settings(SETTINGS, phases=[Phase.generate], database=None))

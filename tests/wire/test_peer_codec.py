@@ -46,7 +46,6 @@ from peerload.model.messages import (
     Revoke,
     Signal,
     State,
-    StateRequest,
     WrongBoot,
 )
 from peerload.model.resources import Placement, Profile, ResourceRequest
@@ -78,7 +77,6 @@ SAMPLES: list[Message] = [
     Leaving(),
     WrongBoot("x"),
     State(IDENTITY, PROFILE, REPORT),
-    StateRequest(underloaded=False),
     Probe(1, Need(SPEC.request, SPEC.placement, 2), REPORT),
     ProbeReply(1, accepts=True, report=REPORT),
     GiveRequest(2, REPORT, PROFILE),

@@ -1,0 +1,151 @@
+"""What this node knows and tells of its own load: the load index, the marks, the region, the report, announcements.
+
+A load region is told when it has held for settle_s and the information policy says so, and besides at the policy's
+period, if it has one. The transfer policy is asked for its marks once an event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.view import View
+from peerload.model.actions import Announce
+from peerload.model.load import LoadReport, Marks, Region
+from peerload.model.messages import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sized
+
+    from peerload.core.admission import Ledger
+    from peerload.core.membership import Membership
+    from peerload.core.queue import WaitingQueue
+    from peerload.core.state import CoreState
+    from peerload.model.instant import Instant
+
+MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
+"""Until the transfer policy has spoken, and while it fails."""
+
+
+class Information:
+    """One per node; its timers are ``region`` and ``period``. cpus_busy, mem_used_bytes: what the sensors last read;
+    stranded: the tasks of this home without a place, which count as movable."""
+
+    def __init__(
+        self, state: CoreState, queue: WaitingQueue, ledger: Ledger, membership: Membership, stranded: Sized
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._ledger = ledger
+        self._membership = membership
+        self._stranded = stranded
+        self._sequence = 0
+        self._told: LoadReport | None = None
+        self._region = Region.UNDERLOADED
+        self._marks = MARKS_AT_FIRST
+        self._marks_at: Instant | None = None
+        self.cpus_busy = 0.0
+        self.mem_used_bytes = 0
+
+    # -- asked by the other parts --------------------------------------------------------------------------------------
+
+    def view(self, peers: tuple[str, ...] = ()) -> View:
+        """What a policy sees of this node, and the peers in question."""
+        policies = self._state.policies
+        view = View(
+            self._state.node,
+            self._ledger,
+            self._membership,
+            self.cpus_busy,
+            peers,
+            reports_guide_probing=policies.information.reports_guide_probing,
+        )
+        try:
+            view.load = policies.load.load(view)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            view.load = view.load_tasks / max(view.slots, 1)
+        view.marks = self._marks if self._marks_at is self._state.now else self._ask_marks(view)
+        return view
+
+    def marks(self) -> Marks:
+        """The transfer policy's marks; asked for once an event."""
+        return self._marks if self._marks_at is self._state.now else self.view().marks
+
+    def _ask_marks(self, view: View) -> Marks:
+        view.marks = self._marks
+        try:
+            self._marks = self._state.policies.transfer.marks(view)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+        self._marks_at = self._state.now
+        return self._marks
+
+    def report(self) -> LoadReport:
+        """What this node says of itself now."""
+        view = self.view()
+        n, slots, marks = view.load_tasks, view.slots, view.marks
+        self._sequence += 1
+        movable = len(self._queue) + len(self._stranded)
+        return LoadReport(
+            load_tasks=n,
+            slots=slots,
+            running=len(self._ledger.running),
+            waiting=self._ledger.waiting + len(self._stranded),
+            movable=movable,
+            load=view.load,
+            region=_region(n, slots, marks),
+            accepts=n < marks.accept_below * slots and not self._state.profile.drained,
+            gives=movable > 0 and (n > marks.give_above * slots or len(self._stranded) > 0),
+            cpus_busy=self.cpus_busy,
+            mem_used_bytes=self.mem_used_bytes,
+            incarnation=self._state.identity.incarnation,
+            sequence=self._sequence,
+        )
+
+    # -- told to everybody ---------------------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """After every event: has the load region changed? It is told if it holds."""
+        region = _region(self._ledger.load_tasks, self._ledger.profile.slots, self.marks())
+        self._marks_at = None
+        if self._told is None:
+            self.tell()
+        elif region is not self._region:
+            self._region = region
+            if region is self._told.region:
+                self._state.clear_timer("region")
+            else:
+                self._state.set_timer_in(self._state.config.settle_s, "region")
+
+    def region_held(self) -> None:
+        """The region has held for settle_s: told, if the information policy says so."""
+        now = self.report()
+        try:
+            tells = self._told is None or self._state.policies.information.tells(self._told, now)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            tells = False
+        if tells:
+            self.tell(now)
+
+    def period_passed(self) -> None:
+        """The information policy tells everybody at a fixed period."""
+        self.tell()
+
+    def tell(self, report: LoadReport | None = None) -> None:
+        """Announce this node's load to everybody."""
+        report = report or self.report()
+        self._told = report
+        self._region = report.region
+        self._state.count("announcements")
+        self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
+        period_s = self._state.policies.information.period_s
+        if period_s:
+            self._state.set_timer_in(period_s, "period")
+
+
+def _region(n: int, slots: int, marks: Marks) -> Region:
+    """Underloaded below the low mark, overloaded from the high one on."""
+    if n >= max(marks.send_at * slots, 1):
+        return Region.OVERLOADED
+    return Region.UNDERLOADED if n < marks.accept_below * slots else Region.NORMAL

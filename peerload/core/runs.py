@@ -1,0 +1,155 @@
+"""What runs on this node, tasks of this home and guests alike: started when it fits, followed until its process is gone.
+
+Every attempt in `Runs` holds room. It leaves when the launcher has told how it ended, or when it is known to have died:
+the launcher (or another one) came back and neither runs it nor has its exit record.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.work import Guest, HomeTask
+from peerload.model.actions import ForgetTask, SignalTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.core.admission import Ledger
+    from peerload.core.handoff_executor import Executor
+    from peerload.core.home import Home
+    from peerload.core.queue import WaitingQueue
+    from peerload.core.state import CoreState
+    from peerload.model.task import Exit
+
+SIGTERM = 15
+SIGKILL = 9
+TIME_LIMIT = "time limit"
+TIME_LIMIT_EXIT_CODE = 124
+
+
+class Runs:
+    """The attempts that are to run here, by execution key; its timers are ``limit`` and ``kill``.
+
+    ``completed(duration_s)`` is called when one has ended and the next has been started."""
+
+    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, home: Home, executor: Executor) -> None:
+        self._state = state
+        self._queue = queue
+        self._ledger = ledger
+        self._home = home
+        self._executor = executor
+        self._works: dict[str, HomeTask | Guest] = {}
+        self._launcher_away = False
+        self.completed: Callable[[float], None] = lambda _duration_s: None
+
+    def holds(self, key: str) -> bool:
+        """Whether this attempt is to run here. A process decided upon before its launcher died must not be started by
+        the next one: the attempt was reported as died meanwhile."""
+        return key in self._works
+
+    def restore(self, work: HomeTask | Guest) -> None:
+        """It was to run here when the agent stopped; `reconcile` tells what became of it."""
+        self._works[work.key] = work
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Start what fits, in order."""
+        if self._launcher_away:
+            return
+        while (work := self._queue.next_startable()) is not None:
+            self._queue.remove(work)
+            if isinstance(work, HomeTask):
+                self._home.start_here(work)
+                self._works[work.key] = work
+            elif isinstance(work, Guest) and self._executor.start(work):
+                self._works[work.key] = work
+
+    def started(self, key: str, started_at: float) -> None:
+        """The launcher has the process."""
+        work = self._works.get(key)
+        if isinstance(work, HomeTask):
+            self._home.started_here(work, started_at)
+        elif work is not None:
+            self._executor.started(work, started_at)
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def ended(self, key: str, exit_: Exit) -> None:
+        """The process is gone; the next one starts before anybody is asked for more."""
+        work = self._works.pop(key, None)
+        if work is None:
+            self._forget_exit(key)
+            return
+        self._ledger.end(key)
+        exit_ = _limited(exit_, work.killed_because)
+        if isinstance(work, HomeTask):
+            self._home.ended_here(work, exit_)
+        else:
+            self._executor.ended(work, exit_)
+        self.fill()
+        self.completed(max(exit_.ended_at - exit_.started_at, 0.0))
+
+    def stop(self, key: str) -> None:
+        """A task past its time limit gets SIGTERM, later SIGKILL."""
+        work = self._works.get(key)
+        if work is not None:
+            work.killed_because = TIME_LIMIT
+            self._state.actions.append(SignalTask(key, SIGTERM))
+            self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
+
+    def kill(self, key: str) -> None:
+        """It has not obeyed the first signal."""
+        if key in self._works:
+            self._state.actions.append(SignalTask(key, SIGKILL))
+
+    def _died(self, key: str, work: HomeTask | Guest, reason: str) -> None:
+        self._works.pop(key, None)
+        self._ledger.end(key)
+        if isinstance(work, HomeTask):
+            self._home.died_here(work, reason)
+        else:
+            self._executor.died(work, reason)
+
+    def _forget_exit(self, key: str) -> None:
+        self._state.actions.append(ForgetTask(key, output=False))
+
+    # -- launchers come and go -----------------------------------------------------------------------------------------
+
+    def launcher_lost(self) -> None:
+        """Nothing can be started for a while."""
+        self._launcher_away = True
+
+    def launcher_ready(self, running: dict[str, float], ended: dict[str, Exit]) -> None:
+        """A (new) launcher answers."""
+        self._launcher_away = False
+        self.reconcile(running, ended)
+
+    def reconcile(self, running: dict[str, float], ended: dict[str, Exit]) -> None:
+        """Every attempt that holds room here either runs, has an exit record, or has died."""
+        strangers = [key for key in ended if key not in self._works]
+        for key, work in list(self._works.items()):
+            if key in ended:
+                self.ended(key, ended[key])
+            elif key in running:
+                if isinstance(work, HomeTask):
+                    self._ledger.start(key, work.spec.request, is_local=True)
+                    self._home.started_here(work, running[key])
+                else:
+                    self._executor.adopted_running(work, running[key])
+            else:
+                self._died(key, work, "its processes were gone when the agent or the launcher came back")
+        for key in running:
+            if key not in self._works:  # nobody wants it any more
+                self._state.actions.append(SignalTask(key, SIGKILL))
+        for key in strangers:
+            self._forget_exit(key)
+
+
+def _limited(exit_: Exit, killed_because: str) -> Exit:
+    """A task that was ended for its time limit shows that, whatever the signal made of it."""
+    if killed_because != TIME_LIMIT:
+        return exit_
+    return msgspec.structs.replace(exit_, exit_code=TIME_LIMIT_EXIT_CODE, reason=killed_because)

@@ -1,0 +1,120 @@
+"""Searches on their way: a sender's for a place, a receiver's for work. Both ask nodes, wait for replies, and decide.
+
+A node that has not answered within probe_timeout_s counts as one that does not accept. A search ends exactly once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.model.actions import Decided
+from peerload.policy.api import Reply
+
+if TYPE_CHECKING:
+    from peerload.core.state import CoreState
+    from peerload.core.work import HomeTask
+    from peerload.model.load import LoadReport
+    from peerload.policy.api import Probe
+
+STEPS_MAX = 256
+"""Questions a policy is asked in one search; one that never ends is cut off here."""
+
+
+class Search:
+    """One search. task: what a sender looks for a place for, None for a receiver's; probes_max: how many nodes a
+    receiver may ask (None: as the policy says); pending: who was asked and has not answered; offered: who was offered
+    the task; inputs: what the decision rests on, as (node, load, age in s)."""
+
+    __slots__ = ("id", "inputs", "offered", "pending", "probes_max", "replies", "steps", "task")
+
+    def __init__(self, search_id: int, task: HomeTask | None, probes_max: int | None = None) -> None:
+        self.id = search_id
+        self.task = task
+        self.probes_max = probes_max
+        self.replies: list[Reply] = []
+        self.pending: dict[str, float] = {}
+        self.inputs: list[tuple[str, float, float]] = []
+        self.offered: set[str] = set()
+        self.steps = 0
+
+    def add(self, node: str, *, accepts: bool, report: LoadReport | None = None) -> None:
+        """An answer, or that there was none."""
+        self.replies.append(Reply(node, accepts, report))
+        self.inputs.append((node, report.load if report is not None else -1.0, 0.0))
+
+
+class Searches:
+    """The open searches of one node; each waits with a timer ``probe`` of its own."""
+
+    def __init__(self, state: CoreState) -> None:
+        self._state = state
+        self._open: dict[int, Search] = {}
+        self._last = 0
+
+    def open(self, task: HomeTask | None, probes_max: int | None = None) -> Search:
+        """A new one."""
+        self._last += 1
+        search = Search(self._last, task, probes_max)
+        self._open[search.id] = search
+        return search
+
+    def get(self, search_id: int) -> Search | None:
+        """The open search of this number."""
+        return self._open.get(search_id)
+
+    def of(self, task: HomeTask) -> Search | None:
+        """The open search for a place for this task."""
+        return self._open.get(task.search or -1)
+
+    def askable(self, search: Search, step: Probe, peers: tuple[str, ...]) -> list[str]:
+        """Whom the policy wants asked and may be: eligible, not asked yet, and within the bound."""
+        room = self._state.config.probes_per_search_max - len(search.replies)
+        asked = {reply.node for reply in search.replies}
+        return [node for node in step.nodes if node in peers and node not in asked][: max(room, 0)]
+
+    def asked(self, search: Search, node: str) -> None:
+        """A question is on its way to this node."""
+        search.pending[node] = self._state.now.boot_s
+
+    def wait(self, search: Search) -> None:
+        """Wait for those asked, but not for ever."""
+        self._state.set_timer_in(self._state.config.probe_timeout_s, "probe", str(search.id))
+
+    def answered(self, search_id: int, node: str) -> Search | None:
+        """The search that this node was asked in and has now answered; None if it comes too late."""
+        search = self._open.get(search_id)
+        if search is None or search.pending.pop(node, None) is None:
+            return None
+        return search
+
+    def wait_no_more(self, search: Search) -> None:
+        """Everybody has answered."""
+        self._state.clear_timer("probe", str(search.id))
+
+    def timed_out(self, search_id: int) -> Search | None:
+        """Whoever has not answered by now does not accept."""
+        search = self._open.get(search_id)
+        if search is None:
+            return None
+        for node in search.pending:
+            self._state.count("probes unanswered")
+            search.add(node, accepts=False)
+        search.pending.clear()
+        return search
+
+    def decide(self, search: Search, choice: str, reason: str) -> None:
+        """Put on record what came of it and why."""
+        task = search.task
+        kind = "location.receiver" if task is None else "location.sender"
+        policy = self._state.policies.names[kind]
+        self._state.actions.append(
+            Decided(task.task if task is not None else "", policy, tuple(search.inputs), choice, reason)
+        )
+
+    def close(self, search: Search) -> bool:
+        """It is over; False if it was before."""
+        if self._open.pop(search.id, None) is None:
+            return False
+        if search.pending:
+            self.wait_no_more(search)
+        return True

@@ -1,0 +1,264 @@
+"""Sender-initiated sharing: a home looks for a place for a task, and a node that is asked says whether it accepts.
+
+Searches wait for their turn: at most searches_in_flight_max at a time. A task that its home cannot run is *stranded*:
+it is asked about again, less and less often, until it has a place, and beyond what the policy proposes.
+A place is only proposed here: the offer, and what becomes of it, is the handoff's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from peerload.core.admission import why_never
+from peerload.core.search import STEPS_MAX
+from peerload.core.view import task_view
+from peerload.core.work import HomePhase
+from peerload.model.messages import Need, Probe, ProbeReply
+from peerload.model.task import task_home
+from peerload.policy.api import Keep, Transfer
+from peerload.policy.api import Probe as ProbeStep
+
+if TYPE_CHECKING:
+    from peerload.core.admission import Ledger
+    from peerload.core.handoff_home import Handoff
+    from peerload.core.home import Home
+    from peerload.core.information import Information
+    from peerload.core.membership import Membership
+    from peerload.core.search import Search, Searches
+    from peerload.core.state import CoreState
+    from peerload.core.work import HomeTask
+    from peerload.model.messages import Offer
+
+STRANDED_ASKED_MAX = 64
+"""Stranded tasks looked at when a report says that its node has room; the others have their timers."""
+
+
+class Sender:
+    """One per node; its timers are ``probe`` and ``stranded``. ``stranded``: the tasks without a place, by uid."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        ledger: Ledger,
+        membership: Membership,
+        home: Home,
+        handoff: Handoff,
+        information: Information,
+        searches: Searches,
+        stranded: dict[bytes, HomeTask],
+    ) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._membership = membership
+        self._home = home
+        self._handoff = handoff
+        self._information = information
+        self._searches = searches
+        self._turns: deque[HomeTask] = deque()
+        self._in_flight = 0
+        self.stranded = stranded
+
+    # -- which tasks look for a place ----------------------------------------------------------------------------------
+
+    def sends(self, task: HomeTask) -> bool:
+        """Whether an arriving task (not counted itself) should go elsewhere."""
+        if not self._home.may_migrate(task) or task.spec.placement.local:
+            return False
+        marks = self._information.marks()
+        n, slots = self._ledger.load_tasks, self._ledger.profile.slots
+        if n >= marks.send_at * slots:
+            return True
+        return marks.send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
+
+    def strand(self, task: HomeTask, reason: str) -> None:
+        """Its home cannot run it: it is placed elsewhere, asked about again until it is."""
+        task.stranded_because = reason
+        task.backoff_s = self._state.config.stranded_backoff_s
+        self.stranded[task.uid] = task
+        self.search_for(task)
+        self._state.set_timer_in(task.backoff_s, "stranded", task.uid.hex())
+
+    def unstrand(self, task: HomeTask) -> None:
+        """It was placed, cancelled or can run here after all."""
+        if self.stranded.pop(task.uid, None) is not None:
+            self._state.clear_timer("stranded", task.uid.hex())
+
+    def ask_again(self, uid: bytes) -> None:
+        """The back-off of a stranded task is over."""
+        task = self.stranded.get(uid)
+        if task is None:
+            return
+        task.backoff_s = min(task.backoff_s * 2, self._state.config.stranded_backoff_s_max)
+        self._state.set_timer_in(task.backoff_s, "stranded", uid.hex())
+        self.search_for(task)
+
+    def peer_met(self) -> None:
+        """A node is new here: it may have room for any stranded task."""
+        for task in list(self.stranded.values()):
+            self.search_for(task)
+
+    def room_at(self, node: str) -> None:
+        """A node says that it accepts: it may have room for a stranded task."""
+        if not self.stranded:
+            return
+        for task in list(islice(self.stranded.values(), STRANDED_ASKED_MAX)):
+            if task.search is None and node in self._candidates(task):
+                self.search_for(task)
+
+    def search_for(self, task: HomeTask) -> None:
+        """Look for a place, in turn: at most searches_in_flight_max at a time."""
+        if task.search is not None or task.phase is not HomePhase.WAITING:
+            return
+        task.search = 0
+        self._turns.append(task)
+        self.take_turns()
+
+    def take_turns(self) -> None:
+        """Start searches whose turn has come; a task whose node has room by now just stays."""
+        while self._turns and self._in_flight < self._state.config.searches_in_flight_max:
+            task = self._turns.popleft()
+            if task.search != 0 or task.phase is not HomePhase.WAITING:
+                continue
+            if not task.stranded_because and not self._still_sends(task):
+                task.search = None
+                continue
+            search = self._searches.open(task)
+            task.search = search.id
+            self._in_flight += 1
+            self._state.count("sender searches")
+            self.step(search, task)
+
+    def _still_sends(self, task: HomeTask) -> bool:
+        marks = self._information.marks()
+        return self._ledger.load_tasks - 1 >= marks.send_at * self._ledger.profile.slots or (
+            marks.send_at <= 1.0 and not self._ledger.fits(task.spec.request)
+        )
+
+    # -- a search ------------------------------------------------------------------------------------------------------
+
+    def _candidates(self, task: HomeTask) -> tuple[str, ...]:
+        peers = self._membership.eligible(task.need(), self._state.node)
+        if not self._membership.any_declined():
+            return peers
+        return tuple(
+            peer for peer in peers if not self._membership.has_declined(peer, "directory", task.spec.directory)
+        )
+
+    def step(self, search: Search, task: HomeTask) -> None:
+        """Ask the policy what to do next, and do it."""
+        if task.search != search.id or task.phase is not HomePhase.WAITING:
+            self._end(search)
+            return
+        peers = self._candidates(task)
+        step = self._ask_policy(search, task, peers)
+        if isinstance(step, Keep) and task.stranded_because:
+            step = self._place_stranded(search, peers) or step
+        if isinstance(step, Transfer) and step.to in peers:
+            search.offered.add(step.to)
+            is_stranded = bool(task.stranded_because)
+            self._handoff.offer(task, step.to, voluntary=not is_stranded, only=is_stranded and len(peers) == 1)
+        elif isinstance(step, ProbeStep) and (nodes := self._searches.askable(search, step, peers)):
+            self._probe(search, task, nodes)
+        else:
+            reason = step.reason if isinstance(step, Keep) else f"the policy named nobody who could run it: {step}"
+            self._searches.decide(search, "stay", reason)
+            self._end(search)
+
+    def _ask_policy(self, search: Search, task: HomeTask, peers: tuple[str, ...]) -> ProbeStep | Transfer | Keep:
+        view = self._information.view(peers)
+        shown = task_view(task, task.record.migrations, self._state.now.boot_s)
+        search.steps += 1
+        try:
+            step = self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng)
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            return Keep(f"the policy failed: {error!r}")
+        return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
+
+    def _place_stranded(self, search: Search, peers: tuple[str, ...]) -> ProbeStep | Transfer | None:
+        """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
+        nothing to choose, so it waits there; else everybody not asked yet is asked."""
+        if len(peers) == 1:
+            return None if peers[0] in search.offered else Transfer(peers[0])
+        asked = {reply.node for reply in search.replies}
+        left = tuple(peer for peer in peers if peer not in asked)
+        if left:
+            return ProbeStep(left[: self._state.config.probes_per_search_max])
+        willing = [reply.node for reply in search.replies if reply.accepts and reply.node not in search.offered]
+        return Transfer(willing[0]) if willing else None
+
+    def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
+        need = task.need()
+        report = self._information.report()
+        for node in nodes:
+            self._searches.asked(search, node)
+            self._state.send(node, Probe(search.id, need, report))
+        self._state.count("sender probes", len(nodes))
+        self._searches.wait(search)
+
+    def reply_received(self, src: str, reply: ProbeReply) -> None:
+        """An answer to a probe; one that comes after its time is only a report."""
+        search = self._searches.answered(reply.search, src)
+        if search is not None and search.task is not None:
+            search.add(src, accepts=reply.accepts, report=reply.report)
+            if not search.pending:
+                self._searches.wait_no_more(search)
+                self.step(search, search.task)
+        self._membership.heard_report(src, reply.report)
+
+    def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
+        """It goes back to the policy as a reply; it costs no probe."""
+        search = self._searches.of(task)
+        if search is not None:
+            search.add(node, accepts=False)
+            self.step(search, task)
+        elif task.on_decline_search:
+            self.search_for(task)
+        if task.stranded_because:
+            task.stranded_because = reason or task.stranded_because
+
+    def placed(self, task: HomeTask, node: str) -> None:
+        """It needs no place any more: its search, if any, is over. ``node``: where it is now, "" if it has ended."""
+        search = self._searches.of(task)
+        if search is not None:
+            self._searches.decide(search, node or "over", f"{node} takes it" if node else "the task is over")
+        self.drop_search(task)
+        self.unstrand(task)
+        task.stranded_because = ""
+
+    def drop_search(self, task: HomeTask) -> None:
+        """No place is looked for any more."""
+        search = self._searches.of(task)
+        if search is not None:
+            self._end(search)
+        task.search = None
+
+    def _end(self, search: Search) -> None:
+        if not self._searches.close(search):
+            return
+        self._in_flight -= 1
+        if search.task is not None and search.task.search == search.id:
+            search.task.search = None
+
+    # -- a node that is asked ------------------------------------------------------------------------------------------
+
+    def probe_received(self, src: str, probe: Probe) -> None:
+        """Would this node accept it now? Advice: nothing is reserved."""
+        self._membership.heard_report(src, probe.report)
+        accepts = self._would_accept(src, probe.need)
+        self._state.send(src, ProbeReply(probe.search, accepts, self._information.report()))
+
+    def accepts_offer(self, offer: Offer) -> bool:
+        """The same question, asked when it counts."""
+        return self._would_accept(task_home(offer.task), Need(offer.spec.request, offer.spec.placement))
+
+    def _would_accept(self, home: str, need: Need) -> bool:
+        profile = self._state.profile
+        if profile.drained or why_never(profile, need.request, need.placement, home):
+            return False
+        marks = self._information.marks()
+        if self._ledger.load_tasks >= marks.accept_below * profile.slots:
+            return False
+        return marks.accept_below > 1.0 or self._ledger.fits_beside_all(need.request)

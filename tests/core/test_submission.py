@@ -1,0 +1,65 @@
+"""What a client is told when it submits: the id, a refusal, or why its task has to wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peerload.model import events, messages
+from peerload.model.actions import Answer
+from peerload.model.config import CoreConfig
+from peerload.model.errors import NeverRunnable, SlowDown
+from peerload.model.resources import Placement, ResourceRequest
+from peerload.model.task import TaskSpec
+from tests.core.given import ACCEPTS, Given, spec
+
+
+def test_a_repeated_token_gives_the_same_id_and_another_command_is_refused() -> None:
+    x = Given(peers=())
+    x.submit(token="same")
+    assert x.submit(token="same") == ["answer"]
+    assert x.done(Answer).reply["id"] == "x/1"
+    assert x.submit(token="same", digest=b"other") == ["refuse BadRequest"]
+
+
+def test_a_full_queue_is_a_typed_refusal() -> None:
+    x = Given(peers=(), config=CoreConfig(tasks_queued_max=1))
+    x.submit()
+    assert x.submit() == ["refuse SlowDown"]
+    assert isinstance(x.done(Answer).error, SlowDown)
+
+
+def test_what_nobody_could_ever_run_is_refused_with_the_reasons() -> None:
+    x = Given()
+    assert x.submit(spec(request=ResourceRequest(gpus=1))) == ["refuse NeverRunnable"]
+    error = x.done(Answer).error
+    assert isinstance(error, NeverRunnable)
+    assert "x: no GPU" in error.why
+    assert "y: no GPU" in error.why
+
+
+def test_the_answer_says_why_nobody_can_run_it_now() -> None:
+    def told(x: Given, task: TaskSpec, **event: Any) -> object:
+        assert x.submit(task, **event)[:2] == ["persist submission queued", "answer"]
+        reply = x.done(Answer).reply
+        assert set(reply) == {"id", "members", "directory_here", "placeable"}
+        return reply["placeable"]
+
+    x = Given(peers=("y", "z"))
+    assert told(x, spec()) is None
+    assert told(x, spec()) is None  # it waits for its turn only
+    pinned = spec(placement=Placement(node="y"))
+    assert told(x, pinned) == "the task is for y; y: no room now"
+    assert told(x, spec(directory=b"/data"), directory_here=False) == (
+        "no directory /data on this node; y: no room now; z: no room now"
+    )
+    x.hear("y", messages.Pong(1, ACCEPTS))
+    assert told(x, pinned) is None
+    x.when(events.PeerUnreachable("y", "reset"))
+    assert told(x, pinned) == "the task is for y; y: suspect"
+    x.meet("y", drained=True)
+    assert told(x, pinned) == "the task is for y; y: drained"
+    for peer in ("a", "b"):
+        x.meet(peer)
+    assert told(x, spec(directory=b"/data"), directory_here=False) == (
+        "no directory /data on this node; y: drained; z: no room now; a: no room now; and 1 more"
+    )

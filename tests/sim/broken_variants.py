@@ -1,0 +1,138 @@
+"""The protocol with one rule left out: the tests must find out each of these, or they prove nothing.
+
+Every variant is the smallest change that drops its rule; docs/wire.md has the rules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from peerload.core.handoff_executor import Executor
+from peerload.core.handoff_home import Handoff
+from peerload.core.membership import PeerState
+from peerload.core.node import Node
+from peerload.core.work import GuestPhase, HomePhase, HomeTask
+from peerload.model import events, messages
+from peerload.sim.launcher import Launcher, Process
+from peerload.sim.store import Store
+
+
+def lease_from_receipt(patch: pytest.MonkeyPatch) -> None:
+    """R1: the executor counts its lease from when the answer came."""
+    commit_received, renewed = Executor.commit_received, Executor.renewed
+
+    def commit_late(self: Executor, src: str, commit: messages.Commit) -> None:
+        known = self.by_uid.get(commit.uid)
+        was_reserved = known is not None and known.phase is GuestPhase.RESERVED
+        commit_received(self, src, commit)
+        guest = self.by_uid.get(commit.uid)
+        if guest is not None and was_reserved:
+            guest.deadline_s = self._state.now.boot_s + commit.lease_s
+
+    def renewed_late(self: Executor, src: str, message: messages.RenewOk) -> None:
+        now_s = self._state.now.boot_s
+        late = [msgspec.structs.replace(extension, ts=now_s) for extension in message.extensions]
+        renewed(self, src, messages.RenewOk(tuple(late)))
+
+    patch.setattr(Executor, "commit_received", commit_late)
+    patch.setattr(Executor, "renewed", renewed_late)
+
+
+def renew_no_extend(patch: pytest.MonkeyPatch) -> None:
+    """R2: home renews leases without moving its own deadline."""
+    extend = Handoff._extend
+
+    def extend_once(self: Handoff, task: HomeTask) -> None:
+        if not task.commits or not task.deadline_s:
+            extend(self, task)
+
+    patch.setattr(Handoff, "_extend", extend_once)
+
+
+def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
+    """R4: a restarted home trusts the deadline that it kept with the lease, from before the renewals."""
+    kept: dict[str, float] = {}
+    commit, restored = Handoff._commit, Handoff.restored
+
+    def commit_and_keep(self: Handoff, task: HomeTask, ts: float) -> None:
+        commit(self, task, ts)
+        kept[task.key] = task.deadline_s
+
+    def restored_as_kept(self: Handoff, task: HomeTask) -> None:
+        restored(self, task)
+        task.deadline_s = kept.get(task.key, task.deadline_s)
+        left_s = max(task.deadline_s - self._state.now.boot_s, 0.0)
+        self._state.set_timer_in(left_s, "lease", task.uid.hex())
+
+    patch.setattr(Handoff, "_commit", commit_and_keep)
+    patch.setattr(Handoff, "restored", restored_as_kept)
+
+
+def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
+    """R6: home takes a task back from a node that it suspects."""
+    timer = Node._timer
+
+    def ping_and_take_back(self: Node, name: tuple[str, ...]) -> None:
+        timer(self, name)
+        for task in list(self.home.tasks.values()) if name[0] == "ping" else ():
+            peer = self.membership.get(task.record.node)
+            if task.phase is HomePhase.AWAY and (peer is None or peer.state is not PeerState.ALIVE):
+                self.home.lose(task, "suspected")
+
+    patch.setattr(Node, "_timer", ping_and_take_back)
+
+
+def nobody_freezes(patch: pytest.MonkeyPatch) -> None:
+    """R5: the launcher does not stop a task whose lease has run out."""
+    init = Process.__init__
+
+    def unbounded(self: Process, *given: Any) -> None:
+        init(self, *given)
+        self.deadline_s = 0.0
+
+    patch.setattr(Process, "__init__", unbounded)
+    patch.setattr(Launcher, "lease", lambda self, process, deadline_s, at_s: None)
+
+
+def floor_volatile(patch: pytest.MonkeyPatch) -> None:
+    """D3, D6: the floors are gone after a restart of the agent."""
+    started = Store.started
+
+    def forgetful(self: Store, running: dict[str, float], ended: dict[str, Any]) -> events.AgentStarted:
+        return msgspec.structs.replace(started(self, running, ended), floors=())
+
+    patch.setattr(Store, "started", forgetful)
+
+
+def promise_not_kept(patch: pytest.MonkeyPatch) -> None:
+    """D6: a refusal leaves the reservation, so that a late COMMIT still starts the attempt."""
+    query_received = Executor.query_received
+
+    def refuse_and_keep(self: Executor, src: str, query: messages.Query) -> None:
+        guest = self.by_uid.get(query.uid)
+        if guest is not None and guest.phase is GuestPhase.RESERVED and guest.attempt == query.attempt:
+            self._refuse(src, query.task, query.uid, query.attempt, "not yet")
+        else:
+            query_received(self, src, query)
+
+    patch.setattr(Executor, "query_received", refuse_and_keep)
+
+
+def renewal_of_any_attempt(patch: pytest.MonkeyPatch) -> None:
+    """Fencing: home renews whatever attempt is still there, also one that it has replaced."""
+
+    def renew(self: Handoff, src: str, message: messages.Renew) -> None:
+        extensions = []
+        for renewal in message.renewals:
+            task = self._home.tasks.get(renewal.uid)
+            if task is not None and task.phase is HomePhase.AWAY:
+                self._extend(task)
+            if task is not None:
+                lease_s = self._state.config.lease_s
+                extensions.append(messages.LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s))
+        self._state.send(src, messages.RenewOk(tuple(extensions)))
+
+    patch.setattr(Handoff, "renew_received", renew)
