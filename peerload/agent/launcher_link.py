@@ -110,8 +110,7 @@ class LauncherLink:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        if self._process is not None and self._process.poll() is None:
-            self._process.returncode = 0  # it is meant to outlive us; Popen would warn that it does
+        self._let_go()
 
     async def stop_all(self) -> None:
         """End its tasks and the launcher itself."""
@@ -221,6 +220,7 @@ class LauncherLink:
             except _LOST as error:
                 why = str(error) or type(error).__name__
                 log.warning("the launcher hung up: %s", why)
+        self._let_go()
         raise LauncherError("the launcher does not answer", why=why)
 
     async def _list(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Listing:
@@ -250,6 +250,7 @@ class LauncherLink:
                     started = True
                     await asyncio.to_thread(self._start_process)
                 elif time.monotonic() > deadline_s or self._has_failed():
+                    self._let_go()
                     raise LauncherError(
                         "the launcher does not answer", why=self._last_words() or str(error.strerror)
                     ) from None
@@ -267,6 +268,7 @@ class LauncherLink:
         root = str(Path(peerload.__file__).resolve().parent.parent)
         places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
         code = f"import sys; sys.path[:0] = {places!r}; from peerload.agent.launcher import main; main()"
+        self._let_go()
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", code, "--directory", str(self._directory)],
             stdin=subprocess.DEVNULL,
@@ -275,6 +277,11 @@ class LauncherLink:
             start_new_session=True,
             close_fds=True,
         )
+
+    def _let_go(self) -> None:
+        """What we started is meant to outlive us, and may outlive this object: Popen would warn that it does."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.returncode = 0
 
     def _has_failed(self) -> bool:
         """Whether what we started has ended, other than because a launcher is there that does not answer yet."""
