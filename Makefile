@@ -3,9 +3,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint lint-ruff lint-format lint-mypy lint-imports format demo bench lock clean
+.PHONY: help setup test lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
+CASES ?= tests/theory/cases.json
+OUT ?= build/theory.json
+BUDGET_S ?= 600
 export PYTHON
 
 # A strict editable install links each file, so the list of files is part of what is installed.
@@ -50,6 +53,9 @@ demo: setup  ## three agents and a broker on this machine, sharing real commands
 
 bench: setup  ## measure, on a quiet machine
 	@for bench in cli latency throughput spread idle; do .venv/bin/python tests/bench/bench_$$bench.py; done
+
+theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
+	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)
 
 lock:  ## choose and pin the newest allowed versions of everything, with hashes
 	.ci/lock

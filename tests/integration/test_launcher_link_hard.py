@@ -81,6 +81,8 @@ def test_an_agent_that_starts_while_the_launcher_stops_gets_a_new_one(directory:
         await node.link.start()
         node.spawn("stubborn", b"sh", b"-c", b"trap '' TERM; echo; while :; do sleep 1000; done")
         await node.started("stubborn")
+        out = directory / "stubborn.out"
+        await asyncio.to_thread(wait_until, lambda: out.stat().st_size > 0)  # it traps TERM by now
         old = node.link.pid
         node.link._request({"do": "stop"})
         await node.link.close()

@@ -1,0 +1,282 @@
+"""The model of queueing theory around the same core: no delays, no losses, no crashes, nothing but tasks and policies.
+
+    cluster = IdealCluster(policies, slots=[1] * 20, seed=1, ended=print)
+    cluster.run(arrivals)
+
+A message arrives at the moment it is sent, what is to be durable is so at once, and leases last for ever; so a probe
+and the offer after it are one instant, as in the reference model (docs/policies.md, "probe and OFFER"). Each node is a
+`Node`, driven by its events and nothing else. Everything that follows from one event at one instant is done, first
+come, first served, before the clock moves on.
+
+`engine.Simulation` asks what becomes of the promises when things go wrong, and pays for it at every step; this driver
+asks how good a policy is. Both play the same game: where nothing goes wrong they give equal response times.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import deque
+from typing import TYPE_CHECKING, assert_never
+
+from peerload.core.membership import Peer
+from peerload.core.node import Node
+from peerload.model import actions, events
+from peerload.model.config import CoreConfig
+from peerload.model.errors import InvariantBroken
+from peerload.model.instant import Instant
+from peerload.model.messages import Commit, Identity, Result
+from peerload.model.resources import Profile
+from peerload.model.task import SCRATCH, Exit, TaskSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from peerload.model.actions import Action
+    from peerload.policy.preset import PolicySet
+    from peerload.sim.workload import Arrival
+
+    Ended = Callable[["Finished"], object]
+    Event = tuple[str, events.Event]
+
+EPOCH_S = 1_700_000_000.0
+"""Unix time at the start of every run."""
+NEVER_S = 1e9
+HORIZON_S = 1e8
+"""A timer that lies behind this does not expire within any run."""
+
+IDEAL_CONFIG = CoreConfig(
+    lease_s=NEVER_S,
+    lease_grace_s=NEVER_S,
+    reservation_s=NEVER_S,
+    offer_timeout_s=NEVER_S,
+    repeat_s=NEVER_S,
+    repeat_s_max=NEVER_S,
+    probe_timeout_s=NEVER_S,
+    inbound_s=NEVER_S,
+    retry_s_max=NEVER_S,
+    settle_s=3600.0,
+    report_age_s_max=NEVER_S,
+    ping_s=NEVER_S,
+    suspect_after_s=NEVER_S,
+    dead_after_s=NEVER_S,
+    peers_max=100_000,
+    guests_max=100_000_000,
+    searches_in_flight_max=100_000_000,
+    tasks_queued_max=100_000_000,
+    tokens_kept_max=1,
+)
+"""Nothing is ever late, so no timer but a policy's own has a meaning."""
+
+
+class Finished:
+    """One task at its end. Times in simulated seconds; home and node: where it arrived and where it ran."""
+
+    __slots__ = ("arrival", "ended_s", "home", "node", "number")
+
+    def __init__(self, number: int, arrival: Arrival, node: str, ended_s: float) -> None:
+        self.number = number
+        self.arrival = arrival
+        self.home = arrival.node
+        self.node = node
+        self.ended_s = ended_s
+
+    @property
+    def response_s(self) -> float:
+        """From the arrival at the home node to the end."""
+        return self.ended_s - self.arrival.at_s
+
+
+class IdealCluster:
+    """Nodes n1 … nN with these many slots each. transfer_s: how long a task is on its way; it counts at its
+    destination meanwhile. ``ended`` is called with each task at its end, numbered 1, 2, … by arrival."""
+
+    def __init__(
+        self,
+        policies: PolicySet,
+        *,
+        slots: Sequence[int],
+        seed: int,
+        ended: Ended,
+        transfer_s: float = 0.0,
+        config: CoreConfig = IDEAL_CONFIG,
+    ) -> None:
+        self.now_s = 0.0
+        self.arrived = 0
+        self.nodes: dict[str, Node] = {}
+        self._ended = ended
+        self._transfer_s = transfer_s
+        self._instant = Instant(0.0, EPOCH_S)
+        self._heap: list[tuple[float, int, str, events.Event]] = []
+        self._sequence = 0
+        self._now: deque[Event] = deque()
+        self._timers: dict[tuple[str, ...], float] = {}
+        self._new_timers: list[tuple[str, ...]] = []
+        self._armed: dict[tuple[str, ...], float] = {}
+        self._unfinished: dict[str, tuple[int, Arrival]] = {}
+        self._arriving: Arrival | None = None
+        self._spec = TaskSpec((b"task",), SCRATCH)
+        for index, count in enumerate(slots, 1):
+            name = f"n{index}"
+            profile = Profile(name, count, float(count), slots_fixed=True)
+            identity = Identity(name, f"{name}-boot-1", f"{name}-machine-1", f"{name}-store", 1, f"{name}:1")
+            rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
+            self.nodes[name] = Node(config, policies, identity, profile, rng)
+        for name in self.nodes:
+            self._handle(name, events.AgentStarted())
+        self._now.clear()  # their first announcements: nobody is met yet
+        self._introduce_all()
+
+    def _introduce_all(self) -> None:
+        """Everybody knows everybody, without the N² introductions that this takes in real life."""
+        everybody = sorted(self.nodes)
+        for name, node in self.nodes.items():
+            others = [other for other in everybody if other != name]
+            membership = node.membership
+            membership._peers = {  # noqa: SLF001 -- a million PeerMet events would take longer than the run
+                other: Peer(self.nodes[other].state.identity, self.nodes[other].state.profile, 0.0) for other in others
+            }
+            membership._names = others  # noqa: SLF001
+
+    # -- the clock -----------------------------------------------------------------------------------------------------
+
+    def run(self, arrivals: Iterator[Arrival], *, tasks: int) -> None:
+        """Let these many more of the arrivals come; what has not ended by then goes on in the next run."""
+        until = self.arrived + tasks
+        while self.arrived < until:
+            arrival = next(arrivals, None)
+            if arrival is None:
+                return
+            self._until(arrival.at_s)
+            self._arrive(arrival)
+
+    def advance(self, at_s: float) -> None:
+        """Let time pass until then, without arrivals."""
+        self._until(at_s)
+
+    def drain(self) -> None:
+        """No more arrivals: go on until every task has ended."""
+        while self._unfinished and self._heap:
+            self._until(self._heap[0][0])
+
+    @property
+    def unfinished(self) -> int:
+        """Tasks that have arrived and not ended."""
+        return len(self._unfinished)
+
+    def waiting(self) -> Iterator[tuple[int, Arrival]]:
+        """Those, with their numbers."""
+        return iter(self._unfinished.values())
+
+    def counts(self) -> dict[str, int]:
+        """The counters of all nodes together, since the start."""
+        total: dict[str, int] = {}
+        for node in self.nodes.values():
+            for name, value in node.state.counts.items():
+                total[name] = total.get(name, 0) + value
+        return total
+
+    def load_tasks(self) -> int:
+        """n of all nodes together, as they count it themselves."""
+        return sum(node.ledger.load_tasks for node in self.nodes.values())
+
+    def _until(self, at_s: float) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= at_s:
+            due_s, _, name, event = heapq.heappop(heap)
+            if isinstance(event, events.TimerExpired) and not self._is_due(name, event.timer, due_s):
+                continue
+            self._move_to(due_s)
+            self._handle(name, event)
+            self._finish_instant()
+        self._move_to(at_s)
+
+    def _move_to(self, at_s: float) -> None:
+        if at_s > self.now_s:
+            self.now_s = at_s
+            self._instant = Instant(at_s, EPOCH_S + at_s)
+
+    def _at(self, at_s: float, name: str, event: events.Event) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (at_s, self._sequence, name, event))
+
+    def _finish_instant(self) -> None:
+        """Whatever follows at this instant; then the timers that are still set."""
+        now = self._now
+        while now:
+            self._handle(*now.popleft())
+        for key in self._new_timers:
+            at_s = self._timers.get(key)
+            if at_s is not None and at_s < self._armed.get(key, HORIZON_S):
+                self._armed[key] = at_s
+                self._at(at_s, key[0], events.TimerExpired(key[1:]))
+        self._new_timers.clear()
+
+    def _is_due(self, name: str, timer: tuple[str, ...], due_s: float) -> bool:
+        """One entry of the heap serves a timer however often it is set anew: it comes early and goes in again."""
+        key = (name, *timer)
+        if self._armed.get(key) != due_s:
+            return False  # set to an earlier time since
+        del self._armed[key]
+        at_s = self._timers.get(key)
+        if at_s is not None and at_s > due_s:
+            if at_s < HORIZON_S:
+                self._armed[key] = at_s
+                self._at(at_s, name, events.TimerExpired(timer))
+            return False
+        self._timers.pop(key, None)
+        return at_s is not None
+
+    # -- events in, actions out ----------------------------------------------------------------------------------------
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self.arrived += 1
+        self._arriving = arrival
+        token = f"t{self.arrived}"
+        self._handle(arrival.node, events.TaskSubmitted(self.arrived, token, b"", self._spec))
+        self._finish_instant()
+
+    def _handle(self, name: str, event: events.Event) -> None:
+        for action in self.nodes[name].handle(self._instant, event):
+            self._perform(name, action)
+
+    def _perform(self, name: str, action: Action) -> None:  # noqa: C901 PLR0912 -- one line an action
+        match action:  # the frequent ones first
+            case actions.Send():
+                received = events.MessageReceived(name, action.message)
+                if self._transfer_s and isinstance(action.message, Commit):
+                    self._at(self.now_s + self._transfer_s, action.dst, received)
+                else:
+                    self._now.append((action.dst, received))
+            case actions.ClearTimer():
+                self._timers.pop((name, *action.timer), None)
+            case actions.SetTimer():
+                key = (name, *action.timer)
+                self._timers[key] = action.at_s
+                self._new_timers.append(key)
+            case actions.Persist() | actions.Decided() | actions.SetLease() | actions.ForgetTask() | actions.Dial():
+                pass
+            case actions.SpawnTask():
+                service_s = self._unfinished[action.task][1].service_s
+                exit_ = Exit(0, started_at=EPOCH_S + self.now_s, ended_at=EPOCH_S + self.now_s + service_s)
+                self._at(self.now_s + service_s, name, events.TaskEnded(action.key, exit_))
+            case actions.TaskChanged():
+                if action.record.state.is_final:
+                    number, arrival = self._unfinished.pop(action.record.task)
+                    self._ended(Finished(number, arrival, action.record.node, self.now_s))
+            case actions.Answer():
+                if action.error is not None or self._arriving is None:
+                    raise InvariantBroken(f"submission {action.request} was refused") from action.error
+                self._unfinished[str(action.reply["id"])] = (self.arrived, self._arriving)
+            case actions.SendResult():
+                result = Result(action.task, action.uid, action.attempt, action.exit)
+                self._now.append((action.dst, events.MessageReceived(name, result)))
+            case actions.KeepOutput() | actions.FetchOutput():
+                self._now.append((name, events.OutputArrived(action.uid, action.attempt)))
+            case actions.Announce():
+                received = events.MessageReceived(name, action.state)
+                self._now.extend((other, received) for other in self.nodes if other != name)
+            case actions.SignalTask():
+                raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
+            case _:
+                assert_never(action)

@@ -1,0 +1,182 @@
+"""A reference case's parameters → the preset and the workload that play it.
+
+The parameters are those of docs/policies.md ("how the simulator is judged"): T's in absolute tasks of a node, rates
+per mean service time, service times of mean 1. Every case of the format is translated; a policy or a kind that is not
+there (yet) is found out by the registry, not by a list kept here.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from peerload.model.errors import ConfigError
+from peerload.policy.preset import PolicySet
+from peerload.policy.registry import build_preset
+from peerload.sim.workload import Arrival
+
+Parameters = dict[str, Any]
+Draw = Callable[[random.Random], float]
+
+WITHOUT_LIMIT = 1000
+"""Migrations allowed where the case names no limit."""
+PLACEMENTS = ("jsqd", "board-min", "board-d")
+"""Placements of the reference model that no node could play: they draw from all nodes, or read a common board."""
+KNOWN = (
+    "N", "c", "rho", "lam_spec", "speed_spec", "service", "service_params",
+    "sender", "T_send", "T_accept", "L", "delta", "bidders",
+    "T_recv", "T_give", "L_recv", "steal", "retry_rate", "L_retry",
+    "pair_rate", "pair_diff", "footprints", "max_migrations", "priority", "xdelay", "board_period",
+)  # fmt: skip
+
+
+class NotYet(Exception):
+    """This case cannot be played, and why."""
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """All that a run needs: who plays what, how often tasks come to each node, how long one takes and travels."""
+
+    policies: PolicySet
+    slots: list[int]
+    rates: list[float]
+    service: Draw
+    transfer_s: float
+
+    def arrivals(self, rng: random.Random) -> Iterator[Arrival]:
+        """A Poisson stream without end; each task goes to a node with a probability proportional to its rate."""
+        ends = list(itertools.accumulate(self.rates))
+        total, at_s = ends[-1], 0.0
+        names = [f"n{index}" for index in range(1, len(ends) + 1)]
+        while True:
+            at_s += rng.expovariate(total)
+            home = bisect.bisect_right(ends, rng.random() * total)
+            yield Arrival(at_s, names[min(home, len(ends) - 1)], self.service(rng))
+
+
+def setup_of(parameters: Parameters) -> Setup:
+    """Raises NotYet with the reason."""
+    unknown = sorted(set(parameters).difference(KNOWN))
+    if unknown:
+        raise NotYet(f"parameters that nobody knows: {', '.join(unknown)}")
+    if parameters.get("speed_spec"):
+        raise NotYet("nodes have no speed factor yet")
+    nodes, slots = int(parameters["N"]), int(parameters.get("c", 1))
+    if nodes * slots < 1:
+        raise NotYet("no node")
+    rates = [rate for count, rate in parameters.get("lam_spec") or () for rate in [float(rate)] * int(count)]
+    rates = rates or [float(parameters["rho"]) * slots] * nodes
+    if len(rates) != nodes:
+        raise NotYet(f"lam_spec names {len(rates)} of {nodes} nodes")
+    return Setup(
+        _preset(parameters, slots),
+        [slots] * nodes,
+        rates,
+        service_of(str(parameters.get("service", "exp")), parameters.get("service_params") or ()),
+        float(parameters.get("xdelay", 0.0)),
+    )
+
+
+def _preset(parameters: Parameters, slots: int) -> PolicySet:
+    sender = str(parameters.get("sender", "none"))
+    if sender in PLACEMENTS:
+        raise NotYet(f"{sender} is a placement of the reference model, and no policy that a node could play")
+    table: dict[str, Any] = {
+        "load": {"policy": "tasks"},
+        "transfer": _marks(parameters, slots),
+        "information": {"policy": "poll"},
+        "priority": {"policy": str(parameters.get("priority", "fcfs"))},
+        "selection": {"policy": "oldest" if parameters.get("steal") == "head" else "newest"},
+        "migration": {"policy": "controlled", "limit": int(parameters.get("max_migrations", WITHOUT_LIMIT))},
+        "location": {"sender": _sender(sender, parameters), "receiver": _receiver(parameters)},
+    }
+    if parameters.get("pair_rate"):
+        pairing = {"policy": "pairing", "rate": parameters["pair_rate"], "difference": parameters.get("pair_diff", 2)}
+        table["location"]["pairing"] = pairing
+    if parameters.get("footprints"):
+        table["location"]["memory"] = True
+    try:
+        return build_preset("case", table)
+    except ConfigError as error:
+        raise NotYet(str(error)) from error
+
+
+def _sender(policy: str, parameters: Parameters) -> dict[str, Any]:
+    if policy in ("none", "random", "first-reply"):
+        return {"policy": policy}
+    table: dict[str, Any] = {"policy": policy, "probes": int(parameters.get("L", 0))}
+    if "delta" in parameters:
+        table["delta"] = parameters["delta"]
+    return table
+
+
+def _receiver(parameters: Parameters) -> dict[str, Any]:
+    if "T_recv" not in parameters:
+        return {"policy": "none"}
+    table: dict[str, Any] = {"policy": "poll", "probes": int(parameters.get("L_recv", 0))}
+    if parameters.get("retry_rate"):
+        table["retry_rate"] = float(parameters["retry_rate"])
+        table["retry_probes"] = int(parameters.get("L_retry", 1))
+    return table
+
+
+def _marks(parameters: Parameters, slots: int) -> dict[str, Any]:
+    """T's in marks per slot. One that a case does not name is one that its policies do not ask for."""
+    send = float(parameters.get("T_send", 1))
+    receive = float(parameters.get("T_recv", 1))
+    if parameters.get("sender", "none") != "none" and send < slots:
+        raise NotYet(f"a node with a free slot starts a task there and does not send it: T_send {send:g} < c {slots}")
+    return {
+        "policy": "single-threshold",
+        "send_at": _per_slot(send, slots),
+        "accept_below": _per_slot(float(parameters.get("T_accept", send)), slots),
+        "receive_below": _per_slot(receive, slots),
+        "give_above": _per_slot(float(parameters.get("T_give", receive)), slots, up=True),
+    }
+
+
+def _per_slot(tasks: float, slots: int, *, up: bool = False) -> float:
+    """The mark that means so many tasks when it is multiplied by the slots again. Where no float does that exactly it
+    is a little less, which is the same to n ≥ and n <, or with ``up`` a little more, for n >."""
+    mark = tasks / slots
+    while (mark * slots < tasks) if up else (mark * slots > tasks):
+        mark = math.nextafter(mark, math.inf if up else 0.0)
+    return mark
+
+
+# -- service times, all of mean 1 --------------------------------------------------------------------------------------
+
+
+def service_of(name: str, parameters: list[float] | tuple[float, ...]) -> Draw:
+    """A distribution by the name it has in the cases."""
+    match name:
+        case "exp":
+            return lambda rng: rng.expovariate(1.0)
+        case "det":
+            return lambda _rng: 1.0
+        case "h2":
+            return _hyperexponential(*parameters)
+        case "bpareto":
+            return _bounded_pareto(*parameters)
+        case _:
+            raise NotYet(f"no service distribution named {name!r}")
+
+
+def _hyperexponential(variation: float) -> Draw:
+    """Two phases with balanced means; variation: the squared coefficient of variation, ≥ 1."""
+    first = (1 + math.sqrt((variation - 1) / (variation + 1))) / 2
+    return lambda rng: rng.expovariate(2 * first) if rng.random() < first else rng.expovariate(2 * (1 - first))
+
+
+def _bounded_pareto(shape: float, ratio: float) -> Draw:
+    """Density in proportion to 1 / x^(shape + 1), between a lowest value and ``ratio`` times that."""
+    cut = 1 - ratio**-shape
+    drawn = math.log(ratio) if shape == 1 else shape / (shape - 1) * (1 - ratio ** (1 - shape))
+    mean = drawn / cut
+    return lambda rng: (1 - rng.random() * cut) ** (-1 / shape) / mean

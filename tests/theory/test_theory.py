@@ -1,0 +1,288 @@
+"""The simulator against queueing theory: closed forms, invariants that need no table, and reference cases.
+
+Where service times are deterministic many invariants hold path by path, so that no interval is needed: who runs a task
+then changes nothing but whose it is. The statistical ones run few tasks and allow for much; `make theory` runs many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from peerload.model.config import CoreConfig
+from peerload.sim.engine import Simulation
+from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
+from peerload.sim.network import NetworkOptions
+from peerload.sim.workload import Arrival
+from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
+from tests.theory.measure import Player, quantile, replicate
+from tests.theory.run import combine, student_t
+
+CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
+QUICK = [case for case in CASES if case["params"]["N"] <= 20]
+
+BOTH = {"sender": "threshold", "T_send": 1, "T_accept": 1, "T_recv": 1, "T_give": 1}
+
+
+def measured(parameters: Parameters, tasks: int = 4000, replications: int = 3) -> dict[str, list[float]]:
+    """metric → [value, half width]."""
+    setup = setup_of(parameters)
+    return combine([replicate(setup, seed, tasks=tasks) for seed in range(1, replications + 1)])
+
+
+def played(parameters: Parameters, tasks: int, seed: int = 1) -> list[float]:
+    """Response times in the order of arrival, until the last task has ended."""
+    player = Player(setup_of(parameters), seed)
+    player.play(tasks)
+    player.cluster.drain()
+    assert player.cluster.unfinished == 0
+    return player.responses[1:]
+
+
+def mmc_response(slots: int, load: float) -> float:
+    """Mean response of M/M/c in mean service times (Erlang C)."""
+    offered = slots * load
+    below = sum(offered**k / math.factorial(k) for k in range(slots))
+    last = offered**slots / math.factorial(slots) / (1 - load)
+    return 1 + last / (below + last) / (slots * (1 - load))
+
+
+# -- closed forms and reference values ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "slots", "load"), [(8, 1, 0.6), (3, 4, 0.7)])
+def test_without_sharing_every_node_is_m_m_c(nodes: int, slots: int, load: float) -> None:
+    value, half = measured({"N": nodes, "c": slots, "rho": load})["mean_response"]
+    assert abs(value - mmc_response(slots, load)) < 2 * half + 0.03 * value
+
+
+@pytest.mark.parametrize("case", QUICK, ids=[case["id"] for case in QUICK])
+def test_reference_cases(case: dict) -> None:
+    """Wide: what fails here is wrong in kind. Counts settle sooner than response times."""
+    reference = {**case.get("simref", {}), **case["reference"]}
+    found = measured(case["params"])
+    for metric, share in (("mean_response", 0.12), ("transfers_per_task", 0.06), ("probes_per_task", 0.12)):
+        value, half = found[metric]
+        expected = reference[metric]["value"]
+        assert abs(value - expected) <= 2 * half + share * expected, (metric, value, half, expected)
+
+
+def test_the_engine_with_its_promises_checked_plays_the_same_game() -> None:
+    """Task by task: the same response times, and every counter equal."""
+    parameters = {**BOTH, "N": 3, "rho": 0.9, "T_send": 2, "T_accept": 2, "L": 2, "L_recv": 2}
+    setup = setup_of(parameters)
+    arrivals = list(itertools.islice(setup.arrivals(random.Random(1)), 1500))
+    ideal: dict[int, Finished] = {}
+    cluster = IdealCluster(
+        setup.policies, slots=setup.slots, seed=1, ended=lambda task: ideal.__setitem__(task.number, task)
+    )
+    cluster.run(iter(arrivals), tasks=len(arrivals))
+    cluster.drain()
+    engine = Simulation(
+        setup.policies, nodes=3, slots=1, seed=1, config=IDEAL_CONFIG, network=NetworkOptions(delay_s=0.0)
+    )
+    report = engine.run(arrivals)
+    numbers = {name: itertools.count(1) for name in engine.hosts}
+    for number, arrival in enumerate(arrivals, 1):
+        task = f"{arrival.node}/{next(numbers[arrival.node])}"
+        assert ideal[number].response_s == pytest.approx(engine.responses_s[task], abs=1e-6)
+    counts = cluster.counts()
+    # The engine stops at the last result, before the node that had the task asks others for more.
+    assert 0 <= counts.pop("receiver probes") - report.counts.pop("receiver probes") <= 2
+    assert report.counts == dict(sorted(counts.items()))
+    assert report.counts["tasks given"] > 0
+
+
+# -- invariants --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_threshold_without_probes_or_peers_is_no_sharing(slots: int) -> None:
+    threshold = {"sender": "threshold", "T_send": slots, "T_accept": slots}
+    for nodes, probes in ((3, 0), (1, 3)):
+        without = played({"N": nodes, "c": slots, "rho": 0.8}, 1500)
+        assert played({"N": nodes, "c": slots, "rho": 0.8, **threshold, "L": probes}, 1500) == without
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_both_sides_that_ask_everybody_are_one_central_queue(nodes: int, slots: int) -> None:
+    """Equal service times: work leaves a work-conserving system at the same moments, whoever does it."""
+    marks = dict.fromkeys(("T_send", "T_accept", "T_recv", "T_give"), slots)
+    everybody = {**BOTH, **marks, "N": nodes, "c": slots, "L": nodes - 1, "L_recv": nodes - 1}
+    shared = played({**everybody, "rho": 0.9, "service": "det"}, 2000)
+    central = played({"N": 1, "c": nodes * slots, "rho": 0.9, "service": "det"}, 2000)
+    assert fmean(shared) == pytest.approx(fmean(central), rel=1e-9)
+
+
+def test_both_sides_of_two_nodes_are_m_m_2() -> None:
+    found = measured({**BOTH, "N": 2, "rho": 0.7, "L": 1, "L_recv": 1, "service": "exp"}, 6000)
+    value, half = found["mean_response"]
+    assert abs(value - mmc_response(2, 0.7)) < 2 * half + 0.02 * value
+
+
+def test_shortest_equals_threshold_where_only_idle_nodes_accept_and_probes_more() -> None:
+    common = {"N": 10, "rho": 0.8, "T_send": 1, "T_accept": 1, "L": 3}
+    threshold = measured({**common, "sender": "threshold"}, 5000)
+    shortest = measured({**common, "sender": "shortest"}, 5000)
+    for metric in ("mean_response", "transfers_per_task"):
+        (one, half), (other, other_half) = threshold[metric], shortest[metric]
+        assert abs(one - other) < 2 * math.hypot(half, other_half) + 0.01 * one
+    assert shortest["sender_probes_per_task"][0] > 1.1 * threshold["sender_probes_per_task"][0]
+    assert shortest["sender_probes_per_task"][0] == pytest.approx(3 * 0.8, rel=0.05)
+
+
+def test_shortest_equals_threshold_task_by_task_with_one_probe() -> None:
+    common = {"N": 4, "rho": 0.8, "T_send": 1, "T_accept": 1, "L": 1}
+    assert played({**common, "sender": "shortest"}, 3000) == played({**common, "sender": "threshold"}, 3000)
+
+
+def test_littles_law() -> None:
+    """The tasks that the nodes themselves count, looked at every half mean service time, are rate times response."""
+    setup = setup_of({**BOTH, "N": 6, "c": 2, "rho": 0.8, "T_send": 3, "T_accept": 3, "L": 2, "L_recv": 2})
+    responses: list[float] = []
+    seen: list[int] = []
+    cluster = IdealCluster(
+        setup.policies, slots=setup.slots, seed=3, ended=lambda task: responses.append(task.response_s)
+    )
+    stream = setup.arrivals(random.Random(3))
+    look_at_s = 0.0
+    for arrival in itertools.islice(stream, 6000):
+        while look_at_s < arrival.at_s:
+            cluster.advance(look_at_s)
+            seen.append(cluster.load_tasks())
+            look_at_s += 0.5
+        cluster.run(iter([arrival]), tasks=1)
+    rate = 6000 / cluster.now_s
+    cluster.drain()
+    assert fmean(seen) == pytest.approx(rate * fmean(responses), rel=0.02)
+    assert cluster.load_tasks() == 0
+
+
+def test_giving_the_oldest_or_the_newest_changes_the_tail_and_not_the_mean() -> None:
+    """Equal service times: the numbers of tasks at the nodes are the same path by path; only who waits differs."""
+    common = {"N": 4, "rho": 0.9, "T_recv": 1, "T_give": 1, "L_recv": 2, "service": "det"}
+    oldest = played({**common, "steal": "head"}, 6000)
+    newest = played({**common, "steal": "tail"}, 6000)
+    assert fmean(oldest) == pytest.approx(fmean(newest), rel=1e-9)
+    assert quantile(sorted(oldest), 0.99) < 0.97 * quantile(sorted(newest), 0.99)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"sender": "threshold", "T_send": 1, "T_accept": 1, "L": 3},
+        {"sender": "shortest", "T_send": 2, "T_accept": 2, "L": 4},
+        {"T_recv": 1, "T_give": 1, "L_recv": 4},
+        {**BOTH, "L": 4, "L_recv": 4},
+    ],
+    ids=["threshold", "shortest", "receiver", "symmetric"],
+)
+def test_nothing_beats_one_central_queue(parameters: Parameters) -> None:
+    """Equal service times again, so that chance has no say: not in the sum, whatever the policy does."""
+    shared = played({**parameters, "N": 5, "rho": 0.9, "service": "det"}, 2000)
+    central = played({"N": 1, "c": 5, "rho": 0.9, "service": "det"}, 2000)
+    assert fmean(shared) >= fmean(central) * (1 - 1e-9)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="a node does not give a waiting guest to the guest's own home"
+)
+def test_an_idle_home_takes_its_own_waiting_task_back() -> None:
+    """n1 is busy and sends its third task to n2, where it waits behind a long one. When n1 has nothing left it asks n2,
+    which has a task to give: that one ([SK90]; the reference model counts it as a transfer)."""
+    parameters = {"N": 2, "rho": 0.5, "sender": "threshold", "T_send": 2, "T_accept": 2, "L": 1}
+    setup = setup_of({**parameters, "T_recv": 1, "T_give": 1, "L_recv": 1})
+    ended: dict[int, Finished] = {}
+    cluster = IdealCluster(
+        setup.policies, slots=setup.slots, seed=1, ended=lambda task: ended.__setitem__(task.number, task)
+    )
+    moments = [(0.0, "n1", 10.0), (0.5, "n2", 100.0), (1.0, "n1", 1.0), (2.0, "n1", 1.0)]
+    cluster.run((Arrival(*moment) for moment in moments), tasks=len(moments))
+    cluster.drain()
+    assert cluster.counts()["sender probes"] == 1
+    assert (ended[4].ended_s, ended[4].node) == (12.0, "n1")
+
+
+def test_a_hot_spot_that_a_policy_cannot_cope_with_is_seen_to_grow() -> None:
+    spot = {"N": 20, "lam_spec": [[2, 9.0], [18, 0.0]], "T_recv": 1, "T_give": 1, "L_recv": 3}
+    found = replicate(setup_of(spot), 1, tasks=6000).values
+    assert found["last_tenth_mean_response"] > 1.5 * found["first_tenth_mean_response"]
+
+
+def test_a_task_on_its_way_counts_at_its_destination_and_delays_nobody_else() -> None:
+    quick = {"N": 2, "rho": 0.6, "sender": "threshold", "T_send": 1, "T_accept": 1, "L": 1, "service": "det"}
+    setup = setup_of({**quick, "xdelay": 0.25})
+    ended: list[Finished] = []
+    cluster = IdealCluster(setup.policies, slots=setup.slots, seed=1, ended=ended.append, transfer_s=setup.transfer_s)
+    cluster.run(setup.arrivals(random.Random(1)), tasks=400)
+    cluster.drain()
+    away = [task.response_s for task in ended if task.node != task.home]
+    assert min(away) == pytest.approx(1.25)
+    assert min(task.response_s for task in ended) == pytest.approx(1.0)
+
+
+# -- the tools ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "variation"),
+    [("exp", [], 1.0), ("det", [], 0.0), ("h2", [4], 4.0), ("bpareto", [1.5, 100], None), ("bpareto", [1, 50], None)],
+)
+def test_service_times_have_mean_one(name: str, parameters: list[float], variation: float | None) -> None:
+    rng = random.Random(5)
+    draw = service_of(name, parameters)
+    values = [draw(rng) for _ in range(100_000)]
+    mean = fmean(values)
+    assert mean == pytest.approx(1.0, rel=0.03)
+    if variation is not None:
+        assert fmean((value - mean) ** 2 for value in values) == pytest.approx(variation, rel=0.06)
+    if name == "bpareto":
+        assert 0.5 * parameters[1] < max(values) / min(values) <= parameters[1] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"sender": "jsqd", "L": 2},
+        {"footprints": True},
+        {"pair_rate": 0.5},
+        {"colour": "red"},
+        {"service": "odd"},
+        {"c": 4, "sender": "threshold", "T_send": 2, "L": 1},
+    ],
+)
+def test_a_case_that_cannot_be_played_says_why(parameters: Parameters) -> None:
+    with pytest.raises(NotYet) as raised:
+        setup_of({"N": 2, "rho": 0.5, **parameters})
+    assert len(str(raised.value)) > 10
+
+
+def test_marks_in_tasks_of_the_node_survive_the_division_by_its_slots() -> None:
+    for slots in range(1, 60):
+        for tasks in (slots, slots + 1, 2 * slots + 1):
+            marks = {"sender": "threshold", "T_send": tasks, "L": 1, "T_recv": tasks, "L_recv": 1}
+            preset = setup_of({"N": 2, "c": slots, "rho": 0.5, **marks}).policies
+            found = preset.transfer.marks(None)  # type: ignore[arg-type]
+            assert tasks - 1 < found.send_at * slots <= tasks
+            assert tasks - 1 < found.accept_below * slots <= tasks
+            assert tasks - 1 < found.receive_below * slots <= tasks
+            assert tasks <= found.give_above * slots < tasks + 1
+
+
+def test_the_quantile_of_students_t() -> None:
+    for freedom, expected in ((4, 2.776), (9, 2.262), (29, 2.045)):
+        assert student_t(freedom) == pytest.approx(expected, rel=0.005)
+
+
+def test_an_ideal_world_differs_from_the_default_in_time_and_bounds_only() -> None:
+    changed = {
+        name for name in CoreConfig.__struct_fields__ if getattr(IDEAL_CONFIG, name) != getattr(CoreConfig(), name)
+    }
+    assert all(name.endswith(("_s", "_s_max", "_max")) for name in changed)
