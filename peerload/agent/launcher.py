@@ -15,20 +15,14 @@ import fcntl
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from typing import Any
 
-import msgpack
-
 from peerload.agent.launcher_records import RecordLog, end_left_overs, machine_boot, process_start, say
+from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
 from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, Capture, Holes, spawn
 
-FRAME_BYTES_MAX = 4 << 20
-UNSENT_BYTES_MAX = 64 << 20
-"""An agent that does not read this much is cut off; it reconnects and asks for the list."""
-EVENTS_PER_FRAME_MAX = 1_000
 KEY_CHARS_MAX = 128
 LOG_BYTES_MAX = 1 << 20
 LIMIT_EVERY_S = 0.5
@@ -36,8 +30,6 @@ LIMIT_EVERY_S = 0.5
 DEADLINE_CHECK_S = 1.0
 """While a deadline is set it is compared with CLOCK_BOOTTIME at least this often (timers do not count suspend)."""
 STOP_GRACE_S = 2.0
-LAST_READS_MAX = 64
-"""Of an agent that is replaced no more is read than this many times."""
 DESCRIPTORS_RESERVED = 64
 """Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
 ALREADY_RUNS = 75
@@ -70,19 +62,6 @@ class _Task:
                 say(f"signal {number} for {self.key}: {error}")
 
 
-class _Connection:
-    """The agent's end: what came in and what has not gone out yet."""
-
-    __slots__ = ("listed", "received", "sock", "unsent", "writing")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.received = bytearray()
-        self.unsent = bytearray()
-        self.listed = False
-        self.writing = False
-
-
 class Launcher:
     """The state of the launcher and its loop. ``directory`` is absolute; raises BlockingIOError if another has it."""
 
@@ -96,7 +75,6 @@ class Launcher:
         self._ended: dict[str, dict[str, Any]] = {}
         self._new_exits: list[list[Any]] = []
         self._events: list[dict[str, Any]] = []
-        self._connection: _Connection | None = None
         self._kill_at_s = 0.0
         self._stopping = False
         self._deadlines = 0
@@ -120,48 +98,30 @@ class Launcher:
         if not self._ended:
             self._exits.rewrite([])
 
-        os.chdir(self._directory)  # a path within it is never too long for a socket
-        name = "launcher.sock"
-        if os.path.lexists(name):
-            os.unlink(name)  # noqa: PTH108 -- pathlib costs the launcher a megabyte
-        before = os.umask(0o177)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(name)
-        self._listener.listen(16)
-        self._listener.setblocking(False)
-        os.umask(before)
-        fd = os.open("launcher.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self._epoll = select.epoll()
+        self._agent = AgentSocket(self._directory, self._epoll, self._carry_out)
+        fd = os.open(f"{self._directory}/launcher.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, b"%d\n" % os.getpid())
         os.close(fd)
-        os.chdir("/")
-
         self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._stop)
-        self._epoll = select.epoll()
-        self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(self._wake, select.EPOLLIN)
 
     def run(self) -> None:
         """Serve until told to stop."""
         while not (self._stopping and not self._tasks):
-            ready = self._epoll.poll(self._timeout_s())
-            for fd, _mask in ready:
+            masks = dict(self._epoll.poll(self._timeout_s()))
+            for fd in masks:
                 task = self._by_pidfd.get(fd)
                 if task is not None:
                     self._reap(task)
-                elif fd == self._listener.fileno():
-                    self._accept()
                 elif fd == self._wake:
                     os.read(self._wake, 512)
-            connection = self._connection
-            if connection is not None:
-                mask = dict(ready).get(connection.sock.fileno(), 0)
-                if mask & ~select.EPOLLOUT:
-                    self._receive(connection)
+            self._agent.ready(masks)
             self._enforce()
             self._flush()
-        os.unlink(f"{self._directory}/launcher.sock")  # noqa: PTH108 -- as above
+        self._agent.close()
 
     def _timeout_s(self) -> float | None:
         if self._kill_at_s:
@@ -200,71 +160,6 @@ class Launcher:
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError as error:
-            say(f"accept: {error}")
-            return
-        for _ in range(LAST_READS_MAX):  # what the older one said before it went still counts
-            if self._connection is None or not self._receive(self._connection):
-                break
-        self._hang_up("a newer agent connects")
-        sock.setblocking(False)
-        self._connection = _Connection(sock)
-        self._epoll.register(sock, select.EPOLLIN)
-
-    def _hang_up(self, reason: str) -> None:
-        connection = self._connection
-        if connection is None:
-            return
-        if reason:
-            say(f"agent connection closed: {reason}")
-        self._epoll.unregister(connection.sock)
-        connection.sock.close()
-        self._connection = None
-
-    def _receive(self, connection: _Connection) -> bool:
-        """Carry out what has come in. → whether there may be more."""
-        try:
-            raw = connection.sock.recv(1 << 18)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            self._hang_up(str(error))
-            return False
-        if not raw:
-            self._hang_up("")
-            return False
-        buffer = connection.received
-        buffer += raw
-        while len(buffer) >= 4:  # noqa: PLR2004 -- the length of a length
-            size = int.from_bytes(buffer[:4], "big")
-            if size > FRAME_BYTES_MAX:
-                self._hang_up(f"a frame that claims {size} bytes")
-                return False
-            if len(buffer) < 4 + size:
-                return True
-            body = bytes(buffer[4 : 4 + size])
-            del buffer[: 4 + size]
-            try:
-                for request in msgpack.unpackb(body):
-                    self._carry_out(request)
-            except (
-                ValueError,
-                TypeError,
-                KeyError,
-                IndexError,
-                AttributeError,
-                RecursionError,
-                OverflowError,
-            ) as error:
-                self._hang_up(f"not a request: {type(error).__name__}: {str(error)[:200]}")
-                return False
-            if self._connection is not connection:
-                return False
-        return True
-
     def _carry_out(self, request: dict[str, Any]) -> None:
         do = request["do"]
         if do == "spawn":
@@ -289,10 +184,8 @@ class Launcher:
 
     def _list(self) -> None:
         """Everything known, in parts; events follow only from here on."""
-        if self._connection is None:
-            return
         self._events.clear()
-        self._connection.listed = True
+        self._agent.listed = True
         running = [[task.key, task.started_at] for task in self._tasks.values()]
         ended = [[key, record] for key, record in self._ended.items()]
         step = EVENTS_PER_FRAME_MAX
@@ -301,12 +194,7 @@ class Launcher:
             part = slice(number * step, (number + 1) * step)
             more = number < count - 1
             event = {"is": "listed", "pid": os.getpid(), "more": more, "running": running[part], "ended": ended[part]}
-            self._send([event])
-
-    def _send(self, events: list[dict[str, Any]]) -> None:
-        if self._connection is not None:
-            raw: bytes = msgpack.packb(events)
-            self._connection.unsent += len(raw).to_bytes(4, "big") + raw
+            self._agent.send([event])
 
     def _flush(self) -> None:
         """Exits to disk first, then to the agent: everything of one turn in one write each."""
@@ -314,32 +202,10 @@ class Launcher:
             self._exits.append(self._new_exits)
             self._new_exits.clear()
             self._tidy()
-        connection = self._connection
-        if connection is None or not connection.listed:
-            self._events.clear()
-        if connection is None:
-            return
-        for at in range(0, len(self._events), EVENTS_PER_FRAME_MAX):
-            self._send(self._events[at : at + EVENTS_PER_FRAME_MAX])
+        if self._agent.listed:
+            self._agent.send(self._events)
         self._events.clear()
-        if connection.unsent or connection.writing:
-            self._write(connection)
-
-    def _write(self, connection: _Connection) -> None:
-        try:
-            while connection.unsent:
-                del connection.unsent[: connection.sock.send(connection.unsent)]
-        except BlockingIOError:
-            if len(connection.unsent) > UNSENT_BYTES_MAX:
-                self._hang_up("it does not read")
-                return
-        except OSError as error:
-            self._hang_up(str(error))
-            return
-        writing = bool(connection.unsent)
-        if writing != connection.writing:
-            connection.writing = writing
-            self._epoll.modify(connection.sock, select.EPOLLIN | (select.EPOLLOUT if writing else 0))
+        self._agent.flush()
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
@@ -469,7 +335,7 @@ def main() -> None:
     """``--directory DIR``: run the launcher of DIR until it is told to stop."""
     if len(sys.argv) != 3 or sys.argv[1] != "--directory":  # noqa: PLR2004 -- the program, the flag and its value
         sys.exit("usage: launcher --directory DIR")
-    directory = os.path.abspath(sys.argv[2])  # noqa: PTH100 -- as above
+    directory = os.path.abspath(sys.argv[2])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
     try:
         launcher = Launcher(directory)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from peerload.agent import launcher, launcher_link, peer_connection
+from peerload.agent import launcher, launcher_link, launcher_socket, peer_connection
 from peerload.cli import main as cli
 from peerload.cli.options import Options
 from peerload.model import messages
@@ -103,9 +103,9 @@ def test_the_largest_frames_are_told() -> None:
         peer.DATA_BYTES_MAX,
         peer.MQTT_BYTES_MAX,
         frame.CONTROL_BYTES_MAX,
-        launcher.FRAME_BYTES_MAX,
+        launcher_socket.FRAME_BYTES_MAX,
     ]
-    assert launcher.FRAME_BYTES_MAX == launcher_link.FRAME_BYTES_MAX
+    assert launcher_socket.FRAME_BYTES_MAX == launcher_link.FRAME_BYTES_MAX
     units = {"KiB": 1 << 10, "MiB": 1 << 20}
     assert [int(size.split()[0]) * units[size.split()[1]] for size in sizes] == true
 

@@ -1,0 +1,153 @@
+"""The launcher's end of its one connection: frames of requests in, frames of events out, garbage costs the connection.
+
+Used by the launcher alone; the imports are few for its sake.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from typing import Any
+
+import msgpack
+
+from peerload.agent.launcher_records import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FRAME_BYTES_MAX = 4 << 20
+UNSENT_BYTES_MAX = 64 << 20
+"""An agent that does not read this much is cut off; it reconnects and asks for the list."""
+EVENTS_PER_FRAME_MAX = 1_000
+LAST_READS_MAX = 64
+"""Of an agent that is replaced no more is read than this many times."""
+READ_BYTES = 1 << 18
+NAME = "launcher.sock"
+_MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
+
+
+class AgentSocket:
+    """Listens in a directory for one agent at a time; a newer one replaces the older.
+
+    ``carry_out(request)`` gets each request; whatever of `_MALFORMED` it raises means that it was none. ``listed``: the
+    agent has asked for the list, and may be told events.
+    """
+
+    def __init__(self, directory: str, epoll: select.epoll, carry_out: Callable[[dict[str, Any]], None]) -> None:
+        self._path = f"{directory}/{NAME}"
+        self._epoll = epoll
+        self._carry_out = carry_out
+        self._agent: socket.socket | None = None
+        self._received = bytearray()
+        self._unsent = bytearray()
+        self._writing = False
+        self.listed = False
+        os.chdir(directory)  # a path within it is never too long for a socket
+        if os.path.lexists(NAME):
+            os.unlink(NAME)  # noqa: PTH108 -- pathlib costs the launcher a megabyte
+        before = os.umask(0o177)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(NAME)
+        self._listener.listen(16)
+        self._listener.setblocking(False)
+        os.umask(before)
+        os.chdir("/")
+        epoll.register(self._listener, select.EPOLLIN)
+
+    def close(self) -> None:
+        """Nobody shall look for us here any more."""
+        os.unlink(self._path)  # noqa: PTH108 -- as above
+
+    def ready(self, masks: dict[int, int]) -> None:
+        """What epoll said of our descriptors: a new agent, or words of the one there is."""
+        if self._listener.fileno() in masks:
+            self._accept()
+        if self._agent is not None and masks.get(self._agent.fileno(), 0) & ~select.EPOLLOUT:
+            self._receive()
+
+    def send(self, events: list[dict[str, Any]]) -> None:
+        """Gather events for the agent; `flush` writes them. Without an agent they are nobody's."""
+        for at in range(0, len(events), EVENTS_PER_FRAME_MAX):
+            if self._agent is not None:
+                raw: bytes = msgpack.packb(events[at : at + EVENTS_PER_FRAME_MAX])
+                self._unsent += len(raw).to_bytes(4, "big") + raw
+
+    def flush(self) -> None:
+        """Write what was gathered, as far as the agent reads."""
+        if self._agent is None or not (self._unsent or self._writing):
+            return
+        try:
+            while self._unsent:
+                del self._unsent[: self._agent.send(self._unsent)]
+        except BlockingIOError:
+            if len(self._unsent) > UNSENT_BYTES_MAX:
+                self._hang_up("it does not read")
+                return
+        except OSError as error:
+            self._hang_up(str(error))
+            return
+        if bool(self._unsent) != self._writing:
+            self._writing = not self._writing
+            self._epoll.modify(self._agent, select.EPOLLIN | (select.EPOLLOUT if self._writing else 0))
+
+    def _accept(self) -> None:
+        try:
+            agent, _ = self._listener.accept()
+        except OSError as error:
+            say(f"accept: {error}")
+            return
+        for _ in range(LAST_READS_MAX):  # what the older one said before it went still counts
+            if not self._receive():
+                break
+        self._hang_up("a newer agent connects")
+        agent.setblocking(False)
+        self._agent = agent
+        self._epoll.register(agent, select.EPOLLIN)
+
+    def _hang_up(self, reason: str) -> None:
+        if self._agent is None:
+            return
+        if reason:
+            say(f"agent connection closed: {reason}")
+        self._epoll.unregister(self._agent)
+        self._agent.close()
+        self._agent = None
+        self._received.clear()
+        self._unsent.clear()
+        self._writing = self.listed = False
+
+    def _receive(self) -> bool:
+        """Carry out what has come in. → whether there may be more."""
+        if self._agent is None:
+            return False
+        try:
+            raw = self._agent.recv(READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._hang_up(str(error))
+            return False
+        if not raw:
+            self._hang_up("")
+            return False
+        buffer = self._received
+        buffer += raw
+        while len(buffer) >= 4:  # noqa: PLR2004 -- the length of a length
+            size = int.from_bytes(buffer[:4], "big")
+            if size > FRAME_BYTES_MAX:
+                self._hang_up(f"a frame that claims {size} bytes")
+                return False
+            if len(buffer) < 4 + size:
+                return True
+            body = bytes(buffer[4 : 4 + size])
+            del buffer[: 4 + size]
+            try:
+                for request in msgpack.unpackb(body):
+                    self._carry_out(request)
+            except _MALFORMED as error:
+                self._hang_up(f"not a request: {type(error).__name__}: {str(error)[:200]}")
+                return False
+        return True
