@@ -23,7 +23,7 @@ from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
-from peerload.agent.peer_book import loopback
+from peerload.agent.peer_address import parse_address
 from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer
 from peerload.agent.release import Release
@@ -73,7 +73,7 @@ class Daemon:
         """Start, serve until told to stop, stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
-        loopback("listen", _host_port(self.config.listen)[0])
+        parse_address("listen", self.config.listen)
         policies = registry.load_preset(self.config.policy)
         self.parts.store = Store(state / "peerload.db", self.config.node)
         self.parts.store.open()
@@ -178,7 +178,7 @@ class Daemon:
         """Listen for peers → the address. Where any port will do, the one of the last start is tried first, and the
         peers of that start are looked for: they may hold tasks of ours, or we of theirs."""
         self.addresses = Addresses(Path(self.config.state) / "addresses")
-        host, port = _host_port(self.config.listen)
+        host, port = parse_address("listen", self.config.listen)
         last = 0 if port else self.addresses.port_of(host)
         try:
             address = await self.parts.links.start(host, port or last)
@@ -350,13 +350,6 @@ def private_directory(path: Path) -> Path:
 def machine_boot_id() -> str:
     """Random for each start of this machine, as the kernel tells it."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _host_port(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004 -- the largest port there is
-        raise ConfigError("listen", f"{listen!r} is not HOST:PORT")
-    return host.strip("[]"), int(port)
 
 
 def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

@@ -11,7 +11,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Protocol, cast
 
-from peerload.agent.peer_book import parse_address
+from peerload.agent.peer_address import parse_address
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
 from peerload.wire import peer

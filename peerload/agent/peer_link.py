@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from peerload.agent import peer_streams
-from peerload.agent.peer_book import Bans, Peer, backoff_s, join_address, loopback, parse_address
+from peerload.agent.peer_address import join_address, loopback, parse_address
+from peerload.agent.peer_book import Bans, Peer, backoff_s
 from peerload.agent.peer_connection import Owner, PeerConnection, dial, operating_system_says
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import Envelope, Hello, Identity, Message, OutputChunk, OutputEnd, OutputRequest, WrongBoot
