@@ -67,12 +67,20 @@ class Client:
         self._socket.close()
 
     def call(self, verb: str, **fields: object) -> dict[str, Any]:
-        """Send one request and return its reply; what arrives for other requests meanwhile is dropped."""
+        """Send one request and return its reply, lists that came in parts joined; what arrives for other requests
+        meanwhile is dropped."""
         request = self.send(verb, **fields)
+        parts: dict[str, list[Any]] = {}
         while True:
             answered, kind, body = self.receive()
-            if answered == request and kind != "more":
-                return accepted(kind, body)
+            if answered != request:
+                continue
+            if kind != "more":
+                reply = accepted(kind, body)
+                return reply | {key: [*items, *reply.get(key, ())] for key, items in parts.items()}
+            for key, value in body.items():
+                if isinstance(value, list):
+                    parts.setdefault(key, []).extend(value)
 
     def stream(self, verb: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Send one request and yield each part of its answer as it comes; then `last` is the final reply."""

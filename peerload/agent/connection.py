@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, PeerloadError
+from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError
 from peerload.wire import control
-from peerload.wire.frame import CONTROL_BYTES_MAX
+from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
+
+log = logging.getLogger("peerload.agent")
 
 WRITE_BUFFER_BYTES = 1 << 20
+"""What is gathered for a client that reads slowly before its streams wait."""
+PART_BYTES = 1 << 20
+"""Lists that make an answer larger than this are sent in parts of about this size."""
 PARTING_S = 0.5
 """Who is cut off may go on sending for so long, unheard."""
-"""What is gathered for a client that reads slowly before its streams wait."""
 
 
 class Server(Protocol):
@@ -36,6 +41,9 @@ class Server(Protocol):
 
     def handle(self, connection: Connection, request: control.Request, /) -> None:
         """A request came."""
+
+    def broke(self, why: str, /) -> None:
+        """A bug of ours came to light in a request: the agent stops."""
 
 
 class Connection(asyncio.Protocol):
@@ -125,12 +133,23 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_later(PARTING_S, self._transport.close)
 
     def ok(self, number: int, body: dict[str, Any]) -> None:
-        """The answer to a request."""
-        self.write({"id": number, "ok": body})
+        """The answer to a request; long lists in it go ahead in parts. Raises BadRequest if one item is too large."""
+        raw = control.encode({"id": number, "ok": body})
+        if len(raw) > PART_BYTES:
+            *before, last = _in_parts(body)
+            for part in before:
+                self._write(control.encode({"id": number, "more": part}))
+            raw = control.encode({"id": number, "ok": last})
+        self._write(raw)
 
     def more(self, number: int, body: dict[str, Any]) -> None:
-        """A part of a stream."""
-        self.write({"id": number, "more": body})
+        """A part of a stream, or of the lists of an answer. Raises BadRequest if one item is too large."""
+        raw = control.encode({"id": number, "more": body})
+        if len(raw) <= PART_BYTES:
+            self._write(raw)
+            return
+        for part in _in_parts(body):
+            self._write(control.encode({"id": number, "more": part}))
 
     def fail(self, number: int, error: Exception) -> None:
         """A request could not be carried out."""
@@ -138,22 +157,64 @@ class Connection(asyncio.Protocol):
             told = {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
         else:
             told = {"code": "error", "what": str(error), "why": "", "hint": ""}
-        self.write({"id": number, "error": told})
+        self._write(control.encode({"id": number, "error": told}))
 
-    def write(self, body: dict[str, Any]) -> None:
-        """One frame; to a client that is gone: nothing."""
-        if not self.closed and not self._transport.is_closing():
-            self._transport.write(control.encode(body))
+    def failed(self, number: int, error: Exception) -> None:
+        """Carrying out a request raised this: the client is told. If that was a bug of ours, the agent stops."""
+        self.fail(number, error)
+        if isinstance(error, InvariantBroken) or not isinstance(error, (PeerloadError, OSError)):
+            log.error("a bug in a request", exc_info=error)
+            self._server.broke(f"a bug: {error!r}")
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Work that ends with this client."""
-        task = asyncio.get_running_loop().create_task(work)
+    def _write(self, raw: bytes) -> None:
+        """One frame; to a client that is gone: nothing. Raises BadRequest, with nothing sent, if it is too large."""
+        if self.closed or self._transport.is_closing():
+            return
+        if len(raw) > HEADER_BYTES + CONTROL_BYTES_MAX:
+            raise BadRequest(
+                "the answer is too large",
+                why=f"a frame of {len(raw) - HEADER_BYTES} bytes; at most {CONTROL_BYTES_MAX} are allowed",
+                hint="peerload ls  lists tasks in short",
+            )
+        self._transport.write(raw)
+
+    def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        """Work on a request, which ends with this client. What it raises is the answer."""
+        self.pending += 1
+        task = asyncio.get_running_loop().create_task(self._carry_out(number, work))
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        task.add_done_callback(lambda task: self._carried_out(task, work))
+
+    async def _carry_out(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
+            self.failed(number, error)
+        finally:
+            self.pending -= 1
+
+    def _carried_out(self, task: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> None:
+        self.tasks.discard(task)
+        work.close()  # of a client that was gone before it began
 
     def hang_up(self) -> None:
         """Close after what was written has gone out."""
         self._transport.close()
+
+
+def _in_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A large body as several: its lists cut, everything else in the last."""
+    part: dict[str, Any] = {}
+    size = 0
+    for key, value in body.items():
+        for item in value if isinstance(value, list) else ():
+            more = len(control.encode(item))
+            if part and size + more > PART_BYTES:
+                yield part
+                part, size = {}, 0
+            part.setdefault(key, []).append(item)
+            size += more
+    yield {key: [] if isinstance(value, list) else value for key, value in body.items()} | part
 
 
 def _number(raw: bytes) -> int | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from peerload.wire import control
 
 REQUESTS_PENDING_MAX = 1024
-"""Requests of one client that may wait for an answer at a time."""
+"""Requests of one client that may be unanswered at a time."""
 
 
 class ControlServer:
@@ -82,8 +82,12 @@ class ControlServer:
             return
         try:
             self._requests.handle(connection, request)
-        except PeerloadError as error:
-            connection.fail(request.id, error)
+        except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
+            connection.failed(request.id, error)
+
+    def broke(self, why: str) -> None:
+        """A bug: the agent stops."""
+        self._parts.fail(why)
 
     # -- what the core says --------------------------------------------------------------------------------------------
 

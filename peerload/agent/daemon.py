@@ -7,6 +7,7 @@ and its actions to `Performer`. Nothing here decides anything about tasks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import random
@@ -15,6 +16,8 @@ import signal
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from peerload.agent.addresses import Addresses
 from peerload.agent.control import ControlServer
@@ -25,17 +28,18 @@ from peerload.agent.output import Output
 from peerload.agent.parts import Parts
 from peerload.agent.peer_address import parse_address
 from peerload.agent.peer_link import PeerLinks
-from peerload.agent.perform import Performer
+from peerload.agent.perform import Performer, settled
 from peerload.agent.release import Release
 from peerload.agent.sensors import Sensors, machine_facts
 from peerload.agent.spool import Spool
-from peerload.agent.store import Store
+from peerload.agent.store import Recovered, Store
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
-from peerload.model.errors import ConfigError, InvariantBroken
+from peerload.model.errors import ConfigError, InvariantBroken, SlowDown, StoreError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, State
 from peerload.model.resources import Profile
+from peerload.model.task import TaskState
 from peerload.policy import registry
 
 if TYPE_CHECKING:
@@ -106,7 +110,8 @@ class Daemon:
             self.config.output_bytes_max,
             self.parts.fail,
         )
-        running, ended = await self.parts.launcher.start()
+        running, listed = await self.parts.launcher.start()
+        ended = await settled(self.parts, listed)  # nobody may rely on a result before its output is on disk
         try:
             await self._serve_clients_and_peers(loop, running, ended)
         except BaseException:
@@ -122,6 +127,7 @@ class Daemon:
         running: tuple[tuple[str, float], ...],
         ended: tuple[tuple[str, object], ...],
     ) -> None:
+        kept = await self._recovered()
         self.parts.output = Output(self.parts.spool, self.parts.node)
         self.parts.links = PeerLinks(
             identity=self.parts.identity,
@@ -155,7 +161,7 @@ class Daemon:
         self.control = ControlServer(self.parts)
         self.parts.clients = self.control
         self.performer = Performer(self.parts)
-        self._recover(running, ended)
+        self._recover(kept, running, ended)
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
@@ -191,8 +197,26 @@ class Daemon:
             self.parts.links.connect(identity)
         return address
 
-    def _recover(self, running: tuple[tuple[str, float], ...], ended: tuple[tuple[str, object], ...]) -> None:
+    async def _recovered(self) -> Recovered:
+        """What was durable; of the tasks that wait, whether their directories are here now. Those that cannot be looked
+        at for too many that hang count as here: a start that fails says so."""
         kept = self.parts.store.recover()
+        here: dict[bytes, bool] = {}
+        for row in kept.tasks:
+            directory = row.spec.directory
+            if row.record.state is TaskState.QUEUED and directory not in here:
+                here[directory] = True
+                with contextlib.suppress(SlowDown):
+                    here[directory] = await self.parts.directories.look(directory)
+        rows = (
+            msgspec.structs.replace(row, directory_here=False) if not here.get(row.spec.directory, True) else row
+            for row in kept.tasks
+        )
+        return msgspec.structs.replace(kept, tasks=tuple(rows))
+
+    def _recover(
+        self, kept: Recovered, running: tuple[tuple[str, float], ...], ended: tuple[tuple[str, object], ...]
+    ) -> None:
         self.parts.inbox.put(
             events.AgentStarted(
                 tasks=kept.tasks,
@@ -204,9 +228,7 @@ class Daemon:
                 ended=ended,  # type: ignore[arg-type]
             )
         )
-        early, self._early = self._early, None
-        for event in early or ():
-            self._from_launcher(event)
+        self._release_early()
 
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
@@ -218,7 +240,9 @@ class Daemon:
                     await self.parts.bus.close()
                 if self.parts.ends_tasks:
                     await self.parts.launcher.stop_all()
-                await self.performer.drained()
+                if not self.parts.has_failed:
+                    await self.performer.drained()
+        await self.parts.output.close()
         await self.performer.close()
         await self.parts.links.close()
         await self.parts.launcher.close()
@@ -228,6 +252,8 @@ class Daemon:
     def _consume(self, batch: list[Event]) -> None:
         try:
             for event in batch:
+                if self.parts.has_failed:
+                    return
                 actions = self.parts.node.handle(self.parts.now(), event)
                 if isinstance(event, events.LauncherReady):
                     self.parts.launcher.resume()
@@ -239,7 +265,13 @@ class Daemon:
             log.exception("a bug")
             self.parts.fail(f"a bug: {error!r}")
         finally:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
             self.parts.release.flush()
+        except StoreError as error:
+            self.parts.fail(f"the store failed: {error}")
 
     def _persist(self, rows: list[Row], done: Callable[[], None]) -> None:
         self.parts.store.persist(rows, done)
@@ -247,13 +279,21 @@ class Daemon:
     # -- what comes in -------------------------------------------------------------------------------------------------
 
     def _from_launcher(self, event: Event) -> None:
-        if self._early is not None:  # AgentStarted has not been told yet, and what is not known cannot end
+        """Into the inbox, ends only with their output on disk; nothing overtakes a launcher's list of what it has."""
+        if self._early is not None:  # AgentStarted or such a list has not been told yet
             self._early.append(event)
-            return
-        if isinstance(event, events.TaskEnded) and event.exit.stdout_bytes + event.exit.stderr_bytes:
-            self.performer.sync_output(event)  # its output is on disk before anybody relies on the result
+        elif isinstance(event, events.LauncherReady):
+            self._early = []
+            self.performer.settle_listed(event, self._release_early)
+        elif isinstance(event, events.TaskEnded):
+            self.performer.settle(event)
         else:
             self.parts.inbox.put(event)
+
+    def _release_early(self) -> None:
+        early, self._early = self._early, None
+        for event in early or ():
+            self._from_launcher(event)
 
     def _from_peer(self, src: str, message: Message) -> None:
         self.performer.received(src, message)

@@ -8,66 +8,71 @@ import os
 import threading
 import time
 
+from peerload.model.errors import SlowDown
 from peerload.model.task import SCRATCH
 
 CHECK_S_MAX = 2.0
 """A directory that cannot be looked at for so long counts as missing."""
 SEEN_S = 2.0
-"""A directory seen so lately is not looked at again for every offer of a burst."""
+"""A directory seen so lately is not looked at again for every task of a burst."""
 KEPT_MAX = 256
 LOOKS_MAX = 32
-"""Looks under way at a time. One that hangs in a dead mount keeps its thread; what is asked for beyond these counts as
-missing, and nothing else waits for them: neither the threads of other work nor the end of the agent."""
+"""Directories looked at at a time. A look that hangs in a dead mount keeps its thread; whoever asks for one more
+directory meanwhile is told to come again, and nothing else waits for them: neither the threads of other work nor the
+end of the agent."""
 _LOOK = "directory"
 
 
-async def is_directory_here(directory: bytes) -> bool:
-    """Whether it exists here and may be entered; SCRATCH always does."""
-    if directory == SCRATCH:
-        return True
-    if sum(thread.name == _LOOK for thread in threading.enumerate()) >= LOOKS_MAX:
-        return False
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[bool] = loop.create_future()
+class SeenDirectories:
+    """Looks at directories, each once at a time for all who ask, and remembers for a moment those that were there."""
 
-    def tell(here: bool) -> None:
-        if not answer.done():
-            answer.set_result(here)
+    def __init__(self) -> None:
+        self._seen: dict[bytes, float] = {}
+        self._looks: dict[bytes, asyncio.Future[bool]] = {}
 
-    def look() -> None:
-        here = _may_enter(directory)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
-            loop.call_soon_threadsafe(tell, here)
+    def seen_lately(self, directory: bytes) -> bool:
+        """Whether it was there a moment ago; SCRATCH always is."""
+        seen_s = self._seen.get(directory)
+        return directory == SCRATCH or (seen_s is not None and time.monotonic() - seen_s < SEEN_S)
 
-    threading.Thread(target=look, name=_LOOK, daemon=True).start()
-    try:
-        async with asyncio.timeout(CHECK_S_MAX):
-            return await answer
-    except TimeoutError:
-        return False
+    async def look(self, directory: bytes) -> bool:
+        """Look again: whether it exists here and may be entered. Raises SlowDown, which says nothing about the
+        directory, if too many others are being looked at."""
+        if directory == SCRATCH:
+            return True
+        found = self._looks.get(directory)
+        if found is None:
+            if len(self._looks) >= LOOKS_MAX:
+                raise SlowDown("too many working directories at once", why=f"{LOOKS_MAX} are being looked for")
+            found = self._start(directory)
+        try:
+            async with asyncio.timeout(CHECK_S_MAX):
+                return await asyncio.shield(found)  # others may wait for the same look
+        except TimeoutError:
+            return False
+
+    def _start(self, directory: bytes) -> asyncio.Future[bool]:
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[bool] = loop.create_future()
+
+        def tell(here: bool) -> None:
+            del self._looks[directory]
+            if here:
+                if len(self._seen) >= KEPT_MAX:
+                    self._seen.clear()
+                self._seen[directory] = time.monotonic()
+            found.set_result(here)
+
+        def look() -> None:
+            here = _may_enter(directory)
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+                loop.call_soon_threadsafe(tell, here)
+
+        threading.Thread(target=look, name=_LOOK, daemon=True).start()
+        self._looks[directory] = found
+        return found
 
 
 def _may_enter(directory: bytes) -> bool:
     # Not Path.is_dir: that raises where the path is too long or a directory above it may not be searched.
     return os.path.isdir(directory) and os.access(directory, os.X_OK)  # noqa: PTH112
-
-
-class SeenDirectories:
-    """Remembers, for a moment, the directories that were there."""
-
-    def __init__(self) -> None:
-        self._seen: dict[bytes, float] = {}
-
-    def seen_lately(self, directory: bytes) -> bool:
-        """Whether it was there a moment ago."""
-        seen_s = self._seen.get(directory)
-        return directory == SCRATCH or (seen_s is not None and time.monotonic() - seen_s < SEEN_S)
-
-    async def look(self, directory: bytes) -> bool:
-        """Look again."""
-        here = await is_directory_here(directory)
-        if here:
-            if len(self._seen) >= KEPT_MAX:
-                self._seen.clear()
-            self._seen[directory] = time.monotonic()
-        return here

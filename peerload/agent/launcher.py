@@ -2,7 +2,7 @@
 
 Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent; both sides send frames (4-byte length,
 MessagePack), each a list of maps. Requests have ``do``: spawn, signal, lease, forget, list, stop; events have ``is``:
-started, ended, listed. An agent hears of events only after it has asked for the list, so that the list and the events
+started, ended, expired (told to start after its lease had run out: never started), listed. An agent hears of events only after it has asked for the list, so that the list and the events
 after it tell everything once. Whatever an agent says, the launcher goes on: garbage costs it the connection.
 
 Tasks end with their launcher: a new one first ends what its predecessor has left, then answers. One thread, epoll over
@@ -224,6 +224,9 @@ class Launcher:
             say(f"{key} is not started: the launcher is stopping")
             return
         limit, umask, deadline_s = int(request["output_bytes_max"]), int(request["umask"]), float(request["deadline_s"])
+        if 0 < deadline_s <= time.clock_gettime(time.CLOCK_BOOTTIME):
+            self._events.append({"is": "expired", "key": key})  # its home may have given it to another by now
+            return
         paths = [str(request["stdout"]), str(request["stderr"])]
         captures = (Capture(paths[0], limit), Capture(paths[1], limit))
         started_at = time.time()

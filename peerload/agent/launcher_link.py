@@ -20,7 +20,7 @@ import msgspec
 import peerload
 from peerload.agent.launcher import ALREADY_RUNS
 from peerload.model.errors import PeerloadError
-from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskStarted
+from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskLost, TaskStarted
 from peerload.model.task import Exit
 
 if TYPE_CHECKING:
@@ -334,6 +334,8 @@ class LauncherLink:
         kind = event["is"]
         if kind == "started":
             self._put(TaskStarted(event["key"], float(event["started_at"])))
+        elif kind == "expired":
+            self._put(TaskLost(event["key"], "its lease ran out before it could be started"))
         elif kind == "ended":
             self._put(TaskEnded(event["key"], msgspec.convert(event["exit"], Exit)))
 

@@ -8,16 +8,19 @@ one place, and a mirror that was started for a watcher need not be started again
 from __future__ import annotations
 
 import asyncio
+import collections
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from peerload.agent.spool import Follower
+from peerload.core.work import GuestPhase
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from peerload.agent.peer_link import PeerLinks
     from peerload.agent.spool import Spool
@@ -29,6 +32,9 @@ log = logging.getLogger("peerload.output")
 
 ENDS_KEPT_MAX = 4096
 """Ended attempts whose sizes are remembered for followers that come late."""
+SILENCE_S_MAX = 30.0
+"""So long the output of an ended attempt may make no progress on its way home; then that copy is given up. The result
+is repeated, and its output asked for again from where it broke off."""
 
 
 class Output:
@@ -42,12 +48,13 @@ class Output:
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
         self._ends: dict[str, tuple[int, int]] = {}
+        self._served: collections.Counter[str] = collections.Counter()
 
     # -- followers -----------------------------------------------------------------------------------------------------
 
     async def follow(
         self, key: str, stdout_from: int = 0, stderr_from: int = 0, *, end: tuple[int, int] | None = None
-    ) -> AsyncIterator[tuple[int, int, bytes]]:
+    ) -> AsyncGenerator[tuple[int, int, bytes], None]:
         """(stream, offset, data) of an attempt's files here, up to the sizes ``end``; without it as they grow, until
         the attempt has ended and all was read."""
         follower = Follower(self._spool, key, stdout_from, stderr_from)
@@ -75,25 +82,44 @@ class Output:
         for follower in self._followers.get(key, ()):
             follower.end(stdout_bytes, stderr_bytes)
 
-    def attempt_ended(self, key: str, exit_: Exit) -> None:
-        """An attempt that ran here has ended."""
-        self.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
+    def attempts_ended(self, ended: Sequence[tuple[str, Exit]]) -> None:
+        """These attempts ran here and have ended, with output or without."""
+        for key, exit_ in ended:
+            self.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
+
+    def guests_left(self) -> None:
+        """Attempts of other homes may have gone without an end of their own (died, given back): no more will come."""
+        guests = self._node.executor.guests
+        for key in [key for key in self._served if key not in guests and key not in self._ends]:
+            self.ended(key, *self._spool.sizes(key))
 
     # -- to its home ---------------------------------------------------------------------------------------------------
 
     async def serve(self, src: str, request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
-        """The output of a guest, for its home alone."""
+        """The output of a guest, for its home alone. Breaks off without OutputEnd if this agent is short of descriptors
+        or memory: its home asks again."""
         key = execution_key(request.uid, request.attempt)
         guest = self._node.executor.guests.get(key)
-        if guest is None or guest.home != src:
+        if guest is None or guest.home != src or guest.phase is GuestPhase.RESERVED:
             yield OutputEnd(gone=True)
             return
         if guest.exit is not None:
             self._ends.setdefault(key, (guest.exit.stdout_bytes, guest.exit.stderr_bytes))
         end = None if request.follow else self._spool.sizes(key)
-        async for stream, offset, data in self.follow(key, request.stdout_from, request.stderr_from, end=end):
-            yield OutputChunk(stream, offset, data)
-        yield OutputEnd(*(end or self._ends.get(key, (0, 0))))
+        self._served[key] += 1
+        try:
+            async with contextlib.aclosing(
+                self.follow(key, request.stdout_from, request.stderr_from, end=end)
+            ) as pieces:
+                async for stream, offset, data in pieces:
+                    yield OutputChunk(stream, offset, data)
+            yield OutputEnd(*(end or self._ends.get(key, (0, 0))))
+        except OSError as error:
+            log.warning("the output of %s breaks off: %s", request.task, error)
+        finally:
+            self._served[key] -= 1
+            if not self._served[key]:
+                del self._served[key]
 
     # -- from elsewhere ------------------------------------------------------------------------------------------------
 
@@ -131,14 +157,29 @@ class Output:
         raise PeerloadError(f"the output of {task} broke off", why=f"{node} closed the connection")
 
     async def bring_home(self, action: FetchOutput) -> str:
-        """All of it, on disk. → "" or why not."""
+        """All of it, on disk. → "" or why not; that is known SILENCE_S_MAX after the last piece at the latest."""
         try:
-            await self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
+            mirror = self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
+            await self._arrival(mirror, action)
             await asyncio.to_thread(self._spool.sync, action.key)
         except (PeerloadError, OSError, TimeoutError) as error:
             return str(error)
         self.ended(action.key, action.stdout_bytes, action.stderr_bytes)
         return ""
+
+    async def _arrival(self, mirror: asyncio.Task[OutputEnd], action: FetchOutput) -> None:
+        """Return when the copy is whole. Raises what it raises, or PeerloadError when nothing comes any more."""
+        here = self._spool.sizes(action.key)
+        while not (await asyncio.wait({mirror}, timeout=SILENCE_S_MAX))[0]:
+            before, here = here, self._spool.sizes(action.key)
+            if here == before:
+                mirror.cancel()
+                await asyncio.wait({mirror})
+                why = f"nothing came for {SILENCE_S_MAX:g} s"
+                raise PeerloadError(f"the output of {action.task} broke off", why=why)
+        if mirror.cancelled():
+            raise PeerloadError(f"the output of {action.task} broke off", why="the copy was stopped")
+        mirror.result()
 
     async def close(self) -> None:
         """Stop all copies."""

@@ -8,6 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from peerload.agent.directories import SeenDirectories
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
@@ -60,9 +61,11 @@ class Parts:
         self.config = config
         self.bus = None
         self.counters: collections.Counter[str] = collections.Counter()
+        self.directories = SeenDirectories()
         self.started_at = time.time()
         self.stopping = asyncio.Event()
         self.exit_code = 0
+        self.has_failed = False
         self.ends_tasks = False
 
     def now(self) -> Instant:
@@ -75,7 +78,8 @@ class Parts:
         self.stopping.set()
 
     def fail(self, why: str) -> None:
-        """Something that must not be survived: stop at once, saying why. What was acknowledged is on disk."""
+        """Something that must not be survived: decide nothing more, say why, stop. What was acknowledged is on disk."""
         log.critical("%s; the agent stops", why)
         self.exit_code = 1
+        self.has_failed = True
         self.stopping.set()

@@ -303,10 +303,14 @@ class PeerConnection(asyncio.Protocol):
 async def dial(address: str, who: str, make: Callable[[], PeerConnection]) -> PeerConnection:
     """A connection to `HOST:PORT` whose other end, ``who`` for people, has introduced itself. Raises LinkUnavailable."""
     what = f"no link to {who}"
+    connection = make()
     try:
         host, port = parse_address("peer", address)
         async with asyncio.timeout(CONNECT_S):
-            _, connection = await asyncio.get_running_loop().create_connection(make, host, port)
+            await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+    except asyncio.CancelledError:
+        connection.abort("no longer wanted")  # it may have been made in the meantime
+        raise
     except TimeoutError:
         raise LinkUnavailable(who, what, why=f"{address} does not answer within {CONNECT_S:g} s") from None
     except OSError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from peerload.model.errors import PeerloadError
+
 if TYPE_CHECKING:
     from peerload.agent.connection import Connection
     from peerload.model.actions import Answer, Decided
@@ -35,7 +37,10 @@ class Pending:
         if answer.error is not None:
             connection.fail(number, answer.error)
         else:
-            connection.ok(number, answer.reply)
+            try:
+                connection.ok(number, answer.reply)
+            except PeerloadError as error:
+                connection.fail(number, error)
 
 
 class Decisions:

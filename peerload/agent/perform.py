@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from peerload.agent.directories import SeenDirectories
 from peerload.agent.environment import variables_of
 from peerload.model import actions, events
-from peerload.model.errors import BadRequest
+from peerload.model.errors import BadRequest, SlowDown
 from peerload.model.messages import ADVICE, Offer, Result
 from peerload.model.task import SCRATCH, Exit, execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from peerload.agent.parts import Parts
     from peerload.model.actions import Action
@@ -40,7 +39,6 @@ class Performer:
         self._timers: dict[tuple[str, ...], asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_bus: dict[str, tuple[str, int]] = {}
-        self._directories = SeenDirectories()
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
@@ -50,6 +48,8 @@ class Performer:
         for action in decided:
             if isinstance(action, actions.Persist):
                 release.keep(action.rows)
+                if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in action.rows):
+                    self._parts.output.guests_left()
             elif isinstance(action, actions.OUTWARD):
                 release.outward(lambda action=action: self._outward_or_stop(action))  # type: ignore[misc]
             else:
@@ -156,13 +156,17 @@ class Performer:
 
     def received(self, src: str, message: Message) -> None:
         """A frame from the peer link, on its way to the inbox."""
-        if isinstance(message, Offer) and not self._directories.seen_lately(message.spec.directory):
+        if isinstance(message, Offer) and not self._parts.directories.seen_lately(message.spec.directory):
             self._in_background(self._offer_received(src, message))
         else:
             self._parts.inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
 
     async def _offer_received(self, src: str, offer: Offer) -> None:
-        here = await self._directories.look(offer.spec.directory)
+        try:
+            here = await self._parts.directories.look(offer.spec.directory)
+        except SlowDown:
+            self._parts.counters["offers left unanswered"] += 1  # to its sender: declined, but not for good
+            return
         self._parts.inbox.put(events.MessageReceived(src, offer, directory_here=here))
 
     # -- processes -----------------------------------------------------------------------------------------------------
@@ -188,25 +192,44 @@ class Performer:
         if not index:
             del variables["PEERLOAD_ARRAY_INDEX"]
         if action.spec.directory == SCRATCH:
-            scratch = os.fsencode(parts.spool.make_scratch(action.key))
+            try:
+                scratch = os.fsencode(parts.spool.make_scratch(action.key))
+            except OSError as error:
+                reason = f"its scratch directory cannot be made: {error.strerror}"
+                self.settle(events.TaskEnded(action.key, Exit(CANNOT_EXECUTE, reason=reason)))
+                return
             action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
         try:
             variables_of(action.spec.environment)
         except BadRequest as error:  # its home has not looked
-            parts.inbox.put(events.TaskEnded(action.key, Exit(CANNOT_EXECUTE, reason=str(error))))
+            self.settle(events.TaskEnded(action.key, Exit(CANNOT_EXECUTE, reason=str(error))))
             return
         stdout, stderr = parts.spool.paths(action.key)
         extra = {name.encode(): value.encode() for name, value in variables.items()}
         parts.launcher.spawn(action, stdout, stderr, extra)
 
-    def sync_output(self, event: events.TaskEnded) -> None:
-        """The output of an ended attempt goes to disk before anybody relies on its result."""
-        self._in_background(self._sync_output(event))
+    def settle(self, event: events.TaskEnded) -> None:
+        """An attempt has ended: its output goes to disk before anybody relies on its result; followers learn the end."""
+        if event.exit.stdout_bytes or event.exit.stderr_bytes:
+            self._in_background(self._settle(event))
+        else:
+            self._parts.output.attempts_ended(((event.key, event.exit),))
+            self._parts.inbox.put(event)
 
-    async def _sync_output(self, event: events.TaskEnded) -> None:
-        await asyncio.to_thread(self._parts.spool.sync, event.key)
-        self._parts.output.attempt_ended(event.key, event.exit)
-        self._parts.inbox.put(event)
+    async def _settle(self, event: events.TaskEnded) -> None:
+        ((key, exit_),) = await settled(self._parts, ((event.key, event.exit),))
+        self._parts.output.attempts_ended(((key, exit_),))
+        self._parts.inbox.put(events.TaskEnded(key, exit_))
+
+    def settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
+        """The same for all that a launcher lists as ended; ``then`` is called when they are in the inbox."""
+        self._in_background(self._settle_listed(event, then))
+
+    async def _settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
+        ended = await settled(self._parts, event.ended)
+        self._parts.output.attempts_ended(ended)
+        self._parts.inbox.put(events.LauncherReady(event.running, ended))
+        then()
 
     # -- output --------------------------------------------------------------------------------------------------------
 
@@ -273,3 +296,12 @@ class Performer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def settled(parts: Parts, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
+    """These ended attempts with their output on disk; how many have lost some of it is counted."""
+    found = await asyncio.to_thread(parts.spool.settle, ended)
+    lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
+    if lost:
+        parts.counters["outputs that cannot be read"] += lost
+    return found

@@ -24,6 +24,7 @@ class Release:
         self._rows: list[Row] = []
         self._given = 0
         self._durable = 0
+        self._broken = False
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
 
     def keep(self, rows: tuple[Row, ...]) -> None:
@@ -39,12 +40,18 @@ class Release:
             self._held.append((ticket, act))
 
     def flush(self) -> None:
-        """The end of a turn: hand its rows over."""
-        if self._rows:
-            self._given += 1
-            rows, self._rows = self._rows, []
-            ticket = self._given
+        """The end of a turn: hand its rows over. Once that has failed nothing is kept and nothing goes out any more:
+        what was decided on top of lost rows must not be seen."""
+        rows, self._rows = self._rows, []
+        if not rows or self._broken:
+            return
+        self._given += 1
+        ticket = self._given
+        try:
             self._persist(rows, lambda: self._done(ticket))
+        except BaseException:
+            self._broken = True
+            raise
 
     def _done(self, ticket: int) -> None:
         self._durable = max(self._durable, ticket)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent import answers
-from peerload.agent.directories import is_directory_here
 from peerload.agent.environment import variables_of
 from peerload.agent.streams import OutputStream, Watch
 from peerload.core.work import HomePhase
@@ -31,11 +30,14 @@ if TYPE_CHECKING:
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord
 
+SHOWN_AT_A_TIME = 256
+"""Tasks put together before they are sent and others have their turn."""
 REF = re.compile(r"(?:(?P<home>[a-z0-9-]{1,40})/)?(?P<counter>[0-9]{1,18})(?:\.(?P<index>[0-9]{1,9}))?")
 
 
 class Requests:
-    """The verbs. Reads run when everything decided before them is durable (`Release.outward`)."""
+    """The verbs. Reads run when everything decided before them is durable (`Release.outward`), as work of their client:
+    whatever they raise is told to it alone."""
 
     def __init__(self, parts: Parts, pending: Pending, decisions: Decisions) -> None:
         self._parts = parts
@@ -48,13 +50,13 @@ class Requests:
     def handle(self, connection: Connection, request: control.Request) -> None:
         """Do it now, or start what does it."""
         now: dict[type, Callable[[], None]] = {
-            control.Submit: lambda: connection.spawn(self._submit(connection, request)),  # type: ignore[arg-type]
-            control.Tasks: lambda: self._in_turn(connection, request, self._tasks),
-            control.Show: lambda: self._in_turn(connection, request, self._show),
-            control.Wait: lambda: connection.spawn(self._wait(connection, request)),  # type: ignore[arg-type]
-            control.Output: lambda: connection.spawn(self._output(connection, request)),  # type: ignore[arg-type]
-            control.Cancel: lambda: self._in_turn(connection, request, self._cancel),
-            control.Signal: lambda: self._in_turn(connection, request, self._signal),
+            control.Submit: lambda: connection.spawn(request.id, self._submit(connection, request)),  # type: ignore[arg-type]
+            control.Tasks: lambda: connection.spawn(request.id, self._tasks(connection, request)),  # type: ignore[arg-type]
+            control.Show: lambda: connection.spawn(request.id, self._show(connection, request)),  # type: ignore[arg-type]
+            control.Wait: lambda: connection.spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
+            control.Output: lambda: connection.spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
+            control.Cancel: lambda: connection.spawn(request.id, self._cancel(connection, request)),  # type: ignore[arg-type]
+            control.Signal: lambda: connection.spawn(request.id, self._signal(connection, request)),  # type: ignore[arg-type]
             control.Info: lambda: connection.ok(request.id, answers.agent_object(self._parts)),
             control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes(self._parts.node)}),
             control.Policy: lambda: connection.ok(request.id, self._policy()),
@@ -62,15 +64,6 @@ class Requests:
             control.Stop: lambda: self._stop(connection, request),  # type: ignore[arg-type]
         }
         now[type(request)]()
-
-    def _in_turn(self, connection: Connection, request: control.Request, read: Callable[..., None]) -> None:
-        def act() -> None:
-            try:
-                read(connection, request)
-            except BadRequest as error:
-                connection.fail(request.id, error)
-
-        self._parts.release.outward(act)
 
     async def _durable(self) -> None:
         """Wait until everything decided so far is on disk and has gone out."""
@@ -119,27 +112,30 @@ class Requests:
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
     async def _submit(self, connection: Connection, request: control.Submit) -> None:
-        try:
-            indices = _members(request)
-        except BadRequest as error:
-            connection.fail(request.id, error)
-            return
-        here = await is_directory_here(request.spec.directory)
+        indices = _members(request)
+        directories = self._parts.directories
+        here = directories.seen_lately(request.spec.directory) or await directories.look(request.spec.directory)
         digest = hashlib.sha256(msgspec.msgpack.encode((request.spec, request.array))).digest()
+        before = self._parts.store.submission_of(request.token)
         number = self._pending.expect(connection, request.id)
-        self._parts.inbox.put(TaskSubmitted(number, request.token, digest, request.spec, indices, directory_here=here))
+        self._parts.inbox.put(
+            TaskSubmitted(number, request.token, digest, request.spec, indices, directory_here=here, before=before)
+        )
 
     def _running_at(self, record: TaskRecord) -> float:
         task = self._parts.node.home.tasks.get(record.uid)
         return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
 
-    def _tasks(self, connection: Connection, request: control.Tasks) -> None:
+    async def _tasks(self, connection: Connection, request: control.Tasks) -> None:
+        await self._durable()
         rows, truncated = self._parts.store.list_tasks(
             ended_after=self._parts.now().wall_s - request.ended_within_s, limit=request.limit
         )
         user = self._user()
-        tasks = []
+        tasks: list[dict[str, object]] = []
         for record, spec in rows:
+            if len(tasks) >= SHOWN_AT_A_TIME:
+                tasks = await self._hand_over(connection, request.id, tasks)
             shown = answers.task_object(record, spec, user, running_at=self._running_at(record))
             if request.states and shown["state"] not in request.states:
                 continue
@@ -160,8 +156,18 @@ class Requests:
             return f"offered to {task.offered_to}"
         return "waits for room"
 
-    def _show(self, connection: Connection, request: control.Show) -> None:
-        shown = []
+    async def _hand_over(
+        self, connection: Connection, number: int, tasks: list[dict[str, object]]
+    ) -> list[dict[str, object]]:
+        """Send these ahead, at the client's pace, others having their turn → the empty list for the next."""
+        connection.more(number, {"tasks": tasks})
+        await connection.drain()
+        await asyncio.sleep(0)
+        return []
+
+    async def _show(self, connection: Connection, request: control.Show) -> None:
+        await self._durable()
+        shown: list[dict[str, object]] = []
         store = self._parts.store
         for ref in request.tasks:
             counter, index = self._resolve(ref)
@@ -169,6 +175,8 @@ class Requests:
             if not rows:
                 raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
             for record, spec in rows:
+                if len(shown) >= SHOWN_AT_A_TIME:
+                    shown = await self._hand_over(connection, request.id, shown)
                 running_at = self._running_at(record)
                 task = answers.task_object(record, spec, self._user(), running_at=running_at)
                 if task["state"] == "queued":
@@ -193,12 +201,14 @@ class Requests:
                 shown.append(task)
         connection.ok(request.id, {"tasks": shown})
 
-    def _cancel(self, connection: Connection, request: control.Cancel) -> None:
+    async def _cancel(self, connection: Connection, request: control.Cancel) -> None:
+        await self._durable()
         names = [record.task for ref in request.tasks for record in self._records(ref)]
         number = self._pending.expect(connection, request.id)
         self._parts.inbox.put(CancelRequested(number, tuple(names), request.signal, request.force))
 
-    def _signal(self, connection: Connection, request: control.Signal) -> None:
+    async def _signal(self, connection: Connection, request: control.Signal) -> None:
+        await self._durable()
         records = self._records(request.task)
         number = self._pending.expect(connection, request.id)
         self._parts.inbox.put(SignalRequested(number, records[0].task, request.signal))
@@ -250,12 +260,8 @@ class Requests:
                     del self._watches[name]
 
     async def _wait(self, connection: Connection, request: control.Wait) -> None:
-        try:
-            await self._durable()
-            records = [record for ref in request.tasks for record in self._records(ref)]
-        except BadRequest as error:
-            connection.fail(request.id, error)
-            return
+        await self._durable()
+        records = [record for ref in request.tasks for record in self._records(ref)]
         # No await between reading the store and watching: what ends later is told to the watch.
         left = {record.task for record in records if not record.state.is_final}
         watch = self._watch(left)
@@ -299,12 +305,8 @@ class Requests:
     # -- output --------------------------------------------------------------------------------------------------------
 
     async def _output(self, connection: Connection, request: control.Output) -> None:
-        try:
-            await self._durable()
-            record = self._single(request.task)
-        except BadRequest as error:
-            connection.fail(request.id, error)
-            return
+        await self._durable()
+        record = self._single(request.task)
         watch = self._watch({record.task})  # no await since the store was read: what happens later is told
         try:
             await OutputStream(self._parts, connection, request, watch).run(record)

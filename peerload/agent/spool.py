@@ -4,6 +4,9 @@
 
 Files may have holes: what the capture limit has cut out of the middle. Readers skip them (SEEK_DATA). `Follower` reads
 files that still grow; it is woken by the kernel (inotify), never by a clock.
+
+The files belong to tasks, which may do with them what they like: take away the right to read them, put a directory or
+a pipe in their place. What cannot be read is as if it were not there; it stops neither the agent nor who waits.
 """
 
 from __future__ import annotations
@@ -12,18 +15,27 @@ import asyncio
 import errno
 import os
 import shutil
+import stat
 from collections import deque
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from peerload.agent.inotify import Inotify
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
+
+    from peerload.model.task import Exit
 
 PIECE_BYTES_MAX = 256 << 10
 STREAMS = (1, 2)
+REASON_CHARS_MAX = 512
 _SUFFIX = {1: ".out", 2: ".err"}
+_NAMES = {1: "stdout", 2: "stderr"}
+_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""What the agent itself runs out of: says nothing about the file."""
 
 
 class Spool:
@@ -55,13 +67,13 @@ class Spool:
         return first, second
 
     def read_small(self, key: str, stdout_bytes: int, stderr_bytes: int) -> tuple[bytes, bytes]:
-        """Both streams whole, for a result that carries them; empty where a file is missing."""
+        """Both streams whole, for a result that carries them; empty where a file is missing or cannot be read."""
         found = []
         for path, size in zip(self.paths(key), (stdout_bytes, stderr_bytes), strict=True):
             try:
-                with path.open("rb") as file:  # what its process has left behind may write on and on
+                with os.fdopen(_open(path), "rb") as file:  # what its process has left behind may write on and on
                     found.append(file.read(size))
-            except FileNotFoundError:
+            except OSError:
                 found.append(b"")
         return found[0], found[1]
 
@@ -93,14 +105,36 @@ class Spool:
         """Both files and their names are on disk afterwards. Raises OSError."""
         for path in self.paths(key):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                _sync(path)
             except FileNotFoundError:
                 continue
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
         self._sync_directory()
+
+    def settle(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
+        """The output of these ended attempts and its names are on disk afterwards. → the same, where a stream cannot be
+        had with size 0 and a reason that says so. Raises OSError if that is for want of descriptors or memory."""
+        settled = tuple((key, self._settled(key, exit_)) for key, exit_ in ended)
+        if any(exit_.stdout_bytes or exit_.stderr_bytes for _, exit_ in settled):
+            self._sync_directory()
+        return settled
+
+    def _settled(self, key: str, exit_: Exit) -> Exit:
+        sizes = {1: exit_.stdout_bytes, 2: exit_.stderr_bytes}
+        reasons = [exit_.reason] if exit_.reason else []
+        for stream in STREAMS:
+            if not sizes[stream]:
+                continue
+            try:
+                _sync(self.path(key, stream))
+            except OSError as error:
+                if error.errno in _SHORT_OF:
+                    raise
+                sizes[stream] = 0
+                reasons.append(f"its {_NAMES[stream]} cannot be read: {error.strerror}")
+        if (sizes[1], sizes[2]) == (exit_.stdout_bytes, exit_.stderr_bytes):
+            return exit_
+        reason = "; ".join(reasons)[:REASON_CHARS_MAX]
+        return msgspec.structs.replace(exit_, stdout_bytes=sizes[1], stderr_bytes=sizes[2], reason=reason)
 
     def _sync_directory(self) -> None:
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -112,10 +146,13 @@ class Spool:
     def drop(self, key: str) -> None:
         """Forget the output of an attempt."""
         for path in self.paths(key):
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:  # its task has made a directory of it
+                shutil.rmtree(path, ignore_errors=True)
 
     def make_scratch(self, key: str) -> Path:
-        """A fresh directory for an attempt to work in."""
+        """A fresh directory for an attempt to work in. Raises OSError."""
         path = self._scratch / key
         path.mkdir(mode=0o700, exist_ok=True)
         return path
@@ -130,7 +167,8 @@ class Spool:
 class Follower:
     """(stream, offset, data) of an attempt's files from two offsets on, as they grow; holes are skipped.
 
-    Ends when `end` has told the final sizes and all up to them was read. One reader at a time.
+    Ends when `end` has told the final sizes and all up to them was read, as far as it can be read. One reader at a
+    time. Iterating raises OSError only for want of descriptors or memory.
     """
 
     def __init__(self, spool: Spool, key: str, stdout_from: int = 0, stderr_from: int = 0) -> None:
@@ -175,13 +213,17 @@ class Follower:
 
     def _next(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
         """The next piece of a stream, None if there is none now."""
+        try:
+            return self._read(stream, end)
+        except OSError as error:
+            if error.errno in _SHORT_OF:
+                raise
+            return None
+
+    def _read(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
         fd = self._files.get(stream)
         if fd is None:
-            try:
-                fd = os.open(self._paths[stream], os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return None
-            self._files[stream] = fd
+            fd = self._files[stream] = _open(self._paths[stream])
         try:
             offset = os.lseek(fd, self._offsets[stream], os.SEEK_DATA)
         except OSError as error:
@@ -201,20 +243,43 @@ class Follower:
     def _reopened(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
         """The same of the file that has taken this one's name (`Spool.keep` renames), None if none has."""
         fd = self._files[stream]
-        try:
-            if os.path.samestat(self._paths[stream].stat(), os.fstat(fd)):
-                return None
-        except FileNotFoundError:
+        if os.path.samestat(self._paths[stream].stat(), os.fstat(fd)):
             return None
         os.close(self._files.pop(stream))
-        return self._next(stream, end)
+        return self._read(stream, end)
 
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
+        status = path.lstat()
+    except OSError:
         return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _open(path: Path) -> int:
+    """A descriptor to read a captured file; a right to read it that its task has taken away is restored. Never waits,
+    also for a pipe. Raises OSError, also for what is no file."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags)
+    except PermissionError:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise
+        path.chmod(0o600)
+        fd = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "its task has put something else in its place")
+    return fd
+
+
+def _sync(path: Path) -> None:
+    fd = _open(path)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:

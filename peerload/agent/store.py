@@ -92,6 +92,7 @@ class Store:
             identity = self._reader.execute("SELECT value FROM meta WHERE key = 'store_id'").fetchone()
             if identity is None:
                 raise sqlite3.DatabaseError("it has no id")
+            self._keep_node()
             self.store_id = str(identity[0])
             old = time.time() - KEPT_S
             with self._writer:
@@ -145,6 +146,18 @@ class Store:
         if version == 0:
             made = f"INSERT INTO meta VALUES ('store_id', '{secrets.token_hex(8)}')"  # noqa: S608 -- hex digits of our own
             connection.executescript(f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION}; {made}; COMMIT;")
+
+    def _keep_node(self) -> None:
+        """The ids of the tasks here begin with the node's name: another one on the same database would rename them."""
+        assert self._writer is not None
+        with self._writer:
+            self._writer.execute("INSERT OR IGNORE INTO meta VALUES ('node', ?)", (self._node,))
+        name = self._writer.execute("SELECT value FROM meta WHERE key = 'node'").fetchone()[0]
+        if name != self._node:
+            raise StoreError(
+                f"the tasks in {self._path.parent} are those of node {name}, not of {self._node}",
+                hint=f"go on as that node:  --node {name}        a new node:  --state DIR",
+            )
 
     def next_incarnation(self) -> int:
         """A number that grows with every start, durable before it is returned."""
@@ -271,6 +284,15 @@ class Store:
     def last_counter(self) -> int | None:
         """The number of the last submission, None if there is none."""
         return self._execute("SELECT max(counter) FROM submissions")[0][0]  # type: ignore[no-any-return]
+
+    def submission_of(self, token: str) -> tuple[bytes, str, int] | None:
+        """(digest, id, members; 0 = a single task) of the newest submission with this token, if it is remembered."""
+        rows = self._execute(
+            "SELECT digest, counter, members FROM submissions WHERE token = ? AND submitted_at > ?"
+            " ORDER BY counter DESC LIMIT 1",
+            (token, time.time() - KEPT_S),
+        )
+        return (rows[0][0], f"{self._node}/{rows[0][1]}", rows[0][2]) if rows else None
 
     def task_rows(self, counter: int, index: int | None) -> list[tuple[TaskRecord, TaskSpec]]:
         """One task, or all members of an array (index None), with what is to be run; empty if there is none."""

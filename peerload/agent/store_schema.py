@@ -8,8 +8,9 @@ SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE environments (digest BLOB PRIMARY KEY, environment BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE submissions (
-    counter INTEGER PRIMARY KEY, token TEXT NOT NULL UNIQUE, digest BLOB NOT NULL, spec BLOB NOT NULL,
+    counter INTEGER PRIMARY KEY, token TEXT NOT NULL, digest BLOB NOT NULL, spec BLOB NOT NULL,
     environment BLOB NOT NULL, members INTEGER NOT NULL, submitted_at REAL NOT NULL);
+CREATE INDEX submission_by_token ON submissions (token);
 CREATE TABLE tasks (
     counter INTEGER NOT NULL, member INTEGER NOT NULL, uid BLOB NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
     node TEXT NOT NULL, nonce INTEGER NOT NULL, machine_boot TEXT NOT NULL, lease_s REAL NOT NULL,

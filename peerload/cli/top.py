@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 SLOTS_HEADING = "SLOTS"
+LEFT_OUT_FIRST = ("REGION", "GPUS", "CPU", "MEMORY", "AGE")
+"""Columns that a narrow terminal does without, in this order."""
+WIDE = 10_000
+"""The width of what is no terminal."""
 
 
 def main(words: list[str]) -> int:
@@ -39,21 +44,55 @@ def lines(shown: dict[str, Any], now: float) -> list[str]:
     cluster = shown["cluster"]
     away = "broker away" if cluster["mqtt_configured"] else "no broker"
     mqtt = f"mqtt {cluster['mqtt']}" if cluster["mqtt"] else away
-    head = (
-        f"peerload  {cluster['name'] or ''}  seen from {cluster['node']}:  "
-        f"{cluster['nodes_alive']} of {cluster['nodes_known']} nodes alive  "
-        f"{number_text(cluster['cpus_busy'], 1)} of {number_text(cluster['cpus'])} cpus busy  "
-        f"{cluster['tasks_running']} running  {cluster['tasks_queued']} queued  "
-        f"policy {cluster['policy']}  {mqtt}"
-    )
+    facts = [
+        f"peerload  {cluster['name'] or ''}  seen from {cluster['node']}:",
+        f"{cluster['nodes_alive']} of {cluster['nodes_known']} nodes alive",
+        f"{number_text(cluster['cpus_busy'], 1)} of {number_text(cluster['cpus'])} cpus busy",
+        f"{cluster['tasks_running']} running  {cluster['tasks_queued']} queued",
+        f"policy {cluster['policy']}",
+        mqtt,
+    ]
+    columns = _width()
     headings = ["NODE", SLOTS_HEADING, "CPU", *nodes.HEADINGS[1:]]
     rows = [
         [row[0], _slots_bar(node), _cpu_bar(node), *row[1:]] for node in shown["nodes"] for row in [nodes.row(node)]
     ]
-    drawn = [coloured(printable(head), "bold", sys.stdout), "", *table(headings, rows, nodes.RIGHT)]
+    drawn = [coloured(line, "bold", sys.stdout) for line in _filled([printable(fact) for fact in facts], columns)]
+    drawn += ["", *_fitted(headings, rows, columns)]
     if shown["tasks"]:
         headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
         drawn += ["", *table(headings_tasks, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
+    return drawn
+
+
+def _width() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        return WIDE
+
+
+def _filled(facts: list[str], columns: int) -> list[str]:
+    """The facts in as few lines as they fit into."""
+    lines = [facts[0]]
+    for fact in facts[1:]:
+        if len(lines[-1]) + 2 + len(fact) <= columns:
+            lines[-1] += f"  {fact}"
+        else:
+            lines.append(fact)
+    return lines
+
+
+def _fitted(headings: list[str], rows: list[list[str]], columns: int) -> list[str]:
+    """The table, less the columns that a narrow terminal has no room for."""
+    drawn = table(headings, rows, nodes.RIGHT)
+    for name in LEFT_OUT_FIRST:
+        if max(map(len, drawn)) <= columns:
+            break
+        at = headings.index(name)
+        headings = headings[:at] + headings[at + 1 :]
+        rows = [row[:at] + row[at + 1 :] for row in rows]
+        drawn = table(headings, rows, nodes.RIGHT)
     return drawn
 
 

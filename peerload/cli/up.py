@@ -13,7 +13,7 @@ import time
 import peerload
 from peerload.cli.agent_flags import agent_options, as_words, given_settings, located, make_private
 from peerload.cli.text import number_text, print_json, printable, size_text
-from peerload.client import Client
+from peerload.client import Client, default_socket_path
 from peerload.model.errors import AgentUnavailable, PeerloadError
 
 TYPE_CHECKING = False
@@ -35,6 +35,9 @@ def main(words: list[str]) -> int:
     settings = located(given_settings(flags))
     info = _info(settings["socket"])
     already = info is not None
+    if already and (ignored := sorted(set(given_settings(flags)) - {"state", "socket"})):
+        said = " ".join(f"--{key}" for key in ignored)
+        sys.stderr.write(f"peerload: {said} not applied: the agent runs already\n  start it anew:  peerload down\n")
     if info is None:
         info = start(settings)
     info.setdefault("socket", settings["socket"])
@@ -124,9 +127,10 @@ def _told(info: dict[str, Any], *, already: bool) -> str:
     if info.get("slots") is not None:
         facts.append(f"{info['slots']} tasks at a time")
     verb = "an agent is already running" if already else "agent started"
+    own = "" if info.get("socket") == default_socket_path() else f" --socket {printable(info.get('socket', ''))}"
     return (
         f"{verb}: {', '.join(facts)}. {cluster}\n"
-        "Try:            peerload run hostname        peerload submit sleep 5        peerload top\n"
+        f"Try:            peerload run{own} hostname        peerload submit{own} sleep 5        peerload top{own}\n"
         f"Add a node:     peerload up --peer {printable(info.get('listen', 'HOST:PORT'))} …\n"
-        "Stop it:        peerload down\n"
+        f"Stop it:        peerload down{own}\n"
     )

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from peerload.model.instant import Instant
     from peerload.model.messages import Identity
     from peerload.model.resources import Profile
+    from peerload.model.task import TaskSpec
     from peerload.policy.preset import PolicySet
 
 
@@ -87,6 +88,8 @@ class Node:
                 self._timer(event.timer)
             case events.TaskEnded():
                 self.runs.ended(event.key, event.exit)
+            case events.TaskLost():
+                self.runs.lost(event.key, event.reason)
             case events.TaskStarted():
                 self.runs.started(event.key, event.started_at)
             case events.TaskSubmitted():
@@ -129,6 +132,8 @@ class Node:
         waiting: list[HomeTask] = []
         for row in event.tasks:
             task = HomeTask(row.record, self.submissions.shared(row.spec), self.state.now.boot_s)
+            if not row.directory_here:
+                task.cannot_here = _no_directory(row.spec)
             self.home.adopt(task)
             if row.record.state is TaskState.QUEUED:
                 waiting.append(task)
@@ -164,7 +169,7 @@ class Node:
         for task in tasks:
             self.home.adopt(task)
             if not event.directory_here:
-                task.cannot_here = f"no directory {task.spec.directory.decode(errors='replace')} on this node"
+                task.cannot_here = _no_directory(task.spec)
             self._arrives(task)
 
     def _arrives(self, task: HomeTask) -> None:
@@ -349,3 +354,7 @@ class Node:
             self.handoff.ask(task)
         else:
             self.handoff.lease_ran_out(task)
+
+
+def _no_directory(spec: TaskSpec) -> str:
+    return f"no directory {spec.directory.decode(errors='replace')} on this node"

@@ -84,13 +84,20 @@ class Runs:
             self._forget_exit(key)
             return
         self._ledger.end(key)
-        exit_ = _limited(exit_, work.killed_because)
+        exit_ = _limited(exit_, work)
         if isinstance(work, HomeTask):
             self._home.ended_here(work, exit_)
         else:
             self._executor.ended(work, exit_)
         self.fill()
         self.completed(max(exit_.ended_at - exit_.started_at, 0.0))
+
+    def lost(self, key: str, reason: str) -> None:
+        """It has no process and will have none."""
+        work = self._works.get(key)
+        if work is not None:
+            self._died(key, work, reason)
+            self.fill()
 
     def stop(self, key: str) -> None:
         """A task past its time limit gets SIGTERM, later SIGKILL."""
@@ -112,6 +119,7 @@ class Runs:
             self._home.died_here(work, reason)
         else:
             self._executor.died(work, reason)
+        self._state.actions.append(ForgetTask(key, output=True))  # nobody will ask for what a lost attempt wrote
 
     def _forget_exit(self, key: str) -> None:
         self._state.actions.append(ForgetTask(key, output=False))
@@ -148,8 +156,11 @@ class Runs:
             self._forget_exit(key)
 
 
-def _limited(exit_: Exit, killed_because: str) -> Exit:
-    """A task that was ended for its time limit shows that, whatever the signal made of it."""
-    if killed_because != TIME_LIMIT:
+def _limited(exit_: Exit, work: HomeTask | Guest) -> Exit:
+    """A task that was ended for its time limit shows that, whatever the signal made of it; also if the agent that sent
+    the signal is not the one that sees the end."""
+    limit_s = work.spec.time_limit_s
+    is_over = limit_s > 0 and exit_.signal in (SIGTERM, SIGKILL) and exit_.ended_at - exit_.started_at >= limit_s
+    if work.killed_because != TIME_LIMIT and not is_over:
         return exit_
-    return msgspec.structs.replace(exit_, exit_code=TIME_LIMIT_EXIT_CODE, reason=killed_because)
+    return msgspec.structs.replace(exit_, exit_code=TIME_LIMIT_EXIT_CODE, reason=TIME_LIMIT)

@@ -49,6 +49,9 @@ class Submissions:
         """The first answer (what stood in its task's way then is not told again), if this token was used before.
         Raises BadRequest if it stood for something else."""
         known = self._tokens.get(event.token)
+        if known is None and event.before is not None:
+            digest, name, members = event.before
+            known = digest, {"id": name, "members": members or None}
         if known is None:
             return None
         digest, reply = known

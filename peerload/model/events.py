@@ -30,10 +30,12 @@ class Submission(msgspec.Struct, frozen=True):
 
 
 class TaskRow(msgspec.Struct, frozen=True):
-    """A task as the store had it at start: its durable record and what is to be run."""
+    """A task as the store had it at start: its durable record and what is to be run; directory_here: whether its
+    working directory exists on this node now."""
 
     record: TaskRecord
     spec: TaskSpec
+    directory_here: bool = True
 
 
 class AgentStarted(_Event, frozen=True):
@@ -55,7 +57,8 @@ class AgentStarted(_Event, frozen=True):
 
 
 class TaskSubmitted(_Event, frozen=True):
-    """A client asks to run a command. directory_here: the working directory exists on this node."""
+    """A client asks to run a command. directory_here: the working directory exists on this node; before: what the store
+    knows of an earlier submission with this token: (digest, id, members; 0 = a single task)."""
 
     request: int
     token: str
@@ -63,6 +66,7 @@ class TaskSubmitted(_Event, frozen=True):
     spec: TaskSpec
     indices: tuple[int, ...] = ()
     directory_here: bool = True
+    before: tuple[bytes, str, int] | None = None
 
 
 class CancelRequested(_Event, frozen=True):
@@ -134,6 +138,13 @@ class TaskEnded(_Event, frozen=True):
     exit: Exit
 
 
+class TaskLost(_Event, frozen=True):
+    """This attempt has no process and will have none: the launcher was told to start it after its lease had run out."""
+
+    key: str
+    reason: str
+
+
 class LauncherLost(_Event, frozen=True):
     """The launcher died; its tasks are being ended and a new one is on its way."""
 
@@ -183,6 +194,7 @@ Event = (
     | TimerExpired
     | TaskStarted
     | TaskEnded
+    | TaskLost
     | LauncherLost
     | LauncherReady
     | OutputArrived

@@ -238,7 +238,7 @@ def test_a_restart_adopts_what_is_there(found: str) -> None:
     expected = {
         "running": ["Renew to h", "timer renew 15"],
         "ended": ["persist result", "result to h", "timer result 1"],
-        "died": ["persist drop", "Died to h"],
+        "died": ["persist drop", "Died to h", "ForgetTask"],
         "result": ["result to h", "timer result 1"],
     }
     told = {"running": ["Renew to h"], "died": []}.get(found, ["result to h", "timer result 1"])

@@ -9,9 +9,10 @@ import pytest
 
 from peerload.core.membership import PeerState
 from peerload.model import events, messages
-from peerload.model.actions import Announce
+from peerload.model.actions import Announce, TaskChanged
 from peerload.model.load import LoadReport, Region
-from tests.core.given import ACCEPTS, RECEIVER, SENDER, Given, identity, spec
+from peerload.model.task import Exit, TaskRecord, TaskState
+from tests.core.given import ACCEPTS, RECEIVER, SENDER, WALL_S, Given, identity, spec
 
 
 def state(x: Given, peer: str) -> PeerState:
@@ -133,3 +134,28 @@ def _seconds_for(queued: int) -> float:
             x.end(key)
         best = min(best, time.process_time() - started)
     return best
+
+
+def test_an_attempt_that_came_too_late_for_its_lease_is_lost() -> None:
+    x = Given(peers=())
+    x.submit()
+    key = x.task().key
+    done = x.when(events.TaskLost(key, "its lease ran out before it could be started"))
+    assert "persist queued" in done
+    assert "spawn 2" in done
+    assert x.when(events.TaskLost("unknown-1", "too late")) == []
+
+
+def test_the_time_limit_shows_although_another_agent_sent_the_signal() -> None:
+    x = Given(peers=())
+    x.submit(spec(time_limit_s=3.0))
+    key = x.task().key
+    x.when(events.TaskEnded(key, Exit(143, signal=15, started_at=WALL_S, ended_at=WALL_S + 3.5)))
+    assert x.done(TaskChanged).record.exit.exit_code == 124
+
+
+def test_a_task_whose_directory_is_missing_at_the_restart_waits_for_another_node() -> None:
+    record = TaskRecord("x/1", b"u" * 16, TaskState.QUEUED, WALL_S)
+    x = Given(started=events.AgentStarted(tasks=(events.TaskRow(record, spec(), directory_here=False),), counter=1))
+    assert not any(shape.startswith("spawn") for shape in x.started)
+    assert x.task().stranded_because

@@ -21,6 +21,13 @@ def test_a_repeated_token_gives_the_same_id_and_another_command_is_refused() -> 
     assert x.submit(token="same", digest=b"other") == ["refuse BadRequest"]
 
 
+def test_a_token_that_only_the_store_remembers_gives_the_same_id() -> None:
+    x = Given(peers=())
+    assert x.submit(token="old", before=(b"digest", "x/7", 3)) == ["answer"]
+    assert (x.done(Answer).reply["id"], x.done(Answer).reply["members"]) == ("x/7", 3)
+    assert x.submit(token="old", digest=b"other", before=(b"digest", "x/7", 3)) == ["refuse BadRequest"]
+
+
 def test_a_full_queue_is_a_typed_refusal() -> None:
     x = Given(peers=(), config=CoreConfig(tasks_queued_max=1))
     x.submit()

@@ -333,6 +333,20 @@ def test_a_torn_tail_of_the_exit_log_is_ignored(bench: Bench, tail: bytes) -> No
     assert [key for key, _ in agent.listed()["ended"]] == ["a", "b"]
 
 
+def test_what_comes_after_its_lease_is_not_started(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    made = bench.directory / "made"
+    for number in range(20):
+        past_s = time.clock_gettime(time.CLOCK_BOOTTIME) - 1
+        agent.spawn(f"late{number}", b"touch", str(made).encode(), deadline_s=past_s)
+        assert agent.next() == {"is": "expired", "key": f"late{number}"}
+    agent.spawn("now", b"true")
+    agent.started("now")
+    agent.ended("now")
+    assert not made.exists()
+
+
 def test_a_lease_that_runs_out_freezes_and_a_later_one_thaws(bench: Bench) -> None:
     bench.launcher()
     agent = bench.agent()

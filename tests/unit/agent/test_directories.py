@@ -6,12 +6,17 @@ import asyncio
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from peerload.agent import directories
-from peerload.agent.directories import KEPT_MAX, LOOKS_MAX, SeenDirectories, is_directory_here
+from peerload.agent.directories import KEPT_MAX, LOOKS_MAX, SeenDirectories
+from peerload.model.errors import SlowDown
 from peerload.model.task import SCRATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize(
@@ -27,13 +32,13 @@ from peerload.model.task import SCRATCH
     ],
 )
 def test_what_is_a_directory_here(name: bytes, here: bool) -> None:
-    assert asyncio.run(is_directory_here(name)) is here
+    assert asyncio.run(SeenDirectories().look(name)) is here
 
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff")
     path.mkdir()
-    assert asyncio.run(is_directory_here(os.fsencode(path)))
+    assert asyncio.run(SeenDirectories().look(os.fsencode(path)))
 
 
 def test_it_is_remembered_while_it_was_there_lately(tmp_path: Path) -> None:
@@ -51,24 +56,54 @@ def test_it_is_remembered_while_it_was_there_lately(tmp_path: Path) -> None:
     assert len(seen._seen) <= KEPT_MAX
 
 
-def test_a_dead_mount_counts_as_missing_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(name="back")
+def fixture_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Looks hang until this is set; then the directories are there."""
     back = threading.Event()
+    monkeypatch.setattr(directories, "_may_enter", lambda _: back.wait(30))
+    yield back
+    back.set()
+    for thread in looks():
+        thread.join(10)
 
-    def hangs(directory: bytes) -> bool:
-        return back.wait(30)
+
+def looks() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "directory"]
+
+
+def test_a_burst_for_one_slow_directory_shares_one_look(back: threading.Event) -> None:
+    seen = SeenDirectories()
 
     async def story() -> None:
-        looks = [is_directory_here(b"/dead") for _ in range(LOOKS_MAX + 8)]
-        assert await asyncio.gather(*looks) == [False] * (LOOKS_MAX + 8)
-        assert sum(thread.name == "directory" for thread in threading.enumerate()) == LOOKS_MAX
-        assert await asyncio.to_thread(lambda: "other work") == "other work"
-
-    monkeypatch.setattr(directories, "_may_enter", hangs)
-    monkeypatch.setattr(directories, "CHECK_S_MAX", 0.05)
-    try:
-        asyncio.run(story())  # ends although the looks do not
-    finally:
+        asked = [asyncio.create_task(seen.look(b"/slow")) for _ in range(8 * LOOKS_MAX)]
+        asked[0].cancel()  # who goes away takes nothing from the others
+        await asyncio.sleep(0)
+        assert len(looks()) == 1
         back.set()
-        for thread in threading.enumerate():
-            if thread.name == "directory":
-                thread.join(10)
+        assert await asyncio.gather(*asked[1:]) == [True] * (8 * LOOKS_MAX - 1)
+        assert seen.seen_lately(b"/slow")
+
+    asyncio.run(story())
+
+
+def test_a_dead_mount_counts_as_missing_and_stops_nobody(
+    back: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "CHECK_S_MAX", 0.05)
+
+    async def story() -> None:
+        seen = SeenDirectories()
+        dead = [b"/dead/%d" % number for number in range(LOOKS_MAX)]
+        assert await asyncio.gather(*map(seen.look, dead)) == [False] * LOOKS_MAX
+        assert await seen.look(dead[0]) is False
+        with pytest.raises(SlowDown):  # of a directory nobody has looked at nothing is said
+            await seen.look(b"/")
+        assert await seen.look(SCRATCH)
+        assert len(looks()) == LOOKS_MAX
+        assert await asyncio.to_thread(lambda: "other work") == "other work"
+        back.set()
+        while len(looks()):
+            await asyncio.to_thread(looks()[0].join, 10)
+        assert await seen.look(b"/")
+
+    asyncio.run(story())  # ends although the looks do not

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peerload.agent.release import Release
 from peerload.model.actions import PutFloor, Row
+from peerload.model.errors import StoreError
 
 
 def row(number: int) -> PutFloor:
@@ -105,3 +107,25 @@ def test_any_order_of_turns_and_commits(steps: list[str]) -> None:
         disk.commit()
     assert (gone, release.held) == (list(range(wanted)), 0)
     assert disk.durable == kept
+
+
+def test_after_a_turn_that_could_not_be_kept_nothing_goes_out() -> None:
+    disk, gone = Disk(), list[str]()
+    release = Release(disk.persist)
+    release.keep((row(1),))
+    release.outward(lambda: gone.append("kept"))
+    release.flush()
+
+    def refuse(_rows: list[Row], _done: Callable[[], None]) -> None:
+        raise StoreError("the disk does not keep up")
+
+    release._persist = refuse
+    release.keep((row(2),))
+    release.outward(lambda: gone.append("lost"))
+    with pytest.raises(StoreError):
+        release.flush()
+    release.keep((row(3),))
+    release.outward(lambda: gone.append("decided on top of it"))
+    release.flush()
+    disk.commit()
+    assert (gone, disk.durable) == (["kept"], [row(1)])

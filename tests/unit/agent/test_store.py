@@ -143,6 +143,25 @@ def test_one_agent_a_directory(tmp_path: Path) -> None:
         pass
 
 
+def test_another_name_does_not_rename_the_tasks_of_a_node(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db"):
+        pass
+    with pytest.raises(StoreError, match="of node ws1, not of ws2") as caught:
+        Store(tmp_path / "db", "ws2").open()
+    assert "--node ws1" in caught.value.hint
+    with Opened(tmp_path / "db"):
+        pass
+
+
+def test_a_token_is_found_again_however_many_came_after_it(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(submission(1), put(1))
+        opened.keep(submission(2, (1, 2)), put(2, member=1), put(2, member=2))
+        assert opened.store.submission_of("token-1") == (b"d" * 32, "ws1/1", 0)
+        assert opened.store.submission_of("token-2") == (b"d" * 32, "ws1/2", 2)
+        assert opened.store.submission_of("token-3") is None
+
+
 def test_a_newer_schema_and_a_damaged_file_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with Opened(path):

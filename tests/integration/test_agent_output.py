@@ -1,0 +1,119 @@
+"""Output that never comes, or that its task has spoiled: streams end with their attempts, and nobody hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cluster import Agent, Cluster, ended
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FOLLOWED = 4
+SPOIL = "echo hi; file=$(readlink /proc/$$/fd/1); rm $file; mkdir $file; "
+"""A command that makes a directory of its captured stdout."""
+
+
+@pytest.fixture(scope="module")
+def agents() -> Iterator[list[Agent]]:
+    """n1 and n2, which know each other."""
+    with Cluster() as cluster:
+        yield cluster.linked(2, slots=6)
+
+
+def _sockets(agent: Agent) -> int:
+    """How many sockets an agent has open."""
+    count = 0
+    for entry in Path(f"/proc/{agent.pid}/fd").iterdir():
+        try:
+            count += str(entry.readlink()).startswith("socket:")
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return count
+
+
+def _until(gate: Path, before: str = "") -> tuple[str, ...]:
+    return "sh", "-c", f"{before}until [ -e {gate} ]; do sleep 0.05; done"
+
+
+def test_following_silent_tasks_elsewhere_leaves_no_stream_behind(agents: list[Agent]) -> None:
+    home, executor = agents
+    gate = home.directory / "silent"
+    tasks = [home.submit(*_until(gate), placement={"node": "n2"}) for _ in range(FOLLOWED)]
+    for task in tasks:
+        home.await_state(task, "running")
+    before = _sockets(executor)
+    followers = [home.spawn_cli("logs", "-f", task) for task in tasks]
+    try:
+        wait_until(lambda: _sockets(executor) >= before + FOLLOWED, what="the streams to be open")
+        gate.touch()
+        for follower in followers:
+            assert follower.wait(20) == 0
+        wait_until(lambda: _sockets(executor) <= before, what="the streams to be closed")
+    finally:
+        for follower in followers:
+            with ended(follower):
+                pass
+
+
+def test_a_stream_ends_with_an_attempt_that_died(agents: list[Agent]) -> None:
+    home, executor = agents
+    gate = home.directory / "died"
+    task = home.submit(*_until(gate, "echo so far; "), placement={"node": "n2"})
+    home.await_state(task, "running")
+    before = _sockets(executor)
+    with ended(home.spawn_cli("logs", "-f", task)) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == b"so far\n"
+        os.kill(executor.launcher_pid, signal.SIGKILL)
+        wait_until(lambda: home.show(task)["attempt"] == 2, what="the second attempt")
+        home.await_state(task, "running")
+        gate.touch()
+        assert follower.wait(20) == 0
+    assert home.wait(task)[task]["exit_code"] == 0
+    wait_until(lambda: _sockets(executor) <= before, what="the streams to be closed")
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_task_that_spoils_its_output_is_recorded_all_the_same(agents: list[Agent], node: str) -> None:
+    home = agents[0]
+    before = agents[int(node[1]) - 1].counters().get("outputs that cannot be read", 0)
+    done = home.cli("run", "-w", node, "sh", "-c", f"echo apart >&2; {SPOIL} exit 3")
+    assert done.returncode == 3
+    assert done.stderr.startswith(b"apart\n")
+    task = home.show("@")
+    assert (task["state"], task["node"], task["exit_code"]) == ("failed", node, 3)
+    assert "its stdout cannot be read" in task["reason"]
+    assert home.output(task["id"]) == (b"", b"apart\n")
+    assert agents[int(node[1]) - 1].counters()["outputs that cannot be read"] == before + 1
+
+
+def test_a_pipe_in_the_place_of_the_output_stops_nobody(agents: list[Agent]) -> None:
+    script = "file=$(readlink /proc/$$/fd/1); rm $file; mkfifo $file; sleep 0.3; exit 4"
+    assert agents[0].cli("run", "-w", "n2", "sh", "-c", script).returncode == 4
+    assert agents[0].cli("run", "-w", "n1", "sh", "-c", script).returncode == 4
+
+
+def test_a_task_that_ended_while_the_agent_was_away_is_looked_at_as_closely() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent()
+        gate, end = agent.directory / "gate", agent.directory / "end"
+        script = f"until [ -e {gate} ]; do sleep 0.05; done; {SPOIL} : > {end}; exit 5"
+        task = agent.submit("sh", "-c", script)
+        agent.await_state(task, "running")
+        launcher = agent.launcher_pid
+        agent.kill()
+        gate.touch()
+        exits = agent.state / "launcher" / "exits.log"
+        wait_until(lambda: end.exists() and exits.stat().st_size > 0, what="the task to end")
+        agent.start()
+        assert agent.launcher_pid == launcher
+        assert agent.wait(task)[task]["exit_code"] == 5
+        assert "its stdout cannot be read" in agent.show(task)["reason"]
+        assert agent.output(task) == (b"", b"")

@@ -1,0 +1,166 @@
+"""One client's connection: every request is answered, whatever becomes of it, in frames that the client takes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from peerload.agent.connection import PART_BYTES, Connection
+from peerload.client import Client
+from peerload.model.errors import AgentUnavailable, BadRequest, InvariantBroken, PeerloadError, StoreError
+from peerload.wire.frame import CONTROL_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.wire import control
+
+
+class Server:
+    """Serves `info` by what the test says."""
+
+    def __init__(self, serve: Callable[[Connection, int], None]) -> None:
+        self._serve = serve
+        self.broken: list[str] = []
+        self.connections: list[Connection] = []
+
+    def admit(self, connection: Connection) -> PeerloadError | None:
+        self.connections.append(connection)
+        return None
+
+    def gone(self, connection: Connection) -> None:
+        assert connection in self.connections
+
+    def count(self, name: str) -> None:
+        raise AssertionError(name)
+
+    def handle(self, connection: Connection, request: control.Request) -> None:
+        self._serve(connection, request.id)
+
+    def broke(self, why: str) -> None:
+        self.broken.append(why)
+
+
+def ask(serve: Callable[[Connection, int], None], ask_: Callable[[Client], Any]) -> tuple[Any, Server]:
+    """Have a client ask in a thread, over a real socket → what it got, and the server."""
+    directory = tempfile.mkdtemp(dir="/tmp", prefix="pl-")
+    server = Server(serve)
+
+    def client() -> Any:
+        with Client(f"{directory}/s", timeout_s=10.0) as client:
+            return ask_(client)
+
+    async def story() -> Any:
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_unix_server(lambda: Connection(server), f"{directory}/s")
+        try:
+            return await asyncio.to_thread(client)
+        finally:
+            listener.close()
+            for connection in server.connections:
+                connection.hang_up()
+
+    try:
+        return asyncio.run(story()), server
+    finally:
+        shutil.rmtree(directory)
+
+
+def refusal(client: Client) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        client.call("info")
+    return caught.value
+
+
+def raises(error: Exception) -> Callable[[Connection, int], None]:
+    async def work() -> None:
+        raise error
+
+    return lambda connection, number: connection.spawn(number, work())
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(StoreError("row 7 cannot be read"), "store"), (OSError(5, "I/O error"), "error")],
+)
+def test_an_error_of_the_work_is_the_answer(error: Exception, code: str) -> None:
+    told, server = ask(raises(error), refusal)
+    assert told.code == code
+    assert told.what == str(error)
+    assert not server.broken
+    assert [connection.pending for connection in server.connections] == [0]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), InvariantBroken("impossible")])
+def test_a_bug_is_answered_and_stops_the_agent(error: Exception) -> None:
+    told, server = ask(raises(error), refusal)
+    assert told.what == str(error)
+    assert len(server.broken) == 1
+
+
+def test_what_is_under_way_is_counted() -> None:
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    def serve(connection: Connection, number: int) -> None:
+        before = connection.pending
+        connection.spawn(number, forever())
+        connection.ok(number, {"pending": [before, connection.pending]})
+
+    told, _ = ask(serve, lambda client: client.call("info"))
+    assert told == {"pending": [0, 1]}
+
+
+def test_work_for_a_client_that_is_gone_at_once_is_dropped() -> None:
+    async def never() -> None:
+        raise AssertionError("started")
+
+    def serve(connection: Connection, number: int) -> None:
+        connection.spawn(number, never())
+        connection.connection_lost(None)
+        connection.hang_up()
+
+    def hears_nothing(client: Client) -> None:
+        with pytest.raises(AgentUnavailable):
+            client.call("info")
+
+    _, server = ask(serve, hears_nothing)
+    assert not server.broken
+
+
+@pytest.mark.parametrize("said_with_more", [True, False])
+def test_long_lists_come_in_parts_and_are_joined(said_with_more: bool) -> None:
+    one, two = ["x" * 1000 for _ in range(8000)], ["y" * 100 for _ in range(20_000)]
+    body: dict[str, Any] = {"one": one, "empty": [], "two": two, "truncated": True}
+
+    def serve(connection: Connection, number: int) -> None:
+        if said_with_more:
+            connection.more(number, body)
+        connection.ok(number, {} if said_with_more else body)
+
+    def frames(client: Client) -> list[int]:
+        parts = client.stream("info")
+        return [
+            sum(len(text) for texts in part.values() if isinstance(texts, list) for text in texts) for part in parts
+        ]
+
+    told, _ = ask(serve, lambda client: client.call("info"))
+    assert {key: told[key] for key in ("one", "two")} == {"one": one, "two": two}
+    assert said_with_more or told == body
+    sizes, _ = ask(serve, frames)
+    assert len(sizes) >= 9
+    assert max(sizes) <= PART_BYTES
+
+
+def test_an_answer_that_fits_no_frame_is_an_error_that_says_so() -> None:
+    async def work(connection: Connection, number: int) -> None:
+        connection.ok(number, {"tasks": ["small", "x" * (CONTROL_BYTES_MAX + 1)]})
+
+    told, server = ask(lambda connection, number: connection.spawn(number, work(connection, number)), refusal)
+    assert "too large" in told.what
+    assert told.hint
+    assert not server.broken

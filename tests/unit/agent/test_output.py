@@ -1,0 +1,186 @@
+"""Ends of attempts on their way to the inbox and to followers; output that its task has spoiled."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from peerload.agent import output as output_module
+from peerload.agent.daemon import Daemon
+from peerload.agent.output import Output
+from peerload.agent.perform import Performer
+from peerload.agent.spool import Spool
+from peerload.core.work import GuestPhase
+from peerload.model import events
+from peerload.model.actions import FetchOutput
+from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
+from peerload.model.task import Exit, execution_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+UID = b"\x01" * 16
+KEY = execution_key(UID, 1)
+NOBODY = 65534
+
+
+def _spool(state: Path) -> Spool:
+    return Spool(state)
+
+
+@contextlib.contextmanager
+def ordinary_user() -> Iterator[Path]:
+    """A state directory, and for this while no rights but those of an ordinary user."""
+    state = Path(tempfile.mkdtemp(dir="/tmp"))
+    is_root = os.geteuid() == 0
+    try:
+        if is_root:
+            os.chown(state, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        yield state
+    finally:
+        if is_root:
+            os.seteuid(0)
+        shutil.rmtree(state)
+
+
+def test_the_right_to_read_its_output_is_restored() -> None:
+    with ordinary_user() as state:
+        spool = _spool(state)
+        spool.keep(KEY, b"hi\n", b"")
+        exit_ = Exit(3, stdout_bytes=3)
+        spool.path(KEY, 1).chmod(0)
+        assert spool.settle([(KEY, exit_)]) == ((KEY, exit_),)
+        spool.path(KEY, 1).chmod(0)
+        assert spool.read_small(KEY, 3, 0) == (b"hi\n", b"")
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "link", "nothing"])
+def test_what_is_no_file_has_size_0_and_a_reason(tmp_path: Path, kind: str) -> None:
+    spool = _spool(tmp_path)
+    spool.keep(KEY, b"", b"err")
+    path = spool.path(KEY, 1)
+    if kind == "directory":
+        path.mkdir()
+        (path / "more").mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/etc/passwd")
+    ((_, exit_),) = spool.settle([(KEY, Exit(3, reason="before", stdout_bytes=4096, stderr_bytes=3))])
+    assert (exit_.exit_code, exit_.stdout_bytes, exit_.stderr_bytes) == (3, 0, 3)
+    assert exit_.reason.startswith("before; its stdout cannot be read: ")
+    assert spool.sizes(KEY) == (0, 3)
+    assert spool.read_small(KEY, 4096, 3) == (b"", b"err")
+    spool.drop(KEY)
+    assert not list(spool.directory.iterdir())
+
+
+class Links:
+    """A peer that sends these pieces and then nothing for ever."""
+
+    def __init__(self, *pieces: OutputChunk | OutputEnd) -> None:
+        self.pieces = pieces
+        self.open = 0
+
+    async def fetch_output(self, _node: str, _request: OutputRequest) -> AsyncIterator[OutputChunk | OutputEnd]:
+        """The pieces."""
+        self.open += 1
+        try:
+            for piece in self.pieces:
+                yield piece
+            await asyncio.Event().wait()
+        finally:
+            self.open -= 1
+
+
+def _output(spool: Spool, guests: dict[str, Any]) -> Output:
+    return Output(spool, cast("Any", SimpleNamespace(executor=SimpleNamespace(guests=guests))))
+
+
+def test_bringing_home_what_never_comes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_module, "SILENCE_S_MAX", 0.1)
+
+    async def story() -> None:
+        output = _output(_spool(tmp_path), {})
+        links = Links(OutputChunk(1, 0, b"part"))
+        output.links = cast("Any", links)
+        async with asyncio.timeout(10):
+            why = await output.bring_home(FetchOutput(KEY, "n1/1", UID, 1, "n2", 8, 0))
+        assert "nothing came for" in why
+        assert not links.open
+        links.pieces = (OutputChunk(1, 4, b"rest"), OutputEnd(8, 0))
+        assert await output.bring_home(FetchOutput(KEY, "n1/1", UID, 1, "n2", 8, 0)) == ""
+
+    asyncio.run(story())
+
+
+def test_serving_ends_when_the_guest_is_gone(tmp_path: Path) -> None:
+    async def story() -> None:
+        spool = _spool(tmp_path)
+        spool.keep(KEY, b"so far", b"")
+        guests = {KEY: SimpleNamespace(home="n2", exit=None, phase=GuestPhase.HERE)}
+        output = _output(spool, guests)
+        served = output.serve("n2", OutputRequest("n2/1", UID, 1, 0, 0, follow=True))
+        try:
+            async with asyncio.timeout(10):
+                assert await anext(served) == OutputChunk(1, 0, b"so far")
+                output.guests_left()  # it is still here
+                del guests[KEY]
+                output.guests_left()
+                assert [piece async for piece in served] == [OutputEnd(6, 0)]
+        finally:
+            assert spool.inotify is not None
+            spool.inotify.close()
+
+    asyncio.run(story())
+
+
+def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
+    put: list[object] = []
+
+    async def story() -> None:
+        all_told = asyncio.Event()
+
+        def take(event: object) -> None:
+            put.append(event)
+            if len(put) == len(told):
+                all_told.set()
+
+        spool = _spool(tmp_path)
+        spool.keep(KEY, b"hi", b"")
+        daemon = cast("Any", object.__new__(Daemon))
+        parts = SimpleNamespace(
+            spool=spool,
+            output=_output(spool, {}),
+            inbox=SimpleNamespace(put=take),
+            counters=collections.Counter(),
+        )
+        daemon.parts, daemon._early = parts, None
+        daemon.performer = Performer(cast("Any", parts))
+        for event in told:
+            daemon._from_launcher(event)
+        assert len(put) == 1
+        async with asyncio.timeout(10):
+            await all_told.wait()
+        await daemon.performer.close()
+
+    told = [
+        events.LauncherLost(),
+        events.LauncherReady(running=(("b-1", 1.0),), ended=((KEY, Exit(0, stdout_bytes=2)),)),
+        events.TaskEnded("b-1", Exit(0)),
+        events.LauncherLost(),
+        events.LauncherReady(),
+        events.TaskStarted("c-1", 2.0),
+    ]
+    asyncio.run(story())
+    assert put == told
