@@ -49,6 +49,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     decline_memory_s: Positive = 60.0
     """A decline for a lasting reason is remembered per node and reason for this long."""
     declines_remembered_max: Limit = 4096
+    retry_s_min: Positive = 0.25
+    """A receiver-side retry timer never waits less than this, however short tasks are."""
     retry_s_max: Positive = 2.0
     """A receiver-side retry timer never waits longer than this, however long tasks take."""
 
