@@ -92,7 +92,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     peer: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
     mqtt: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
     slots: Annotated[int, Meta(ge=0, le=65536)] | None = None
-    policy: str = "symmetric"
+    policy: str = "adaptive"
     label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     cluster: NodeName = "default"
     site: NodeName = "main"

@@ -21,7 +21,7 @@ from peerload.model.errors import ConfigError
 from peerload.policy.preset import KINDS, PolicySet
 
 GROUP = "peerload.policies"
-DEFAULT_PRESET = "symmetric"
+DEFAULT_PRESET = "adaptive"
 DEFAULTS = {
     "load": "tasks",
     "transfer": "single-threshold",
