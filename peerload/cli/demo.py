@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
         " the agents, show how they spread, count it up, and remove everything.",
     )
     reader.flag("--tasks", type=whole(1, TASKS_MAX), default=TASKS, metavar="N", help="how many (default: %(default)s)")
-    reader.flag("--policy", default="symmetric", metavar="NAME|FILE", help="the preset of policies (%(default)s)")
+    reader.flag("--policy", default="adaptive", metavar="NAME|FILE", help="the preset of policies (%(default)s)")
     reader.flag(
         "--broker", choices=("mosquitto", "amqtt"), help="which broker (default: Mosquitto where it is installed)"
     )

@@ -60,7 +60,8 @@ REFUSED_KEPT_MAX = 4096
 class Executor:
     """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task.
 
-    ``accepts(offer)`` is the transfer policy's word; ``report()`` this node's load for declines.
+    ``accepts(offer)`` is the transfer policy's word; ``report()`` this node's load for declines; ``arrived(guest)`` is
+    called when one has been committed and waits here.
     """
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
@@ -74,6 +75,7 @@ class Executor:
         self._renew_at_s = math.inf
         self.accepts: Callable[[Offer], bool]
         self.report: Callable[[], LoadReport]
+        self.arrived: Callable[[Guest], None] = lambda _guest: None
 
     # -- offer and commit ----------------------------------------------------------------------------------------------
 
@@ -152,6 +154,7 @@ class Executor:
                 self._queue.add(guest)
                 self._state.count("guests committed")
                 self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
+                self.arrived(guest)
                 return
             self._drop(guest)
         self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")

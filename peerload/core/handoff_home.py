@@ -60,7 +60,16 @@ class Handoff:
 
     # -- offering ------------------------------------------------------------------------------------------------------
 
-    def offer(self, task: HomeTask, node: str, *, voluntary: bool, only: bool = False, search: bool = True) -> None:
+    def offer(
+        self,
+        task: HomeTask,
+        node: str,
+        *,
+        voluntary: bool,
+        only: bool = False,
+        search: bool = True,
+        load_tasks_max: int = -1,
+    ) -> None:
         """Offer the next attempt to a node; the task keeps its place, withheld. ``search``: on a decline the sender's
         search goes on (False: a task given on request, whose loss triggers nothing)."""
         task.phase = HomePhase.OFFERED
@@ -82,6 +91,7 @@ class Handoff:
                 task.record.migrations + voluntary,
                 -1 if limit is None else limit,
                 only,
+                load_tasks_max,
             ),
         )
         self._state.set_timer_in(self._state.config.offer_timeout_s, "offer", task.uid.hex())

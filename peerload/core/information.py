@@ -1,7 +1,8 @@
 """What this node knows and tells of its own load: the load index, the marks, the region, the report, announcements.
 
 A load region is told when it has held for settle_s and the information policy says so, and besides at the policy's
-period, if it has one. The transfer policy is asked for its marks once an event.
+period, if it has one. It is also told again when another region was mentioned to somebody meanwhile, in a probe or a
+reply: who heard that would believe it until the next region. The transfer policy is asked for its marks once an event.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from peerload.core.admission import Ledger
     from peerload.core.membership import Membership
+    from peerload.core.memory import Memory
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
     from peerload.model.instant import Instant
@@ -31,16 +33,24 @@ class Information:
     stranded: the tasks of this home without a place, which count as movable."""
 
     def __init__(
-        self, state: CoreState, queue: WaitingQueue, ledger: Ledger, membership: Membership, stranded: Sized
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        ledger: Ledger,
+        membership: Membership,
+        memory: Memory,
+        stranded: Sized,
     ) -> None:
         self._state = state
         self._queue = queue
         self._ledger = ledger
         self._membership = membership
+        self._memory = memory
         self._stranded = stranded
         self._sequence = 0
         self._told: LoadReport | None = None
-        self._region = Region.UNDERLOADED
+        self._said: LoadReport | None = None
+        self._due: Region | None = None
         self._marks = MARKS_AT_FIRST
         self._marks_at: Instant | None = None
         self.cpus_busy = 0.0
@@ -48,30 +58,20 @@ class Information:
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
-    def view(self, peers: tuple[str, ...] = ()) -> View:
-        """What a policy sees of this node, and the peers in question."""
-        policies = self._state.policies
-        view = View(
-            self._state.node,
-            self._ledger,
-            self._membership,
-            self.cpus_busy,
-            peers,
-            reports_guide_probing=policies.information.reports_guide_probing,
-        )
-        try:
-            view.load = policies.load.load(view)
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
-            view.load = view.load_tasks / max(view.slots, 1)
-        view.marks = self._marks if self._marks_at is self._state.now else self._ask_marks(view)
+    def view(self, peers: tuple[str, ...] | None = None, uncounted: int = 0) -> View:
+        """What a policy sees of this node, and the peers in question (None: all). n leaves ``uncounted`` tasks out."""
+        view = self._view(peers, uncounted)
+        view.marks = self.marks()
         return view
+
+    def _view(self, peers: tuple[str, ...] | None, uncounted: int) -> View:
+        return View(self._state, self._ledger, self._membership, self._memory, self.cpus_busy, peers, uncounted)
 
     def marks(self) -> Marks:
         """The transfer policy's marks; asked for once an event."""
-        return self._marks if self._marks_at is self._state.now else self.view().marks
-
-    def _ask_marks(self, view: View) -> Marks:
+        if self._marks_at is self._state.now:
+            return self._marks
+        view = self._view(None, 0)
         view.marks = self._marks
         try:
             self._marks = self._state.policies.transfer.marks(view)
@@ -86,7 +86,7 @@ class Information:
         n, slots, marks = view.load_tasks, view.slots, view.marks
         self._sequence += 1
         movable = len(self._queue) + len(self._stranded)
-        return LoadReport(
+        report = LoadReport(
             load_tasks=n,
             slots=slots,
             running=len(self._ledger.running),
@@ -101,6 +101,9 @@ class Information:
             incarnation=self._state.identity.incarnation,
             sequence=self._sequence,
         )
+        if self._told is not None and report.region is not self._told.region:
+            self._said = report
+        return report
 
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
@@ -110,18 +113,21 @@ class Information:
         self._marks_at = None
         if self._told is None:
             self.tell()
-        elif region is not self._region:
-            self._region = region
-            if region is self._told.region:
+        elif region is self._told.region and self._said is None:
+            if self._due is not None:
+                self._due = None
                 self._state.clear_timer("region")
-            else:
-                self._state.set_timer_in(self._state.config.settle_s, "region")
+        elif self._due is not region:
+            self._due = region
+            self._state.set_timer_in(self._state.config.settle_s, "region")
 
     def region_held(self) -> None:
         """The region has held for settle_s: told, if the information policy says so."""
+        said = self._said
         now = self.report()
+        known = said if said is not None and said.region is not now.region else self._told
         try:
-            tells = self._told is None or self._state.policies.information.tells(self._told, now)
+            tells = known is None or self._state.policies.information.tells(known, now)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             tells = False
@@ -136,7 +142,7 @@ class Information:
         """Announce this node's load to everybody."""
         report = report or self.report()
         self._told = report
-        self._region = report.region
+        self._said = self._due = None
         self._state.count("announcements")
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s

@@ -65,6 +65,7 @@ class Node:
         self.handoff.declined = self.sharing.sender.offer_declined
         self.executor.accepts = self.sharing.sender.accepts_offer
         self.executor.report = self.sharing.report
+        self.executor.arrived = self.sharing.sender.guest_arrived
 
     def handle(self, now: Instant, event: events.Event) -> list[Action]:
         """What is to be done because of this event, in order. Raises InvariantBroken only for a bug of ours."""
@@ -235,7 +236,7 @@ class Node:
             if task is not None:
                 self.handoff.commit_never_left(task, message.attempt)
 
-    def _message(self, event: events.MessageReceived) -> None:  # noqa: PLR0912 C901 -- one line a message
+    def _message(self, event: events.MessageReceived) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line a message
         src = event.src
         self.membership.heard(src)
         message: Any = event.message
@@ -248,6 +249,8 @@ class Node:
                 self.sharing.receiver.give_requested(src, message)
             case messages.GiveReply():
                 self.sharing.receiver.give_replied(src, message)
+            case messages.Footprint():
+                self.sharing.footprint_received(src, message)
             case messages.Offer():
                 self.executor.offer_received(src, message, directory_here=event.directory_here)
             case messages.Accept():
@@ -306,8 +309,9 @@ class Node:
         runs_here = not task.cannot_here and not why_never(self.state.profile, spec.request, spec.placement, here)
         if runs_here and to == here:
             self.state.count("tasks taken home")
+            self.sharing.receiver.taken_home(message.uid)
         elif runs_here and self.membership.is_usable(to) and self.home.may_migrate(task):
-            self.handoff.offer(task, to, voluntary=True, search=True)
+            self.sharing.sender.forward(task, to)
         else:
             self._requeued(task, message.reason)
 

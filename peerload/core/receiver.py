@@ -16,6 +16,7 @@ from peerload.core.view import Movable
 from peerload.core.work import Guest, GuestPhase, HomePhase, HomeTask
 from peerload.model.messages import GiveReply, GiveRequest, Need
 from peerload.model.task import task_home
+from peerload.policy.api import ANY_LOAD
 from peerload.policy.api import Probe as ProbeStep
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from peerload.core.home import Home
     from peerload.core.information import Information
     from peerload.core.membership import Membership
+    from peerload.core.memory import Memory
     from peerload.core.queue import WaitingQueue
     from peerload.core.search import Search, Searches
     from peerload.core.sender import Sender
@@ -41,6 +43,7 @@ class Receiver:
         queue: WaitingQueue,
         ledger: Ledger,
         membership: Membership,
+        memory: Memory,
         home: Home,
         handoff: Handoff,
         executor: Executor,
@@ -52,6 +55,7 @@ class Receiver:
         self._queue = queue
         self._ledger = ledger
         self._membership = membership
+        self._memory = memory
         self._home = home
         self._handoff = handoff
         self._executor = executor
@@ -82,10 +86,10 @@ class Receiver:
             self._ask(search, first)
         else:
             self.step(search)
-        self._arm_retry()
 
     def _receives_below(self) -> float:
-        return self._information.marks().receive_below * self._ledger.profile.slots
+        marks = self._information.marks()
+        return marks.receive_below * self._ledger.profile.slots + marks.prefetch
 
     def step(self, search: Search) -> None:
         """Ask the policy whom to ask next, and do it."""
@@ -103,12 +107,18 @@ class Receiver:
             if nodes:
                 self._ask(search, nodes[0])
                 return
+        if self._memory.is_on:
+            self._searches.leave_footprints(search)
         self._end(search)
 
     def _ask(self, search: Search, node: str) -> None:
         self._searches.asked(search, node)
         self._state.count("receiver probes")
-        self._state.send(node, GiveRequest(search.id, self._information.report(), self._state.profile))
+        if self._memory.take_busy(node):
+            search.remembered.add(node)
+        report, profile = self._information.report(), self._state.profile
+        ahead = report.load_tasks >= self._information.marks().receive_below * profile.slots
+        self._state.send(node, GiveRequest(search.id, report, profile, ahead=ahead))
         self._searches.wait(search)
 
     def give_replied(self, src: str, reply: GiveReply) -> None:
@@ -124,9 +134,21 @@ class Receiver:
             return
         self._searches.decide(search, reply.task, f"{src} gives it")
         self._end(search)
-        if reply.uid not in self._executor.by_uid:
+        if not self._has_come(reply.uid):
             self._ledger.expect(reply.uid, Need().request)
             self._state.set_timer_in(self._state.config.inbound_s, "inbound", reply.uid.hex())
+
+    def _has_come(self, uid: bytes) -> bool:
+        """It was faster than the word that it would come, which may travel by another way; it may be over, even."""
+        task = self._home.tasks.get(uid)
+        if task is not None:
+            return task.phase is not HomePhase.AWAY
+        return uid in self._executor.by_uid or uid in self._executor.floors
+
+    def taken_home(self, uid: bytes) -> None:
+        """A promised task of this home has come back: it waits here and is on its way no more."""
+        if self._ledger.expect_no_more(uid):
+            self._state.clear_timer("inbound", uid.hex())
 
     def inbound_timed_out(self, uid: bytes) -> None:
         """A promised task did not come."""
@@ -134,20 +156,24 @@ class Receiver:
         if guest is None or guest.phase is not GuestPhase.RESERVED:
             self._ledger.expect_no_more(uid)
 
-    def _arm_retry(self) -> None:
+    def settle(self) -> None:
+        """After every event: while this node is below its mark it asks again, at the policy's rate, by chance (so that
+        idle nodes do not ask in step), at least every retry_s_max and not more often than retry_s_min."""
         rate = self._state.policies.receiver.retry_rate
-        if not rate or self._retrying:
+        if not rate or self._retrying or self._ledger.load_tasks >= self._receives_below():
             return
+        if self._state.profile.drained or not self._membership.has_any():
+            return
+        config = self._state.config
         mean_s = sum(self._durations) / len(self._durations) if self._durations else 1.0
+        pause_s = mean_s / rate * self._state.rng.expovariate(1.0)
         self._retrying = True
-        self._state.set_timer_in(min(mean_s / rate, self._state.config.retry_s_max), "retry")
+        self._state.set_timer_in(min(max(pause_s, config.retry_s_min), config.retry_s_max), "retry")
 
     def retry(self) -> None:
-        """Extra receiver searches while this node is below its mark."""
+        """An extra search, if this node is still below its mark."""
         self._retrying = False
         self.pull(probes_max=self._state.policies.receiver.retry_probes)
-        if self._ledger.load_tasks < self._receives_below():
-            self._arm_retry()
 
     def _end(self, search: Search) -> None:
         if self._searches.close(search):
@@ -166,7 +192,8 @@ class Receiver:
         self._state.send(src, GiveReply(request.search, self._information.report(), work.task, work.uid))
         if isinstance(work, HomeTask):
             self._sender.drop_search(work)
-            self._handoff.offer(work, src, voluntary=not work.stranded_because, search=False)
+            voluntary = not work.stranded_because
+            self._handoff.offer(work, src, voluntary=voluntary, search=False, load_tasks_max=ANY_LOAD)
         elif isinstance(work, Guest):
             self._executor.give_back(work, f"{src} has room", to=src)
 
@@ -179,6 +206,8 @@ class Receiver:
         give_above = self._information.marks().give_above * self._ledger.profile.slots
         if self._ledger.load_tasks <= give_above or request.profile.node != src:
             return None
+        if request.ahead and not self._evens_out(request):
+            return None
         movable = Movable(self._queue, lambda work: self._may_go(work, src, request), self._state.now.boot_s)
         try:
             chosen = self._state.policies.selection.select(movable)
@@ -186,6 +215,11 @@ class Receiver:
             self._state.count("policy errors")
             return None
         return movable.works.get(chosen.task) if chosen is not None else None
+
+    def _evens_out(self, request: GiveRequest) -> bool:
+        """A task that would only wait there instead of here stays, unless there are more here even then."""
+        there, slots_there = request.report.load_tasks + 1, max(request.profile.slots, 1)
+        return there * self._ledger.profile.slots <= (self._ledger.load_tasks - 1) * slots_there
 
     def _may_go(self, work: Work, to: str, request: GiveRequest) -> bool:
         spec = work.spec
@@ -201,6 +235,6 @@ class Receiver:
             isinstance(work, Guest)
             and work.phase is GuestPhase.WAITING
             and work.may_move
-            and to != work.home
+            and (to != work.home or work.migrations > 0)  # 0: its home could not run it itself
             and self._membership.is_usable(work.home)
         )

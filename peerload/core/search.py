@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model.actions import Decided
+from peerload.model.messages import Footprint
 from peerload.policy.api import Reply
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ STEPS_MAX = 256
 class Search:
     """One search. task: what a sender looks for a place for, None for a receiver's; probes_max: how many nodes a
     receiver may ask (None: as the policy says); pending: who was asked and has not answered; offered: who was offered
-    the task; inputs: what the decision rests on, as (node, load, age in s)."""
+    the task; remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
+    in s)."""
 
-    __slots__ = ("id", "inputs", "offered", "pending", "probes_max", "replies", "steps", "task")
+    __slots__ = ("id", "inputs", "offered", "pending", "probes_max", "remembered", "replies", "steps", "task")
 
     def __init__(self, search_id: int, task: HomeTask | None, probes_max: int | None = None) -> None:
         self.id = search_id
@@ -35,11 +37,12 @@ class Search:
         self.pending: dict[str, float] = {}
         self.inputs: list[tuple[str, float, float]] = []
         self.offered: set[str] = set()
+        self.remembered: set[str] = set()
         self.steps = 0
 
     def add(self, node: str, *, accepts: bool, report: LoadReport | None = None) -> None:
         """An answer, or that there was none."""
-        self.replies.append(Reply(node, accepts, report))
+        self.replies.append(Reply(node, accepts, report, node in self.remembered))
         self.inputs.append((node, report.load if report is not None else -1.0, 0.0))
 
 
@@ -110,6 +113,13 @@ class Searches:
         self._state.actions.append(
             Decided(task.task if task is not None else "", policy, tuple(search.inputs), choice, reason)
         )
+
+    def leave_footprints(self, search: Search) -> None:
+        """It was in vain: those asked at random may remember that."""
+        answered = (reply.node for reply in search.replies if reply.report is not None and not reply.remembered)
+        for node in dict.fromkeys(answered):
+            self._state.send(node, Footprint(has_room=search.task is None))
+            self._state.count("footprints left")
 
     def close(self, search: Search) -> bool:
         """It is over; False if it was before."""

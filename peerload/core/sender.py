@@ -17,18 +17,20 @@ from peerload.core.view import task_view
 from peerload.core.work import HomePhase
 from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.model.task import task_home
-from peerload.policy.api import Keep, Transfer
+from peerload.policy.api import ANY_LOAD, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
 
 if TYPE_CHECKING:
     from peerload.core.admission import Ledger
+    from peerload.core.handoff_executor import Executor
     from peerload.core.handoff_home import Handoff
     from peerload.core.home import Home
     from peerload.core.information import Information
     from peerload.core.membership import Membership
+    from peerload.core.memory import Memory
     from peerload.core.search import Search, Searches
     from peerload.core.state import CoreState
-    from peerload.core.work import HomeTask
+    from peerload.core.work import Guest, HomeTask
     from peerload.model.messages import Offer
 
 STRANDED_ASKED_MAX = 64
@@ -43,8 +45,10 @@ class Sender:
         state: CoreState,
         ledger: Ledger,
         membership: Membership,
+        memory: Memory,
         home: Home,
         handoff: Handoff,
+        executor: Executor,
         information: Information,
         searches: Searches,
         stranded: dict[bytes, HomeTask],
@@ -52,8 +56,10 @@ class Sender:
         self._state = state
         self._ledger = ledger
         self._membership = membership
+        self._memory = memory
         self._home = home
         self._handoff = handoff
+        self._executor = executor
         self._information = information
         self._searches = searches
         self._turns: deque[HomeTask] = deque()
@@ -158,16 +164,24 @@ class Sender:
         if isinstance(step, Transfer) and step.to in peers:
             search.offered.add(step.to)
             is_stranded = bool(task.stranded_because)
-            self._handoff.offer(task, step.to, voluntary=not is_stranded, only=is_stranded and len(peers) == 1)
+            self._handoff.offer(
+                task,
+                step.to,
+                voluntary=not is_stranded,
+                only=is_stranded and len(peers) == 1,
+                load_tasks_max=step.load_tasks_max,
+            )
         elif isinstance(step, ProbeStep) and (nodes := self._searches.askable(search, step, peers)):
             self._probe(search, task, nodes)
         else:
             reason = step.reason if isinstance(step, Keep) else f"the policy named nobody who could run it: {step}"
             self._searches.decide(search, "stay", reason)
+            if self._memory.is_on:
+                self._searches.leave_footprints(search)
             self._end(search)
 
     def _ask_policy(self, search: Search, task: HomeTask, peers: tuple[str, ...]) -> ProbeStep | Transfer | Keep:
-        view = self._information.view(peers)
+        view = self._information.view(peers, uncounted=0 if task.stranded_because else 1)
         shown = task_view(task, task.record.migrations, self._state.now.boot_s)
         search.steps += 1
         try:
@@ -194,6 +208,8 @@ class Sender:
         report = self._information.report()
         for node in nodes:
             self._searches.asked(search, node)
+            if self._memory.take_idle(node):
+                search.remembered.add(node)
             self._state.send(node, Probe(search.id, need, report))
         self._state.count("sender probes", len(nodes))
         self._searches.wait(search)
@@ -242,6 +258,34 @@ class Sender:
         if search.task is not None and search.task.search == search.id:
             search.task.search = None
 
+    # -- tasks that were placed and move on ----------------------------------------------------------------------------
+
+    def _passes_on(self) -> bool:
+        return bool(getattr(self._state.policies.sender, "passes_on", False))
+
+    def guest_arrived(self, guest: Guest) -> None:
+        """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
+        if not self._passes_on() or not guest.may_move:
+            return
+        marks = self._information.marks()
+        if self._ledger.load_tasks - 1 < marks.send_at * self._ledger.profile.slots:
+            return
+        view = self._information.view(self._membership.eligible(Need(guest.spec.request), guest.home), uncounted=1)
+        shown = task_view(guest, guest.migrations, self._state.now.boot_s)
+        try:
+            step = self._state.policies.sender.locate(view, shown, (), self._state.rng)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            return
+        if isinstance(step, Transfer) and step.to in view.peers and step.to != guest.home:
+            self._state.count("tasks passed on")
+            self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)
+
+    def forward(self, task: HomeTask, to: str) -> None:
+        """A task of this home has come back with the name of a better node, which has asked for it or is to take it as it
+        is: offered there at once."""
+        self._handoff.offer(task, to, voluntary=True, search=True, load_tasks_max=ANY_LOAD)
+
     # -- a node that is asked ------------------------------------------------------------------------------------------
 
     def probe_received(self, src: str, probe: Probe) -> None:
@@ -252,12 +296,15 @@ class Sender:
 
     def accepts_offer(self, offer: Offer) -> bool:
         """The same question, asked when it counts."""
-        return self._would_accept(task_home(offer.task), Need(offer.spec.request, offer.spec.placement))
+        home, need = task_home(offer.task), Need(offer.spec.request, offer.spec.placement)
+        return self._would_accept(home, need, offer.load_tasks_max)
 
-    def _would_accept(self, home: str, need: Need) -> bool:
+    def _would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
         profile = self._state.profile
         if profile.drained or why_never(profile, need.request, need.placement, home):
             return False
+        if self._ledger.load_tasks <= load_tasks_max:
+            return True
         marks = self._information.marks()
         if self._ledger.load_tasks >= marks.accept_below * profile.slots:
             return False

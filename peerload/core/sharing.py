@@ -4,6 +4,7 @@
     sender.py        a home looks for a place for a task, and the answers of the nodes it asks
     receiver.py      a node with room asks for work, and gives its own to others
     search.py        what the searches of both have in common
+    memory.py        whom they may ask first
 
 Policies propose; these own the time-outs, the bounds, the migration limit and the rules for live systems
 (docs/policies.md, "live rules"). Whatever a policy does wrong counts as "keep the task here".
@@ -14,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.information import Information
+from peerload.core.memory import Memory
 from peerload.core.receiver import Receiver
 from peerload.core.search import Searches
 from peerload.core.sender import Sender
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.work import HomeTask
     from peerload.model.load import LoadReport
+    from peerload.model.messages import Footprint
 
 
 class Sharing:
@@ -46,15 +49,28 @@ class Sharing:
     ) -> None:
         self._state = state
         self._membership = membership
+        self._memory = Memory(is_on=state.policies.memory)
         self._searches = Searches(state)
         self.stranded: dict[bytes, HomeTask] = {}
-        self.information = Information(state, queue, ledger, membership, self.stranded)
-        self.sender = Sender(state, ledger, membership, home, handoff, self.information, self._searches, self.stranded)
+        self.information = Information(state, queue, ledger, membership, self._memory, self.stranded)
+        self.sender = Sender(
+            state,
+            ledger,
+            membership,
+            self._memory,
+            home,
+            handoff,
+            executor,
+            self.information,
+            self._searches,
+            self.stranded,
+        )
         self.receiver = Receiver(
             state,
             queue,
             ledger,
             membership,
+            self._memory,
             home,
             handoff,
             executor,
@@ -70,6 +86,7 @@ class Sharing:
     def settle(self) -> None:
         """After every event: whose turn has come, and has the load region changed?"""
         self.sender.take_turns()
+        self.receiver.settle()
         self.information.settle()
 
     def probe_timed_out(self, search_id: int) -> None:
@@ -82,6 +99,13 @@ class Sharing:
         else:
             self.sender.step(search, search.task)
 
+    def footprint_received(self, src: str, footprint: Footprint) -> None:
+        """A search of that node was in vain, here and elsewhere."""
+        if footprint.has_room:
+            self._memory.is_idle(src)
+        else:
+            self._memory.is_busy(src)
+
     def report_received(self, src: str, report: LoadReport) -> None:
         """A peer's load: kept, and acted upon."""
         if self._membership.heard_report(src, report):
@@ -89,7 +113,10 @@ class Sharing:
 
     def report_met(self, src: str, report: LoadReport) -> None:
         """A new report: its node may have work for this one, or room for a stranded task."""
-        has_work = report.gives or (report.region is Region.OVERLOADED and report.movable > 0)
+        is_overloaded = report.region is Region.OVERLOADED and report.movable > 0
+        if is_overloaded:
+            self._memory.is_busy(src)
+        has_work = report.gives or is_overloaded
         if has_work and self._state.policies.names["location.receiver"] != "none":
             self.receiver.pull(first=src)
         if report.accepts:

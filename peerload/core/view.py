@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.model.messages import Need
 from peerload.policy.api import TaskView
 
 if TYPE_CHECKING:
@@ -11,40 +12,72 @@ if TYPE_CHECKING:
 
     from peerload.core.admission import Ledger
     from peerload.core.membership import Membership
+    from peerload.core.memory import Memory
     from peerload.core.queue import WaitingQueue
+    from peerload.core.state import CoreState
     from peerload.core.work import Work
     from peerload.model.load import Marks
     from peerload.policy.api import KnownReport
+
+ANYTHING = Need()
+"""The need that every node with slots can meet."""
 
 
 class View:
     """`policy.api.NodeView` over the machines of one node; made anew for each question, it copies nothing."""
 
-    __slots__ = ("_ledger", "_membership", "cpus_busy", "load", "marks", "node", "peers", "reports_guide_probing")
+    __slots__ = ("_ledger", "_membership", "_memory", "_peers", "_state", "_uncounted", "cpus_busy", "marks")
 
     def __init__(
         self,
-        node: str,
+        state: CoreState,
         ledger: Ledger,
         membership: Membership,
+        memory: Memory,
         cpus_busy: float,
-        peers: Sequence[str] = (),
-        *,
-        reports_guide_probing: bool = False,
+        peers: Sequence[str] | None,
+        uncounted: int,
     ) -> None:
-        self.node = node
+        """peers: None = all that are usable; uncounted: tasks that n leaves out."""
+        self._state = state
         self._ledger = ledger
         self._membership = membership
+        self._memory = memory
+        self._peers = peers
+        self._uncounted = uncounted
         self.cpus_busy = cpus_busy
-        self.peers = peers
-        self.reports_guide_probing = reports_guide_probing
-        self.load: float
         self.marks: Marks
+
+    @property
+    def node(self) -> str:
+        """This node's name."""
+        return self._state.node
+
+    @property
+    def peers(self) -> Sequence[str]:
+        """Whom it is about."""
+        if self._peers is None:
+            self._peers = self._membership.eligible(ANYTHING, "")
+        return self._peers
+
+    @property
+    def reports_guide_probing(self) -> bool:
+        """The information policy's word."""
+        return self._state.policies.information.reports_guide_probing
+
+    @property
+    def load(self) -> float:
+        """The load policy's word."""
+        try:
+            return self._state.policies.load.load(self)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            return self.load_tasks / max(self.slots, 1)
 
     @property
     def load_tasks(self) -> int:
         """n."""
-        return self._ledger.load_tasks
+        return max(self._ledger.load_tasks - self._uncounted, 0)
 
     @property
     def slots(self) -> int:
@@ -63,13 +96,13 @@ class View:
 
     @property
     def idle_list(self) -> Sequence[str]:
-        """Empty: no shipped preset has memory yet."""
-        return ()
+        """Empty where the preset has no memory."""
+        return self._memory.idle
 
     @property
     def busy_list(self) -> Sequence[str]:
-        """Empty: no shipped preset has memory yet."""
-        return ()
+        """Empty where the preset has no memory."""
+        return self._memory.busy
 
     def report(self, node: str) -> KnownReport | None:
         """The newest unexpired report of a peer."""

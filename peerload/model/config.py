@@ -49,6 +49,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     decline_memory_s: Positive = 60.0
     """A decline for a lasting reason is remembered per node and reason for this long."""
     declines_remembered_max: Limit = 4096
+    retry_s_min: Positive = 0.25
+    """A receiver-side retry timer never waits less than this, however short tasks are."""
     retry_s_max: Positive = 2.0
     """A receiver-side retry timer never waits longer than this, however long tasks take."""
 
@@ -90,7 +92,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     peer: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
     mqtt: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
     slots: Annotated[int, Meta(ge=0, le=65536)] | None = None
-    policy: str = "symmetric"
+    policy: str = "adaptive"
     label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     cluster: NodeName = "default"
     site: NodeName = "main"

@@ -47,10 +47,12 @@ class Marks(msgspec.Struct, frozen=True):
     """The four marks of a transfer policy, in tasks per slot.
 
     On a node with c slots and n tasks: it *sends* an arriving task if n ≥ send_at·c, *accepts* one if
-    n < accept_below·c, *asks* for one if n < receive_below·c, *gives* one if n > give_above·c.
+    n < accept_below·c, *asks* for one if n < receive_below·c, *gives* one if n > give_above·c. prefetch: it asks for so
+    many tasks more, but only of nodes that have more than itself even then.
     """
 
     send_at: float
     accept_below: float
     receive_below: float
     give_above: float
+    prefetch: float = 0.0

@@ -121,11 +121,19 @@ class ProbeReply(_Message, frozen=True, tag="probe-reply"):
 
 
 class GiveRequest(_Message, frozen=True, tag="give-request"):
-    """I have room: give me a waiting task. ``profile`` lets the asked node choose one that the asker can run."""
+    """I have room: give me a waiting task. ``profile`` lets the asked node choose one that the asker can run.
+    ahead: it is not needed yet, so give it only if you have more tasks than I would have then."""
 
     search: Search
     report: LoadReport
     profile: Profile
+    ahead: bool = False
+
+
+class Footprint(_Message, frozen=True, tag="footprint"):
+    """My search found nothing, and you were asked in it at random: remember that I have room (or else work)."""
+
+    has_room: bool
 
 
 class GiveReply(_Message, frozen=True, tag="give-reply"):
@@ -143,7 +151,8 @@ class GiveReply(_Message, frozen=True, tag="give-reply"):
 class Offer(_Message, frozen=True, tag="offer"):
     """home → x: would you run attempt n? The answer reserves room for 10 s.
 
-    migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue."""
+    migrations_max: -1 = no limit; only: no other node could ever run it, so that it may wait in x's queue;
+    load_tasks_max: with n at most this x accepts whatever its marks say (-1: its marks alone decide)."""
 
     task: TaskId
     uid: Uid
@@ -153,6 +162,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     migrations: Annotated[int, Meta(ge=0, le=1000)] = 0
     migrations_max: Annotated[int, Meta(ge=-1, le=1000)] = -1
     only: bool = False
+    load_tasks_max: Annotated[int, Meta(ge=-1, le=1 << 40)] = -1
 
 
 class Accept(_Message, frozen=True, tag="accept"):
@@ -333,7 +343,7 @@ class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
 
 
 Membership = Hello | Ping | Pong | Leaving | WrongBoot
-Advice = State | Probe | ProbeReply | GiveRequest | GiveReply
+Advice = State | Probe | ProbeReply | GiveRequest | GiveReply | Footprint
 Ownership = (
     Offer
     | Accept
@@ -353,7 +363,7 @@ Ownership = (
 Output = OutputRequest | OutputChunk | OutputEnd
 Message = Membership | Advice | Ownership | Output
 
-ADVICE: tuple[type, ...] = (State, Probe, ProbeReply, GiveRequest, GiveReply)
+ADVICE: tuple[type, ...] = (State, Probe, ProbeReply, GiveRequest, GiveReply, Footprint)
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -31,11 +31,13 @@ class KnownReport(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """What one peer answered in this search. No answer in time counts as ``accepts=False`` with no report."""
+    """What one peer answered in this search. No answer in time counts as ``accepts=False`` with no report, and so does
+    an offer that was declined. remembered: it was asked because memory named it, which costs no probe of the search."""
 
     node: str
     accepts: bool
     report: LoadReport | None = None
+    remembered: bool = False
 
 
 class TaskView(msgspec.Struct, frozen=True, gc=False):
@@ -75,7 +77,9 @@ class LoadView(Protocol):
 
 
 class NodeView(LoadView, Protocol):
-    """What a location policy sees: this node's load, and the peers that could ever run the task in question."""
+    """What a location policy sees: this node's load, and the peers that could ever run the task in question.
+
+    A sender's search does not count the task itself in n. A transfer policy sees all usable peers."""
 
     @property
     def node(self) -> str:
@@ -118,10 +122,18 @@ class Probe(msgspec.Struct, frozen=True, gc=False):
     nodes: tuple[str, ...]
 
 
+ANY_LOAD = 1 << 40
+"""More tasks than any node has."""
+
+
 class Transfer(msgspec.Struct, frozen=True, gc=False):
-    """Offer the task to this node; a decline comes back as a Reply and costs no probe."""
+    """Offer the task to this node; a decline comes back as a Reply and costs no probe.
+
+    load_tasks_max: with n at most this it accepts whatever its marks say (ANY_LOAD: always); -1: its marks alone
+    decide."""
 
     to: str
+    load_tasks_max: int = -1
 
 
 class Keep(msgspec.Struct, frozen=True, gc=False):
@@ -196,7 +208,10 @@ class SenderPolicy(Protocol):
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Transfer | Keep:
-        """The next step of a search; ``replies`` holds every answer so far, in order."""
+        """The next step of a search; ``replies`` holds every answer so far, in order.
+
+        A policy with ``passes_on = True`` is also asked about a task of another home that was placed on a node with no
+        room for it; a Transfer then proposes to that home where it might go."""
 
 
 @runtime_checkable

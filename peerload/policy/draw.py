@@ -1,7 +1,11 @@
-"""Drawing peers one after the other, without replacement, as `docs/policies.md` (reports and probing) says."""
+"""Drawing peers one after the other, without replacement, as `docs/policies.md` (reports and probing) says.
+
+Whom memory names is asked first, newest first; that costs none of a search's probes. The rest are drawn by chance.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,21 +18,42 @@ DIRECT_DRAWS_MAX = 16
 """Draws by rejection before the remaining peers are listed; keeps a draw O(1) among many peers."""
 
 
-def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random) -> str | None:
-    """A peer to ask whether it accepts a task: uniform, or by reports those that said they would first, then those
-    unheard of, never those that said otherwise. None when nobody is left."""
+def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
+    """A peer to ask whether it accepts a task: from the idle list; then, up to ``probes`` of them, uniform, or by
+    reports those that said they would first, then those unheard of, never those that said otherwise. None when nobody
+    is left."""
     asked = {reply.node for reply in replies}
+    named = _remembered(view.idle_list, view.peers, asked)
+    if named is not None or _spent(replies) >= probes:
+        return named
     if not view.reports_guide_probing:
         return _uniform(view.peers, asked, rng)
     return _by_report(view, asked, rng, wanted="accepts")
 
 
-def draw_giver(view: NodeView, replies: Sequence[Reply], rng: random.Random) -> str | None:
-    """A peer to ask for a task; as `draw_receiver`, by whether reports say that it gives."""
+def draw_giver(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
+    """A peer to ask for a task; as `draw_receiver`, from the busy list and by whether reports say that it gives."""
     asked = {reply.node for reply in replies}
+    named = _remembered(view.busy_list, view.peers, asked)
+    if named is not None or _spent(replies) >= probes:
+        return named
     if not view.reports_guide_probing:
         return _uniform(view.peers, asked, rng)
     return _by_report(view, asked, rng, wanted="gives")
+
+
+def _spent(replies: Sequence[Reply]) -> int:
+    """Probes by chance so far; a declined offer is no further one."""
+    return len({reply.node for reply in replies if not reply.remembered})
+
+
+def _remembered(names: Sequence[str], peers: Sequence[str], asked: Collection[str]) -> str | None:
+    """The newest name that may be asked; peers are in the order of their names."""
+    for name in reversed(names):
+        place = bisect_left(peers, name)
+        if name not in asked and place < len(peers) and peers[place] == name:
+            return name
+    return None
 
 
 def _uniform(peers: Sequence[str], asked: Collection[str], rng: random.Random) -> str | None:

@@ -21,7 +21,7 @@ from peerload.model.errors import ConfigError
 from peerload.policy.preset import KINDS, PolicySet
 
 GROUP = "peerload.policies"
-DEFAULT_PRESET = "symmetric"
+DEFAULT_PRESET = "adaptive"
 DEFAULTS = {
     "load": "tasks",
     "transfer": "single-threshold",
@@ -92,6 +92,7 @@ def build_preset(name: str, table: dict[str, Any], base: Path = Path()) -> Polic
         receiver=built["location.receiver"],
         priority=built["priority"],
         migration=built["migration"],
+        memory=_memory(table),
         names=names,
     )
 
@@ -125,12 +126,21 @@ def _flatten(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for key, value in table.items():
         if key == "description":
             continue
-        parts = {f"location.{side}": inner for side, inner in value.items()} if key == "location" else {key: value}
+        parts = {key: value}
+        if key == "location" and isinstance(value, dict):
+            parts = {f"location.{side}": inner for side, inner in value.items() if side != "memory"}
         for kind, inner in parts.items():
             if kind not in KINDS or not isinstance(inner, dict):
                 raise ConfigError(kind, "no such table in a preset", why=f"there are {', '.join(KINDS)}, description")
             tables[kind] = inner
     return tables
+
+
+def _memory(table: dict[str, Any]) -> bool:
+    memory = table.get("location", {}).get("memory", False)
+    if not isinstance(memory, bool):
+        raise ConfigError("location.memory", f"{memory!r} is neither true nor false")
+    return memory
 
 
 def _build(kind: str, name: str, table: dict[str, Any], base: Path) -> object:

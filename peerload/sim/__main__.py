@@ -16,7 +16,7 @@ from peerload.sim.workload import burst, poisson
 def main(words: list[str] | None = None) -> int:
     """Run one simulation and print its report."""
     reader = argparse.ArgumentParser(prog="python -m peerload.sim", description=__doc__)
-    reader.add_argument("--policy", default="symmetric", help="a preset's name or file")
+    reader.add_argument("--policy", default="adaptive", help="a preset's name or file")
     reader.add_argument("--nodes", type=int, default=3)
     reader.add_argument("--slots", type=int, default=2)
     reader.add_argument("--tasks", type=int, default=120)

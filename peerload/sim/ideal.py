@@ -54,6 +54,7 @@ IDEAL_CONFIG = CoreConfig(
     repeat_s_max=NEVER_S,
     probe_timeout_s=NEVER_S,
     inbound_s=NEVER_S,
+    retry_s_min=1e-9,
     retry_s_max=NEVER_S,
     settle_s=3600.0,
     report_age_s_max=NEVER_S,

@@ -29,8 +29,7 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random
     ) -> Probe | Keep:
         """One node at a time."""
-        allowed = min(self.probes if probes_max is None else probes_max, len(view.peers))
-        if len(replies) >= allowed:
-            return Keep(f"none of {len(replies)} probed nodes gives a task" if replies else "no node to probe")
-        peer = draw_giver(view, replies, rng)
-        return Keep("no other node is known to have a task to give") if peer is None else Probe((peer,))
+        peer = draw_giver(view, replies, rng, self.probes if probes_max is None else probes_max)
+        if peer is not None:
+            return Probe((peer,))
+        return Keep(f"none of {len(replies)} probed nodes gives a task" if replies else "no node to probe")

@@ -31,8 +31,8 @@ class Shortest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         del task
         last: dict[str, Reply] = {reply.node: reply for reply in replies}  # a decline overrides the probe's reply
         idle = self.stop_at_zero and bool(replies) and _load(replies[-1]) == 0 and replies[-1].accepts
-        if len(last) < min(self.probes, len(view.peers)) and not idle and not _declined(replies):
-            peer = draw_receiver(view, replies, rng)
+        if not idle and not _declined(replies):
+            peer = draw_receiver(view, replies, rng, self.probes)
             if peer is not None:
                 return Probe((peer,))
         willing = [reply for reply in last.values() if reply.accepts]

@@ -30,8 +30,8 @@ class Threshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         del task
         if replies and replies[-1].accepts:
             return Transfer(replies[-1].node)
+        peer = draw_receiver(view, replies, rng, self.probes)
+        if peer is not None:
+            return Probe((peer,))
         asked = len({reply.node for reply in replies})
-        if asked >= min(self.probes, len(view.peers)):
-            return Keep(f"none of {asked} probed nodes accepts" if asked else "no node to probe")
-        peer = draw_receiver(view, replies, rng)
-        return Keep("every other node said it would not accept") if peer is None else Probe((peer,))
+        return Keep(f"none of {asked} probed nodes accepts" if asked else "no node to probe")

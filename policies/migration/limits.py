@@ -26,3 +26,12 @@ class Irrevocable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def migrations_max(self) -> int | None:
         """One."""
         return 1
+
+
+class Uncontrolled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No limit: a task may go on to a better place each time, and wander where loads hover around a mark."""
+
+    @property
+    def migrations_max(self) -> int | None:
+        """None."""
+        return None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from peerload.model.load import Marks
 
@@ -14,16 +15,24 @@ if TYPE_CHECKING:
 
 class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node sends at n ≥ T, accepts and asks at n < T, gives at n > T. Good and simple; with slow transfers a node
-    near T both sends and asks. Any mark may be set by hand."""
+    near T both sends and asks. Any mark may be set by hand. ``prefetch``: a node asks for so many tasks more, so
+    that one is at hand when a short task ends."""
 
     threshold: float = 2.0
     send_at: float | None = None
     accept_below: float | None = None
     receive_below: float | None = None
     give_above: float | None = None
+    prefetch: Annotated[int, Meta(ge=0, le=1000)] = 0
 
     def marks(self, view: NodeView) -> Marks:
         """All four at T, unless set by hand."""
         del view
-        chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
-        return Marks(*(self.threshold if mark is None else mark for mark in chosen))
+        threshold = self.threshold
+        return Marks(
+            send_at=threshold if self.send_at is None else self.send_at,
+            accept_below=threshold if self.accept_below is None else self.accept_below,
+            receive_below=threshold if self.receive_below is None else self.receive_below,
+            give_above=threshold if self.give_above is None else self.give_above,
+            prefetch=self.prefetch,
+        )

@@ -218,5 +218,5 @@ def test_a_policy_of_ones_own_is_played(desk: Desk) -> None:
     desk.types(f"peerload up --policy {desk.work}/mine.toml")
     (told,) = json_lines(desk.types("peerload policy --json"))
     assert told["in_force"]["preset"] == "mine"
-    assert told["in_force"]["location.sender"].endswith("/mine.py:LeastKnown")
+    assert told["in_force"]["location.sender"].endswith("/mine.py:Believe")
     assert desk.types("peerload run echo told") == "told\n"

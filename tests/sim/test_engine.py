@@ -70,6 +70,20 @@ def test_symmetric_spreads_a_burst_and_a_sender_alone_cannot() -> None:
     assert makespans["threshold"] > 2.5 * IDEAL_S
 
 
+def test_adaptive_spreads_a_burst() -> None:
+    for seed in range(1, 4):
+        report = Simulation(load_preset("adaptive"), nodes=3, slots=2, seed=seed).run(burst("n1", 120, 0.2))
+        assert report.makespan_s <= 1.1 * IDEAL_S
+        assert report.ended == 120
+
+
+def test_with_adaptive_nobody_waits_beside_an_idle_node() -> None:
+    """Five long tasks at one of three nodes with two slots each: all run at once, whoever is asked first."""
+    for seed in range(1, 11):
+        simulation = Simulation(load_preset("adaptive"), nodes=3, slots=2, seed=seed)
+        assert simulation.run(burst("n1", 5, 3.0)).makespan_s < 3.1
+
+
 def mmc_response(slots: int, load: float) -> float:
     """Mean response of M/M/c in mean service times (Erlang C)."""
     offered = slots * load

@@ -58,7 +58,7 @@ def faulty(seed: int) -> Simulation:
         clogs=clogs,
         faults_until_s=FAULTS_UNTIL_S,
     )
-    preset = load_preset(rng.choice(["symmetric", "threshold", "shortest", "receiver"]))
+    preset = load_preset(rng.choice(["adaptive", "symmetric", "threshold", "shortest", "receiver", "random"]))
     simulation = Simulation(
         preset,
         nodes=3,

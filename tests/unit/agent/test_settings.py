@@ -42,14 +42,14 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
 def test_nothing_given(places: Places) -> None:
     config = places.load()
     assert (config.node, config.state, config.socket) == (default_node_name(), "/var/s", "/run/s")
-    assert (config.slots, config.peer, config.policy) == (None, (), "symmetric")
+    assert (config.slots, config.peer, config.policy) == (None, (), "adaptive")
 
 
 def test_the_nearer_place_wins(places: Places) -> None:
     def policy() -> str:
         return places.load().policy
 
-    assert policy() == "symmetric"
+    assert policy() == "adaptive"
     places.system.write_text('policy = "system"\nslots = 3\n')
     assert policy() == "system"
     (places.directory / "20-b.toml").write_text('policy = "later"\n')
@@ -70,7 +70,7 @@ def test_a_named_file_takes_the_place_of_the_users(places: Places, tmp_path: Pat
     named = tmp_path / "named.toml"
     named.write_text('site = "hall"\n')
     config = places.load(config=str(named))
-    assert (config.policy, config.site, config.slots) == ("symmetric", "hall", 3)
+    assert (config.policy, config.site, config.slots) == ("adaptive", "hall", 3)
     with pytest.raises(ConfigError, match="no such file"):
         places.load(config=str(tmp_path / "missing"))
 

@@ -1,0 +1,66 @@
+"""Footprints: who was last seen with room, and who with work, after the sender and receiver lists of [SK90].
+
+A search that found nothing leaves its node's name with those it asked at random: a sender's on the busy list, a
+receiver's on the idle list. A name is only a hint: it is taken off when it is asked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAMES_MAX = 16
+"""Names on each list; a further one drops the oldest."""
+
+
+class Memory:
+    """The two lists of one node, newest last. Where the preset has no memory both stay empty."""
+
+    __slots__ = ("_busy", "_idle", "is_on")
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self._idle: list[str] = []
+        self._busy: list[str] = []
+
+    @property
+    def idle(self) -> Sequence[str]:
+        """Nodes that searched for work in vain."""
+        return self._idle
+
+    @property
+    def busy(self) -> Sequence[str]:
+        """Nodes that searched for room in vain, or say that they have too much."""
+        return self._busy
+
+    def is_idle(self, node: str) -> None:
+        """It searched here for work in vain."""
+        self._put(self._idle, node)
+
+    def is_busy(self, node: str) -> None:
+        """It searched here for room in vain."""
+        self._put(self._busy, node)
+
+    def take_idle(self, node: str) -> bool:
+        """It is asked now; whether it was on the idle list."""
+        return _taken(self._idle, node)
+
+    def take_busy(self, node: str) -> bool:
+        """It is asked now; whether it was on the busy list."""
+        return _taken(self._busy, node)
+
+    def _put(self, names: list[str], node: str) -> None:
+        if not self.is_on:
+            return
+        _taken(names, node)
+        names.append(node)
+        del names[:-NAMES_MAX]
+
+
+def _taken(names: list[str], node: str) -> bool:
+    if node not in names:
+        return False
+    names.remove(node)
+    return True

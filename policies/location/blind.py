@@ -1,0 +1,53 @@
+"""Placing without a probe: by chance ([ELZ86], "random"), or by the reports at hand ([Mit00] says what that costs)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.policy.api import ANY_LOAD, Keep, Transfer
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from peerload.policy.api import NodeView, Reply, TaskView
+
+
+class Random(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Any other node, which applies the same test to the task and may pass it on, until the migration limit. Costs no
+    probe and helps more than nothing; at high load most tasks move from one full node to another."""
+
+    passes_on: bool = True
+
+    def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
+        """One of those that have not declined."""
+        del task
+        declined = {reply.node for reply in replies}
+        left = [peer for peer in view.peers if peer not in declined]
+        return Transfer(left[rng.randrange(len(left))], ANY_LOAD) if left else Keep("no other node takes it")
+
+
+class LeastKnown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The least loaded by the reports at hand, of those that say they accept; equals by chance. Reports older than
+    ``age_s_max`` do not count. Old reports herd many senders to one node, which declines most of them."""
+
+    age_s_max: Annotated[float, Meta(gt=0.0, le=1e9)] = 10.0
+
+    def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
+        """The best of those that have not declined."""
+        del task
+        declined = {reply.node for reply in replies}
+        known = [(view.report(peer), peer) for peer in view.peers if peer not in declined]
+        fresh = [
+            (told.report.load, peer)
+            for told, peer in known
+            if told is not None and told.age_s <= self.age_s_max and told.report.accepts
+        ]
+        if not fresh:
+            return Keep("no fresh report says that there is room")
+        least = min(load for load, _ in fresh)
+        nearest = [peer for load, peer in fresh if load == least]
+        return Transfer(nearest[rng.randrange(len(nearest))])

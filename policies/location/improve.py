@@ -1,0 +1,75 @@
+"""Probe L nodes and go where it is better, although it may not be good ([ELZ86], with the difference as the test)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.policy.api import Keep, Probe, Transfer
+from peerload.policy.draw import draw_receiver
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from peerload.model.load import LoadReport
+    from peerload.policy.api import NodeView, Reply, TaskView
+
+
+class Improve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Spends every probe; the least loaded gets the task if its n + ``delta`` is at most this node's. So a crowd thins
+    out even when nobody is idle. Between nodes of different sizes n counts in their slots."""
+
+    probes: Annotated[int, Meta(ge=0, le=64)] = 2
+    delta: Annotated[int, Meta(ge=1, le=1000)] = 2
+
+    def locate(
+        self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
+    ) -> Probe | Transfer | Keep:
+        """One probe at a time until L are spent; then the least loaded, if that is an improvement."""
+        del task
+        peer = None if _declined(replies) else draw_receiver(view, replies, rng, self.probes)
+        return Probe((peer,)) if peer is not None else better(view, replies, self.delta)
+
+
+class IdleFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first node that accepts gets the task, as in "threshold"; if none does, the least loaded of those probed, as
+    in "improve". With marks of 1 an idle node is taken where one is found, and a lesser crowd where none is."""
+
+    probes: Annotated[int, Meta(ge=0, le=64)] = 2
+    delta: Annotated[int, Meta(ge=1, le=1000)] = 2
+
+    def locate(
+        self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
+    ) -> Probe | Transfer | Keep:
+        """One probe at a time; the first that accepts gets the task."""
+        del task
+        if replies and replies[-1].accepts:
+            return Transfer(replies[-1].node)
+        peer = draw_receiver(view, replies, rng, self.probes)
+        return Probe((peer,)) if peer is not None else better(view, replies, self.delta)
+
+
+def better(view: NodeView, replies: Sequence[Reply], delta: int) -> Transfer | Keep:
+    """The least loaded of those that answered and have not declined, the first of equals; it accepts while it is as much
+    of an improvement as it seems."""
+    last = {reply.node: reply for reply in replies}  # a decline overrides the probe's reply
+    answered = [(reply.report, node) for node, reply in last.items() if reply.report is not None]
+    if not answered:
+        return Keep("no node to probe" if not replies else f"none of {len(last)} probed nodes answered or accepted")
+    report, node = min(answered, key=lambda pair: _per_slot(pair[0]))
+    load_tasks_max = view.load_tasks * report.slots // max(view.slots, 1) - delta
+    if report.load_tasks > load_tasks_max:
+        return Keep(f"the least loaded of {len(last)} probed nodes is no better by {delta}")
+    return Transfer(node, load_tasks_max)
+
+
+def _per_slot(report: LoadReport) -> float:
+    return report.load_tasks / max(report.slots, 1)
+
+
+def _declined(replies: Sequence[Reply]) -> bool:
+    """An offer was made and declined: probing is over, the next best is tried."""
+    return len({reply.node for reply in replies}) < len(replies)

@@ -1,0 +1,36 @@
+"""Local tasks (at their home) against remote ones, non-preemptive, first come first served within each ([RM])."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from peerload.policy.api import PriorityClass
+
+
+class Selfish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Local tasks first: an owner notices little of the guests, which wait long on a busy node."""
+
+    def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
+        """Local."""
+        del local_tasks, remote_tasks
+        return "local"
+
+
+class Altruistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Remote tasks first: who has travelled waits no more; the owner waits behind the guests."""
+
+    def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
+        """Remote."""
+        del local_tasks, remote_tasks
+        return "remote"
+
+
+class Intermediate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The larger class first: local while the node's local tasks are at least as many as its remote ones."""
+
+    def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
+        """Local, or remote where those are more."""
+        return "local" if local_tasks >= remote_tasks else "remote"

@@ -1,0 +1,35 @@
+"""One threshold that follows the load of all ([RM])."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from peerload.model.load import Marks
+
+if TYPE_CHECKING:
+    from peerload.policy.api import NodeView
+
+
+class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """T = ``factor`` times the average number of tasks per slot, over this node and every unexpired report, but never
+    below ``threshold_min``. Evens loads out at any level; wrong when reports are old. Needs an information policy that
+    tells. Any mark may be set by hand."""
+
+    factor: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.5
+    threshold_min: Annotated[float, Meta(ge=1.0, le=1000.0)] = 1.0
+    send_at: float | None = None
+    accept_below: float | None = None
+    receive_below: float | None = None
+    give_above: float | None = None
+
+    def marks(self, view: NodeView) -> Marks:
+        """All four at T, unless set by hand."""
+        known = [view.report(peer) for peer in view.peers]
+        loads = [told.report.load_tasks / max(told.report.slots, 1) for told in known if told is not None]
+        threshold = max(self.factor * fmean([view.load_tasks / max(view.slots, 1), *loads]), self.threshold_min)
+        chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
+        return Marks(*(threshold if mark is None else mark for mark in chosen))
