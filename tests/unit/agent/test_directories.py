@@ -59,6 +59,8 @@ def test_it_is_remembered_while_it_was_there_lately(tmp_path: Path) -> None:
 @pytest.fixture(name="back")
 def fixture_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Looks hang until this is set; then the directories are there."""
+    for thread in looks():  # of the test before, which have told already
+        thread.join(10)
     back = threading.Event()
     monkeypatch.setattr(directories, "_may_enter", lambda _: back.wait(30))
     yield back
