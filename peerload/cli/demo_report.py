@@ -165,7 +165,7 @@ def lines(told: Mapping[str, Any]) -> list[str]:
         f"{home['node']} alone".ljust(15) + f"{alone_s:6.1f} s  the same {of_home}",
         f"processors     {least_s:6.1f} s  {of_work}",
         "",
-        f"migrations     {told['migrations']:6}    tasks that ran on another node than {home['node']}",
+        f"migrations     {told['migrations']:6}    placements on another node than {home['node']}",
         f"hand-offs      {handoffs['transfers']:6}    of {of_offers}; {told['peer_link']['sent']} peer-link messages",
         "",
         *_messages(told["mqtt"]),

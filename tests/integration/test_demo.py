@@ -76,7 +76,8 @@ def test_sixty_commands_spread_over_the_nodes_and_come_home(directory: Path) -> 
     assert sum(one["tasks"] for one in told["nodes"]) == TASKS
     assert sum(one["tasks"] > 0 for one in told["nodes"]) >= 2
     assert {one["node"]: one["slots"] for one in told["nodes"]} == {"small": 1, "middle": 2, "large": 3}
-    assert told["migrations"] == sum(one["from_elsewhere"] for one in told["nodes"])
+    # A task that waited elsewhere may move again, or come home.
+    assert told["migrations"] >= sum(one["from_elsewhere"] for one in told["nodes"]) > 0
     assert told["mqtt"]["published"] > 0
     assert told["mqtt"]["received"] > 0
     assert told["handoffs"]["transfers"] >= told["migrations"] > 0
