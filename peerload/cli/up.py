@@ -37,7 +37,8 @@ def main(words: list[str]) -> int:
     already = info is not None
     if already and (ignored := sorted(set(given_settings(flags)) - {"state", "socket"})):
         said = " ".join(f"--{key}" for key in ignored)
-        sys.stderr.write(f"peerload: {said} not applied: the agent runs already\n  start it anew:  peerload down\n")
+        sys.stderr.write(f"peerload: {said} not applied: the agent runs already\n")
+        sys.stderr.write(f"  stop it first:  peerload down --socket {printable(settings['socket'])}\n")
     if info is None:
         info = start(settings)
     info.setdefault("socket", settings["socket"])
