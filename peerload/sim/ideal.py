@@ -275,7 +275,7 @@ class IdealCluster:
             case actions.KeepOutput() | actions.FetchOutput():
                 self._now.append((name, events.OutputArrived(action.uid, action.attempt)))
             case actions.Announce():
-                received = events.MessageReceived(name, action.state)
+                received = events.MessageReceived(name, action.message)
                 self._now.extend((other, received) for other in self.nodes if other != name)
             case actions.SignalTask():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
