@@ -45,6 +45,7 @@ class NoPairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def partner(self, view: NodeView, rng: random.Random) -> str | None:
         """Nobody."""
         del view, rng
+        return None
 
     def moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
         """Nothing moves."""
