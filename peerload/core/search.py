@@ -25,10 +25,12 @@ STEPS_MAX = 256
 class Search:
     """One search. task: what a sender looks for a place for, None for a receiver's; probes_max: how many nodes a
     receiver may ask (None: as the policy says); pending: who was asked and has not answered; offered: who was offered
-    the task; is_broadcast: everybody was asked at once, and with is_late time is up for answers; remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
+    the task; is_broadcast: everybody was asked at once, and with is_late time is up for answers; holds: the task could start at home and must not, since its home sends
+    although it has room (``send_at`` below one task per slot); remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
     in s)."""
 
     __slots__ = (
+        "holds",
         "id",
         "inputs",
         "is_broadcast",
@@ -52,6 +54,7 @@ class Search:
         self.offered: set[str] = set()
         self.remembered: set[str] = set()
         self.steps = 0
+        self.holds = False
         self.is_broadcast = False
         self.is_late = False
 

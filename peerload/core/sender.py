@@ -134,6 +134,7 @@ class Sender:
                 task.search = None
                 continue
             search = self._searches.open(task)
+            search.holds = not task.stranded_because and self._ledger.fits(task.spec.request)
             task.search = search.id
             self._in_flight += 1
             self._state.count("sender searches")
@@ -160,6 +161,7 @@ class Sender:
         if task.search != search.id or task.phase is not HomePhase.WAITING:
             self._end(search)
             return
+        task.withheld = search.holds
         peers = self._candidates(task)
         step = self._ask_policy(search, task, peers)
         if isinstance(step, Keep) and task.stranded_because:
@@ -279,8 +281,11 @@ class Sender:
         if not self._searches.close(search):
             return
         self._in_flight -= 1
-        if search.task is not None and search.task.search == search.id:
-            search.task.search = None
+        task = search.task
+        if task is not None and task.search == search.id:
+            task.search = None
+            if search.holds and task.phase is HomePhase.WAITING:
+                task.withheld = False
 
     # -- tasks that were placed and move on ----------------------------------------------------------------------------
 
