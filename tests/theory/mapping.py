@@ -132,7 +132,7 @@ def _sender(policy: str, parameters: Parameters) -> dict[str, Any]:
     if policy in ("none", "random", "first-reply"):
         return {"policy": policy}
     if policy == "bidding":
-        return {"policy": policy, "bidders": int(parameters.get("bidders", parameters.get("L", 0)))}
+        return {"policy": policy, "bidders": int(parameters.get("bidders") or parameters.get("L", 0))}
     table: dict[str, Any] = {"policy": policy, "probes": int(parameters.get("L", 0))}
     if "delta" in parameters:
         table["delta"] = parameters["delta"]
