@@ -15,7 +15,7 @@ from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.messages import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
+    from collections.abc import Sequence, Sized
 
     from peerload.core.admission import Ledger
     from peerload.core.membership import Membership
@@ -58,13 +58,13 @@ class Information:
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
-    def view(self, peers: tuple[str, ...] | None = None, uncounted: int = 0) -> View:
+    def view(self, peers: Sequence[str] | None = None, uncounted: int = 0) -> View:
         """What a policy sees of this node, and the peers in question (None: all). n leaves ``uncounted`` tasks out."""
         view = self._view(peers, uncounted)
         view.marks = self.marks()
         return view
 
-    def _view(self, peers: tuple[str, ...] | None, uncounted: int) -> View:
+    def _view(self, peers: Sequence[str] | None, uncounted: int) -> View:
         return View(self._state, self._ledger, self._membership, self._memory, self.cpus_busy, peers, uncounted)
 
     def marks(self) -> Marks:

@@ -21,6 +21,8 @@ from peerload.policy.api import ANY_LOAD, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from peerload.core.admission import Ledger
     from peerload.core.handoff_executor import Executor
     from peerload.core.handoff_home import Handoff
@@ -144,7 +146,7 @@ class Sender:
 
     # -- a search ------------------------------------------------------------------------------------------------------
 
-    def _candidates(self, task: HomeTask) -> tuple[str, ...]:
+    def _candidates(self, task: HomeTask) -> Sequence[str]:
         peers = self._membership.eligible(task.need(), self._state.node)
         if not self._membership.any_declined():
             return peers
@@ -180,7 +182,7 @@ class Sender:
                 self._searches.leave_footprints(search)
             self._end(search)
 
-    def _ask_policy(self, search: Search, task: HomeTask, peers: tuple[str, ...]) -> ProbeStep | Transfer | Keep:
+    def _ask_policy(self, search: Search, task: HomeTask, peers: Sequence[str]) -> ProbeStep | Transfer | Keep:
         view = self._information.view(peers, uncounted=0 if task.stranded_because else 1)
         shown = task_view(task, task.record.migrations, self._state.now.boot_s)
         search.steps += 1
@@ -191,7 +193,7 @@ class Sender:
             return Keep(f"the policy failed: {error!r}")
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
-    def _place_stranded(self, search: Search, peers: tuple[str, ...]) -> ProbeStep | Transfer | None:
+    def _place_stranded(self, search: Search, peers: Sequence[str]) -> ProbeStep | Transfer | None:
         """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
         nothing to choose, so it waits there; else everybody not asked yet is asked."""
         if len(peers) == 1:
