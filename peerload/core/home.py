@@ -77,7 +77,7 @@ class Home:
             self._state.clear_timer("offer", task.uid.hex())
             task.phase = HomePhase.WAITING
             task.offered_to = ""
-            task.withheld = False
+            self._queue.release(task)
 
     # -- durable transitions -------------------------------------------------------------------------------------------
 

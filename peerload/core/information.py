@@ -16,7 +16,7 @@ from peerload.model.messages import State
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sized
+    from collections.abc import Callable, Sequence, Sized
 
     from peerload.core.admission import Ledger
     from peerload.core.membership import Membership
@@ -66,7 +66,7 @@ class Information:
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
-    def view(self, peers: tuple[str, ...] | None = None, uncounted: int = 0) -> View:
+    def view(self, peers: Sequence[str] | None = None, uncounted: int = 0) -> View:
         """What a policy sees of this node, and the peers in question (None: all). n leaves ``uncounted`` tasks out."""
         view = self._view(peers, uncounted)
         view.marks = self.marks()
@@ -74,7 +74,7 @@ class Information:
             view.told = KnownReport(self._told, self._state.now.boot_s - self._told_s)
         return view
 
-    def _view(self, peers: tuple[str, ...] | None, uncounted: int) -> View:
+    def _view(self, peers: Sequence[str] | None, uncounted: int) -> View:
         return View(self._state, self._ledger, self._membership, self._memory, self.cpus_busy, peers, uncounted)
 
     def marks(self) -> Marks:

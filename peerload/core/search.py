@@ -12,6 +12,8 @@ from peerload.model.messages import Enough, Footprint, StateRequest
 from peerload.policy.api import Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from peerload.core.state import CoreState
     from peerload.core.work import HomeTask
     from peerload.model.load import LoadReport
@@ -91,7 +93,7 @@ class Searches:
         """The open search for a place for this task."""
         return self._open.get(task.search or -1)
 
-    def askable(self, search: Search, step: Probe, peers: tuple[str, ...]) -> list[str]:
+    def askable(self, search: Search, step: Probe, peers: Sequence[str]) -> list[str]:
         """Whom the policy wants asked and may be: eligible, not asked yet, and within the bound."""
         room = self._state.config.probes_per_search_max - len(search.replies)
         asked = {reply.node for reply in search.replies}

@@ -21,6 +21,8 @@ from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from peerload.core.admission import Ledger
     from peerload.core.handoff_executor import Executor
     from peerload.core.handoff_home import Handoff
@@ -148,7 +150,7 @@ class Sender:
 
     # -- a search ------------------------------------------------------------------------------------------------------
 
-    def _candidates(self, task: HomeTask) -> tuple[str, ...]:
+    def _candidates(self, task: HomeTask) -> Sequence[str]:
         peers = self._membership.eligible(task.need(), self._state.node)
         if not self._membership.any_declined():
             return peers
@@ -189,7 +191,7 @@ class Sender:
             self._end(search)
 
     def _ask_policy(
-        self, search: Search, task: HomeTask, peers: tuple[str, ...]
+        self, search: Search, task: HomeTask, peers: Sequence[str]
     ) -> ProbeStep | Broadcast | Transfer | Keep:
         view = self._information.view(peers, uncounted=0 if task.stranded_because else 1)
         shown = task_view(task, task.record.migrations, self._state.now.boot_s)
@@ -201,7 +203,7 @@ class Sender:
             return Keep(f"the policy failed: {error!r}")
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
-    def _place_stranded(self, search: Search, peers: tuple[str, ...]) -> ProbeStep | Transfer | None:
+    def _place_stranded(self, search: Search, peers: Sequence[str]) -> ProbeStep | Transfer | None:
         """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
         nothing to choose, so it waits there; else everybody not asked yet is asked."""
         if len(peers) == 1:
@@ -347,7 +349,7 @@ class Sender:
         return marks.accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
 
 
-def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: tuple[str, ...]) -> str:
+def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:
     """Why a search ends here."""
     match step:
         case Keep():

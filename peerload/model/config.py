@@ -77,6 +77,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A peer not heard of for this long after being pinged is suspected."""
     dead_after_s: Positive = 15.0
     peers_max: Limit = 1000
+    reports_kept_max: Limit = 1000
+    """Reports of peers that are kept; a further one drops the one that came longest ago."""
 
     # bounds
     guests_max: Limit = 10_000

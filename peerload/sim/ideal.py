@@ -19,7 +19,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, assert_never
 
-from peerload.core.membership import Peer
+from peerload.core.directory import Directory
 from peerload.core.node import Node
 from peerload.model import actions, events
 from peerload.model.config import CoreConfig
@@ -65,6 +65,7 @@ IDEAL_CONFIG = CoreConfig(
     suspect_after_s=NEVER_S,
     dead_after_s=NEVER_S,
     peers_max=100_000,
+    reports_kept_max=128,
     guests_max=100_000_000,
     searches_in_flight_max=100_000_000,
     tasks_queued_max=100_000_000,
@@ -129,18 +130,9 @@ class IdealCluster:
         for name in self.nodes:
             self._handle(name, events.AgentStarted())
         self._now.clear()  # their first announcements: nobody is met yet
-        self._introduce_all()
-
-    def _introduce_all(self) -> None:
-        """Everybody knows everybody, without the N² introductions that this takes in real life."""
-        everybody = sorted(self.nodes)
-        for name, node in self.nodes.items():
-            others = [other for other in everybody if other != name]
-            membership = node.membership
-            membership._peers = {  # noqa: SLF001 -- a million PeerMet events would take longer than the run
-                other: Peer(self.nodes[other].state.identity, self.nodes[other].state.profile, 0.0) for other in others
-            }
-            membership._names = others  # noqa: SLF001
+        directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
+        for node in self.nodes.values():
+            node.membership.meet_all(directory)
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
