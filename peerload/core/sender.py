@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from peerload.core.membership import Membership
     from peerload.core.memory import Memory
     from peerload.core.pace import Pace
+    from peerload.core.queue import WaitingQueue
     from peerload.core.search import Search, Searches
     from peerload.core.state import CoreState
     from peerload.core.work import Guest, HomeTask
@@ -46,6 +47,7 @@ class Sender:
     def __init__(
         self,
         state: CoreState,
+        queue: WaitingQueue,
         ledger: Ledger,
         membership: Membership,
         memory: Memory,
@@ -58,6 +60,7 @@ class Sender:
         stranded: dict[bytes, HomeTask],
     ) -> None:
         self._state = state
+        self._queue = queue
         self._ledger = ledger
         self._membership = membership
         self._memory = memory
@@ -163,7 +166,8 @@ class Sender:
         if task.search != search.id or task.phase is not HomePhase.WAITING:
             self._end(search)
             return
-        task.withheld = search.holds
+        if search.holds:
+            self._queue.withhold(task)
         peers = self._candidates(task)
         step = self._ask_policy(search, task, peers)
         if isinstance(step, Keep) and task.stranded_because:
@@ -287,7 +291,7 @@ class Sender:
         if task is not None and task.search == search.id:
             task.search = None
             if search.holds and task.phase is HomePhase.WAITING:
-                task.withheld = False
+                self._queue.release(task)
 
     # -- tasks that were placed and move on ----------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ class Sharing:
         self.information = Information(state, queue, ledger, membership, self._memory, self.stranded)
         self.sender = Sender(
             state,
+            queue,
             ledger,
             membership,
             self._memory,

@@ -1,4 +1,4 @@
-"""Nodes bid for a task ([RM], after the contract net of Smith 1980; references in docs/references.md)."""
+"""Nodes bid for a task ([RM], after the contract net of [Smi80])."""
 
 from __future__ import annotations
 
