@@ -8,7 +8,7 @@ from peerload.core.work import HomePhase
 from peerload.model import messages
 from peerload.model.load import LoadReport
 from peerload.policy.api import ANY_LOAD
-from tests.core.given import UID, Given, spec
+from tests.core.given import UID, Given, Placement, spec
 
 PAIRING: dict[str, Any] = {
     "transfer": {"threshold": 2.0},
@@ -108,7 +108,7 @@ def test_a_refusal_and_a_late_word_change_nothing() -> None:
 def test_a_task_that_may_not_go_stays_and_what_is_drained_is_left_alone() -> None:
     x = Given(policies=PAIRING)
     for _ in range(4):
-        x.submit(spec(placement=messages.Placement(local=True)))
+        x.submit(spec(placement=Placement(local=True)))
     x.hear("y", messages.PairRequest(1, loaded(0)))
     assert x.sent(messages.PairReply).promised == ()
     x = given(4)

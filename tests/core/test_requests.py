@@ -9,7 +9,7 @@ from peerload.model import messages
 from peerload.model.actions import Announce, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
-from tests.core.given import Given
+from tests.core.given import Given, ResourceRequest
 
 ON_DEMAND: dict[str, Any] = {
     "transfer": {"threshold": 1.0},
@@ -75,7 +75,7 @@ def test_requests_are_bounded_and_strangers_get_no_answer() -> None:
 
 def test_a_request_for_room_for_a_task_is_answered_by_who_could_run_it() -> None:
     x = Given()
-    need = messages.Need(messages.ResourceRequest(cpus=4.0))
+    need = messages.Need(ResourceRequest(cpus=4.0))
     assert x.hear("y", messages.StateRequest(3, HAS_WORK, need)) == []
     x.hear("y", messages.StateRequest(4, HAS_WORK, messages.Need()))
     assert len(pending(x)) == 1
