@@ -208,7 +208,7 @@ class Receiver:
             return None
         if request.ahead and not self._evens_out(request):
             return None
-        movable = Movable(self._queue, lambda work: self._may_go(work, src, request), self._state.now.boot_s)
+        movable = Movable(self._queue, lambda work: self._may_go(work, src, request), self._state)
         try:
             chosen = self._state.policies.selection.select(movable)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance

@@ -80,6 +80,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Distinct environments kept once in memory, however many tasks share them."""
     tokens_kept_max: Limit = 100_000
     durations_kept_max: Limit = 50
+    """The last runs of a command, and of all together, from which durations are learned."""
+    commands_kept_max: Limit = 4096
+    """Commands (at each level at which one is known) whose durations are remembered."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

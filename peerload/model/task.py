@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.resources import Name, Placement, ResourceRequest
+from peerload.model.resources import Name, Placement, ResourceRequest, Speed
 
 ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20
@@ -93,7 +93,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
     """How an attempt ended. ``exit_code`` is what a shell would show: the process's own, 128 + signal,
     124 time limit, 126 cannot execute, 127 not found. ``signal`` is 0 unless a signal ended it.
-    The sizes are those of the captured output; the capture's own limit is in the config."""
+    The sizes are those of the captured output; the capture's own limit is in the config. ``speed`` is that of the node
+    where it ran."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -103,6 +104,7 @@ class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: Usage = Usage()
     stdout_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     stderr_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    speed: Speed = 1.0
 
 
 class TaskRecord(msgspec.Struct, frozen=True):

@@ -1,0 +1,234 @@
+"""How long commands took, wherever this node saw them end: what is expected of the next ones like them.
+
+A command is known at three levels: the very command line in its directory; the program (or the script of an
+interpreter) with the names of its flags, there; the program or script, anywhere. What is expected of a task is the mean
+of the last runs at the most specific level that has RUNS_KNOWN_MIN of them, else at the most specific that has any.
+
+Durations are kept in seconds of the reference machine (``Profile.speed`` 1.0): a run on a node of speed 2 counts for
+twice what it took. Whatever waits for something other than the processor is so taken for longer on a fast node than it
+is; the mean over nodes evens that out.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from peerload.model.task import Exit, TaskSpec
+
+RUNS_KNOWN_MIN = 3
+"""Fewer runs than this of a very command line say less than more runs of commands like it."""
+DURATION_S_AT_FIRST = 1.0
+"""What a task is taken for before any has ended."""
+FLAGS_READ_MAX = 64
+"""Words of a command line that are looked at for flags and a script."""
+KEY_BYTES = 16
+_INTERPRETER = re.compile(
+    rb"(python|pypy|bash|dash|sh|zsh|ksh|perl|ruby|node|julia|octave|Rscript|lua|php|java)[0-9.]*\Z"
+)
+
+
+class PastRuns:
+    """The durations of the last runs of one command, at most ``kept_max``, in no order."""
+
+    __slots__ = ("_mean_s", "_oldest", "durations")
+
+    def __init__(self) -> None:
+        self.durations = array("d")
+        self._oldest = 0
+        self._mean_s: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.durations)
+
+    def add(self, duration_s: float, kept_max: int) -> None:
+        """One more; the oldest goes if there are too many."""
+        if len(self.durations) < kept_max:
+            self.durations.append(duration_s)
+        else:
+            self.durations[self._oldest] = duration_s
+            self._oldest = (self._oldest + 1) % kept_max
+        self._mean_s = None
+
+    @property
+    def mean_s(self) -> float:
+        """Their mean. There must be one."""
+        if self._mean_s is None:
+            self._mean_s = sum(self.durations) / len(self.durations)
+        return self._mean_s
+
+
+class History:
+    """One per node. At most ``commands_kept_max`` keys (those not seen for longest are forgotten) with the last
+    ``durations_kept_max`` runs each. ``learned(spec)`` is called when a run was added."""
+
+    def __init__(self, commands_kept_max: int, durations_kept_max: int) -> None:
+        self._commands_kept_max = commands_kept_max
+        self._durations_kept_max = durations_kept_max
+        self._commands: OrderedDict[bytes, PastRuns] = OrderedDict()
+        self._all = PastRuns()
+        self._last_spec: TaskSpec | None = None
+        self._last_keys: tuple[bytes, ...] = ()
+        self.learned: Callable[[TaskSpec], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def learn(self, spec: TaskSpec, exit_: Exit) -> None:
+        """A run has ended by itself or at its time limit. One that never got as far as running teaches nothing."""
+        duration_s = (exit_.ended_at - exit_.started_at) * exit_.speed
+        if exit_.started_at <= 0 or duration_s <= 0:
+            return
+        kept_max = self._durations_kept_max
+        self._all.add(duration_s, kept_max)
+        for key in self._keys(spec):
+            runs = self._commands.get(key)
+            if runs is None:
+                runs = self._commands[key] = PastRuns()
+                if len(self._commands) > self._commands_kept_max:
+                    self._commands.popitem(last=False)
+            else:
+                self._commands.move_to_end(key)
+            runs.add(duration_s, kept_max)
+        if self.learned is not None:
+            self.learned(spec)
+
+    def past(self, spec: TaskSpec) -> PastRuns | None:
+        """The runs that tell most of this command; None if nothing like it was seen."""
+        if not self._commands:
+            return None
+        first = None
+        for key in self._keys(spec):
+            runs = self._commands.get(key)
+            if runs is not None:
+                if len(runs) >= RUNS_KNOWN_MIN:
+                    return runs
+                first = first or runs
+        return first
+
+    def expected_s(self, spec: TaskSpec) -> float:
+        """How long this command takes on the reference machine, 0 = not known."""
+        runs = self.past(spec)
+        return runs.mean_s if runs is not None else 0.0
+
+    @property
+    def mean_s(self) -> float:
+        """The mean of the last ``durations_kept_max`` runs of all commands, DURATION_S_AT_FIRST before the first."""
+        return self._all.mean_s if len(self._all) else DURATION_S_AT_FIRST
+
+    @property
+    def durations(self) -> Sequence[float]:
+        """Those runs themselves."""
+        return self._all.durations
+
+    def key(self, spec: TaskSpec) -> bytes:
+        """What tells the very command line from others."""
+        return self._keys(spec)[0]
+
+    def _keys(self, spec: TaskSpec) -> tuple[bytes, ...]:
+        """All members of an array, and many tasks of a simulation, share one spec."""
+        if spec is not self._last_spec:
+            self._last_keys = command_keys(spec.argv, spec.directory)
+            self._last_spec = spec
+        return self._last_keys
+
+
+def command_keys(argv: Sequence[bytes], directory: bytes) -> tuple[bytes, bytes, bytes]:
+    """The keys of a command, the most specific first; equal on every node, and after every start."""
+    program = argv[0].rpartition(b"/")[2]
+    words = argv[1 : FLAGS_READ_MAX + 1]
+    script = b""
+    if _INTERPRETER.match(program):
+        script = next((word for word in words if not word.startswith(b"-")), b"")
+    flags = sorted({word.partition(b"=")[0] for word in words if _is_flag(word)})
+    shape = (directory, program, script, *flags)
+    return _key(b"line", (directory, *argv)), _key(b"shape", shape), _key(b"program", (program, script))
+
+
+def _is_flag(word: bytes) -> bool:
+    """``-5`` is a number."""
+    return word.startswith(b"-") and not word[1:2].isdigit()
+
+
+def _key(level: bytes, words: Sequence[bytes]) -> bytes:
+    """No word of a command line holds a NUL byte."""
+    return blake2b(b"\0".join((level, *words)), digest_size=KEY_BYTES).digest()
+
+
+class Backlog:
+    """How long the waiting work is expected to take, all of it together, on the reference machine.
+
+    It is kept by command line, so that every change costs the same however much waits. What is expected of a command is
+    looked up again whenever one of it joins and whenever one of it has ended; one not known counts as the mean of all.
+    """
+
+    __slots__ = ("_commands", "_history", "_known_s", "_unknown")
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._commands: dict[bytes, _Waiting] = {}
+        self._known_s = 0.0
+        self._unknown = 0
+        history.learned = self._learned
+
+    def add(self, spec: TaskSpec) -> None:
+        """A task waits here."""
+        key = self._history.key(spec)
+        command = self._commands.get(key)
+        if command is None:
+            command = self._commands[key] = _Waiting()
+        self._take_out(command)
+        command.count += 1
+        command.expected_s = self._history.expected_s(spec)
+        self._put_in(command)
+
+    def remove(self, spec: TaskSpec) -> None:
+        """It waits no longer."""
+        key = self._history.key(spec)
+        command = self._commands[key]
+        self._take_out(command)
+        command.count -= 1
+        if command.count:
+            self._put_in(command)
+        else:
+            del self._commands[key]
+            if not self._commands:
+                self._known_s = 0.0  # of sums of floats something would be left
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds on the reference machine."""
+        return max(self._known_s, 0.0) + self._unknown * self._history.mean_s
+
+    def _learned(self, spec: TaskSpec) -> None:
+        command = self._commands.get(self._history.key(spec))
+        if command is not None:
+            self._take_out(command)
+            command.expected_s = self._history.expected_s(spec)
+            self._put_in(command)
+
+    def _take_out(self, command: _Waiting) -> None:
+        self._known_s -= command.count * command.expected_s
+        if not command.expected_s:
+            self._unknown -= command.count
+
+    def _put_in(self, command: _Waiting) -> None:
+        self._known_s += command.count * command.expected_s
+        if not command.expected_s:
+            self._unknown += command.count
+
+
+class _Waiting:
+    """How many of one command line wait, and what is expected of each (0 = not known)."""
+
+    __slots__ = ("count", "expected_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.expected_s = 0.0
