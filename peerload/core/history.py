@@ -11,6 +11,7 @@ is; the mean over nodes evens that out.
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections import OrderedDict
@@ -35,33 +36,37 @@ _INTERPRETER = re.compile(
 
 
 class PastRuns:
-    """The durations of the last runs of one command, at most ``kept_max``, in no order."""
+    """The durations of the last runs of one command, at most ``kept_max``, in no order. Their sum is kept, since it is
+    asked for more often than it changes."""
 
-    __slots__ = ("_mean_s", "_oldest", "durations")
+    __slots__ = ("_kept_max", "_oldest", "_sum_s", "durations")
 
-    def __init__(self) -> None:
+    def __init__(self, kept_max: int) -> None:
         self.durations = array("d")
+        self._kept_max = kept_max
         self._oldest = 0
-        self._mean_s: float | None = None
+        self._sum_s = 0.0
 
     def __len__(self) -> int:
         return len(self.durations)
 
-    def add(self, duration_s: float, kept_max: int) -> None:
+    def add(self, duration_s: float) -> None:
         """One more; the oldest goes if there are too many."""
-        if len(self.durations) < kept_max:
-            self.durations.append(duration_s)
-        else:
-            self.durations[self._oldest] = duration_s
-            self._oldest = (self._oldest + 1) % kept_max
-        self._mean_s = None
+        durations, oldest = self.durations, self._oldest
+        if len(durations) < self._kept_max:
+            durations.append(duration_s)
+            self._sum_s += duration_s
+            return
+        self._sum_s += duration_s - durations[oldest]
+        durations[oldest] = duration_s
+        self._oldest = (oldest + 1) % self._kept_max
+        if not self._oldest:  # once a round, so that the errors of many sums do not pile up
+            self._sum_s = math.fsum(durations)
 
     @property
     def mean_s(self) -> float:
         """Their mean. There must be one."""
-        if self._mean_s is None:
-            self._mean_s = sum(self.durations) / len(self.durations)
-        return self._mean_s
+        return self._sum_s / len(self.durations)
 
 
 class History:
@@ -72,9 +77,11 @@ class History:
         self._commands_kept_max = commands_kept_max
         self._durations_kept_max = durations_kept_max
         self._commands: OrderedDict[bytes, PastRuns] = OrderedDict()
-        self._all = PastRuns()
-        self._last_spec: TaskSpec | None = None
-        self._last_keys: tuple[bytes, ...] = ()
+        self._all = PastRuns(durations_kept_max)
+        # All members of an array, and all tasks of many a simulation, share one spec: what was found for it is at hand.
+        self._keyed: tuple[TaskSpec | None, tuple[bytes, ...]] = (None, ())
+        self._taught: tuple[TaskSpec | None, tuple[PastRuns, ...]] = (None, ())
+        self._asked: tuple[TaskSpec | None, PastRuns | None] = (None, None)
         self.learned: Callable[[TaskSpec], None] | None = None
 
     def __len__(self) -> int:
@@ -85,32 +92,41 @@ class History:
         duration_s = (exit_.ended_at - exit_.started_at) * exit_.speed
         if exit_.started_at <= 0 or duration_s <= 0:
             return
-        kept_max = self._durations_kept_max
-        self._all.add(duration_s, kept_max)
-        for key in self._keys(spec):
-            runs = self._commands.get(key)
-            if runs is None:
-                runs = self._commands[key] = PastRuns()
-                if len(self._commands) > self._commands_kept_max:
-                    self._commands.popitem(last=False)
-            else:
-                self._commands.move_to_end(key)
-            runs.add(duration_s, kept_max)
+        self._all.add(duration_s)
+        if self._taught[0] is not spec:
+            self._taught = (spec, tuple(self._newest(key) for key in self._keys(spec)))
+        for runs in self._taught[1]:
+            runs.add(duration_s)
         if self.learned is not None:
             self.learned(spec)
 
     def past(self, spec: TaskSpec) -> PastRuns | None:
         """The runs that tell most of this command; None if nothing like it was seen."""
+        if self._asked[0] is spec:
+            return self._asked[1]
         if not self._commands:
             return None
-        first = None
-        for key in self._keys(spec):
+        some = None
+        for level, key in enumerate(self._keys(spec)):
             runs = self._commands.get(key)
-            if runs is not None:
-                if len(runs) >= RUNS_KNOWN_MIN:
-                    return runs
-                first = first or runs
-        return first
+            if runs is not None and len(runs) >= RUNS_KNOWN_MIN:
+                if level == 0:  # no run to come will change that
+                    self._asked = (spec, runs)
+                return runs
+            some = some or runs
+        return some
+
+    def _newest(self, key: bytes) -> PastRuns:
+        """The runs of a command, which is the last to be forgotten now; whatever was at hand may be forgotten."""
+        self._asked = (None, None)
+        runs = self._commands.get(key)
+        if runs is not None:
+            self._commands.move_to_end(key)
+            return runs
+        runs = self._commands[key] = PastRuns(self._durations_kept_max)
+        if len(self._commands) > self._commands_kept_max:
+            self._commands.popitem(last=False)
+        return runs
 
     def expected_s(self, spec: TaskSpec) -> float:
         """How long this command takes on the reference machine, 0 = not known."""
@@ -132,11 +148,9 @@ class History:
         return self._keys(spec)[0]
 
     def _keys(self, spec: TaskSpec) -> tuple[bytes, ...]:
-        """All members of an array, and many tasks of a simulation, share one spec."""
-        if spec is not self._last_spec:
-            self._last_keys = command_keys(spec.argv, spec.directory)
-            self._last_spec = spec
-        return self._last_keys
+        if self._keyed[0] is not spec:
+            self._keyed = (spec, command_keys(spec.argv, spec.directory))
+        return self._keyed[1]
 
 
 def command_keys(argv: Sequence[bytes], directory: bytes) -> tuple[bytes, bytes, bytes]:
