@@ -18,6 +18,8 @@ from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from peerload.model.task import TIME_LIMIT_EXIT_CODE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -88,9 +90,11 @@ class History:
         return len(self._commands)
 
     def learn(self, spec: TaskSpec, exit_: Exit) -> None:
-        """A run has ended by itself or at its time limit. One that never got as far as running teaches nothing."""
+        """A run has ended. One that a signal ended (a cancel, say) teaches nothing, unless it was at its time limit; nor
+        does one that never got as far as running."""
         duration_s = (exit_.ended_at - exit_.started_at) * exit_.speed
-        if exit_.started_at <= 0 or duration_s <= 0:
+        is_cut = exit_.signal != 0 and exit_.exit_code != TIME_LIMIT_EXIT_CODE
+        if is_cut or exit_.started_at <= 0 or duration_s <= 0:
             return
         self._all.add(duration_s)
         if self._taught[0] is not spec:

@@ -12,6 +12,7 @@ import msgspec
 
 from peerload.core.work import Guest, HomeTask
 from peerload.model.actions import ForgetTask, SignalTask
+from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 SIGTERM = 15
 SIGKILL = 9
 TIME_LIMIT = "time limit"
-TIME_LIMIT_EXIT_CODE = 124
 
 
 class Runs:

@@ -19,6 +19,7 @@ ARGV_BYTES_MAX = 1 << 20
 ENVIRONMENT_BYTES_MAX = 256 << 10
 ARRAY_MEMBERS_MAX = 1_000_000
 PATH_BYTES_MAX = 4096
+TIME_LIMIT_EXIT_CODE = 124
 
 TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z")]
 Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]
