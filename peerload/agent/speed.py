@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.agent")
 
-MEASURE_AFTER_S = 10.0
+MEASURE_AFTER_S = 5.0
 """After the start of the agent."""
 MEASURE_S = 1.0
 """Of processor time."""
@@ -104,13 +104,13 @@ def _speed(text: bytes) -> float | None:
     with contextlib.suppress(ValueError):
         speed = float(text)
         if math.isfinite(speed):
-            return min(max(speed, SPEED_MIN), SPEED_MAX)
+            return round(min(max(speed, SPEED_MIN), SPEED_MAX), 3)
     return None
 
 
 def _keep(path: Path, speed: float) -> None:
     new = path.with_suffix(".new")
-    new.write_text(f"{speed:.3f}\n", encoding="ascii")
+    new.write_text(f"{speed}\n", encoding="ascii")
     new.replace(path)
 
 
