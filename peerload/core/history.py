@@ -23,7 +23,11 @@ from peerload.model.task import TIME_LIMIT_EXIT_CODE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from peerload.core.work import Work
     from peerload.model.task import Exit, TaskSpec
+
+Keys = tuple[bytes, ...]
+"""What a command is known by, the most specific first; () = not worked out yet."""
 
 RUNS_KNOWN_MIN = 3
 """Fewer runs than this of a very command line say less than more runs of commands like it."""
@@ -38,23 +42,25 @@ _INTERPRETER = re.compile(
 
 
 class PastRuns:
-    """The durations of the last runs of one command, at most ``kept_max``, in no order. Their sum is kept, since it is
-    asked for more often than it changes."""
+    """The durations of the last runs of one command, at most ``kept_max``. What they sum up to is kept, and how they are
+    in order, since both are asked for more often than they change."""
 
-    __slots__ = ("_kept_max", "_oldest", "_sum_s", "durations")
+    __slots__ = ("_ascending", "_durations", "_kept_max", "_oldest", "_sum_s")
 
     def __init__(self, kept_max: int) -> None:
-        self.durations = array("d")
+        self._durations = array("d")
+        self._ascending: tuple[float, tuple[float, ...]] | None = None
         self._kept_max = kept_max
         self._oldest = 0
         self._sum_s = 0.0
 
     def __len__(self) -> int:
-        return len(self.durations)
+        return len(self._durations)
 
     def add(self, duration_s: float) -> None:
         """One more; the oldest goes if there are too many."""
-        durations, oldest = self.durations, self._oldest
+        durations, oldest = self._durations, self._oldest
+        self._ascending = None
         if len(durations) < self._kept_max:
             durations.append(duration_s)
             self._sum_s += duration_s
@@ -68,23 +74,29 @@ class PastRuns:
     @property
     def mean_s(self) -> float:
         """Their mean. There must be one."""
-        return self._sum_s / len(self.durations)
+        return self._sum_s / len(self._durations)
+
+    def ascending(self, speed: float) -> tuple[float, ...]:
+        """How long they would have taken on a node of this speed, in order."""
+        if self._ascending is None or self._ascending[0] != speed:
+            self._ascending = speed, tuple(sorted(seen_s / speed for seen_s in self._durations))
+        return self._ascending[1]
 
 
 class History:
     """One per node. At most ``commands_kept_max`` keys (those not seen for longest are forgotten) with the last
-    ``durations_kept_max`` runs each. ``learned(spec)`` is called when a run was added."""
+    ``durations_kept_max`` runs each; ``all``: the last runs of any. ``learned(keys)`` is called when a run was added."""
 
     def __init__(self, commands_kept_max: int, durations_kept_max: int) -> None:
         self._commands_kept_max = commands_kept_max
         self._durations_kept_max = durations_kept_max
         self._commands: OrderedDict[bytes, PastRuns] = OrderedDict()
-        self._all = PastRuns(durations_kept_max)
+        self.all = PastRuns(durations_kept_max)
         # All members of an array, and all tasks of many a simulation, share one spec: what was found for it is at hand.
-        self._keyed: tuple[TaskSpec | None, tuple[bytes, ...]] = (None, ())
-        self._taught: tuple[TaskSpec | None, tuple[PastRuns, ...]] = (None, ())
-        self._asked: tuple[TaskSpec | None, PastRuns | None] = (None, None)
-        self.learned: Callable[[TaskSpec], None] | None = None
+        self._keyed: tuple[TaskSpec | None, Keys] = (None, ())
+        self._taught: tuple[Keys, tuple[PastRuns, ...]] = ((), ())
+        self._asked: tuple[Keys, PastRuns | None] = ((), None)
+        self.learned: Callable[[Keys], None] | None = None
 
     def __len__(self) -> int:
         return len(self._commands)
@@ -96,33 +108,34 @@ class History:
         is_cut = exit_.signal != 0 and exit_.exit_code != TIME_LIMIT_EXIT_CODE
         if is_cut or exit_.started_at <= 0 or duration_s <= 0:
             return
-        self._all.add(duration_s)
-        if self._taught[0] is not spec:
-            self._taught = (spec, tuple(self._newest(key) for key in self._keys(spec)))
+        self.all.add(duration_s)
+        keys = self.keys(spec)
+        if self._taught[0] is not keys:
+            self._taught = keys, tuple(self._newest(key) for key in keys)
         for runs in self._taught[1]:
             runs.add(duration_s)
         if self.learned is not None:
-            self.learned(spec)
+            self.learned(keys)
 
-    def past(self, spec: TaskSpec) -> PastRuns | None:
+    def past(self, keys: Keys) -> PastRuns | None:
         """The runs that tell most of this command; None if nothing like it was seen."""
-        if self._asked[0] is spec:
-            return self._asked[1]
         if not self._commands:
             return None
+        if self._asked[0] is keys:
+            return self._asked[1]
         some = None
-        for level, key in enumerate(self._keys(spec)):
+        for level, key in enumerate(keys):
             runs = self._commands.get(key)
             if runs is not None and len(runs) >= RUNS_KNOWN_MIN:
                 if level == 0:  # no run to come will change that
-                    self._asked = (spec, runs)
+                    self._asked = keys, runs
                 return runs
             some = some or runs
         return some
 
     def _newest(self, key: bytes) -> PastRuns:
         """The runs of a command, which is the last to be forgotten now; whatever was at hand may be forgotten."""
-        self._asked = (None, None)
+        self._asked = (), None
         runs = self._commands.get(key)
         if runs is not None:
             self._commands.move_to_end(key)
@@ -132,32 +145,30 @@ class History:
             self._commands.popitem(last=False)
         return runs
 
-    def expected_s(self, spec: TaskSpec) -> float:
+    def expected_s(self, keys: Keys) -> float:
         """How long this command takes on the reference machine, 0 = not known."""
-        runs = self.past(spec)
+        runs = self.past(keys)
         return runs.mean_s if runs is not None else 0.0
 
     @property
     def mean_s(self) -> float:
         """The mean of the last ``durations_kept_max`` runs of all commands, DURATION_S_AT_FIRST before the first."""
-        return self._all.mean_s if len(self._all) else DURATION_S_AT_FIRST
+        return self.all.mean_s if len(self.all) else DURATION_S_AT_FIRST
 
-    @property
-    def durations(self) -> Sequence[float]:
-        """Those runs themselves."""
-        return self._all.durations
-
-    def key(self, spec: TaskSpec) -> bytes:
-        """What tells the very command line from others."""
-        return self._keys(spec)[0]
-
-    def _keys(self, spec: TaskSpec) -> tuple[bytes, ...]:
+    def keys(self, spec: TaskSpec) -> Keys:
+        """What its command is known by, the most specific first."""
         if self._keyed[0] is not spec:
-            self._keyed = (spec, command_keys(spec.argv, spec.directory))
+            self._keyed = spec, command_keys(spec.argv, spec.directory)
         return self._keyed[1]
 
+    def keys_of(self, work: Work) -> Keys:
+        """The same for work that is asked about more than once."""
+        if not work.keys:
+            work.keys = self.keys(work.spec)
+        return work.keys
 
-def command_keys(argv: Sequence[bytes], directory: bytes) -> tuple[bytes, bytes, bytes]:
+
+def command_keys(argv: Sequence[bytes], directory: bytes) -> Keys:
     """The keys of a command, the most specific first; equal on every node, and after every start."""
     program = argv[0].rpartition(b"/")[2]
     words = argv[1 : FLAGS_READ_MAX + 1]
@@ -195,20 +206,20 @@ class Backlog:
         self._unknown = 0
         history.learned = self._learned
 
-    def add(self, spec: TaskSpec) -> None:
+    def add(self, work: Work) -> None:
         """A task waits here."""
-        key = self._history.key(spec)
-        command = self._commands.get(key)
+        keys = self._history.keys_of(work)
+        command = self._commands.get(keys[0])
         if command is None:
-            command = self._commands[key] = _Waiting()
+            command = self._commands[keys[0]] = _Waiting()
         self._take_out(command)
         command.count += 1
-        command.expected_s = self._history.expected_s(spec)
+        command.expected_s = self._history.expected_s(keys)
         self._put_in(command)
 
-    def remove(self, spec: TaskSpec) -> None:
+    def remove(self, work: Work) -> None:
         """It waits no longer."""
-        key = self._history.key(spec)
+        key = self._history.keys_of(work)[0]
         command = self._commands[key]
         self._take_out(command)
         command.count -= 1
@@ -224,11 +235,11 @@ class Backlog:
         """Seconds on the reference machine."""
         return max(self._known_s, 0.0) + self._unknown * self._history.mean_s
 
-    def _learned(self, spec: TaskSpec) -> None:
-        command = self._commands.get(self._history.key(spec))
+    def _learned(self, keys: Keys) -> None:
+        command = self._commands.get(keys[0])
         if command is not None:
             self._take_out(command)
-            command.expected_s = self._history.expected_s(spec)
+            command.expected_s = self._history.expected_s(keys)
             self._put_in(command)
 
     def _take_out(self, command: _Waiting) -> None:

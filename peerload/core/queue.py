@@ -52,7 +52,7 @@ class WaitingQueue:
         self._work[work.uid] = work
         self._ledger.wait(work.spec.request, is_local=work.is_local)
         if self._backlog is not None:
-            self._backlog.add(work.spec)
+            self._backlog.add(work)
 
     def remove(self, work: Work) -> bool:
         """Wherever it stands; False if it does not wait here."""
@@ -64,7 +64,7 @@ class WaitingQueue:
             del self._levels[work.spec.priority]
         self._ledger.wait(work.spec.request, is_local=work.is_local, by=-1)
         if self._backlog is not None:
-            self._backlog.remove(work.spec)
+            self._backlog.remove(work)
         return True
 
     @property
@@ -74,7 +74,7 @@ class WaitingQueue:
         if self._backlog is None:
             self._backlog = Backlog(self._state.history)
             for work in self._work.values():
-                self._backlog.add(work.spec)
+                self._backlog.add(work)
         return self._backlog.expected_s
 
     def next_startable(self) -> Work | None:

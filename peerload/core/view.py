@@ -162,9 +162,9 @@ class Running:
     @property
     def durations(self) -> Sequence[float]:
         """Of its command, else of all."""
-        history, speed = self._state.history, self._state.profile.speed
-        past = history.past(self._work.spec)
-        return tuple(seen_s / speed for seen_s in (history.durations if past is None else past.durations))
+        history = self._state.history
+        past = history.past(history.keys_of(self._work)) or history.all
+        return past.ascending(self._state.profile.speed)
 
 
 class Movable:
@@ -195,13 +195,13 @@ class Movable:
 
 def task_view(work: Work, migrations: int, state: CoreState) -> TaskView:
     """A waiting task as policies see it on this node."""
-    spec = work.spec
+    spec, history = work.spec, state.history
     return TaskView(
         work.task,
         spec.request,
         spec.placement,
         migrations,
         state.now.boot_s - work.arrived_s,
-        state.history.expected_s(spec) / state.profile.speed,
+        history.expected_s(history.keys(spec)) / state.profile.speed,
         sum(map(len, spec.argv)) + len(spec.environment) + len(spec.directory),
     )

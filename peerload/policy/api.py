@@ -62,7 +62,7 @@ class RunningView(Protocol):
 
     @property
     def durations(self) -> Sequence[float]:
-        """How long the last runs of its command took, in seconds of this node, in no order; those of all commands where
+        """How long the last runs of its command took, in seconds of this node, ascending; those of all commands where
         nothing is known of its own; empty if nothing has ended yet."""
 
 

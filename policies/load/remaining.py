@@ -6,6 +6,7 @@ where it is new). They differ in what they believe of a task that has run for a 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -48,5 +49,6 @@ def remaining_s(task: RunningView, mean_s: float) -> float:
     durations = task.durations
     if not durations:
         return mean_s
-    longer = [seen_s for seen_s in durations if seen_s > task.used_s]
-    return sum(longer) / len(longer) - task.used_s if longer else task.used_s
+    used_s = task.used_s
+    longer = durations[bisect_right(durations, used_s) :]
+    return sum(longer) / len(longer) - used_s if longer else used_s

@@ -17,7 +17,7 @@ LookedAtMax = Annotated[int, Meta(ge=1, le=100_000)]
 class Smallest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fewest bytes to move, of the ``looked_at_max`` tasks that have waited longest; the oldest of equals."""
 
-    looked_at_max: LookedAtMax = 1000
+    looked_at_max: LookedAtMax = 200
 
     def select(self, waiting: WaitingView) -> TaskView | None:
         """The smallest movable task."""
@@ -29,7 +29,7 @@ class Longest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The longest expected time, of the ``looked_at_max`` tasks that have waited longest; the oldest of equals. A
     command that nothing is known of goes after those that are."""
 
-    looked_at_max: LookedAtMax = 1000
+    looked_at_max: LookedAtMax = 200
 
     def select(self, waiting: WaitingView) -> TaskView | None:
         """The movable task that is expected to run longest."""

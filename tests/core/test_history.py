@@ -10,6 +10,7 @@ import pytest
 
 from peerload.core.history import DURATION_S_AT_FIRST, Backlog, History, command_keys
 from peerload.core.view import task_view
+from peerload.core.work import Work
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
@@ -44,30 +45,38 @@ def taught(runs: list[tuple[TaskSpec, float]]) -> History:
     return made
 
 
+def expected_s(known: History, task: TaskSpec) -> float:
+    return known.expected_s(known.keys(task))
+
+
+def work(name: str) -> Work:
+    return Work("x/1", UID, spec(name), 0.0, is_local=True)
+
+
 # -- levels ------------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_known_at_first() -> None:
     known = history()
-    assert (known.expected_s(spec("a")), known.mean_s) == (0.0, DURATION_S_AT_FIRST)
-    assert known.past(spec("a")) is None
+    assert (expected_s(known, spec("a")), known.mean_s) == (0.0, DURATION_S_AT_FIRST)
+    assert known.past(known.keys(spec("a"))) is None
 
 
 def test_the_very_command_line_says_most_once_it_has_run_three_times() -> None:
     slow, fast = spec("sleep", "9"), spec("sleep", "1")
     known = taught([(slow, 9.0), (slow, 9.0), (fast, 1.0), (fast, 1.0)])
-    assert known.expected_s(slow) == 5.0  # the program has run four times, this line of it twice
+    assert expected_s(known, slow) == 5.0  # the program has run four times, this line of it twice
     known.learn(slow, exit_of(9.0))
-    assert known.expected_s(slow) == 9.0
-    assert known.expected_s(fast) == pytest.approx(29 / 5)
-    assert known.expected_s(spec("other")) == 0.0
+    assert expected_s(known, slow) == 9.0
+    assert expected_s(known, fast) == pytest.approx(29 / 5)
+    assert expected_s(known, spec("other")) == 0.0
     assert known.mean_s == pytest.approx(29 / 5)
 
 
 def test_a_line_seen_once_is_better_than_nothing() -> None:
     known = taught([(spec("a", "1"), 4.0), (spec("b"), 2.0)])
-    assert known.expected_s(spec("a", "1")) == 4.0
-    assert known.expected_s(spec("a", "2")) == 4.0
+    assert expected_s(known, spec("a", "1")) == 4.0
+    assert expected_s(known, spec("a", "2")) == 4.0
     assert known.mean_s == 3.0
 
 
@@ -105,12 +114,12 @@ def test_the_oldest_runs_and_the_commands_not_seen_for_longest_are_forgotten() -
     known = history(commands_kept_max=6, durations_kept_max=3)
     for duration_s in (100.0, 1.0, 2.0, 3.0):
         known.learn(spec("a"), exit_of(duration_s))
-    assert (known.expected_s(spec("a")), known.mean_s) == (2.0, 2.0)
+    assert (expected_s(known, spec("a")), known.mean_s) == (2.0, 2.0)
     known.learn(spec("b"), exit_of(8.0))
     known.learn(spec("a"), exit_of(1.0))
     known.learn(spec("c"), exit_of(9.0))
     assert len(known) == 6
-    assert [known.expected_s(spec(name)) for name in "abc"] == [2.0, 0.0, 9.0]
+    assert [expected_s(known, spec(name)) for name in "abc"] == [2.0, 0.0, 9.0]
 
 
 def test_the_mean_stays_that_of_what_is_kept() -> None:
@@ -118,10 +127,11 @@ def test_the_mean_stays_that_of_what_is_kept() -> None:
     seen = [float((step * 37) % 101 + 1) * 10 ** (step % 9 - 4) for step in range(1000)]
     for duration_s in seen:
         known.learn(spec("a"), exit_of(duration_s))
-    past = known.past(spec("a"))
+    past = known.past(known.keys(spec("a")))
     assert past is not None
-    assert past.mean_s == pytest.approx(sum(past.durations) / 7)
-    assert sorted(past.durations) == pytest.approx(sorted(seen[-7:]), abs=1e-6)
+    assert past.mean_s == pytest.approx(sum(seen[-7:]) / 7)
+    assert past.ascending(1.0) == pytest.approx(sorted(seen[-7:]), abs=1e-6)
+    assert past.ascending(2.0) == pytest.approx([seen_s / 2 for seen_s in sorted(seen[-7:])], abs=1e-6)
 
 
 def test_what_never_ran_teaches_nothing() -> None:
@@ -136,7 +146,7 @@ def test_durations_are_those_of_the_reference_machine() -> None:
     known = history()
     known.learn(spec("a"), exit_of(3.0, speed=2.0))
     known.learn(spec("a"), exit_of(12.0, speed=0.5))
-    assert known.expected_s(spec("a")) == 6.0
+    assert expected_s(known, spec("a")) == 6.0
 
 
 # -- what waits --------------------------------------------------------------------------------------------------------
@@ -146,16 +156,16 @@ def test_the_backlog_is_the_sum_of_what_is_expected() -> None:
     known = taught([(spec("a"), 4.0), (spec("b"), 2.0)])
     waiting = Backlog(known)
     for name in "aab":
-        waiting.add(spec(name))
+        waiting.add(work(name))
     assert waiting.expected_s == 10.0
-    waiting.add(spec("new"))
+    waiting.add(work("new"))
     assert waiting.expected_s == 13.0  # at the mean of all
     known.learn(spec("a"), exit_of(10.0))  # so that it takes 7
     assert waiting.expected_s == pytest.approx(14 + 2 + 16 / 3)
     known.learn(spec("new"), exit_of(1.0))
     assert waiting.expected_s == pytest.approx(17.0)
     for name in ("a", "new", "a", "b"):
-        waiting.remove(spec(name))
+        waiting.remove(work(name))
     assert waiting.expected_s == 0.0
 
 
@@ -175,7 +185,7 @@ def test_a_queue_keeps_the_sum_whatever_happens() -> None:
         elif running := list(given.node.ledger.running):
             given.after(1.0).when(events.TaskEnded(running[0], exit_of(chance.expovariate(1.0))))
         waited = max(waited, len(queue))
-        expected = [known.expected_s(work.spec) for work in queue.oldest_first()]
+        expected = [expected_s(known, waits.spec) for waits in queue.oldest_first()]
         assert queue.expected_s == pytest.approx(sum(expected), abs=1e-9)
     assert waited > 10
 
@@ -185,7 +195,7 @@ def test_a_queue_keeps_the_sum_whatever_happens() -> None:
 
 def learned(x: Given) -> float:
     """What it expects of the task that `Given.submit` and `offer` take, on the reference machine."""
-    return x.node.state.history.expected_s(given_spec())
+    return expected_s(x.node.state.history, given_spec())
 
 
 def test_its_own_tasks_that_ran_here() -> None:
