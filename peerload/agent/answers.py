@@ -134,6 +134,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "age_s": age_s,
         "drained": profile.drained,
         "labels": list(profile.labels),
+        "speed": profile.speed,
     }
 
 
