@@ -145,6 +145,10 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     (listed,) = typed("ls --json")
     assert [without_version(listed)] == told("`ls`")
     assert [set(listed["tasks"][0])] == told("task")
+    (ended,) = typed("history --json")
+    assert [without_version(ended)] == told("`history`")
+    assert [set(ended["tasks"][0])] == [set.union(*told("task"), *told("task, in `history` also"))]
+    assert [without_version(typed("history --json --export t.csv")[0])] == told("`history --export FILE`")
     (shown,) = typed("show --json 1")
     assert without_version(shown) == set.union(*told("task"), told("task, in `show` also")[0])
     assert [set(shown["history"][0])] == [told("step of `history`")[-1]]
@@ -173,6 +177,7 @@ def test_answers_have_the_keys_that_the_page_tells() -> None:
         assert [set(agent.call("info"))] == keys_told("wire.md", "`info`")
         for verb, asked in {
             "tasks": {},
+            "history": {},
             "nodes": {},
             "policy": {},
             "stats": {},
