@@ -11,10 +11,14 @@ if TYPE_CHECKING:
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No broadcasts at all: the fewest messages at low load; the freshest facts, a round trip late."""
+    """No broadcasts at all: the fewest messages at low load; the freshest facts, a round trip late.
 
-    reports_guide_probing: bool = False
-    period_s: float = 0.0
+    Good: no messages without need.
+    Bad: each search starts blind.
+    """
+
+    reports_guide_probing = False
+    period_s = 0.0
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """Only that it is there."""

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
 
 class RegionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Few messages (a region is left only after it has held for a while) and searches that start in the right place;
-    reports choose whom to probe, they never replace the offer."""
+    reports choose whom to probe, they never replace the offer.
 
-    reports_guide_probing: bool = True
-    period_s: float = 0.0
+    Good: searches start in the right place, and a node with work is asked at once.
+    Bad: each change goes to every node.
+    """
+
+    reports_guide_probing = True
+    period_s = 0.0
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """When the region differs from the one told last."""
