@@ -328,6 +328,23 @@ class Store:
         rows = sorted(unfinished + ended, key=lambda row: _order(row[0].task))
         return rows[-limit:], len(rows) > limit
 
+    def ended(
+        self, since: float, after: TaskRecord | None, limit: int, *, oldest_first: bool
+    ) -> list[tuple[TaskRecord, TaskSpec]]:
+        """One page of the tasks that ended at ``since`` (Unix s) or later: those that follow ``after`` (None: the first).
+        The last ended first; or, with ``oldest_first``, in the order they were submitted in."""
+        if oldest_first:
+            place: tuple[object, ...] = _order(after.task) if after is not None else (-1, SINGLE)
+        else:
+            place = (after.ended_at, *_order(after.task)) if after is not None else (float("inf"), 0, 0)
+        return self._rows(schema.ENDED_OLDEST if oldest_first else schema.ENDED_NEWEST, (since, *place, limit))
+
+    def before_the_last(self, since: float, number: int) -> TaskRecord | None:
+        """The ended task that ``number`` more were submitted after, of those that ended at ``since`` or later; None if
+        there are no more than these."""
+        rows = self._execute(f"SELECT {_COLUMNS} FROM tasks t WHERE {schema.ENDED_BEFORE_LAST}", (since, number))  # noqa: S608 -- constants
+        return self._record(rows[0]) if rows else None
+
     def history(self, task: str) -> list[tuple[float, str, str, int, str]]:
         """(at, state, reason, attempt, node) of a task, in order."""
         counter, member = _order(task)

@@ -48,8 +48,8 @@ class Options(argparse.ArgumentParser):
         self.add_argument(*names, action="store_true", **settings)
 
     def read(self, words: list[str]) -> argparse.Namespace:
-        """The flags and positional words in ``words``."""
-        return self.parse_args(words)
+        """The flags and positional words in ``words``, in any order."""
+        return self.parse_intermixed_args(words)
 
     def read_command(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags up to the first word that is none, and all the words from there on (less one `--`)."""

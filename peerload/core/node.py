@@ -336,7 +336,7 @@ class Node:
         if runs_here and to == here:
             self.state.count("tasks taken home")
             self.sharing.giver.taken_home(message.uid)
-        elif runs_here and self.membership.is_usable(to) and self.home.may_migrate(task):
+        elif runs_here and to in self.membership.eligible(task.need(), here) and self.home.may_migrate(task):
             self.sharing.sender.forward(task, to)
         else:
             self._requeued(task, message.reason)

@@ -305,7 +305,9 @@ class Sender:
         marks = self._information.marks()
         if self._ledger.load_tasks - 1 < marks.send_at * self._ledger.profile.slots:
             return
-        view = self._information.view(self._membership.eligible(Need(guest.spec.request), guest.home), uncounted=1)
+        view = self._information.view(
+            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=1
+        )
         shown = task_view(guest, guest.migrations, self._state)
         try:
             step = self._state.policies.sender.locate(view, shown, (), self._state.rng)

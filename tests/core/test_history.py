@@ -295,7 +295,7 @@ def test_a_measured_speed_is_told_to_all() -> None:
     x = Given()
     told = x.when(events.SpeedMeasured(1.5))
     assert told[0] == "Announce"
-    profile = x.done(actions.Announce).state.profile
+    profile = x.done(actions.Announce).message.profile
     assert (profile.speed, profile.version) == (1.5, x.profile.version + 1)
     assert x.node.ledger.profile == profile
 

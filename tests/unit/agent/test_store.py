@@ -148,6 +148,31 @@ def test_an_end_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
         assert [run.exit for run in opened.store.recover().past] == [exit_]
 
 
+def paged(store: Store, limit: int, *, oldest_first: bool = False, since: float = 0.0) -> list[str]:
+    names: list[str] = []
+    after: TaskRecord | None = None
+    while page := store.ended(since, after, limit, oldest_first=oldest_first):
+        assert len(page) <= limit
+        names += [record.task for record, _ in page]
+        after = page[-1][0]
+    return names
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_ended_tasks_come_in_pages_none_twice_and_none_left_out(tmp_path: Path, limit: int) -> None:
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(submission(1), put(1, TaskState.DONE, ended_at=NOW + 9))
+        opened.keep(submission(2, (0, 1, 2)), *(put(2, TaskState.DONE, member, ended_at=NOW + 5) for member in (0, 1)))
+        opened.keep(put(2, member=2), submission(3), put(3), submission(4), put(4, TaskState.FAILED, ended_at=NOW + 5))
+        assert paged(opened.store, limit) == ["ws1/1", "ws1/4", "ws1/2.1", "ws1/2.0"]
+        assert paged(opened.store, limit, oldest_first=True) == ["ws1/1", "ws1/2.0", "ws1/2.1", "ws1/4"]
+        assert paged(opened.store, limit, since=NOW + 5.5) == ["ws1/1"]
+        before = opened.store.before_the_last(0.0, 2)
+        assert before is not None
+        assert before.task == "ws1/2.0"
+        assert opened.store.before_the_last(0.0, 4) is None
+
+
 def test_what_waits_is_committed_together_and_told_in_order(tmp_path: Path) -> None:
     with Opened(tmp_path / "db") as opened:
         told: list[int] = []
