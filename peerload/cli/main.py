@@ -31,6 +31,7 @@ VERBS = (
     ("cancel", "stop tasks"),
     ("nodes", "every node: state, load, cpu, memory, tasks"),
     ("policy", "the policies there are and the preset in force"),
+    ("sim", "what a policy does to response times, by simulation"),
     ("top", "the cluster at a glance"),
     ("demo", "three agents and a broker on this machine, at work"),
 )

@@ -22,6 +22,7 @@ from peerload.policy.preset import KINDS, PolicySet
 
 GROUP = "peerload.policies"
 DEFAULT_PRESET = "adaptive"
+REFERENCE = "reference"
 DEFAULTS = {
     "load": "tasks",
     "transfer": "single-threshold",
@@ -70,10 +71,29 @@ def policy_class(kind: str, name: str, base: Path = Path()) -> type:
     )
 
 
-def load_preset(name: str) -> PolicySet:
-    """A preset by name or path. Raises ConfigError naming the key and what is allowed."""
+def load_preset(name: str, *, is_reference: bool = False) -> PolicySet:
+    """A preset by name or path; ``is_reference``: with what its table ``reference`` changes for the reference model, in
+    which nothing takes time. Raises ConfigError naming the key and what is allowed, also for a mistake in that table."""
     short, table = _read(name)
-    return build_preset(short, table, Path(name).parent if name.endswith(".toml") else Path())
+    base = Path(name).parent if name.endswith(".toml") else Path()
+    changes = table.pop(REFERENCE, {})
+    if not isinstance(changes, dict):
+        raise ConfigError(REFERENCE, "no table", why="it holds what is different in the reference model, kind by kind")
+    live = build_preset(short, table, base)
+    reference = build_preset(short, _changed(table, changes), base) if changes else live
+    return reference if is_reference else live
+
+
+def _changed(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The table with other values; a part that names another policy has none of the parameters of the one before."""
+    changed = dict(table)
+    for key, value in changes.items():
+        before = table.get(key)
+        if isinstance(value, dict) and isinstance(before, dict) and "policy" not in value:
+            changed[key] = _changed(before, value)
+        else:
+            changed[key] = value
+    return changed
 
 
 def build_preset(name: str, table: dict[str, Any], base: Path = Path()) -> PolicySet:
