@@ -76,7 +76,8 @@ def reader() -> Options:
     options.flag(
         "--model",
         choices=("reference", "live"),
-        help="reference (default): with what presets change for it; live (default with a trace): as an agent plays",
+        help="reference: what presets change where nothing takes time (default); live: as an agent plays (default with a"
+        " trace or a message delay)",
     )
     options.flag(
         "--tasks", type=whole(TASKS_MIN, TASKS_MAX), metavar="N", help="of a replication (default: by the load)"
@@ -139,6 +140,7 @@ def _scenario(flags: argparse.Namespace, policy: str, load: float | None) -> Sce
     in_seconds = trace is not None or bool(durations)
     load = load if load is not None or trace is not None else LOAD
     tasks, warm_up = _lengths(flags, trace, nodes, load)
+    message_s = _delay("--message-delay", flags.message_delay, in_seconds=in_seconds)
     return Scenario(
         policy=policy,
         nodes=nodes,
@@ -151,8 +153,8 @@ def _scenario(flags: argparse.Namespace, policy: str, load: float | None) -> Sce
         durations=durations,
         speeds=_speeds(flags.speeds, nodes, trace) if flags.speeds else (),
         transfer_s=_delay("--transfer-delay", flags.transfer_delay, in_seconds=in_seconds),
-        message_s=_delay("--message-delay", flags.message_delay, in_seconds=in_seconds),
-        is_live=(flags.model or ("live" if in_seconds else "reference")) == "live",
+        message_s=message_s,
+        is_live=(flags.model or ("live" if in_seconds or message_s else "reference")) == "live",
         tasks=tasks,
         warm_up=warm_up,
     )

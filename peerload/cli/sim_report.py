@@ -79,7 +79,7 @@ def _rounded(number: float | None) -> float | None:
 def _ends(interval: Interval) -> list[float | None]:
     if not math.isfinite(interval.half):
         return [None, None]
-    return [_rounded(interval.value - interval.half), _rounded(interval.value + interval.half)]
+    return [_rounded(max(interval.value - interval.half, 0.0)), _rounded(interval.value + interval.half)]
 
 
 def _arrivals(scenario: Scenario) -> str:
@@ -121,7 +121,7 @@ def lines(told: dict[str, Any]) -> list[str]:
         f"{told['replications']} replications of {told['tasks']} tasks, the first {told['warmup']} of each not counted,"
         f" seed {told['seed']}, {told['model']} model"
     )
-    warned = [f"NOT STABLE: {warning}" for warning in told["warnings"]]
+    warned = [f"{'NOT STABLE' if told['stable'] is False else 'note'}: {warning}" for warning in told["warnings"]]
     rows = [[name, _digits(told[key]), _interval(told["intervals"][key])] for name, key in ROWS]
     waiting, ends = told["idle_while_waiting"], told["intervals"]["idle_while_waiting"]
     rows.append(["idle while a task waits", _percent(waiting), _interval(ends, percent=True)])

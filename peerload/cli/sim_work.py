@@ -84,7 +84,7 @@ def _begin_worker(scenarios: Sequence[Scenario], counter: Synchronized[int]) -> 
 
 
 def _begin(scenarios: Sequence[Scenario], passed: Callable[[int], object]) -> None:
-    global _worker
+    global _worker  # noqa: PLW0603 -- see there
     _worker = scenarios, passed
 
 

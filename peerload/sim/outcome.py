@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 GREW_FACTOR, GREW_SHARE = 1.5, 0.002
 """Unfinished tasks that become this many times more through the measured part, batch after batch, and at least this
 share of all that arrived meanwhile, are no chance: the system is unstable, or far from settled."""
+SETTLED_AFTER = 1.0
+"""A node on its own that begins empty is near its mean response of W mean service times after this times W² of them."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -49,14 +51,17 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
     """Of all replications of a scenario."""
+    metrics = intervals(samples)
     is_stable, warnings = _stability(scenario, samples)
+    if is_stable:
+        warnings += _too_short(scenario, metrics["mean_response"].value)
     one_queue, no_sharing = bounds(scenario, scenario.offered_load)
     counted = [
         (sum(sample.homes[home][0] for sample in samples), sum(sample.homes[home][1] for sample in samples))
         for home in range(scenario.nodes)
     ]
     homes = [total / count if count else None for count, total in counted]
-    return Outcome(intervals(samples), is_stable, warnings, homes, one_queue, no_sharing)
+    return Outcome(metrics, is_stable, warnings, homes, one_queue, no_sharing)
 
 
 def impossible(scenario: Scenario) -> str:
@@ -64,15 +69,15 @@ def impossible(scenario: Scenario) -> str:
     load = scenario.offered_load
     if load < 1:
         return ""
-    if math.isinf(load):
-        return "all tasks of the trace arrive at once: what is measured is how they are worked off"
+    if scenario.trace is not None:
+        return f"load {load:.4g}: more work comes than the slots can do meanwhile; this is how they work it off"
     return f"load {load:.4g}: as much work comes as all slots together can do, or more; no policy is stable there"
 
 
 def _stability(scenario: Scenario, samples: Sequence[Sample]) -> tuple[bool | None, list[str]]:
     why = impossible(scenario)
     if scenario.trace is not None:
-        return (False if why else None), [why] * bool(why)
+        return None, [why] * bool(why)
     factor, share = growth(samples)
     if factor < GREW_FACTOR or share < GREW_SHARE:
         return not why, [why] * bool(why)
@@ -81,6 +86,17 @@ def _stability(scenario: Scenario, samples: Sequence[Sample]) -> tuple[bool | No
         " it is unstable, or far from settled, and the means only say how long the run was"
     )
     return False, [*([why] * bool(why)), grew]
+
+
+def _too_short(scenario: Scenario, mean_response_s: float) -> list[str]:
+    """Whether the warm-up is too short for what was measured after it."""
+    per_task_s = scenario.mean_service_s / (scenario.offered_load * scenario.capacity)
+    needed = SETTLED_AFTER * (mean_response_s / scenario.mean_service_s) ** 2 * scenario.mean_service_s / per_task_s
+    if scenario.warm_up >= needed:
+        return []
+    digits = 10 ** max(int(math.log10(needed)) - 1, 0)
+    tasks = 4 * math.ceil(needed / digits) * digits
+    return [f"the warm-up of {scenario.warm_up} tasks is short for such a mean, which may be too low: --tasks {tasks}"]
 
 
 def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]:
