@@ -13,6 +13,7 @@ from peerload.core.view import View
 from peerload.model.actions import Announce
 from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.messages import State
+from peerload.policy.sound import sound_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sized
@@ -74,7 +75,8 @@ class Information:
         view = self._view(None, 0)
         view.marks = self._marks
         try:
-            self._marks = self._state.policies.transfer.marks(view)
+            marks = self._state.policies.transfer.marks(view)
+            self._marks = marks if marks == self._marks else sound_marks(marks)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
         self._marks_at = self._state.now

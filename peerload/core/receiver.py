@@ -18,6 +18,7 @@ from peerload.model.messages import GiveReply, GiveRequest, Need
 from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD
 from peerload.policy.api import Probe as ProbeStep
+from peerload.policy.sound import sound_step
 
 if TYPE_CHECKING:
     from peerload.core.admission import Ledger
@@ -97,9 +98,11 @@ class Receiver:
         view = self._information.view(peers)
         search.steps += 1
         try:
-            step = self._state.policies.receiver.locate(view, search.probes_max, tuple(search.replies), self._state.rng)
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            replies = tuple(search.replies)
+            step = sound_step(self._state.policies.receiver.locate(view, search.probes_max, replies, self._state.rng))
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
+            self._searches.decide(search, "nothing", f"the policy failed: {error!r}")
             self._end(search)
             return
         if isinstance(step, ProbeStep) and search.steps <= STEPS_MAX:
@@ -211,10 +214,10 @@ class Receiver:
         movable = Movable(self._queue, lambda work: self._may_go(work, src, request), self._state.now.boot_s)
         try:
             chosen = self._state.policies.selection.select(movable)
+            return movable.works.get(chosen.task) if chosen is not None else None
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return None
-        return movable.works.get(chosen.task) if chosen is not None else None
 
     def _evens_out(self, request: GiveRequest) -> bool:
         """A task that would only wait there instead of here stays, unless there are more here even then."""

@@ -19,6 +19,7 @@ from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
+from peerload.policy.sound import sound_step
 
 if TYPE_CHECKING:
     from peerload.core.admission import Ledger
@@ -159,7 +160,7 @@ class Sender:
             return
         peers = self._candidates(task)
         step = self._ask_policy(search, task, peers)
-        if isinstance(step, Keep) and task.stranded_because:
+        if task.stranded_because and self._stays(search, step, peers):
             step = self._place_stranded(search, peers) or step
         if isinstance(step, Transfer) and step.to in peers:
             search.offered.add(step.to)
@@ -185,11 +186,17 @@ class Sender:
         shown = task_view(task, task.record.migrations, self._state.now.boot_s)
         search.steps += 1
         try:
-            step = self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng)
+            step = sound_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return Keep(f"the policy failed: {error!r}")
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
+
+    def _stays(self, search: Search, step: ProbeStep | Transfer | Keep, peers: tuple[str, ...]) -> bool:
+        """Whether the task would stay, also because the policy names nobody who could run it."""
+        if isinstance(step, Transfer):
+            return step.to not in peers
+        return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
 
     def _place_stranded(self, search: Search, peers: tuple[str, ...]) -> ProbeStep | Transfer | None:
         """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
@@ -275,7 +282,7 @@ class Sender:
         )
         shown = task_view(guest, guest.migrations, self._state.now.boot_s)
         try:
-            step = self._state.policies.sender.locate(view, shown, (), self._state.rng)
+            step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return
