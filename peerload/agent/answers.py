@@ -119,8 +119,9 @@ def nodes(node: Node) -> list[dict[str, object]]:
 
 
 def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
-    age_s = max(node.state.now.boot_s - peer.report_s, 0.0)
-    return _node_object(peer.profile, peer.report, age_s) | {
+    heard = node.membership.last_report(peer.identity.node)
+    age_s = max(node.state.now.boot_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
+    return _node_object(peer.profile, heard.report if heard is not None else None, age_s) | {
         "state": peer.state.value,
         "incarnation": peer.identity.incarnation,
         "address": peer.identity.address,
@@ -150,6 +151,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "age_s": age_s,
         "drained": profile.drained,
         "labels": list(profile.labels),
+        "speed": profile.speed,
     }
 
 

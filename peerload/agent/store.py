@@ -7,6 +7,7 @@ called once and nothing is written any more; the agent stops rather than go on w
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -22,7 +23,7 @@ import msgspec
 from peerload.agent import store_schema as schema
 from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.errors import StoreError
-from peerload.model.events import TaskRow
+from peerload.model.events import PastRun, TaskRow
 from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec, TaskState
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ BATCHES_WAITING_MAX = 100_000
 """Batches of rows on their way to the disk; more means that the disk has stopped, and so does the agent."""
 KEPT_S = 7 * 86_400.0
 """Tokens and floors are remembered for so long."""
+PAST_RUNS_MAX = 2000
+"""Ended tasks from which an agent learns again when it starts."""
 MEMORY_PAGES_KIB = 2048
 SINGLE = -1
 """The member number of a task that is not in an array."""
@@ -57,6 +60,7 @@ class Recovered(msgspec.Struct, frozen=True):
     floors: tuple[tuple[bytes, int], ...]
     tokens: tuple[tuple[str, bytes, str, int], ...]
     counter: int
+    past: tuple[PastRun, ...] = ()
 
 
 class Store:
@@ -279,7 +283,20 @@ class Store:
             )
         ]
         floors = [(uid, floor) for uid, floor in self._execute("SELECT uid, floor FROM floors ORDER BY uid")]
-        return Recovered(tuple(tasks), tuple(executions), tuple(floors), tuple(tokens), self.last_counter() or 0)
+        return Recovered(
+            tuple(tasks), tuple(executions), tuple(floors), tuple(tokens), self.last_counter() or 0, self.past_runs()
+        )
+
+    def past_runs(self) -> tuple[PastRun, ...]:
+        """The tasks that ended last and told how, the oldest first; one that cannot be read teaches nothing."""
+        specs: dict[int, TaskSpec] = {}
+        runs = []
+        for counter, exit_, spec in self._execute(schema.PAST_RUNS, (PAST_RUNS_MAX,)):
+            with contextlib.suppress(StoreError):
+                if counter not in specs:
+                    specs[counter] = _decoded(_spec, spec, f"submission {counter}")
+                runs.append(PastRun(specs[counter], _decoded(_exit, exit_, f"the exit of {counter}")))
+        return tuple(reversed(runs))
 
     def last_counter(self) -> int | None:
         """The number of the last submission, None if there is none."""

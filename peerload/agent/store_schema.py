@@ -37,6 +37,10 @@ PUT_FLOOR = (
     "INSERT INTO floors VALUES (?, ?, ?) ON CONFLICT (uid) DO UPDATE SET floor = max(floor, excluded.floor),"
     " at = excluded.at"
 )
+PAST_RUNS = (
+    "SELECT t.counter, t.exit, s.spec FROM tasks t JOIN submissions s ON s.counter = t.counter"
+    " WHERE t.ended_at > 0 AND t.exit IS NOT NULL AND t.state IN ('done', 'failed') ORDER BY t.ended_at DESC LIMIT ?"
+)
 
 # Pages of ended tasks; `ended_at > 0` is what the index asks for.
 ENDED_NEWEST = (

@@ -12,7 +12,7 @@ from peerload.policy.reading import NOWHERE, Places
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.policy.api import KnownReport
+    from peerload.policy.api import KnownReport, RunningView
     from peerload.policy.preset import PolicySet
 
 
@@ -38,6 +38,10 @@ class _Empty:
     cpus = 1.0
     cpus_requested = 0.0
     cpus_busy = 0.0
+    speed = 1.0
+    mean_s = 1.0
+    waiting_s = 0.0
+    running: Sequence[RunningView] = ()
     load = 0.0
     marks = Marks(1.0, 1.0, 1.0, 1.0)
     peers: Sequence[str] = ()

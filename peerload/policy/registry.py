@@ -27,6 +27,7 @@ DEFAULTS = {
     "information": "poll",
     "location.sender": "none",
     "location.receiver": "none",
+    "location.pairing": "none",
     "priority": "fcfs",
     "migration": "irrevocable",
 }
@@ -126,6 +127,7 @@ def try_preset(
         information=built["information"],
         sender=built["location.sender"],
         receiver=built["location.receiver"],
+        pairing=built["location.pairing"],
         priority=built["priority"],
         migration=built["migration"],
         memory=reading.memory,

@@ -6,13 +6,13 @@ from __future__ import annotations
 from math import isfinite
 
 from peerload.model.load import LOAD_MAX, Marks
-from peerload.policy.api import Keep, Probe, Transfer
+from peerload.policy.api import Broadcast, Keep, Probe, Transfer
 
 
 def sound_load(answer: object) -> float:
     """A load index: a number, 0 … LOAD_MAX."""
     if not isinstance(answer, int | float):
-        raise TypeError(f"a load index of {answer!r}")
+        raise TypeError(f"a {type(answer).__name__} is no load index")
     if not 0.0 <= answer <= LOAD_MAX:
         raise ValueError(f"a load index of {answer!r}")
     return float(answer)
@@ -21,21 +21,21 @@ def sound_load(answer: object) -> float:
 def sound_marks(answer: object) -> Marks:
     """Marks of finite numbers ≥ 0."""
     if not isinstance(answer, Marks):
-        raise TypeError(f"marks of {answer!r}")
+        raise TypeError(f"a {type(answer).__name__} is no marks")
     for mark in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
         if not isinstance(mark, int | float):
-            raise TypeError(f"a mark of {mark!r}")
+            raise TypeError(f"a {type(mark).__name__} is no mark")
         if mark < 0 or not isfinite(mark):
             raise ValueError(f"a mark of {mark!r}")
     return answer
 
 
-def sound_step(answer: object) -> Probe | Transfer | Keep:
+def sound_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     """A step of a search, with texts for names and reasons."""
     match answer:
         case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
             return answer
-        case Transfer(to=str(), load_tasks_max=int()) | Keep(reason=str()):
+        case Transfer(to=str(), load_tasks_max=int()) | Keep(reason=str()) | Broadcast():
             return answer
         case _:
-            raise TypeError(f"a step of {answer!r}")
+            raise TypeError(f"a {type(answer).__name__} is no step of a search")

@@ -66,7 +66,7 @@ def test_a_sound_one_is_built(tmp_path: Path) -> None:
             '"shortets"',
             11,
             "location.sender.policy",
-            ("there are idle-first", "did you mean 'shortest'?"),
+            ("idle-first", "did you mean 'shortest'?"),
         ),
         ('"shortest"', "3", 11, "location.sender.policy", ("3 is no name",)),
         ('"shortest"', '"gone.py:Mine"', 11, "location.sender.policy", ("no such file",)),
