@@ -32,6 +32,7 @@ VERBS = (
     ("cancel", "stop tasks"),
     ("nodes", "every node: state, load, cpu, memory, tasks"),
     ("policy", "the policies there are; what each is and what its knobs do; check a preset"),
+    ("sim", "what a policy does to response times, by simulation"),
     ("top", "the cluster at a glance"),
     ("demo", "three agents and a broker on this machine, at work"),
 )

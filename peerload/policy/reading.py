@@ -37,6 +37,11 @@ class Places(msgspec.Struct, frozen=True):
             place = place[:-1]
         return self.lines.get(place, 0)
 
+    def with_table(self, name: str) -> Places:
+        """As if what stands in the table of this name stood where it applies."""
+        inside = {path[1:]: line for path, line in self.lines.items() if path[0] == name and len(path) > 1}
+        return Places(self.file, self.lines | inside)
+
     def mistake(self, path: tuple[str, ...], what: str, *, why: str = "", hint: str = "") -> ConfigError:
         """The error about the key at this path."""
         return ConfigError(".".join(path), what, why=why, hint=hint, file=self.file, line=self.line(path))

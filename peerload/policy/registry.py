@@ -20,6 +20,7 @@ from peerload.policy.reading import NOWHERE, Places, Reading, near, parsed
 
 GROUP = "peerload.policies"
 DEFAULT_PRESET = "adaptive"
+REFERENCE = "reference"
 DEFAULTS = {
     "load": "tasks",
     "transfer": "single-threshold",
@@ -68,9 +69,11 @@ def policy_class(kind: str, name: str, base: Path = Path()) -> type:
     )
 
 
-def load_preset(name: str) -> PolicySet:
-    """A preset by name or path. Raises ConfigError naming the key, what is allowed, and the place."""
-    return build_preset(*read_preset(name))
+def load_preset(name: str, *, is_reference: bool = False) -> PolicySet:
+    """A preset by name or path; ``is_reference``: with what its table ``reference`` changes for the reference model, in
+    which nothing takes time. Raises ConfigError naming the key, what is allowed, and the place, also for a mistake in
+    that table."""
+    return build_preset(*read_preset(name), is_reference=is_reference)
 
 
 def read_preset(name: str) -> tuple[str, dict[str, Any], Path, Places]:
@@ -100,19 +103,55 @@ def _parsed(raw: bytes, file: str, base: Path) -> tuple[dict[str, Any], Path, Pl
     return table, base, places
 
 
-def build_preset(name: str, table: dict[str, Any], base: Path = Path(), places: Places = NOWHERE) -> PolicySet:
+def build_preset(
+    name: str,
+    table: dict[str, Any],
+    base: Path = Path(),
+    places: Places = NOWHERE,
+    *,
+    is_reference: bool = False,
+) -> PolicySet:
     """A preset from its tables (as TOML gives them); ``base``: where a policy's own file is looked for. Raises ConfigError
     with the first mistake in it."""
-    preset, mistakes = try_preset(name, table, base, places)
+    preset, mistakes = try_preset(name, table, base, places, is_reference=is_reference)
     if preset is None:
         raise mistakes[0]
     return preset
 
 
 def try_preset(
-    name: str, table: dict[str, Any], base: Path = Path(), places: Places = NOWHERE
+    name: str,
+    table: dict[str, Any],
+    base: Path = Path(),
+    places: Places = NOWHERE,
+    *,
+    is_reference: bool = False,
 ) -> tuple[PolicySet | None, list[ConfigError]]:
     """The same, with every mistake in it, in the order of their lines; the preset is None if there is one."""
+    tables = {key: value for key, value in table.items() if key != REFERENCE}
+    changes = table.get(REFERENCE, {})
+    if not isinstance(changes, dict):
+        return None, [places.mistake((REFERENCE,), "is no table", why="it holds what the reference model changes")]
+    live, mistakes = _built(name, tables, base, places)
+    if not changes or mistakes:
+        return live, mistakes
+    reference, mistakes = _built(name, _changed(tables, changes), base, places.with_table(REFERENCE))
+    return (None if mistakes else reference if is_reference else live), mistakes
+
+
+def _changed(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The table with other values; a part that names another policy has none of the parameters of the one before."""
+    changed = dict(table)
+    for key, value in changes.items():
+        before = table.get(key)
+        if isinstance(value, dict) and isinstance(before, dict) and "policy" not in value:
+            changed[key] = _changed(before, value)
+        else:
+            changed[key] = value
+    return changed
+
+
+def _built(name: str, table: dict[str, Any], base: Path, places: Places) -> tuple[PolicySet | None, list[ConfigError]]:
     reading = Reading(table, places)
     names = {kind: reading.name(kind, DEFAULTS[kind]) for kind in KINDS}
     built: dict[str, Any] = {kind: _member(reading, kind, names[kind], base) for kind in KINDS}
