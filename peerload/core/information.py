@@ -14,7 +14,7 @@ from peerload.model.actions import Announce
 from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.messages import State
 from peerload.policy.api import KnownReport
-from peerload.policy.sound import sound_marks
+from peerload.policy.sound import sound_answer, sound_marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence, Sized
@@ -174,7 +174,7 @@ class Information:
         before, self._before = self._before, now
         policy = self._state.policies.information
         try:
-            tells, asks = policy.tells(told, now), policy.asks(before, now)
+            tells, asks = sound_answer(policy.tells(told, now)), sound_answer(policy.asks(before, now))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return

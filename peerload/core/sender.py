@@ -210,15 +210,11 @@ class Sender:
 
     def _stays(self, search: Search, step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> bool:
         """Whether the task would stay, also because the policy names nobody who could run it."""
-        match step:
-            case Transfer():
-                return step.to not in peers
-            case ProbeStep():
-                return not self._searches.askable(search, step, peers)
-            case Broadcast():
-                return search.is_late or not peers
-            case Keep():
-                return True
+        if isinstance(step, Transfer):
+            return step.to not in peers
+        if isinstance(step, Broadcast):
+            return search.is_late or not peers
+        return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
 
     def _place_stranded(self, search: Search, peers: Sequence[str]) -> ProbeStep | Transfer | None:
         """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is

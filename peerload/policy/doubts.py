@@ -41,7 +41,6 @@ class _Empty:
     speed = 1.0
     mean_s = 1.0
     waiting_s = 0.0
-    mean_s = 1.0
     running: Sequence[RunningView] = ()
     load = 0.0
     marks = Marks(1.0, 1.0, 1.0, 1.0)

@@ -1,5 +1,6 @@
 """What a policy answered, held against what its kind may answer. Each function returns the answer or raises TypeError or
-ValueError, so that nonsense counts as a failure of the policy and reaches nobody."""
+ValueError, so that nonsense counts as a failure of the policy and reaches nobody. What these say is the same in every
+process, as decisions are: no address of an object is in it."""
 
 from __future__ import annotations
 
@@ -30,12 +31,28 @@ def sound_marks(answer: object) -> Marks:
     return answer
 
 
+def sound_partner(answer: object) -> str | None:
+    """A node's name, or nobody."""
+    if not isinstance(answer, str | None):
+        raise TypeError(f"a {type(answer).__name__} is no node's name")
+    return answer
+
+
+def sound_answer(answer: object) -> bool:
+    """Yes or no."""
+    if not isinstance(answer, bool):
+        raise TypeError(f"a {type(answer).__name__} is neither yes nor no")
+    return answer
+
+
 def sound_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     """A step of a search, with texts for names and reasons."""
     match answer:
         case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
             return answer
-        case Transfer(to=str(), load_tasks_max=int()) | Keep(reason=str()) | Broadcast():
+        case Broadcast():
+            return answer
+        case Transfer(to=str(), load_tasks_max=int()) | Keep(reason=str()):
             return answer
         case _:
             raise TypeError(f"a {type(answer).__name__} is no step of a search")
