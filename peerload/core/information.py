@@ -201,7 +201,7 @@ class Information:
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s
         if period_s:
-            self._state.set_timer_in(period_s, "period")
+            self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), "period")
 
 
 def _region(n: int, slots: int, marks: Marks) -> Region:

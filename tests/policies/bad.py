@@ -115,7 +115,7 @@ class OrderOfASet(Struct, frozen=True):
 
 class NoStep(Struct, frozen=True):
     def locate(self, view: Any, task: Any, replies: Any, rng: Any) -> Any:
-        return view.peers
+        return tuple(view.peers)
 
 
 class NoReason(Struct, frozen=True):
