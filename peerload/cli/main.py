@@ -31,6 +31,7 @@ VERBS = (
     ("cancel", "stop tasks"),
     ("nodes", "every node: state, load, cpu, memory, tasks"),
     ("policy", "the policies there are and the preset in force"),
+    ("replay", "decide a recording of an agent again, and compare"),
     ("top", "the cluster at a glance"),
     ("demo", "three agents and a broker on this machine, at work"),
 )

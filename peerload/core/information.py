@@ -82,11 +82,26 @@ class Information:
 
     def report(self) -> LoadReport:
         """What this node says of itself now."""
-        view = self.view()
-        n, slots, marks = view.load_tasks, view.slots, view.marks
         self._sequence += 1
+        report = self._described(self.marks())
+        self.was_told(report)
+        return report
+
+    def shown(self) -> LoadReport:
+        """What this node said of itself, or would have, at the end of the last event; changes nothing."""
+        return self._described(self._marks)
+
+    def was_told(self, report: LoadReport) -> None:
+        """Somebody has this report: is it of another region than everybody knows of?"""
+        if self._told is not None and report.region is not self._told.region:
+            self._said = report
+
+    def _described(self, marks: Marks) -> LoadReport:
+        view = self._view(None, 0)
+        view.marks = marks
+        n, slots = view.load_tasks, view.slots
         movable = len(self._queue) + len(self._stranded)
-        report = LoadReport(
+        return LoadReport(
             load_tasks=n,
             slots=slots,
             running=len(self._ledger.running),
@@ -101,14 +116,12 @@ class Information:
             incarnation=self._state.identity.incarnation,
             sequence=self._sequence,
         )
-        if self._told is not None and report.region is not self._told.region:
-            self._said = report
-        return report
 
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """After every event: has the load region changed? It is told if it holds."""
+        self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
         region = _region(self._ledger.load_tasks, self._ledger.profile.slots, self.marks())
         self._marks_at = None
         if self._told is None:

@@ -72,8 +72,21 @@ def policy_class(kind: str, name: str, base: Path = Path()) -> type:
 
 def load_preset(name: str) -> PolicySet:
     """A preset by name or path. Raises ConfigError naming the key and what is allowed."""
-    short, table = _read(name)
-    return build_preset(short, table, Path(name).parent if name.endswith(".toml") else Path())
+    return read_preset(*preset_text(name), preset_directory(name))
+
+
+def read_preset(name: str, text: str, base: Path = Path()) -> PolicySet:
+    """A preset from its text; ``base``: where a policy's own file is looked for. Raises ConfigError."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("policy", f"{name} is not TOML", why=str(error)) from None
+    return build_preset(name, table, base)
+
+
+def preset_directory(name: str) -> Path:
+    """What the paths of policies in this preset count from."""
+    return Path(name).parent if name.endswith(".toml") else Path()
 
 
 def build_preset(name: str, table: dict[str, Any], base: Path = Path()) -> PolicySet:
@@ -97,27 +110,23 @@ def build_preset(name: str, table: dict[str, Any], base: Path = Path()) -> Polic
     )
 
 
-def _read(name: str) -> tuple[str, dict[str, Any]]:
+def preset_text(name: str) -> tuple[str, str]:
+    """The short name and the text of a preset by name or path. Raises ConfigError."""
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
             raise ConfigError("policy", f"no such file: {name}", hint="peerload policy ls")
-        text, short = path.read_text(encoding="utf-8"), path.stem
-    elif name in presets():
+        return path.stem, path.read_text(encoding="utf-8")
+    if name in presets():
         resource = importlib.resources.files("peerload_policies") / "presets" / f"{name}.toml"
-        text, short = resource.read_text(encoding="utf-8"), name
-    else:
-        near = difflib.get_close_matches(name, presets(), 1)
-        raise ConfigError(
-            "policy",
-            f"no preset named {name!r}",
-            why=f"there are {', '.join(presets())}",
-            hint=f"did you mean {near[0]!r}?" if near else "your own is a path that ends in .toml",
-        )
-    try:
-        return short, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError("policy", f"{name} is not TOML", why=str(error)) from None
+        return name, resource.read_text(encoding="utf-8")
+    near = difflib.get_close_matches(name, presets(), 1)
+    raise ConfigError(
+        "policy",
+        f"no preset named {name!r}",
+        why=f"there are {', '.join(presets())}",
+        hint=f"did you mean {near[0]!r}?" if near else "your own is a path that ends in .toml",
+    )
 
 
 def _flatten(table: dict[str, Any]) -> dict[str, dict[str, Any]]:

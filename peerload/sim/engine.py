@@ -158,7 +158,9 @@ class Simulation:
 
     def _meet(self, host: Host, other: Host) -> None:
         if other.node is not None:
-            met = events.PeerMet(other.identity, other.profile, other.node.sharing.report())
+            report = other.node.sharing.shown()
+            other.handle(events.LoadTold(report))
+            met = events.PeerMet(other.identity, other.profile, report)
             self.after(self._network_options.delay_s, lambda: host.handle(met))
 
     def crash(self, host: Host, down_s: float, *, machine: bool = False) -> None:
