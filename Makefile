@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
+.PHONY: help setup test ci-long lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 CASES ?= tests/theory/cases.json
@@ -31,6 +31,9 @@ $(INSTALLED): .venv/requirements pyproject.toml .ci/setup
 
 test: lint  ## everything that must pass: lint, then the tests (PYTEST_ARGS='-k lease -x')
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
+
+ci-long: setup  ## the tests that take too long for `make test`, up to an hour
+	.venv/bin/python -m pytest -m long $(PYTEST_ARGS) tests
 
 lint: setup  ## ruff, mypy --strict and the layers, side by side
 	@$(MAKE) --no-print-directory --keep-going -j4 -Otarget lint-ruff lint-format lint-mypy lint-imports
