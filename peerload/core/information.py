@@ -1,8 +1,8 @@
 """What this node knows and tells of its own load: the load index, the marks, the region, the report, announcements.
 
-A load region is told when it has held for settle_s and the information policy says so, and besides at the policy's
-period, if it has one. It is also told again when another region was mentioned to somebody meanwhile, in a probe or a
-reply: who heard that would believe it until the next region. The transfer policy is asked for its marks once an event.
+A load region, or that there is a task to give by now, is told when it has held for settle_s and the information policy
+says so, and besides at the policy's period, if it has one. It is also told again when something else was mentioned to
+somebody meanwhile, in a probe or a reply: who heard that would believe it until the next change. The transfer policy is asked for its marks once an event.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Information:
         self._sequence = 0
         self._told: LoadReport | None = None
         self._said: LoadReport | None = None
-        self._due: Region | None = None
+        self._due: tuple[Region, bool] | None = None
         self._marks = MARKS_AT_FIRST
         self._marks_at: Instant | None = None
         self.cpus_busy = 0.0
@@ -92,53 +92,72 @@ class Information:
         return self._described(self._marks)
 
     def was_told(self, report: LoadReport) -> None:
-        """Somebody has this report: is it of another region than everybody knows of?"""
-        if self._told is not None and report.region is not self._told.region:
+        """Somebody has this report: does it stand elsewhere than everybody knows?"""
+        if self._told is not None and self._standing(report) != self._standing(self._told):
             self._said = report
 
     def _described(self, marks: Marks) -> LoadReport:
         view = self._view(None, 0)
         view.marks = marks
         n, slots = view.load_tasks, view.slots
-        movable = len(self._queue) + len(self._stranded)
         return LoadReport(
             load_tasks=n,
             slots=slots,
             running=len(self._ledger.running),
             waiting=self._ledger.waiting + len(self._stranded),
-            movable=movable,
+            movable=len(self._queue) + len(self._stranded),
             load=view.load,
-            region=_region(n, slots, marks),
+            region=self._region(marks),
             accepts=n < marks.accept_below * slots and not self._state.profile.drained,
-            gives=movable > 0 and (n > marks.give_above * slots or len(self._stranded) > 0),
+            gives=self._gives(marks),
             cpus_busy=self.cpus_busy,
             mem_used_bytes=self.mem_used_bytes,
             incarnation=self._state.identity.incarnation,
             sequence=self._sequence,
         )
 
+    def _standing(self, report: LoadReport) -> tuple[Region, bool]:
+        """What is told when it has changed: the region and, where reports choose whom to ask, whether this node has a
+        task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten."""
+        return report.region, report.gives and self._state.policies.information.reports_guide_probing
+
+    def _region(self, marks: Marks) -> Region:
+        """Underloaded below the low mark, overloaded from the high one on."""
+        n, slots = self._ledger.load_tasks, self._ledger.profile.slots
+        if n >= max(marks.send_at * slots, 1):
+            return Region.OVERLOADED
+        return Region.UNDERLOADED if n < marks.accept_below * slots else Region.NORMAL
+
+    def _gives(self, marks: Marks) -> bool:
+        """Whether it has a task that may go."""
+        if self._stranded:
+            return True
+        return len(self._queue) > 0 and self._ledger.load_tasks > marks.give_above * self._ledger.profile.slots
+
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """After every event: has the load region changed? It is told if it holds."""
         self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
-        region = _region(self._ledger.load_tasks, self._ledger.profile.slots, self.marks())
+        marks = self.marks()
         self._marks_at = None
+        guides = self._state.policies.information.reports_guide_probing
+        standing = self._region(marks), guides and self._gives(marks)
         if self._told is None:
             self.tell()
-        elif region is self._told.region and self._said is None:
+        elif standing == self._standing(self._told) and self._said is None:
             if self._due is not None:
                 self._due = None
                 self._state.clear_timer("region")
-        elif self._due is not region:
-            self._due = region
+        elif self._due != standing:
+            self._due = standing
             self._state.set_timer_in(self._state.config.settle_s, "region")
 
     def region_held(self) -> None:
         """The region has held for settle_s: told, if the information policy says so."""
         said = self._said
         now = self.report()
-        known = said if said is not None and said.region is not now.region else self._told
+        known = said if said is not None and self._standing(said) != self._standing(now) else self._told
         try:
             tells = known is None or self._state.policies.information.tells(known, now)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
@@ -161,10 +180,3 @@ class Information:
         period_s = self._state.policies.information.period_s
         if period_s:
             self._state.set_timer_in(period_s, "period")
-
-
-def _region(n: int, slots: int, marks: Marks) -> Region:
-    """Underloaded below the low mark, overloaded from the high one on."""
-    if n >= max(marks.send_at * slots, 1):
-        return Region.OVERLOADED
-    return Region.UNDERLOADED if n < marks.accept_below * slots else Region.NORMAL
