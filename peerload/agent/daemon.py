@@ -412,7 +412,7 @@ class Daemon:
         return Profile(
             node=self.config.node,
             slots=max(int(cpus), 1) if slots is None else slots,
-            cpus=cpus if slots is None else max(cpus, slots),
+            cpus=cpus if slots is None else max(cpus, float(slots)),
             mem_bytes=mem_bytes,
             labels=self.config.label,
             slots_fixed=slots is not None,

@@ -82,8 +82,9 @@ def _made(started: recording.Started) -> Node:
 
 
 def _first_difference(was: list[Any], now: list[Any], was_failure: str, failure: str) -> dict[str, Any]:
-    """The first action that is not the same: its number, as it was and as it is now; None where there is none."""
-    pairs = enumerate(zip(was, now, strict=False))
+    """The first action that is not the same (2 and 2.0 are not): its number, as it was and as it is now; None where
+    there is none."""
+    pairs = enumerate(zip(map(recording.encode_plain, was), map(recording.encode_plain, now), strict=False))
     number = next((index for index, (old, new) in pairs if old != new), min(len(was), len(now)))
     return {
         "action_number": number + 1,

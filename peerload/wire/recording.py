@@ -110,6 +110,11 @@ def plain(raw: bytes | msgspec.Raw) -> Any:  # noqa: ANN401 -- whatever was enco
 _anything: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 
+def encode_plain(value: Any) -> bytes:  # noqa: ANN401 -- what `plain` gave
+    """The reverse of `plain`."""
+    return _encoder.encode(value)
+
+
 def whole_bytes(data: memoryview) -> int:
     """How many bytes of a recording are whole frames, with MAGIC; what follows was cut off. Raises BadMessage if it is
     no recording of this format."""

@@ -90,6 +90,17 @@ def test_decisions_come_out_again(policy: str, broker: BrokerProcess) -> None:  
         ]
 
 
+def test_an_agent_with_more_slots_than_cpus_too() -> None:
+    with Cluster() as cluster:
+        path = cluster.directory / "recording"
+        agent = cluster.agent("n1", "--record", str(path), slots=1000)
+        agent.wait(agent.submit("true", array=[(1, 20, 1)]))
+        agent.call("stop", all=True)
+        agent.reap()
+        done = replay(path)
+        assert done.returncode == 0, done.stdout
+
+
 def test_a_tampered_recording_shows_where_it_differs(broker: BrokerProcess) -> None:  # noqa: F811
     with Cluster() as cluster:
         agents = recorded(cluster, broker.url, "adaptive", slots=1)
