@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from peerload.policy.registry import presets
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import ROOT, Agent, Cluster
 from tests.integration.test_docs_commands import keys_told
@@ -54,7 +55,12 @@ def ended_at(home: Agent) -> int:
     return sum(state == "done" for state in home.states().values())
 
 
-@pytest.mark.parametrize("policy", ["adaptive", "symmetric"])
+IN_SHORT = ("adaptive", "symmetric")
+
+
+@pytest.mark.parametrize(
+    "policy", [*IN_SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in presets() if name not in IN_SHORT)]
+)
 def test_decisions_come_out_again(policy: str, broker: BrokerProcess) -> None:  # noqa: F811
     with Cluster() as cluster:
         agents = recorded(cluster, broker.url, policy)
@@ -81,9 +87,9 @@ def test_decisions_come_out_again(policy: str, broker: BrokerProcess) -> None:  
         assert [len(starts[agent.node]) for agent in agents] == [2, 2, 1]
         for start in (start for each in starts.values() for start in each):
             assert start["difference"] is None
-            assert start["events_agreed"] == start["events"] > 10
-            assert start["actions_agreed"] > 10
+            assert start["events_agreed"] == start["events"] > 0
             assert start["policy"] == policy
+        assert sum(start["actions_agreed"] for start in starts["n1"]) > 100
         assert [start["ended"] for start in starts["n2"]] == [
             "it breaks off: the agent was killed, or still runs",
             "the agent stopped",
