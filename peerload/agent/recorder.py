@@ -5,6 +5,7 @@ It never stands in the way: no sync, and a file that cannot be written any more 
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import mmap
 import os
@@ -38,6 +39,8 @@ class Recorder:
         self._buffer = bytearray()
         try:
             self._descriptor, self._size = _open(path)
+        except BlockingIOError:
+            raise ConfigError("record", f"{path} cannot be used", why="another agent records there") from None
         except OSError as error:
             raise ConfigError("record", f"{path} cannot be used", why=str(error.strerror or error)) from None
         except BadMessage as error:
@@ -104,6 +107,7 @@ def _open(path: str) -> tuple[int, int]:
     agent that was killed has left, is cut off."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or its agent is gone
         size = os.fstat(descriptor).st_size
         if not size:
             return descriptor, 0

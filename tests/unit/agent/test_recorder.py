@@ -99,6 +99,14 @@ def test_another_file_is_not_touched(tmp_path: Path) -> None:
         Recorder(str(tmp_path), begun())
 
 
+def test_two_agents_do_not_record_in_one_file(tmp_path: Path) -> None:
+    first = Recorder(str(tmp_path / "recording"), begun())
+    with pytest.raises(ConfigError, match="another agent records there"):
+        Recorder(str(tmp_path / "recording"), begun())
+    first.close()
+    Recorder(str(tmp_path / "recording"), begun()).close()
+
+
 def test_a_full_disk_ends_the_recording_alone(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         kept = Recorder("/dev/full", begun())
