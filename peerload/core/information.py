@@ -2,7 +2,8 @@
 
 A load region is told when it has held for settle_s and the information policy says so, and besides at the policy's
 period, if it has one. It is also told again when another region was mentioned to somebody meanwhile, in a probe or a
-reply: who heard that would believe it until the next region. The transfer policy is asked for its marks once an event.
+reply: who heard that would believe it until the next region. The transfer policy is asked for its marks once an event,
+or once for all if it says that they are steady.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
     from peerload.model.instant import Instant
+    from peerload.policy.api import TransferPolicy
 
 MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Until the transfer policy has spoken, and while it fails."""
@@ -53,6 +55,8 @@ class Information:
         self._due: Region | None = None
         self._marks = MARKS_AT_FIRST
         self._marks_at: Instant | None = None
+        self._steady: TransferPolicy | None = None
+        self._settled_version = -1
         self.cpus_busy = 0.0
         self.mem_used_bytes = 0
 
@@ -69,12 +73,14 @@ class Information:
 
     def marks(self) -> Marks:
         """The transfer policy's marks; asked for once an event."""
-        if self._marks_at is self._state.now:
+        policy = self._state.policies.transfer
+        if policy is self._steady or self._marks_at is self._state.now:
             return self._marks
         view = self._view(None, 0)
         view.marks = self._marks
         try:
-            self._marks = self._state.policies.transfer.marks(view)
+            self._marks = policy.marks(view)
+            self._steady = policy if getattr(policy, "steady", False) else None
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
         self._marks_at = self._state.now
@@ -109,6 +115,10 @@ class Information:
 
     def settle(self) -> None:
         """After every event: has the load region changed? It is told if it holds."""
+        version = self._ledger.version
+        if version == self._settled_version and self._state.policies.transfer is self._steady:
+            return
+        self._settled_version = version
         region = _region(self._ledger.load_tasks, self._ledger.profile.slots, self.marks())
         self._marks_at = None
         if self._told is None:

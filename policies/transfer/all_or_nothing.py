@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One threshold at one task per slot: whoever is idle takes, whoever is not gives what it cannot start. With
     ``processing_margin`` at two, so that no node idles while its next task travels. Any mark may be set by hand."""
 
+    steady: ClassVar[bool] = True
     processing_margin: bool = False
     send_at: float | None = None
     accept_below: float | None = None

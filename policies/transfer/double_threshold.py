@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node accepts and asks below ``low``, sends and gives from ``high``; between them it neither seeks nor gives,
     which saves messages when loads hover around one value. Any mark may be set by hand."""
 
+    steady: ClassVar[bool] = True
     low: float = 1.0
     high: float = 2.0
     send_at: float | None = None

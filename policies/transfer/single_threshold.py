@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -18,6 +18,7 @@ class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     near T both sends and asks. Any mark may be set by hand. ``prefetch``: a node asks for so many tasks more, so
     that one is at hand when a short task ends."""
 
+    steady: ClassVar[bool] = True
     threshold: float = 2.0
     send_at: float | None = None
     accept_below: float | None = None
