@@ -1,9 +1,9 @@
 """What this node knows and tells of its own load: the load index, the marks, the region, the report, announcements.
 
-A load region is told when it has held for settle_s and the information policy says so, and besides at the policy's
-period, if it has one. It is also told again when another region was mentioned to somebody meanwhile, in a probe or a
-reply: who heard that would believe it until the next region. The transfer policy is asked for its marks once an event,
-or once for all if it says that they are steady.
+The information policy says what it watches: the load region, n, or nothing. A load region is told when it has held for
+settle_s and the information policy says so, and besides at the policy's period, if it has one. It is also told again
+when another region was mentioned to somebody meanwhile, in a probe or a reply: who heard that would believe it until
+the next region. The transfer policy is asked for its marks once an event, or once for all if they are steady.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from peerload.core.view import View
 from peerload.model.actions import Announce
 from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.messages import State
+from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence, Sized
+    from collections.abc import Callable, Sequence, Sized
 
     from peerload.core.admission import Ledger
     from peerload.core.membership import Membership
@@ -31,7 +32,8 @@ MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_ab
 
 
 class Information:
-    """One per node; its timers are ``region`` and ``period``. cpus_busy, mem_used_bytes: what the sensors last read;
+    """One per node; its timers are ``region``, ``period`` and ``tell``. ``ask(report)`` is called when the policy wants the
+    others' load asked for. cpus_busy, mem_used_bytes: what the sensors last read;
     stranded: the tasks of this home without a place, which count as movable."""
 
     def __init__(
@@ -51,7 +53,13 @@ class Information:
         self._stranded = stranded
         self._sequence = 0
         self._told: LoadReport | None = None
+        self._told_s = 0.0
         self._said: LoadReport | None = None
+        self._before: LoadReport | None = None
+        self._seen_tasks = 0
+        self._is_quiet = False
+        self._watches = state.policies.information.watches
+        self.ask: Callable[[LoadReport], None] = lambda _report: None
         self._due: Region | None = None
         self._marks = MARKS_AT_FIRST
         self._marks_at: Instant | None = None
@@ -66,6 +74,8 @@ class Information:
         """What a policy sees of this node, and the peers in question (None: all). n leaves ``uncounted`` tasks out."""
         view = self._view(peers, uncounted)
         view.marks = self.marks()
+        if self._told is not None:
+            view.told = KnownReport(self._told, self._state.now.boot_s - self._told_s)
         return view
 
     def _view(self, peers: Sequence[str] | None, uncounted: int) -> View:
@@ -114,16 +124,24 @@ class Information:
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """After every event: has the load region changed? It is told if it holds."""
-        version = self._ledger.version
-        if version == self._settled_version and self._state.policies.transfer is self._steady:
-            return
-        self._settled_version = version
-        region = _region(self._ledger.load_tasks, self._ledger.profile.slots, self.marks())
-        self._marks_at = None
+        """After every event: has anything changed that the information policy watches?"""
         if self._told is None:
             self.tell()
-        elif region is self._told.region and self._said is None:
+            self._before = self._told
+        elif self._watches == "region":
+            self._settle_region(self._told, self._before or self._told)
+        elif self._watches == "tasks":
+            self._settle_tasks()
+        self._marks_at = None
+
+    def _settle_region(self, told: LoadReport, before: LoadReport) -> None:
+        """A region counts if it holds."""
+        version = self._ledger.version
+        if version == self._settled_version and self._state.policies.transfer is self._steady:
+            return  # neither n nor a mark has changed since
+        self._settled_version = version
+        region = _region(self._ledger.load_tasks, self._ledger.profile.slots, self.marks())
+        if region is before.region and region is told.region and self._said is None:
             if self._due is not None:
                 self._due = None
                 self._state.clear_timer("region")
@@ -132,17 +150,39 @@ class Information:
             self._state.set_timer_in(self._state.config.settle_s, "region")
 
     def region_held(self) -> None:
-        """The region has held for settle_s: told, if the information policy says so."""
+        """The region has held for settle_s: told, or asked about, if the information policy says so."""
         said = self._said
         now = self.report()
         known = said if said is not None and said.region is not now.region else self._told
+        self._changed(known, now)
+
+    def _settle_tasks(self) -> None:
+        if self._ledger.load_tasks != self._seen_tasks and not self._is_quiet:
+            self._seen_tasks = self._ledger.load_tasks
+            self._changed(self._told, self.report())
+
+    def tell_again(self) -> None:
+        """tell_s_min is over."""
+        self._is_quiet = False
+
+    def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
+        """What the information policy makes of a change."""
+        before, self._before = self._before, now
+        self._settled_version = -1
+        policy = self._state.policies.information
         try:
-            tells = known is None or self._state.policies.information.tells(known, now)
+            tells, asks = policy.tells(told, now), policy.asks(before, now)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
-            tells = False
+            return
         if tells:
             self.tell(now)
+        if asks:
+            self.ask(now)
+        quiet_s = self._state.config.tell_s_min
+        if self._watches == "tasks" and quiet_s and (tells or asks):
+            self._is_quiet = True
+            self._state.set_timer_in(quiet_s, "tell")
 
     def period_passed(self) -> None:
         """The information policy tells everybody at a fixed period."""
@@ -152,6 +192,7 @@ class Information:
         """Announce this node's load to everybody."""
         report = report or self.report()
         self._told = report
+        self._told_s = self._state.now.boot_s
         self._said = self._due = None
         self._state.count("announcements")
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))

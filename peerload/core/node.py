@@ -59,7 +59,7 @@ class Node:
         )
         self.submissions = submission.Submissions(self.state)
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
-        self.runs.completed = self.sharing.receiver.completed
+        self.runs.completed = self.sharing.completed
         self.home.requeued = self._requeued
         self.home.placed = self.sharing.sender.placed
         self.handoff.declined = self.sharing.sender.offer_declined
@@ -249,6 +249,18 @@ class Node:
                 self.sharing.receiver.give_requested(src, message)
             case messages.GiveReply():
                 self.sharing.receiver.give_replied(src, message)
+            case messages.StateRequest():
+                self.sharing.requests.request_received(src, message)
+            case messages.StateAnswer():
+                self.sharing.requests.answer_received(src, message)
+            case messages.Enough():
+                self.sharing.requests.enough_received(src, message)
+            case messages.PairRequest():
+                self.sharing.pairing.request_received(src, message)
+            case messages.PairReply():
+                self.sharing.pairing.reply_received(src, message)
+            case messages.Unpair():
+                self.sharing.pairing.unpair_received(src, message)
             case messages.Footprint():
                 self.sharing.footprint_received(src, message)
             case messages.Offer():
@@ -309,7 +321,7 @@ class Node:
         runs_here = not task.cannot_here and not why_never(self.state.profile, spec.request, spec.placement, here)
         if runs_here and to == here:
             self.state.count("tasks taken home")
-            self.sharing.receiver.taken_home(message.uid)
+            self.sharing.giver.taken_home(message.uid)
         elif runs_here and self.membership.is_usable(to) and self.home.may_migrate(task):
             self.sharing.sender.forward(task, to)
         else:
@@ -330,12 +342,20 @@ class Node:
                 self.sharing.information.region_held()
             case "period":
                 self.sharing.information.period_passed()
+            case "tell":
+                self.sharing.information.tell_again()
+            case "answer":
+                self.sharing.requests.answer(subject)
+            case "pair":
+                self.sharing.pairing.ask()
+            case "paired":
+                self.sharing.pairing.timed_out()
             case "retry":
                 self.sharing.receiver.retry()
             case "stranded":
                 self.sharing.sender.ask_again(bytes.fromhex(subject))
             case "inbound":
-                self.sharing.receiver.inbound_timed_out(bytes.fromhex(subject))
+                self.sharing.giver.inbound_timed_out(bytes.fromhex(subject))
             case "reserved":
                 self.executor.reservation_ended(subject)
             case "result":

@@ -26,7 +26,7 @@ ANYTHING = Need()
 class View:
     """`policy.api.NodeView` over the machines of one node; made anew for each question, it copies nothing."""
 
-    __slots__ = ("_ledger", "_membership", "_memory", "_peers", "_state", "_uncounted", "cpus_busy", "marks")
+    __slots__ = ("_ledger", "_membership", "_memory", "_peers", "_state", "_uncounted", "cpus_busy", "marks", "told")
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class View:
         self._uncounted = uncounted
         self.cpus_busy = cpus_busy
         self.marks: Marks
+        self.told: KnownReport | None = None
 
     @property
     def node(self) -> str:
@@ -105,8 +106,8 @@ class View:
         return self._memory.busy
 
     def report(self, node: str) -> KnownReport | None:
-        """The newest unexpired report of a peer."""
-        return self._membership.report(node)
+        """The newest unexpired report of a peer; this node's own is the one it told last."""
+        return self.told if node == self._state.node else self._membership.report(node)
 
 
 class Movable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from peerload.model.events import Submission
-from peerload.model.messages import Advice, Identity, Membership, Ownership, State
+from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership
 from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
 
 
@@ -75,9 +75,10 @@ class Send(_Action, frozen=True):
 
 
 class Announce(_Action, frozen=True):
-    """Tell everybody this node's load: retained over MQTT; while that is away, to the peers one by one."""
+    """Say something to everybody: over MQTT (this node's own State retained); while that is away, to the peers one by
+    one."""
 
-    state: State
+    message: Broadcast
 
 
 class Dial(_Action, frozen=True):

@@ -40,6 +40,14 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A probe without a reply counts as "does not accept" after this."""
     inbound_s: Positive = 2.0
     """A promised task counts as load for this long while it is on its way."""
+    answer_backoff_s: Positive = 0.03
+    """A useful node answers a broadcast request after a random pause of at most this: more spares answers, less time."""
+    answer_wait_s: Positive = 0.25
+    """A search that has asked everybody ends after this, if nobody has answered who accepts."""
+    answers_enough: Limit = 3
+    """A node that asks for load says that it is enough after this many answers."""
+    answers_pending_max: Limit = 1024
+    """Requests of others that this node is about to answer."""
     searches_in_flight_max: Limit = 8
     """Sender searches at a time; further arrivals wait for their turn."""
     probes_per_search_max: Limit = 64
@@ -57,6 +65,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     # load
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """A load region counts only after it has held for this long."""
+    tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05
+    """Load that is told at every change is told no more often than this."""
     report_age_s_max: Positive = 90.0
     """An older report is no longer believed."""
 

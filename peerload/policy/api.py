@@ -32,12 +32,14 @@ class KnownReport(msgspec.Struct, frozen=True, gc=False):
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
     """What one peer answered in this search. No answer in time counts as ``accepts=False`` with no report, and so does
-    an offer that was declined. remembered: it was asked because memory named it, which costs no probe of the search."""
+    an offer that was declined. remembered: it was asked because memory named it, which costs no probe of the search; price_s: its bid, when the
+    task would have ended there, in seconds from when it was asked, as far as it can tell."""
 
     node: str
     accepts: bool
     report: LoadReport | None = None
     remembered: bool = False
+    price_s: float = 0.0
 
 
 class TaskView(msgspec.Struct, frozen=True, gc=False):
@@ -122,6 +124,11 @@ class Probe(msgspec.Struct, frozen=True, gc=False):
     nodes: tuple[str, ...]
 
 
+class Broadcast(msgspec.Struct, frozen=True, gc=False):
+    """Ask everybody at once. Only those that accept answer, each after a short random pause, and the policy is asked
+    again at each answer; to return this again is to wait for more of them."""
+
+
 ANY_LOAD = 1 << 40
 """More tasks than any node has."""
 
@@ -181,12 +188,21 @@ class WaitingView(Protocol):
         """Movable tasks, the last arrival first."""
 
 
+Watch = Literal["region", "tasks", "nothing"]
+
+
 @runtime_checkable
 class InformationPolicy(Protocol):
     """When and to whom load is told.
 
-    reports_guide_probing: whom to probe is drawn from reports first; period_s: tell everybody this often (0: never).
+    reports_guide_probing: whom to probe is drawn from reports first; period_s: tell everybody this often (0: never);
+    watches: which changes `tells` and `asks` are asked about: of the load region, once it has held for settle_s, of n,
+    or none (both are then asked at the start only).
     """
+
+    @property
+    def watches(self) -> Watch:
+        """``region``, ``tasks`` or ``nothing``."""
 
     @property
     def reports_guide_probing(self) -> bool:
@@ -197,10 +213,11 @@ class InformationPolicy(Protocol):
         """Seconds between periodic broadcasts, 0 = none."""
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """Whether this change is broadcast, given what was told last. Region changes arrive here settled."""
+        """Whether this change is broadcast, given what was told last (None: nothing yet)."""
 
-    def asks(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """Whether a request for the others' load is broadcast at this change."""
+    def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
+        """Whether the others' load is asked for at this change from ``before`` (None: at the start): those useful to
+        this node answer, the busy ones if it has room, the idle ones if it has too much."""
 
 
 @runtime_checkable
@@ -209,7 +226,7 @@ class SenderPolicy(Protocol):
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
-    ) -> Probe | Transfer | Keep:
+    ) -> Probe | Broadcast | Transfer | Keep:
         """The next step of a search; ``replies`` holds every answer so far, in order.
 
         A policy with ``passes_on = True`` is also asked about a task of another home that was placed on a node with no
@@ -239,15 +256,17 @@ class ReceiverPolicy(Protocol):
 
 @runtime_checkable
 class PairingPolicy(Protocol):
-    """Two nodes pair and even out [BF81]. rate: initiations per mean service time; difference: in tasks."""
+    """Two nodes pair and even out their loads [BF81]. rate: searches for a partner per mean service time (0: never)."""
 
     @property
     def rate(self) -> float:
         """Initiations per mean service time."""
 
-    @property
-    def difference(self) -> int:
-        """A task moves while the loads differ by at least this."""
+    def partner(self, view: NodeView, rng: random.Random) -> str | None:
+        """Whom to ask, None = nobody now. Somebody who is paired already refuses."""
+
+    def moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
+        """Whether one more waiting task goes from the one to the other; the selection policy says which."""
 
 
 PriorityClass = Literal["local", "remote", "first"]

@@ -29,6 +29,7 @@ DEFAULTS = {
     "information": "poll",
     "location.sender": "none",
     "location.receiver": "none",
+    "location.pairing": "none",
     "priority": "fcfs",
     "migration": "irrevocable",
 }
@@ -90,6 +91,7 @@ def build_preset(name: str, table: dict[str, Any], base: Path = Path()) -> Polic
         information=built["information"],
         sender=built["location.sender"],
         receiver=built["location.receiver"],
+        pairing=built["location.pairing"],
         priority=built["priority"],
         migration=built["migration"],
         memory=_memory(table),

@@ -169,7 +169,7 @@ class Host:
             case actions.Announce():
                 for other in simulation.hosts.values():
                     if other is not self:
-                        simulation.send(self, other.name, action.state)
+                        simulation.send(self, other.name, action.message)
             case actions.SpawnTask():
                 self._spawn(action)
             case actions.SignalTask():

@@ -60,7 +60,10 @@ IDEAL_CONFIG = CoreConfig(
     inbound_s=NEVER_S,
     retry_s_min=1e-9,
     retry_s_max=NEVER_S,
+    answer_backoff_s=1e-9,
+    answer_wait_s=1e-8,
     settle_s=3600.0,
+    tell_s_min=0.0,
     report_age_s_max=NEVER_S,
     ping_s=NEVER_S,
     suspect_after_s=NEVER_S,
@@ -270,7 +273,7 @@ class IdealCluster:
             case actions.KeepOutput() | actions.FetchOutput():
                 self._now.append((name, events.OutputArrived(action.uid, action.attempt)))
             case actions.Announce():
-                received = events.MessageReceived(name, action.state)
+                received = events.MessageReceived(name, action.message)
                 self._now.extend((other, received) for other in self.nodes if other != name)
             case actions.SignalTask():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")

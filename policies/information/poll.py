@@ -8,20 +8,35 @@ import msgspec
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
+    from peerload.policy.api import Watch
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No broadcasts at all: the fewest messages at low load; the freshest facts, a round trip late."""
 
     reports_guide_probing: bool = False
-    period_s: float = 0.0
+
+    @property
+    def period_s(self) -> float:
+        """Never."""
+        return 0.0
+
+    @property
+    def watches(self) -> Watch:
+        """No change matters."""
+        return "nothing"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """Only that it is there."""
         del now
         return told is None
 
-    def asks(self, told: LoadReport | None, now: LoadReport) -> bool:
+    def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
         """Never."""
-        del told, now
+        del before, now
         return False
+
+
+class PollWhenIdle(Poll, frozen=True, forbid_unknown_fields=True):
+    """The receiver-initiated special case with threshold 1 ([RM]): a node tells nothing and, when a slot is free, polls
+    others one by one for a task. For presets with the receiver policy ``poll`` and ``receive_below`` = 1."""

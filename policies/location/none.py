@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
+    from peerload.model.load import LoadReport
     from peerload.policy.api import NodeView, Reply, TaskView
 
 
@@ -34,3 +35,19 @@ class NoReceiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Ask nobody."""
         del view, probes_max, replies, rng
         return Keep("the preset has no receiver-side location policy")
+
+
+class NoPairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes do not pair by themselves; one that is asked still answers."""
+
+    rate: float = 0.0
+
+    def partner(self, view: NodeView, rng: random.Random) -> str | None:
+        """Nobody."""
+        del view, rng
+        return None
+
+    def moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
+        """Nothing moves."""
+        del richer, poorer
+        return False

@@ -60,7 +60,7 @@ def test_a_region_is_told_when_it_has_held() -> None:
     x = Given(policies={**SENDER, "information": {"policy": "region-change"}})
     assert x.submit()[-1] == "timer region 0.2"
     assert x.timer("region") == ["Announce"]
-    assert x.done(Announce).state.report.region is Region.OVERLOADED
+    assert x.done(Announce).message.report.region is Region.OVERLOADED
     assert x.end(x.task().key)[-1] == "timer region 0.2"
     assert x.submit()[-1] == "clear region"  # back before it had held
 
@@ -109,9 +109,9 @@ def _raising(policy: object) -> object:
     def fail(*args: object) -> None:
         raise RuntimeError("on purpose")
 
-    methods = ("load", "marks", "select", "tells", "locate", "prefer")
+    methods = ("load", "marks", "select", "tells", "asks", "locate", "prefer", "partner", "moves")
     body = {name: fail for name in methods if hasattr(policy, name)}
-    data = ("retry_rate", "retry_probes", "period_s", "reports_guide_probing")
+    data = ("rate", "retry_rate", "retry_probes", "period_s", "reports_guide_probing", "watches")
     body.update({name: getattr(policy, name) for name in data if hasattr(policy, name)})
     return type("Raising", (), body)()
 
