@@ -31,6 +31,7 @@ from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer, settled
 from peerload.agent.release import Release
 from peerload.agent.sensors import Sensors, machine_facts
+from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
 from peerload.agent.store import Recovered, Store
 from peerload.core.node import Node
@@ -166,6 +167,8 @@ class Daemon:
             background = [
                 group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
             ]
+            if self._speed() is None:
+                background.append(group.create_task(find_out(self._speed_file(), self.parts.inbox.put)))
             if self.parts.bus is not None:
                 background.append(group.create_task(self.parts.bus.run()))
             for peer in self.config.peer:
@@ -226,6 +229,7 @@ class Daemon:
                 counter=kept.counter,
                 running=running,
                 ended=ended,  # type: ignore[arg-type]
+                past=kept.past,
             )
         )
         self._release_early()
@@ -369,7 +373,15 @@ class Daemon:
             protocol_min=PROTOCOL_MIN,
             protocol_max=PROTOCOL_MAX,
             version=int(self.parts.started_at),
+            speed=self._speed() or 1.0,
         )
+
+    def _speed(self) -> float | None:
+        """As it was set, else as it was measured, None if it was not yet."""
+        return self.config.speed or kept_speed(self._speed_file())
+
+    def _speed_file(self) -> Path:
+        return Path(self.config.state) / "speed"
 
 
 def private_directory(path: Path) -> Path:

@@ -66,7 +66,7 @@ class Giver:
         movable = Movable(
             self._queue,
             lambda work: work.uid not in besides and self._may_go(work, profile),
-            self._state.now.boot_s,
+            self._state,
         )
         try:
             chosen = self._state.policies.selection.select(movable)

@@ -17,13 +17,14 @@ from peerload.model.messages import State
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence, Sized
+    from collections.abc import Callable, Iterable, Sequence, Sized
 
     from peerload.core.admission import Ledger
     from peerload.core.membership import Membership
     from peerload.core.memory import Memory
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
+    from peerload.core.work import Work
     from peerload.model.instant import Instant
     from peerload.policy.api import TransferPolicy
 
@@ -34,7 +35,7 @@ MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_ab
 class Information:
     """One per node; its timers are ``region``, ``period`` and ``tell``. ``ask(report)`` is called when the policy wants the
     others' load asked for. cpus_busy, mem_used_bytes: what the sensors last read;
-    stranded: the tasks of this home without a place, which count as movable."""
+    stranded: the tasks of this home without a place, which count as movable; running: what runs here."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Information:
         self._marks_at: Instant | None = None
         self._steady: TransferPolicy | None = None
         self._settled_version = -1
+        self.running: Callable[[], Iterable[Work]] = tuple
         self.cpus_busy = 0.0
         self.mem_used_bytes = 0
 
@@ -79,7 +81,17 @@ class Information:
         return view
 
     def _view(self, peers: Sequence[str] | None, uncounted: int) -> View:
-        return View(self._state, self._ledger, self._membership, self._memory, self.cpus_busy, peers, uncounted)
+        return View(
+            self._state,
+            self._ledger,
+            self._membership,
+            self._memory,
+            self._queue,
+            self.running,
+            self.cpus_busy,
+            peers,
+            uncounted,
+        )
 
     def marks(self) -> Marks:
         """The transfer policy's marks; asked for once an event."""

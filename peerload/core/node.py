@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, assert_never
 
+import msgspec
+
 from peerload.core import submission
 from peerload.core.admission import Ledger, why_never
 from peerload.core.handoff_executor import Executor
@@ -59,6 +61,7 @@ class Node:
         )
         self.submissions = submission.Submissions(self.state)
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
+        self.sharing.information.running = self.runs.works
         self.runs.completed = self.sharing.completed
         self.home.requeued = self._requeued
         self.home.placed = self.sharing.sender.placed
@@ -116,6 +119,8 @@ class Node:
                 self.runs.launcher_lost()
             case events.LauncherReady():
                 self.runs.launcher_ready(dict(event.running), dict(event.ended))
+            case events.SpeedMeasured():
+                self._speed_measured(event.speed)
             case events.BusChanged():
                 if event.connected:
                     self.sharing.information.tell()
@@ -130,6 +135,8 @@ class Node:
     def _started(self, event: events.AgentStarted) -> None:
         self.submissions.restore(event.counter, event.tokens)
         self.executor.floors.update(event.floors)
+        for run in event.past:
+            self.state.history.learn(run.spec, run.exit)
         waiting: list[HomeTask] = []
         for row in event.tasks:
             task = HomeTask(row.record, self.submissions.shared(row.spec), self.state.now.boot_s)
@@ -151,6 +158,13 @@ class Node:
         for task in waiting:
             self._arrives(task)
         self.state.set_timer_in(self.state.config.ping_s, "ping")
+
+    def _speed_measured(self, speed: float) -> None:
+        """A fact of this node has changed: peers are told."""
+        profile = self.state.profile
+        profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
+        self.state.profile = self.ledger.profile = profile
+        self.sharing.information.tell()
 
     # -- arrivals ------------------------------------------------------------------------------------------------------
 
@@ -322,7 +336,7 @@ class Node:
         if runs_here and to == here:
             self.state.count("tasks taken home")
             self.sharing.giver.taken_home(message.uid)
-        elif runs_here and self.membership.is_usable(to) and self.home.may_migrate(task):
+        elif runs_here and to in self.membership.eligible(task.need(), here) and self.home.may_migrate(task):
             self.sharing.sender.forward(task, to)
         else:
             self._requeued(task, message.reason)

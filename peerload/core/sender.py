@@ -198,7 +198,7 @@ class Sender:
         self, search: Search, task: HomeTask, peers: Sequence[str]
     ) -> ProbeStep | Broadcast | Transfer | Keep:
         view = self._information.view(peers, uncounted=0 if task.stranded_because else 1)
-        shown = task_view(task, task.record.migrations, self._state.now.boot_s)
+        shown = task_view(task, task.record.migrations, self._state)
         search.steps += 1
         try:
             step = self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng)
@@ -305,8 +305,10 @@ class Sender:
         marks = self._information.marks()
         if self._ledger.load_tasks - 1 < marks.send_at * self._ledger.profile.slots:
             return
-        view = self._information.view(self._membership.eligible(Need(guest.spec.request), guest.home), uncounted=1)
-        shown = task_view(guest, guest.migrations, self._state.now.boot_s)
+        view = self._information.view(
+            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=1
+        )
+        shown = task_view(guest, guest.migrations, self._state)
         try:
             step = self._state.policies.sender.locate(view, shown, (), self._state.rng)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance

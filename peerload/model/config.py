@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.resources import Name, NodeName
+from peerload.model.resources import Name, NodeName, Speed
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Limit = Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -92,6 +92,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Distinct environments kept once in memory, however many tasks share them."""
     tokens_kept_max: Limit = 100_000
     durations_kept_max: Limit = 50
+    """The last runs of a command, and of all together, from which durations are learned."""
+    commands_kept_max: Limit = 4096
+    """Commands (at each level at which one is known) whose durations are remembered."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +109,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     slots: Annotated[int, Meta(ge=0, le=65536)] | None = None
     policy: str = "adaptive"
     label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    speed: Speed | None = None
+    """How fast the node works beside the reference machine; None: measured once, kept in the state directory."""
     cluster: NodeName = "default"
     site: NodeName = "main"
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20

@@ -38,13 +38,20 @@ class TaskRow(msgspec.Struct, frozen=True, gc=False):
     directory_here: bool = True
 
 
+class PastRun(msgspec.Struct, frozen=True):
+    """A task of this home that has ended: what was run, and how that went."""
+
+    spec: TaskSpec
+    exit: Exit
+
+
 class AgentStarted(_Event, frozen=True):
     """The first event: what was durable, and what the launcher still knows.
 
     tasks: unfinished ones of this home; executions: attempts for other homes without a ResultAck; floors: per uid the
     highest attempt never to be started (again); counter: the last task number used; running / ended: attempts (by
     execution key) that the launcher has alive (with their start, Unix s) or has an exit record of. A START that is in
-    neither has died.
+    neither has died. past: the last runs of tasks of this home, the oldest first, from which durations are learned.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -54,6 +61,7 @@ class AgentStarted(_Event, frozen=True):
     counter: int = 0
     running: tuple[tuple[str, float], ...] = ()
     ended: tuple[tuple[str, Exit], ...] = ()
+    past: tuple[PastRun, ...] = ()
 
 
 class TaskSubmitted(_Event, frozen=True):
@@ -172,6 +180,12 @@ class LoadSampled(_Event, frozen=True):
     mem_used_bytes: int
 
 
+class SpeedMeasured(_Event, frozen=True):
+    """How fast this node works was found out (`Profile.speed`)."""
+
+    speed: float
+
+
 class BusChanged(_Event, frozen=True):
     """The MQTT broker can be reached, or no longer."""
 
@@ -199,6 +213,7 @@ Event = (
     | LauncherReady
     | OutputArrived
     | LoadSampled
+    | SpeedMeasured
     | BusChanged
     | AgentStopping
 )

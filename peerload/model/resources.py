@@ -10,6 +10,7 @@ from msgspec import Meta
 Cpus = Annotated[float, Meta(ge=0.0, le=65536.0)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 Name = Annotated[str, Meta(max_length=128)]
+Speed = Annotated[float, Meta(gt=0.0, le=1000.0)]
 NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 
 
@@ -40,7 +41,8 @@ class Placement(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The static facts of a node: they decide who is *eligible*, that is, who could ever run a task.
 
-    slots: tasks at a time (also the c of the policies); slots_fixed: the user set them;
+    slots: tasks at a time (also the c of the policies); slots_fixed: the user set them; speed: how fast it works
+    beside the reference machine (1.0): a task that takes t there takes t / speed here;
     version grows with every change. At most 4 KiB on the wire.
     """
 
@@ -56,3 +58,4 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     protocol_min: Annotated[int, Meta(ge=1, le=1000)] = 1
     protocol_max: Annotated[int, Meta(ge=1, le=1000)] = 1
     version: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    speed: Speed = 1.0

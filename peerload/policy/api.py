@@ -43,7 +43,8 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaskView(msgspec.Struct, frozen=True, gc=False):
-    """A waiting task as a policy sees it. expected_s: 0 = not known; moved_bytes: what a transfer would carry."""
+    """A waiting task as a policy sees it. expected_s: how long it would take on this node, 0 = not known; moved_bytes:
+    what a transfer would carry."""
 
     task: str
     request: ResourceRequest
@@ -54,8 +55,22 @@ class TaskView(msgspec.Struct, frozen=True, gc=False):
     moved_bytes: int = 0
 
 
+class RunningView(Protocol):
+    """A task that runs here."""
+
+    @property
+    def used_s(self) -> float:
+        """Seconds since it was started."""
+
+    @property
+    def durations(self) -> Sequence[float]:
+        """How long the last runs of its command took, in seconds of this node, ascending; those of all commands where
+        nothing is known of its own; empty if nothing has ended yet."""
+
+
 class LoadView(Protocol):
-    """This node's own work. Counts in tasks, cpus in cores; n = running + waiting + inbound."""
+    """This node's own work. Counts in tasks, cpus in cores, expected durations in seconds of this node;
+    n = running + waiting + inbound."""
 
     @property
     def load_tasks(self) -> int:
@@ -72,6 +87,23 @@ class LoadView(Protocol):
     @property
     def cpus_requested(self) -> float:
         """Cores asked for by running and waiting tasks."""
+
+    @property
+    def speed(self) -> float:
+        """How fast this node works: a task that takes t on the reference machine takes t / speed here."""
+
+    @property
+    def mean_s(self) -> float:
+        """The mean of the last durations seen, of all commands; 1 s of the reference machine before the first."""
+
+    @property
+    def waiting_s(self) -> float:
+        """The expected durations of all waiting and inbound tasks together, each that of its command as learned, or
+        ``mean_s`` where nothing is known of it. Costs the same however many wait."""
+
+    @property
+    def running(self) -> Sequence[RunningView]:
+        """What runs here, at most as many as there is room for."""
 
     @property
     def cpus_busy(self) -> float:

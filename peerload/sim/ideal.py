@@ -6,7 +6,8 @@
 A message arrives at the moment it is sent, what is to be durable is so at once, and leases last for ever; so a probe
 and the offer after it are one instant, as in the reference model (docs/policies.md, "probe and OFFER"). Each node is a
 `Node`, driven by its events and nothing else. Everything that follows from one event at one instant is done, first
-come, first served, before the clock moves on.
+come, first served, before the clock moves on. Messages may be given a time to travel: then a search takes time, offers
+may be declined, and since nothing is ever lost no time-out has a meaning even so.
 
 `engine.Simulation` asks what becomes of the promises when things go wrong, and pays for it at every step; this driver
 asks how good a policy is. Both play the same game: where nothing goes wrong they give equal response times.
@@ -27,7 +28,7 @@ from peerload.model.config import CoreConfig
 from peerload.model.errors import InvariantBroken
 from peerload.model.instant import Instant
 from peerload.model.messages import Commit, Identity, Result
-from peerload.model.resources import Profile
+from peerload.model.resources import Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from peerload.model.actions import Action
     from peerload.policy.preset import PolicySet
+    from peerload.sim.watch import Watch
     from peerload.sim.workload import Arrival
 
     Ended = Callable[["Finished"], object]
@@ -79,15 +81,17 @@ IDEAL_CONFIG = CoreConfig(
 
 
 class Finished:
-    """One task at its end. Times in simulated seconds; home and node: where it arrived and where it ran."""
+    """One task at its end. Times in simulated seconds; home and node: where it arrived and where it ran; started_s:
+    when it began to run there; ended_s: when its home knew that it had ended."""
 
-    __slots__ = ("arrival", "ended_s", "home", "node", "number")
+    __slots__ = ("arrival", "ended_s", "home", "node", "number", "started_s")
 
-    def __init__(self, number: int, arrival: Arrival, node: str, ended_s: float) -> None:
+    def __init__(self, number: int, arrival: Arrival, node: str, started_s: float, ended_s: float) -> None:
         self.number = number
         self.arrival = arrival
         self.home = arrival.node
         self.node = node
+        self.started_s = started_s
         self.ended_s = ended_s
 
     @property
@@ -96,9 +100,22 @@ class Finished:
         return self.ended_s - self.arrival.at_s
 
 
+class _Unfinished:
+    """A task that has arrived and not ended; started_s: when it began to run, -1.0 before that."""
+
+    __slots__ = ("arrival", "number", "started_s")
+
+    def __init__(self, number: int, arrival: Arrival) -> None:
+        self.number = number
+        self.arrival = arrival
+        self.started_s = -1.0
+
+
 class IdealCluster:
-    """Nodes n1 … nN with these many slots each. transfer_s: how long a task is on its way; it counts at its
-    destination meanwhile. ``ended`` is called with each task at its end, numbered 1, 2, … by arrival."""
+    """Nodes n1 … nN with these many slots each, and so many GPUs. transfer_s: how long a task is on its way; it counts at
+    its destination meanwhile. message_s: how long any message between two nodes takes (a task's way comes on top).
+    speeds: a task takes its time divided by the speed of the node that runs it; none given: 1.0 everywhere.
+    ``ended`` is called with each task at its end, numbered 1, 2, … by arrival; ``watch`` sees every change."""
 
     def __init__(
         self,
@@ -108,13 +125,20 @@ class IdealCluster:
         seed: int,
         ended: Ended,
         transfer_s: float = 0.0,
+        message_s: float = 0.0,
+        speeds: Sequence[float] = (),
+        gpus: int = 0,
+        watch: Watch | None = None,
         config: CoreConfig = IDEAL_CONFIG,
     ) -> None:
         self.now_s = 0.0
         self.arrived = 0
+        self.messages = 0
         self.nodes: dict[str, Node] = {}
         self._ended = ended
         self._transfer_s = transfer_s
+        self._message_s = message_s
+        self._watch = watch
         self._instant = Instant(0.0, EPOCH_S)
         self._heap: list[tuple[float, int, str, events.Event]] = []
         self._sequence = 0
@@ -122,12 +146,15 @@ class IdealCluster:
         self._timers: dict[str, dict[Timer, float]] = {}
         self._new_timers: list[tuple[str, Timer]] = []
         self._armed: dict[tuple[str, Timer], float] = {}
-        self._unfinished: dict[str, tuple[int, Arrival]] = {}
+        self._unfinished: dict[str, _Unfinished] = {}
         self._arriving: Arrival | None = None
-        self._spec = TaskSpec((b"task",), SCRATCH)
+        self._specs: dict[tuple[float, int], TaskSpec] = {}
         for index, count in enumerate(slots, 1):
             name = f"n{index}"
-            profile = Profile(name, count, float(count), slots_fixed=True)
+            speed = speeds[index - 1] if speeds else 1.0
+            profile = Profile(name, count, float(count), gpus=gpus, slots_fixed=True, speed=speed)
+            if watch is not None:
+                watch.add(name, count)
             identity = Identity(name, f"{name}-boot-1", f"{name}-machine-1", f"{name}-store", 1, f"{name}:1")
             rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
             self.nodes[name] = Node(config, policies, identity, profile, rng)
@@ -135,6 +162,7 @@ class IdealCluster:
         for name in self.nodes:
             self._handle(name, events.AgentStarted())
         self._now.clear()  # their first announcements: nobody is met yet
+        self.messages = 0
         directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
         for node in self.nodes.values():
             node.membership.meet_all(directory)
@@ -167,7 +195,7 @@ class IdealCluster:
 
     def waiting(self) -> Iterator[tuple[int, Arrival]]:
         """Those, with their numbers."""
-        return iter(self._unfinished.values())
+        return ((task.number, task.arrival) for task in self._unfinished.values())
 
     def counts(self) -> dict[str, int]:
         """The counters of all nodes together, since the start."""
@@ -234,47 +262,71 @@ class IdealCluster:
         self.arrived += 1
         self._arriving = arrival
         token = f"t{self.arrived}"
-        self._handle(arrival.node, events.TaskSubmitted(self.arrived, token, b"", self._spec))
+        self._handle(arrival.node, events.TaskSubmitted(self.arrived, token, b"", self._spec(arrival)))
         self._finish_instant()
 
+    def _spec(self, arrival: Arrival) -> TaskSpec:
+        key = (arrival.cpus, arrival.gpus)
+        spec = self._specs.get(key)
+        if spec is None:
+            request = ResourceRequest(cpus=arrival.cpus, gpus=arrival.gpus)
+            spec = self._specs[key] = TaskSpec((b"task",), SCRATCH, request=request)
+        return spec
+
     def _handle(self, name: str, event: events.Event) -> None:
-        for action in self.nodes[name].handle(self._instant, event):
+        node = self.nodes[name]
+        for action in node.handle(self._instant, event):
             if type(action) not in WITHOUT_MEANING:
                 self._perform(name, action)
+        if self._watch is not None:
+            self._watch.look(self.now_s, name, node.ledger)
+
+    def _delivered(self, dst: str, received: events.Event, delay_s: float) -> None:
+        if delay_s:
+            self._at(self.now_s + delay_s, dst, received)
+        else:
+            self._now.append((dst, received))
 
     def _perform(self, name: str, action: Action) -> None:  # noqa: C901 PLR0912 -- one line an action
         match action:  # the frequent ones first
             case actions.Send():
                 received = events.MessageReceived(name, action.message)
+                delay_s = self._message_s
                 if self._transfer_s and isinstance(action.message, Commit):
-                    self._at(self.now_s + self._transfer_s, action.dst, received)
-                else:
-                    self._now.append((action.dst, received))
+                    delay_s += self._transfer_s
+                self.messages += 1
+                self._delivered(action.dst, received, delay_s)
             case actions.ClearTimer():
                 self._timers[name].pop(action.timer, None)
             case actions.SetTimer():
                 self._timers[name][action.timer] = action.at_s
                 self._new_timers.append((name, action.timer))
             case actions.SpawnTask():
-                service_s = self._unfinished[action.task][1].service_s
+                task = self._unfinished[action.task]
+                task.started_s = self.now_s
+                service_s = task.arrival.service_s / self.nodes[name].state.profile.speed
                 exit_ = Exit(0, started_at=EPOCH_S + self.now_s, ended_at=EPOCH_S + self.now_s + service_s)
                 self._at(self.now_s + service_s, name, events.TaskEnded(action.key, exit_))
             case actions.TaskChanged():
                 if action.record.state.is_final:
-                    number, arrival = self._unfinished.pop(action.record.task)
-                    self._ended(Finished(number, arrival, action.record.node, self.now_s))
+                    task = self._unfinished.pop(action.record.task)
+                    self._ended(Finished(task.number, task.arrival, action.record.node, task.started_s, self.now_s))
             case actions.Answer():
                 if action.error is not None or self._arriving is None:
                     raise InvariantBroken(f"submission {action.request} was refused") from action.error
-                self._unfinished[str(action.reply["id"])] = (self.arrived, self._arriving)
+                self._unfinished[str(action.reply["id"])] = _Unfinished(self.arrived, self._arriving)
             case actions.SendResult():
                 result = Result(action.task, action.uid, action.attempt, action.exit)
-                self._now.append((action.dst, events.MessageReceived(name, result)))
+                self.messages += 1
+                self._delivered(action.dst, events.MessageReceived(name, result), self._message_s)
             case actions.KeepOutput() | actions.FetchOutput():
                 self._now.append((name, events.OutputArrived(action.uid, action.attempt)))
             case actions.Announce():
                 received = events.MessageReceived(name, action.message)
-                self._now.extend((other, received) for other in self.nodes if other != name)
+                self.messages += 1  # to the broker, which passes it on
+                for other in self.nodes:
+                    if other != name:
+                        self._delivered(other, received, self._message_s)
             case actions.SignalTask():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
             case actions.Persist() | actions.Decided() | actions.SetLease() | actions.ForgetTask() | actions.Dial():

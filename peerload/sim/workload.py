@@ -12,11 +12,13 @@ if TYPE_CHECKING:
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """One submission: when (s), at which node, and how long the task runs (s)."""
+    """One submission: when (s), at which node, how long the task runs (s), and what it takes while it does."""
 
     at_s: float
     node: str
     service_s: float
+    cpus: float = 1.0
+    gpus: int = 0
 
 
 def burst(node: str, tasks: int, service_s: float, at_s: float = 1.0) -> Iterator[Arrival]:

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from peerload.model.load import Region
+from peerload.policy.api import Watch
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
-    from peerload.policy.api import Watch
 
 
 class OnDemand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node that leaves the normal region asks everybody, once. Only the useful answer (the overloaded if it has room,
-    the underloaded if it has too much), each after a random pause, and stop when it has enough. Quiet while loads are
-    normal; at very low or very high load many ask and few can help."""
+    the underloaded if it has too much), each after a random pause, and stop when it has enough.
 
-    reports_guide_probing: bool = True
+    Good: quiet while loads are normal.
+    Bad: at very low or very high load many ask and few can help.
+    """
 
-    @property
-    def period_s(self) -> float:
-        """Never by itself."""
-        return 0.0
-
-    @property
-    def watches(self) -> Watch:
-        """Regions, once they have held."""
-        return "region"
+    reports_guide_probing = True
+    period_s = 0.0
+    watches: ClassVar[Watch] = "region"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """Only that it is there."""
@@ -43,19 +38,15 @@ class OnDemand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BroadcastWhenIdle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The receiver-initiated special case with threshold 1 ([RM]): a node asks everybody for work as soon as a slot is
     free, and takes a task of the first that answers. For presets with a receiver policy and ``receive_below`` = 1. Work
-    that appears later is not heard of, so give that policy a ``retry_rate``."""
+    that appears later is not heard of, so give that policy a ``retry_rate``.
 
-    reports_guide_probing: bool = True
+    Good: an idle node finds work wherever it is, however few have it.
+    Bad: at low load everybody is asked after nearly every task.
+    """
 
-    @property
-    def period_s(self) -> float:
-        """Never by itself."""
-        return 0.0
-
-    @property
-    def watches(self) -> Watch:
-        """n."""
-        return "tasks"
+    reports_guide_probing = True
+    period_s = 0.0
+    watches: ClassVar[Watch] = "tasks"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """Only that it is there."""

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from peerload.policy.api import Watch
+
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
-    from peerload.policy.api import Watch
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No broadcasts at all: the fewest messages at low load; the freshest facts, a round trip late."""
+    """No broadcasts at all: the fewest messages at low load; the freshest facts, a round trip late.
 
-    reports_guide_probing: bool = False
+    Good: no messages without need.
+    Bad: each search starts blind.
+    """
 
-    @property
-    def period_s(self) -> float:
-        """Never."""
-        return 0.0
-
-    @property
-    def watches(self) -> Watch:
-        """No change matters."""
-        return "nothing"
+    reports_guide_probing = False
+    period_s = 0.0
+    watches: ClassVar[Watch] = "nothing"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """Only that it is there."""
@@ -39,4 +36,8 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class PollWhenIdle(Poll, frozen=True, forbid_unknown_fields=True):
     """The receiver-initiated special case with threshold 1 ([RM]): a node tells nothing and, when a slot is free, polls
-    others one by one for a task. For presets with the receiver policy ``poll`` and ``receive_below`` = 1."""
+    others one by one for a task. For presets with the receiver policy ``poll`` and ``receive_below`` = 1.
+
+    Good: the plainest work stealing; nothing is said while everybody is busy.
+    Bad: a node that stays idle hears of new work only by its retries.
+    """

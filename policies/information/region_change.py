@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
+from peerload.policy.api import Watch
+
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
-    from peerload.policy.api import Watch
 
 
 class RegionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Few messages (a region is left only after it has held for a while) and searches that start in the right place;
-    reports choose whom to probe, they never replace the offer. ``period_s``: told again this often, besides (0: not)."""
+    reports choose whom to probe, they never replace the offer. ``period_s``: told again this often, besides (0: not).
 
-    reports_guide_probing: bool = True
-    period_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 0.0
+    Good: searches start in the right place, and a node with work is asked at once.
+    Bad: each change goes to every node.
+    """
 
-    @property
-    def watches(self) -> Watch:
-        """Regions, once they have held."""
-        return "region"
+    reports_guide_probing = True
+    watches: ClassVar[Watch] = "region"
+
+    period_s: Annotated[
+        float, Meta(ge=0.0, le=86_400.0, description="seconds between further broadcasts, 0 = none")
+    ] = 0.0
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """When the region differs from the one told last."""

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
 
+from peerload.policy.api import Watch
+
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
-    from peerload.policy.api import Watch
 
 
 class Periodic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every node tells its load every ``period_s``, whether it has changed or not. Costs the same at any load. What is
-    known is up to a period old, and old reports herd many tasks to one node: from a period of three mean service times
-    on, at load 0.9, that is worse than no sharing ([Mit00]; docs/policies.md has our figures)."""
+    """Every node tells its load every ``period_s``, whether it has changed or not ([Mit00]: what old reports do).
 
-    period_s: Annotated[float, Meta(gt=0.0, le=86_400.0)] = 1.0
-    reports_guide_probing: bool = True
+    Good: costs the same at any load.
+    Bad: what is known is up to a period old, and old reports herd many tasks to one node.
+    """
 
-    @property
-    def watches(self) -> Watch:
-        """The clock alone."""
-        return "nothing"
+    reports_guide_probing = True
+
+    period_s: Annotated[float, Meta(gt=0.0, le=86_400.0, description="seconds between broadcasts")] = 1.0
+
+    watches: ClassVar[Watch] = "nothing"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """At the start; then the period does."""
@@ -37,17 +38,17 @@ class Periodic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StateChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Told at every arrival and departure: the freshest reports that can be had, for two broadcasts a task, each of which
-    every node has to read. For a handful of nodes and tasks that are not short; the agent tells no more often than
-    tell_s_min."""
+    """Told at every arrival and departure; no more often than each tell_s_min (50 ms).
 
-    reports_guide_probing: bool = True
-    period_s: Annotated[float, Meta(ge=0.0, le=86_400.0)] = 0.0
+    Good: the freshest reports there can be.
+    Bad: two broadcasts a task, which every node reads: for a handful of nodes.
+    """
 
-    @property
-    def watches(self) -> Watch:
-        """n."""
-        return "tasks"
+    reports_guide_probing = True
+
+    period_s: Annotated[float, Meta(ge=0.0, le=86_400.0, description="seconds between further ones, 0 = none")] = 0.0
+
+    watches: ClassVar[Watch] = "tasks"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """When n differs from the one told last."""

@@ -22,10 +22,11 @@ class Bidding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     have ended there. The cheapest is asked to confirm and may refuse by then; then the next. Without a bid the task
     stays.
 
-    The price knows of fast nodes and long queues alike, and all answers take one round trip; but every bidder costs a
-    message, and what was promised to two at once is refused to one."""
+    Good: one round trip for all; the price knows how long tasks take there.
+    Bad: every bidder costs a message, and two homes may want the same one, which refuses the second.
+    """
 
-    bidders: Annotated[int, Meta(ge=0, le=64)] = 3
+    bidders: Annotated[int, Meta(ge=0, le=64, description="nodes asked for a bid at most")] = 3
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 
 class FirstReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request to all; nodes that accept answer after a random pause and are told when it is enough. Where there is a
-    node with room it is found, however many there are; each search costs every node a message, though, so it is for
-    small clusters or a broker, and for loads at which somebody usually has room."""
+    """One request to all; nodes that accept answer after a random pause and are told when it is enough.
+
+    Good: finds room wherever there is some.
+    Bad: each search is read by every node.
+    """
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 class NoSender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The sender's side is off."""
+    """The sender's side is off.
+
+    Good: for comparison.
+    Bad: a burst stays where it arrives, unless others ask for it.
+    """
 
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Keep:
         """Always keep."""
@@ -26,10 +30,14 @@ class NoSender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NoReceiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The receiver's side is off."""
+    """The receiver's side is off.
 
-    retry_rate: float = 0.0
-    retry_probes: int = 1
+    Good: for comparison.
+    Bad: a node that runs empty waits to be found.
+    """
+
+    retry_rate = 0.0
+    retry_probes = 1
 
     def locate(self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random) -> Keep:
         """Ask nobody."""
@@ -38,9 +46,13 @@ class NoReceiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NoPairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes do not pair by themselves; one that is asked still answers."""
+    """Nodes do not pair.
 
-    rate: float = 0.0
+    Good: for comparison.
+    Bad: loads that differ stay so, unless a search evens them out.
+    """
+
+    rate = 0.0
 
     def partner(self, view: NodeView, rng: random.Random) -> str | None:
         """Nobody."""

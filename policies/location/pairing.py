@@ -18,13 +18,15 @@ class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every now and then, by chance, a node with at least ``asks_from`` tasks per slot asks any other to pair; one that is
     paired already refuses. While their loads differ by ``difference`` tasks or more, waiting tasks of the richer move.
 
-    No threshold to choose, and loads are evened out at any level; but a new burst waits for the next pairing, so it
-    answers slowly where ``rate`` (per mean service time) is low, and transfers must be quick. With ``asks_from`` = 0 idle
-    nodes ask, too, as the receivers of other policies do."""
+    With ``asks_from`` = 0 idle nodes ask, too, as the receivers of other policies do.
 
-    rate: Annotated[float, Meta(gt=0.0, le=1000.0)] = 0.5
-    difference: Annotated[int, Meta(ge=1, le=1000)] = 2
-    asks_from: Annotated[float, Meta(ge=0.0, le=1000.0)] = 2.0
+    Good: no threshold to choose; loads are evened out at any level.
+    Bad: new work waits for the next pairing; transfers must be quick.
+    """
+
+    rate: Annotated[float, Meta(gt=0.0, le=1000.0, description="times a node asks per mean run time")] = 0.5
+    difference: Annotated[int, Meta(ge=1, le=1000, description="tasks by which loads differ when one moves")] = 2
+    asks_from: Annotated[float, Meta(ge=0.0, le=1000.0, description="tasks per slot from which on a node asks")] = 2.0
 
     def partner(self, view: NodeView, rng: random.Random) -> str | None:
         """Any peer, all alike."""

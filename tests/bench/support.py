@@ -152,7 +152,7 @@ def gnu_parallel_s(count: int) -> float | None:
         subprocess.run(
             [program, "-j2", "-n1", TRUE, "{}"],
             input=numbers,
-            env={**os.environ, "HOME": home},
+            env={**os.environ, "HOME": home, "PEERLOAD_SPEED": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=True,

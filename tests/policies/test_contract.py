@@ -31,7 +31,7 @@ class FrozenView:
         self.__dict__.update(
             node="x", peers=tuple(peers), load_tasks=load_tasks, slots=2, cpus=2.0, cpus_requested=float(load_tasks),
             cpus_busy=1.0, load=load_tasks / 2, marks=Marks(2.0, 2.0, 2.0, 2.0), reports_guide_probing=guided,
-            idle_list=(), busy_list=(),
+            idle_list=(), busy_list=(), speed=2.0, mean_s=3.0, waiting_s=4.0, running=(),
         )  # fmt: skip
 
     def __setattr__(self, name: str, value: object) -> None:

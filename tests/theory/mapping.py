@@ -7,23 +7,17 @@ there (yet) is found out by the registry, not by a list kept here.
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
-import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from peerload.model.errors import ConfigError
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
-from peerload.sim.workload import Arrival
+from peerload.sim.player import Setup
+from peerload.sim.service import Draw, draw_of
 
 Parameters = dict[str, Any]
-Draw = Callable[[random.Random], float]
 
 WITHOUT_LIMIT = 1000
 """Migrations allowed where the case names no limit."""
@@ -39,26 +33,6 @@ KNOWN = (
 
 class NotYet(Exception):
     """This case cannot be played, and why."""
-
-
-class Setup(msgspec.Struct, frozen=True):
-    """All that a run needs: who plays what, how often tasks come to each node, how long one takes and travels."""
-
-    policies: PolicySet
-    slots: list[int]
-    rates: list[float]
-    service: Draw
-    transfer_s: float
-
-    def arrivals(self, rng: random.Random) -> Iterator[Arrival]:
-        """A Poisson stream without end; each task goes to a node with a probability proportional to its rate."""
-        ends = list(itertools.accumulate(self.rates))
-        total, at_s = ends[-1], 0.0
-        names = [f"n{index}" for index in range(1, len(ends) + 1)]
-        while True:
-            at_s += rng.expovariate(total)
-            home = bisect.bisect_right(ends, rng.random() * total)
-            yield Arrival(at_s, names[min(home, len(ends) - 1)], self.service(rng))
 
 
 def setup_of(parameters: Parameters) -> Setup:
@@ -171,33 +145,9 @@ def _per_slot(tasks: float, slots: int, *, up: bool = False) -> float:
     return mark
 
 
-# -- service times, all of mean 1 --------------------------------------------------------------------------------------
-
-
 def service_of(name: str, parameters: list[float] | tuple[float, ...]) -> Draw:
     """A distribution by the name it has in the cases."""
-    match name:
-        case "exp":
-            return lambda rng: rng.expovariate(1.0)
-        case "det":
-            return lambda _rng: 1.0
-        case "h2":
-            return _hyperexponential(*parameters)
-        case "bpareto":
-            return _bounded_pareto(*parameters)
-        case _:
-            raise NotYet(f"no service distribution named {name!r}")
-
-
-def _hyperexponential(variation: float) -> Draw:
-    """Two phases with balanced means; variation: the squared coefficient of variation, ≥ 1."""
-    first = (1 + math.sqrt((variation - 1) / (variation + 1))) / 2
-    return lambda rng: rng.expovariate(2 * first) if rng.random() < first else rng.expovariate(2 * (1 - first))
-
-
-def _bounded_pareto(shape: float, ratio: float) -> Draw:
-    """Density in proportion to 1 / x^(shape + 1), between a lowest value and ``ratio`` times that."""
-    cut = 1 - ratio**-shape
-    drawn = math.log(ratio) if shape == 1 else shape / (shape - 1) * (1 - ratio ** (1 - shape))
-    mean = drawn / cut
-    return lambda rng: (1 - rng.random() * cut) ** (-1 / shape) / mean
+    try:
+        return draw_of(name, parameters)
+    except ConfigError as error:
+        raise NotYet(str(error)) from error

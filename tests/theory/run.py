@@ -13,12 +13,14 @@ import math
 import multiprocessing
 import os
 import sys
+import time
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+from peerload.sim.player import replicate
+from peerload.sim.statistics import Sample, half_width
 from tests.theory.mapping import NotYet, Parameters, setup_of
-from tests.theory.measure import Sample, replicate
 
 SMALL_NODES_MAX = 100
 SMALL_TASKS_MAX, SMALL_REPLICATIONS = 200_000, (2, 10)
@@ -31,15 +33,6 @@ RATE_GUESS = 3000.0
 METRICS_OF_THE_WHOLE = ("first_tenth_mean_response", "last_tenth_mean_response")
 
 
-def student_t(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by its expansion around the normal one (within 1 % from 3 on)."""
-    normal = 1.959964
-    first = (normal**3 + normal) / 4
-    second = (5 * normal**5 + 16 * normal**3 + 3 * normal) / 96
-    third = (3 * normal**7 + 19 * normal**5 + 17 * normal**3 - 15 * normal) / 384
-    return normal + first / freedom + second / freedom**2 + third / freedom**3
-
-
 def combine(samples: list[Sample]) -> dict[str, list[float]]:
     """metric → [mean of the replications, half width of the 95 % interval from the spread of all batches]."""
     combined: dict[str, list[float]] = {}
@@ -48,8 +41,7 @@ def combine(samples: list[Sample]) -> dict[str, list[float]]:
         spread = [batch for sample in samples for batch in sample.batches.get(metric, ())]
         if metric in METRICS_OF_THE_WHOLE:
             spread = [sample.values[metric] for sample in samples]
-        half = student_t(len(spread) - 1) * stdev(spread) / math.sqrt(len(spread)) if len(spread) > 1 else math.inf
-        combined[metric] = [value, half]
+        combined[metric] = [value, half_width(spread)]
     combined["tasks"] = [float(sum(sample.tasks for sample in samples)), 0.0]
     combined["tasks_per_cpu_s"] = [combined["tasks"][0] / max(sum(sample.cpu_s for sample in samples), 1e-6), 0.0]
     return combined
@@ -70,7 +62,7 @@ def plan(parameters: Parameters, cpu_s: float) -> tuple[int, int]:
 
 def _job(job: tuple[str, Parameters, int, int, float]) -> tuple[str, Sample]:
     case, parameters, seed, tasks, cpu_s = job
-    return case, replicate(setup_of(parameters), seed, tasks=tasks, cpu_s=cpu_s)
+    return case, replicate(setup_of(parameters), seed, tasks=tasks, cpu_s=cpu_s, clock=time.process_time)
 
 
 def play(cases: list[dict[str, Any]], budget_s: float, seed: int) -> dict[str, dict[str, list[float]]]:

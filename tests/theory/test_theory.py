@@ -10,19 +10,22 @@ import itertools
 import json
 import math
 import random
+import time
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from peerload.model.config import CoreConfig
+from peerload.sim.bounds import mmc_response
 from peerload.sim.engine import Simulation
 from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
 from peerload.sim.network import NetworkOptions
+from peerload.sim.player import Player, replicate
+from peerload.sim.statistics import quantile, student_t
 from peerload.sim.workload import Arrival
 from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
-from tests.theory.measure import Player, quantile, replicate
-from tests.theory.run import combine, student_t
+from tests.theory.run import combine
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
 QUICK = [case for case in CASES if case["params"]["N"] <= 20]
@@ -33,7 +36,9 @@ BOTH = {"sender": "threshold", "T_send": 1, "T_accept": 1, "T_recv": 1, "T_give"
 def measured(parameters: Parameters, tasks: int = 4000, replications: int = 3) -> dict[str, list[float]]:
     """metric → [value, half width]."""
     setup = setup_of(parameters)
-    return combine([replicate(setup, seed, tasks=tasks) for seed in range(1, replications + 1)])
+    return combine(
+        [replicate(setup, seed, tasks=tasks, clock=time.process_time) for seed in range(1, replications + 1)]
+    )
 
 
 def played(parameters: Parameters, tasks: int, seed: int = 1) -> list[float]:
@@ -42,15 +47,7 @@ def played(parameters: Parameters, tasks: int, seed: int = 1) -> list[float]:
     player.play(tasks)
     player.cluster.drain()
     assert player.cluster.unfinished == 0
-    return player.responses[1:]
-
-
-def mmc_response(slots: int, load: float) -> float:
-    """Mean response of M/M/c in mean service times (Erlang C)."""
-    offered = slots * load
-    below = sum(offered**k / math.factorial(k) for k in range(slots))
-    last = offered**slots / math.factorial(slots) / (1 - load)
-    return 1 + last / (below + last) / (slots * (1 - load))
+    return list(player.responses[1:])
 
 
 # -- closed forms and reference values ---------------------------------------------------------------------------------
@@ -233,7 +230,7 @@ def test_an_idle_home_takes_its_own_waiting_task_back() -> None:
 
 def test_a_hot_spot_that_a_policy_cannot_cope_with_is_seen_to_grow() -> None:
     spot = {"N": 20, "lam_spec": [[2, 9.0], [18, 0.0]], "T_recv": 1, "T_give": 1, "L_recv": 3}
-    found = replicate(setup_of(spot), 1, tasks=6000).values
+    found = replicate(setup_of(spot), 1, tasks=6000, clock=time.process_time).values
     assert found["last_tenth_mean_response"] > 1.5 * found["first_tenth_mean_response"]
 
 

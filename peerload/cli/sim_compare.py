@@ -1,0 +1,94 @@
+"""Several policies, several loads: the outcomes of `peerload sim` side by side, as a table, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import TYPE_CHECKING
+
+from peerload.cli.text import printable, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+Told = dict[str, "Any"]
+"""One outcome, as `sim_report.as_json` tells it."""
+
+CSV_KEYS = (
+    "policy", "nodes", "slots", "load", "arrivals", "service", "tasks", "replications", "seed", "stable",
+    "mean_response", "ci95", "p50_response", "p95_response", "p99_response", "mean_wait", "transfers_per_task",
+    "probes_per_task", "messages_per_task", "announcements_per_task", "idle_while_waiting", "homes_max_over_min",
+    "homes_variation", "one_queue", "no_sharing",
+)  # fmt: skip
+
+
+def as_json(results: Sequence[Told]) -> Told:
+    """All of them, policies first, and the bounds of theory once a load."""
+    keys = ("load", "one_queue", "no_sharing")
+    by_load = {told["load"]: {key: told[key] for key in keys} for told in results}
+    return {"results": list(results), "bounds": list(by_load.values())}
+
+
+def as_csv(results: Sequence[Told]) -> str:
+    """A header and one line each; what is not known is empty."""
+    written = io.StringIO()
+    writer = csv.DictWriter(written, CSV_KEYS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(results)
+    return written.getvalue()
+
+
+def lines(results: Sequence[Told]) -> list[str]:
+    """Mean responses: a row a load, a column a policy, and what theory says beside them."""
+    first = results[0]
+    policies = list(dict.fromkeys(told["policy"] for told in results))
+    rows = {load: [f"{load:.4g}"] for load in dict.fromkeys(told["load"] for told in results)}
+    for told in results:
+        rows[told["load"]].append(_cell(told))
+    headings = ["LOAD", *map(printable, policies)]
+    for key, heading in (
+        ("no_sharing", f"M/M/{first['slots']}"),
+        ("one_queue", f"M/M/{first['slots'] * first['nodes']}"),
+    ):
+        if any(told[key] is not None for told in results):
+            headings.append(heading)
+            found = {told["load"]: told[key] for told in results}
+            for load, row in rows.items():
+                row.append("-" if found[load] is None else f"{found[load]:.4g}")
+    unit = "seconds" if first["unit"] == "s" else "mean service times"
+    slots = "1 slot" if first["slots"] == 1 else f"{first['slots']} slots"
+    head = (
+        f"mean response in {unit}: {first['nodes']} nodes of {slots}, arrivals {printable(first['arrivals'])}, service"
+        f" {printable(first['service'])}"
+    )
+    tasks = sorted({told["tasks"] for told in results})
+    how = (
+        f"{first['replications']} replications of {' to '.join(map(str, dict.fromkeys((tasks[0], tasks[-1]))))} tasks,"
+        f" seed {first['seed']}, {first['model']} model"
+    )
+    return [head, how, "", *table(headings, list(rows.values()), right=headings), *_footnotes(results)]
+
+
+def _cell(told: Told) -> str:
+    half = "" if told["ci95"] is None else f" ± {told['ci95']:.2g}"
+    return f"{told['mean_response']:.4g}{half}{_mark(told)}"
+
+
+def _mark(told: Told) -> str:
+    if told["stable"] is False:
+        return " !"
+    return " ?" if told["warnings"] else ""
+
+
+def _footnotes(results: Sequence[Told]) -> list[str]:
+    found = []
+    for mark, says in ((" !", "! NOT STABLE: the number only says how long the run was"), (" ?", "? not sure:")):
+        notes = [
+            f"  {printable(told['policy'])} at load {told['load']:.4g}: {warning}"
+            for told in results
+            if _mark(told) == mark
+            for warning in told["warnings"]
+        ]
+        found += ["", says, *notes] if notes else []
+    return found

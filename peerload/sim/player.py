@@ -1,0 +1,297 @@
+"""One replication: played, the warm-up thrown away, the rest measured in batches."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import random
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.model.config import CoreConfig
+from peerload.policy.preset import PolicySet
+from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
+from peerload.sim.service import Draw
+from peerload.sim.statistics import Sample, quantile
+from peerload.sim.workload import Arrival
+
+if TYPE_CHECKING:
+    from peerload.sim.watch import Watch
+
+BATCHES = 5
+"""Batches of one replication; their spread gives the interval."""
+WARM_UP_SHARE, WARM_UP_SHARE_MAX, WARM_UP_S = 0.25, 0.5, 60.0
+"""What is thrown away: a quarter of the tasks; more, up to half of them, where a quarter is less than so many mean
+service times (a thousand nodes that begin empty need that long, however many tasks it takes)."""
+PILOT_TASKS, PILOT_SHARE = 1000, 0.1
+"""Played to learn how many tasks fit into the time there is: these, and then this share of those that seem to fit."""
+TASKS_MIN = 4000
+"""Of a replication whose length is found from the time there is."""
+AFTER_SHARE = 1.0
+"""Arrivals go on until all measured tasks have ended, but for no more than this many times their number."""
+STEPS = 100
+"""Steps in which a stretch of tasks is played: between them progress is told and unfinished tasks are counted."""
+
+PROBES = ("sender probes", "receiver probes")
+TRANSFERS = ("transfers", "tasks taken home")
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """All that a run needs: who plays what, how often tasks come to each node, how long one takes and travels.
+
+    recorded: the arrivals themselves, in the place of a Poisson stream; its nodes are then those named there.
+    """
+
+    policies: PolicySet
+    slots: list[int]
+    rates: list[float]
+    service: Draw
+    transfer_s: float
+    message_s: float = 0.0
+    speeds: tuple[float, ...] = ()
+    gpus: int = 0
+    config: CoreConfig = IDEAL_CONFIG
+    recorded: Callable[[random.Random], Iterator[Arrival]] | None = None
+
+    def arrivals(self, rng: random.Random) -> Iterator[Arrival]:
+        """What was recorded; or a Poisson stream without end, in which each task goes to a node with a probability
+        proportional to its rate."""
+        return self._poisson(rng) if self.recorded is None else self.recorded(rng)
+
+    def _poisson(self, rng: random.Random) -> Iterator[Arrival]:
+        ends = list(itertools.accumulate(self.rates))
+        total, at_s = ends[-1], 0.0
+        names = [f"n{index}" for index in range(1, len(ends) + 1)]
+        while True:
+            at_s += rng.expovariate(total)
+            home = bisect.bisect_right(ends, rng.random() * total)
+            yield Arrival(at_s, names[min(home, len(ends) - 1)], self.service(rng))
+
+
+class Player:
+    """A cluster that is played step by step. Results lie in arrays by the number of the task (1, 2, …): response and
+    wait (until it begins to run), both in s; whether it ran elsewhere; the number of its home node."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        seed: int,
+        *,
+        watch: Watch | None = None,
+        passed: Callable[[int], object] = lambda _tasks: None,
+    ) -> None:
+        self.responses = array("d", [-1.0])
+        self.waits = array("d", [-1.0])
+        self.remote = bytearray(1)
+        self.homes = array("l", [0])
+        self.last = 0
+        self.unfinished: list[int] = []
+        """Tasks that had arrived and not ended, counted at even steps of each stretch."""
+        self.cluster = IdealCluster(
+            setup.policies,
+            slots=setup.slots,
+            seed=seed,
+            ended=self._ended,
+            transfer_s=setup.transfer_s,
+            message_s=setup.message_s,
+            speeds=setup.speeds,
+            gpus=setup.gpus,
+            watch=watch,
+            config=setup.config,
+        )
+        self.watch = watch
+        self._passed = passed
+        self._numbers = {name: index for index, name in enumerate(self.cluster.nodes)}
+        self.is_recorded = setup.recorded is not None
+        self._arrivals = setup.arrivals(random.Random(f"{seed} workload"))  # noqa: S311 -- a seeded simulation
+        self._left = 0
+
+    def _ended(self, task: Finished) -> None:
+        number = task.number
+        self.responses[number] = task.response_s
+        self.waits[number] = task.started_s - task.arrival.at_s
+        self.remote[number] = task.node != task.home
+        self.homes[number] = self._numbers[task.home]
+        self._left -= number <= self.last
+
+    def play(self, tasks: int) -> None:
+        """So many more arrivals."""
+        self._room_for(tasks)
+        self._left += tasks
+        self.last += tasks
+        self.unfinished = []
+        step = max(tasks // STEPS, 1)
+        while tasks > 0:
+            self.cluster.run(self._arrivals, tasks=min(step, tasks))
+            tasks -= step
+            self.unfinished.append(self.cluster.unfinished)
+            self._passed(step)
+        self.unfinished = self.unfinished or [self.cluster.unfinished]
+
+    def _room_for(self, tasks: int) -> None:
+        nothing = array("d", [-1.0]) * tasks
+        self.responses.extend(nothing)
+        self.waits.extend(nothing)
+        self.remote.extend(bytes(tasks))
+        self.homes.extend(array("l", [0]) * tasks)
+
+    def finish(self) -> None:
+        """Go on with arrivals that are not measured until the measured ones have ended. In an unstable system they do
+        not: then a task counts with its age."""
+        if self.is_recorded:
+            self.drain()
+            return
+        measured = self.last
+        step = max(measured // 50, 1)
+        for _ in range(int(measured * AFTER_SHARE / step)):
+            if not self._left:
+                break
+            self._room_for(step)
+            self.cluster.run(self._arrivals, tasks=step)
+        for number, arrival in self.cluster.waiting():
+            self.responses[number] = self.waits[number] = self.cluster.now_s - arrival.at_s
+            self.homes[number] = self._numbers[arrival.node]
+        for values in (self.responses, self.waits, self.remote, self.homes):
+            del values[measured + 1 :]
+
+    def drain(self) -> None:
+        """No more arrivals: go on until every task has ended."""
+        self.cluster.drain()
+
+    def counts(self) -> dict[str, float]:
+        """All counters and areas so far."""
+        counts: dict[str, float] = {**self.cluster.counts(), "messages": self.cluster.messages}
+        if self.watch is not None:
+            self.watch.count_until(self.cluster.now_s)
+            counts["slots"] = self.watch.total
+            counts["slots free"] = self.watch.free
+            counts["slots idle while waiting"] = self.watch.idle_while_waiting
+        return counts
+
+
+def warm_up_of(tasks: int, rate: float) -> int:
+    """How many of the first tasks are thrown away if nobody says; rate: arrivals per mean service time."""
+    return int(min(max(tasks * WARM_UP_SHARE, WARM_UP_S * rate), tasks * WARM_UP_SHARE_MAX))
+
+
+def replicate(
+    setup: Setup,
+    seed: int,
+    *,
+    tasks: int,
+    cpu_s: float = math.inf,
+    clock: Callable[[], float],
+) -> Sample:
+    """At most ``tasks`` tasks, but at least TASKS_MIN; fewer if they would take more than this much of the time that
+    ``clock`` tells (s of CPU time)."""
+    started_s = clock()
+    player = Player(setup, seed)
+    ready_s = clock()
+    player.play(PILOT_TASKS)
+    if cpu_s < math.inf:
+        left_s, most = started_s + cpu_s - ready_s, tasks
+
+        def affordable() -> int:
+            return min(most, int(left_s * player.last / max(clock() - ready_s, 1e-6)))
+
+        player.play(max(int(affordable() * PILOT_SHARE) - player.last, 0))
+        tasks = affordable()
+    tasks = max(tasks, TASKS_MIN, int(player.last / WARM_UP_SHARE))
+    warm_up = warm_up_of(tasks, sum(setup.rates))
+    player.play(warm_up - player.last)
+    return measure(player, tasks - warm_up, clock=clock, started_s=started_s)
+
+
+def measure(player: Player, tasks: int, *, clock: Callable[[], float], started_s: float) -> Sample:
+    """Play so many more tasks, in batches, and say what is to be said of them. What was played so far is the warm-up.
+    Of a recording the last tasks are followed to their end, and the time that takes is looked at, too."""
+    edges = [player.last + tasks * batch // BATCHES for batch in range(BATCHES + 1)]
+    counts = [player.counts()]
+    unfinished = []
+    for edge in edges[1:]:
+        player.play(edge - player.last)
+        unfinished.append(fmean(player.unfinished))
+        if edge == edges[-1] and player.is_recorded:
+            player.drain()
+        counts.append(player.counts())
+    player.finish()
+    return _sample(player, counts, unfinished, edges, clock() - started_s)
+
+
+def _sample(
+    player: Player, counts: list[dict[str, float]], unfinished: list[float], edges: list[int], cpu_s: float
+) -> Sample:
+    batches: dict[str, list[float]] = {"unfinished": unfinished}
+    for index, (before, last) in enumerate(itertools.pairwise(edges)):
+        if last == before:
+            continue  # fewer tasks than batches
+        for metric, value in _of_tasks(player, before + 1, last + 1).items():
+            batches.setdefault(metric, []).append(value)
+        for metric, value in _of_counts(counts[index], counts[index + 1], last - before).items():
+            batches.setdefault(metric, []).append(value)
+    first, last = edges[0], edges[-1]
+    values = _of_tasks(player, first + 1, last + 1) | _of_counts(counts[0], counts[-1], last - first)
+    values["unfinished"] = fmean(unfinished)
+    tenth = max(last // 10, 1)
+    values["first_tenth_mean_response"] = fmean(player.responses[1 : tenth + 1])
+    values["last_tenth_mean_response"] = fmean(player.responses[-tenth:])
+    homes = [(0, 0.0)] * len(player.cluster.nodes)
+    for number in range(first + 1, last + 1):
+        home = player.homes[number]
+        homes[home] = (homes[home][0] + 1, homes[home][1] + player.responses[number])
+    return Sample(values, batches, last, cpu_s, homes)
+
+
+def _of_tasks(player: Player, first: int, last: int) -> dict[str, float]:
+    responses = player.responses[first:last]
+    remote = player.remote[first:last]
+    away = [response for response, is_remote in zip(responses, remote, strict=True) if is_remote]
+    here = [response for response, is_remote in zip(responses, remote, strict=True) if not is_remote]
+    ordered = sorted(responses)
+    values = {
+        "mean_response": fmean(responses),
+        "mean_wait": fmean(player.waits[first:last]),
+        "p50": quantile(ordered, 0.50),
+        "p95": quantile(ordered, 0.95),
+        "p99": quantile(ordered, 0.99),
+        "remote_fraction": len(away) / len(responses),
+    }
+    if here:
+        values["mean_response_executed_at_origin"] = fmean(here)
+    if away:
+        values["mean_response_executed_remotely"] = fmean(away)
+    return values
+
+
+def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) -> dict[str, float]:
+    def grown(*names: str) -> float:
+        return sum(after.get(name, 0) - before.get(name, 0) for name in names)
+
+    values = {
+        "transfers_per_task": grown(*TRANSFERS) / tasks,
+        "probes_per_task": grown(*PROBES) / tasks,
+        "sender_probes_per_task": grown("sender probes") / tasks,
+        "receiver_probes_per_task": grown("receiver probes") / tasks,
+        "messages_per_task": grown("messages") / tasks,
+        "announcements_per_task": grown("announcements") / tasks,
+    }
+    slots = grown("slots")
+    if slots:
+        values["idle_while_waiting"] = grown("slots idle while waiting") / slots
+        values["utilization"] = 1 - grown("slots free") / slots
+    return values
+
+
+def growth(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Of the unfinished tasks through the measured part: last batch over first, and as a share of the tasks that
+    arrived between the middles of these; 1.0 and 0.0 if it did not grow from each batch to the next."""
+    batches = [fmean(sample.batches["unfinished"][index] for sample in samples) for index in range(BATCHES)]
+    if any(later <= earlier for earlier, later in itertools.pairwise(batches)):
+        return 1.0, 0.0
+    arrived = fmean(sum(count for count, _ in sample.homes) for sample in samples) * (BATCHES - 1) / BATCHES
+    return batches[-1] / max(batches[0], 1.0), (batches[-1] - batches[0]) / max(arrived, 1.0)

@@ -1,0 +1,188 @@
+"""Traces of tasks: what came when, for how long, and where; from CSV with a header or from JSON lines.
+
+    arrival,duration,cpus,gpus,node
+    0.0,12.5,1,0,ws1
+
+arrival and duration in seconds; cpus (1), gpus (0) and node (anywhere) may be missing. Other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TASKS_MAX = 1_000_000
+NAME_CHARS_MAX = 128
+TIME_S_MAX = 1e12
+DURATION_S_MAX = 1e9
+CPUS_MAX, GPUS_MAX = 65_536, 1024
+
+WHOLE = ("arrival", "duration")
+"""Columns that a trace of arrivals must have; one that durations are drawn from needs the last alone."""
+
+
+class TaskTrace(msgspec.Struct, frozen=True):
+    """Tasks in the order of arrival, the first at 0.0. homes: the place of the node's name in ``names``, -1 where none
+    was given."""
+
+    source: str
+    arrivals: array[float]
+    durations: array[float]
+    cpus: array[float]
+    gpus: array[int]
+    homes: array[int]
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        """Tasks."""
+        return len(self.arrivals)
+
+    def first(self, tasks: int) -> TaskTrace:
+        """Only so many of them."""
+        return TaskTrace(
+            self.source,
+            self.arrivals[:tasks],
+            self.durations[:tasks],
+            self.cpus[:tasks],
+            self.gpus[:tasks],
+            self.homes[:tasks],
+            self.names,
+        )
+
+    @property
+    def span_s(self) -> float:
+        """How long they kept coming: the n - 1 pauses between them, and one more."""
+        count = len(self.arrivals)
+        return self.arrivals[-1] * count / (count - 1) if count > 1 else 0.0
+
+    @property
+    def work_s(self) -> float:
+        """Slot seconds in all."""
+        return sum(duration * max(math.ceil(cpus), 1) for duration, cpus in zip(self.durations, self.cpus, strict=True))
+
+
+class _Row(msgspec.Struct, frozen=True):
+    arrival: float
+    duration: float
+    cpus: float
+    gpus: int
+    node: str
+
+
+def read_trace(source: str, text: str, needed: tuple[str, ...] = WHOLE) -> TaskTrace:
+    """The tasks in the text of a file called ``source``, sorted by arrival. Raises ConfigError naming file, line, column
+    and what is allowed there."""
+    rows: list[_Row] = []
+    for line, fields in _rows(source, text, needed):
+        if len(rows) >= TASKS_MAX:
+            raise ConfigError("trace", f"{source} has more than {TASKS_MAX:,} tasks", hint="use a part of it")
+        rows.append(_row(f"{source}:{line}", fields, needed))
+    if not rows:
+        raise ConfigError("trace", f"{source} has no tasks", hint="a header and one line a task, as CSV or JSON lines")
+    rows.sort(key=lambda row: row.arrival)
+    numbers: dict[str, int] = {}
+    for row in rows:
+        if row.node:
+            numbers.setdefault(row.node, len(numbers))
+    start = rows[0].arrival
+    return TaskTrace(
+        source,
+        array("d", (row.arrival - start for row in rows)),
+        array("d", (row.duration for row in rows)),
+        array("d", (row.cpus for row in rows)),
+        array("l", (row.gpus for row in rows)),
+        array("l", (numbers.get(row.node, -1) for row in rows)),
+        tuple(numbers),
+    )
+
+
+def _rows(source: str, text: str, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, column → value) for each task."""
+    if text.lstrip()[:1] == "{":
+        yield from _json_rows(source, text)
+        return
+    reader = csv.reader(io.StringIO(text))
+    header: list[str] | None = None
+    try:
+        for cells in reader:
+            if not any(cell.strip() for cell in cells):
+                continue
+            if header is None:
+                header = [cell.strip().lower() for cell in cells]
+                _check_header(source, header, needed)
+                continue
+            if len(cells) != len(header):
+                raise ConfigError(
+                    "trace", f"{source}:{reader.line_num}: {len(cells)} columns", why=f"its header has {len(header)}"
+                )
+            yield reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise ConfigError("trace", f"{source}:{reader.line_num}: no CSV", why=str(error)) from None
+
+
+def _check_header(source: str, header: list[str], needed: tuple[str, ...]) -> None:
+    missing = [column for column in needed if column not in header]
+    if missing:
+        raise ConfigError(
+            "trace",
+            f"{source}:1: no column {' and no column '.join(missing)}",
+            why="the first line of a CSV names the columns: arrival,duration,cpus,gpus,node",
+        )
+
+
+def _json_rows(source: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, words in enumerate(io.StringIO(text), 1):
+        if not words.strip():
+            continue
+        try:
+            fields = json.loads(words)
+        except ValueError as error:
+            raise ConfigError("trace", f"{source}:{line}: no JSON", why=str(error)) from None
+        if not isinstance(fields, dict):
+            raise ConfigError("trace", f"{source}:{line}: no JSON object", why="each line is one, such as " + EXAMPLE)
+        yield line, fields
+
+
+EXAMPLE = '{"arrival": 0.5, "duration": 12}'
+
+
+def _row(where: str, fields: dict[str, Any], needed: tuple[str, ...]) -> _Row:
+    arrival = _number(where, fields, "arrival", 0.0 if "arrival" not in needed else None, 0.0, TIME_S_MAX)
+    duration = _number(where, fields, "duration", None, 0.0, DURATION_S_MAX)
+    cpus = _number(where, fields, "cpus", 1.0, 0.0, CPUS_MAX)
+    gpus = _number(where, fields, "gpus", 0.0, 0.0, GPUS_MAX)
+    if not cpus:
+        raise ConfigError("trace", f"{where}: cpus is 0", why=f"allowed: more than 0, at most {CPUS_MAX}")
+    if gpus != int(gpus):
+        raise ConfigError("trace", f"{where}: gpus is {gpus:g}", why=f"allowed: whole devices, 0 to {GPUS_MAX}")
+    node = fields.get("node")
+    name = "" if node is None else str(node).strip()
+    if len(name) > NAME_CHARS_MAX:
+        raise ConfigError("trace", f"{where}: node has {len(name)} characters", why=f"at most {NAME_CHARS_MAX}")
+    return _Row(arrival, duration, cpus, int(gpus), name)
+
+
+def _number(where: str, fields: dict[str, Any], column: str, default: float | None, low: float, high: float) -> float:
+    value = fields.get(column)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        if default is None:
+            raise ConfigError("trace", f"{where}: {column} is missing", why=f"allowed: {low:g} to {high:g}")
+        return default
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not low <= number <= high:
+        raise ConfigError("trace", f"{where}: {column} is {value!r}", why=f"allowed: a number from {low:g} to {high:g}")
+    return number

@@ -1,0 +1,175 @@
+"""What is to be simulated, as plain values, and how it becomes something that can be played."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.model.config import CoreConfig
+from peerload.model.errors import ConfigError
+from peerload.policy.registry import load_preset
+from peerload.sim.ideal import IDEAL_CONFIG
+from peerload.sim.player import WARM_UP_S, Player, Setup, measure, warm_up_of
+from peerload.sim.recorded import TaskTrace
+from peerload.sim.service import Draw, Service, draw_of
+from peerload.sim.watch import Watch
+from peerload.sim.workload import Arrival
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+
+    from peerload.sim.statistics import Sample
+
+SEEDS_APART = 100_000
+"""Replication k of seed s draws from seed s times this plus k, so that no two seeds have a replication in common."""
+TASKS_LEAST, TASKS_MOST = 20_000, 200_000
+SETTLING_TIMES = 6.0
+"""Tasks of a replication, if nobody says: as many as come in this over (1 - load)² mean service times, since so long do
+nodes remember that share nothing; within these bounds, and never fewer than twice the warm-up."""
+LOAD_HARDEST = 0.99
+
+LIVE = CoreConfig()
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are in simulated seconds: without a trace the mean service time is one second.
+
+    policy: a preset by name or file; slots, gpus: of each node; load: offered work per slot of speed 1 and second, None =
+    as recorded; hot: only so many nodes get arrivals (0: all); trace: recorded arrivals; service: how long tasks take,
+    None = as recorded; durations: what tasks of a Poisson stream take is drawn from these; speeds: one a node;
+    is_live: with the timings of an agent and all of its preset, instead of the reference model's; tasks: of a
+    replication, the warm-up included.
+    """
+
+    policy: str
+    nodes: int
+    slots: int = 1
+    gpus: int = 0
+    load: float | None = None
+    hot: int = 0
+    trace: TaskTrace | None = None
+    service: Service | None = None
+    durations: tuple[float, ...] = ()
+    speeds: tuple[float, ...] = ()
+    transfer_s: float = 0.0
+    message_s: float = 0.0
+    is_live: bool = False
+    tasks: int
+    warm_up: int
+
+    @property
+    def capacity(self) -> float:
+        """Slots, each times its node's speed."""
+        return self.slots * (sum(self.speeds) if self.speeds else float(self.nodes))
+
+    @property
+    def is_in_seconds(self) -> bool:
+        """Whether a second is one of the real world; else it is the mean service time."""
+        return self.trace is not None or bool(self.durations)
+
+    @property
+    def mean_service_s(self) -> float:
+        """Of a task, on a node of speed 1."""
+        if self.durations:
+            return fmean(self.durations)
+        return fmean(self.trace.durations) if self.trace is not None else 1.0
+
+    @property
+    def offered_load(self) -> float:
+        """What was asked for, or what is recorded (infinite if everything came at once)."""
+        if self.load is not None or self.trace is None:
+            return self.load or 0.0
+        if not self.trace.span_s:
+            return math.inf
+        return self._work_of_trace() / (self.trace.span_s * self.capacity)
+
+    def _work_of_trace(self) -> float:
+        assert self.trace is not None
+        if self.service is None and not self.durations:
+            return self.trace.work_s
+        slots = sum(max(math.ceil(cpus), 1) for cpus in self.trace.cpus)
+        return self.mean_service_s * slots
+
+    def setup(self) -> Setup:
+        """Ready to be played. Raises ConfigError if the preset cannot be used."""
+        config = IDEAL_CONFIG
+        changes = {"settle_s": LIVE.settle_s}
+        if self.is_live:
+            changes |= {"retry_s_min": LIVE.retry_s_min, "retry_s_max": LIVE.retry_s_max}
+        return Setup(
+            load_preset(self.policy, is_reference=not self.is_live),
+            [self.slots] * self.nodes,
+            self._rates(),
+            self._draw(),
+            self.transfer_s,
+            message_s=self.message_s,
+            speeds=self.speeds,
+            gpus=self.gpus,
+            config=msgspec.structs.replace(config, **changes),
+            recorded=self._recorded() if self.trace is not None else None,
+        )
+
+    def _rates(self) -> list[float]:
+        hot = self.hot or self.nodes
+        rate = self.offered_load * self.capacity / self.mean_service_s
+        return [rate / hot] * hot + [0.0] * (self.nodes - hot)
+
+    def _draw(self) -> Draw:
+        durations = self.durations
+        if durations:
+            return lambda rng: durations[int(rng.random() * len(durations))]
+        service, mean_s = self.service or Service(), self.mean_service_s
+        draw = draw_of(service.name, service.parameters)
+        return draw if mean_s == 1.0 else lambda rng: mean_s * draw(rng)
+
+    def _recorded(self) -> Callable[[random.Random], Iterator[Arrival]]:
+        trace = self.trace
+        assert trace is not None
+        drawn = self._draw() if self.service is not None or self.durations else None
+        stretch = 1.0
+        if self.load is not None and trace.span_s:
+            stretch = self._work_of_trace() / (trace.span_s * self.capacity) / self.load
+
+        def arrivals(rng: random.Random) -> Iterator[Arrival]:
+            for number, at_s in enumerate(trace.arrivals):
+                home = trace.homes[number]
+                home = home % self.nodes if home >= 0 else rng.randrange(self.nodes)
+                service_s = trace.durations[number] if drawn is None else drawn(rng)
+                yield Arrival(at_s * stretch, f"n{home + 1}", service_s, trace.cpus[number], trace.gpus[number])
+
+        return arrivals
+
+    def check(self) -> None:
+        """Raises ConfigError if some task could run nowhere, or the preset cannot be used."""
+        if self.trace is not None:
+            for column, had, flag in (("cpus", self.slots, "slots"), ("gpus", self.gpus, "gpus")):
+                most = max(getattr(self.trace, column))
+                if most > had:
+                    raise ConfigError(
+                        "trace",
+                        f"{self.trace.source} has a task of {most:g} {column}, and no node has more than {had}",
+                        hint=f"give the nodes as many:  --{flag} {math.ceil(most)}",
+                    )
+        load_preset(self.policy, is_reference=not self.is_live)
+
+
+def tasks_for(nodes: int, slots: int, load: float) -> tuple[int, int]:
+    """→ tasks of a replication and its warm-up, where nobody says."""
+    rate = nodes * slots * load
+    settling = SETTLING_TIMES / (1 - min(load, LOAD_HARDEST)) ** 2
+    tasks = int(max(min(max(rate * settling, TASKS_LEAST), TASKS_MOST), 2 * WARM_UP_S * rate))
+    return tasks, warm_up_of(tasks, rate)
+
+
+def play(
+    scenario: Scenario, seed: int, replication: int, *, clock: Callable[[], float], passed: Callable[[int], object]
+) -> Sample:
+    """One replication. ``clock`` tells the time in s, for the record; ``passed`` is told how many more tasks have come."""
+    started_s = clock()
+    player = Player(scenario.setup(), seed * SEEDS_APART + replication, watch=Watch(), passed=passed)
+    player.play(scenario.warm_up)
+    return measure(player, scenario.tasks - scenario.warm_up, clock=clock, started_s=started_s)

@@ -1,0 +1,26 @@
+"""What the tasks ask for, beside what the node has ([RM]): for tasks of unequal width, and nodes of unequal speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from peerload.policy.api import LoadView
+
+
+class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cores that running, waiting and inbound tasks ask for, per core of the node."""
+
+    def load(self, view: LoadView) -> float:
+        """Requested cores / cores."""
+        return view.cpus_requested / view.cpus if view.cpus else view.cpus_requested
+
+
+class Weighted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The same, divided by how fast the node works: of two nodes that are equally full the faster counts as less."""
+
+    def load(self, view: LoadView) -> float:
+        """Requested cores / (cores · speed)."""
+        return Demand().load(view) / view.speed

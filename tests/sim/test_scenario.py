@@ -1,0 +1,309 @@
+"""What a user asks to be simulated: workloads, what is measured of them, and what is said about it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import time
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from peerload.model.errors import ConfigError
+from peerload.policy.registry import load_preset
+from peerload.sim.bounds import mmc_response
+from peerload.sim.engine import Simulation
+from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
+from peerload.sim.network import NetworkOptions
+from peerload.sim.outcome import Outcome, outcome
+from peerload.sim.recorded import TaskTrace, read_trace
+from peerload.sim.scenario import Scenario, play, tasks_for
+from peerload.sim.service import Service, draw_of, read_service
+from peerload.sim.statistics import Sample, half_width, intervals, student_t
+from peerload.sim.watch import Watch
+from peerload.sim.workload import Arrival, poisson
+
+
+def scenario(**changes: Any) -> Scenario:
+    trace = changes.get("trace")
+    defaults: dict[str, Any] = {"policy": "threshold", "nodes": 4, "tasks": len(trace) if trace else 2000, "warm_up": 0}
+    return Scenario(**{**defaults, "load": None if trace else 0.8, **changes})
+
+
+def played(asked: Scenario, replications: int = 1, seed: int = 1) -> tuple[Outcome, list[Sample]]:
+    samples = [
+        play(asked, seed, number, clock=time.process_time, passed=lambda _tasks: None) for number in range(replications)
+    ]
+    return outcome(asked, samples), samples
+
+
+def value(found: Outcome, metric: str) -> float:
+    return found.metrics[metric].value
+
+
+def ended(policy: str, arrivals: list[Arrival], slots: list[int], **more: Any) -> list[Finished]:
+    tasks: dict[int, Finished] = {}
+    cluster = IdealCluster(
+        load_preset(policy, is_reference=True),
+        slots=slots,
+        seed=1,
+        ended=lambda task: tasks.__setitem__(task.number, task),
+        **more,
+    )
+    cluster.run(iter(arrivals), tasks=len(arrivals))
+    cluster.drain()
+    return [tasks[number] for number in sorted(tasks)]
+
+
+# -- idle while a task waits -------------------------------------------------------------------------------------------
+
+
+def watched(arrivals: list[Arrival], slots: list[int]) -> Watch:
+    watch = Watch()
+    last = max(task.ended_s for task in ended("none", arrivals, slots, watch=watch))
+    watch.count_until(last)
+    return watch
+
+
+def test_idle_while_waiting_by_hand() -> None:
+    """n1 works from 0 to 11; its second task waits from 1 to 10, and n2 is idle all the while."""
+    watch = watched([Arrival(0.0, "n1", 10.0), Arrival(1.0, "n1", 1.0)], [1, 1])
+    assert (watch.total, watch.free) == (22.0, 11.0)
+    assert watch.idle_while_waiting == 9.0
+
+
+def test_waiting_at_two_nodes_leaves_only_the_third_idle() -> None:
+    """Tasks wait at n1 from 1 to 4 and at n2 from 2 to 6; n3 is idle until 3, when a task of 2 comes."""
+    arrivals = [
+        Arrival(0.0, "n1", 4.0), Arrival(0.0, "n2", 6.0), Arrival(1.0, "n1", 4.0), Arrival(2.0, "n2", 1.0),
+        Arrival(3.0, "n3", 2.0),
+    ]  # fmt: skip
+    watch = watched(arrivals, [1, 1, 1])
+    assert watch.idle_while_waiting == (3 - 1) + (6 - 5)
+
+
+def test_a_free_slot_beside_the_waiting_task_is_not_counted() -> None:
+    """A task of two cpus waits at n1 from 1 to 5, beside a slot that is no use to it; the two of n2 are free."""
+    watch = watched([Arrival(0.0, "n1", 5.0), Arrival(1.0, "n1", 1.0, cpus=2.0)], [2, 2])
+    assert watch.idle_while_waiting == 4.0 * 2
+    assert watch.free == 4.0 + 1.0 + 2 * 6.0, "n1: one slot until 5, none after that; n2: two all the time"
+
+
+def test_one_queue_for_all_is_never_idle_while_a_task_waits() -> None:
+    found, _ = played(scenario(nodes=1, slots=4, load=0.9))
+    assert value(found, "idle_while_waiting") == 0.0
+    apart, _ = played(scenario(policy="none", load=0.9))
+    assert 0.05 < value(apart, "idle_while_waiting") < 0.15
+
+
+# -- delays, speeds, several cpus --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["threshold", "receiver", "adaptive"])
+def test_messages_that_take_time_do_what_they_do_in_the_engine_with_its_promises_checked(policy: str) -> None:
+    policies = load_preset(policy, is_reference=True)
+    arrivals = list(poisson([f"n{number}" for number in range(1, 6)], 4.5, 1200, random.Random(3)))
+    ideal = [task.response_s for task in ended(policy, arrivals, [1] * 5, message_s=0.05)]
+    network = NetworkOptions(delay_s=0.05)
+    engine = Simulation(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, network=network)
+    engine.run(arrivals)
+    assert sorted(ideal) == pytest.approx(sorted(engine.responses_s.values()), abs=1e-6)
+    assert fmean(ideal) > fmean(task.response_s for task in ended(policy, arrivals, [1] * 5))
+
+
+def test_a_task_takes_its_time_divided_by_the_speed_of_its_node() -> None:
+    arrivals = [Arrival(0.0, "n1", 4.0), Arrival(1.0, "n2", 4.0), Arrival(2.0, "n3", 4.0)]
+    tasks = ended("none", arrivals, [1, 1, 1], speeds=(1.0, 2.0, 0.5))
+    assert [task.response_s for task in tasks] == [4.0, 2.0, 8.0]
+
+
+def test_load_is_that_of_slots_times_speed() -> None:
+    asked = scenario(policy="none", nodes=2, speeds=(1.5, 0.5), load=0.4, tasks=8000)
+    assert asked.capacity == 2.0
+    found, _ = played(asked)
+    assert value(found, "mean_response") == pytest.approx((1 / (1.5 - 0.4) + 1 / (0.5 - 0.4)) / 2, rel=0.25)
+    assert found.one_queue is None, "no formula for nodes that differ"
+
+
+def test_a_task_of_several_cpus_takes_as_many_slots() -> None:
+    arrivals = [Arrival(0.0, "n1", 4.0, cpus=2.0), Arrival(1.0, "n1", 1.0), Arrival(1.0, "n1", 1.0)]
+    assert [task.started_s for task in ended("none", arrivals, [2])] == [0.0, 4.0, 4.0]
+
+
+def test_a_task_that_its_home_cannot_run_goes_to_no_node_without_gpus() -> None:
+    arrivals = [Arrival(0.0, "n1", 4.0, gpus=1), Arrival(0.0, "n2", 4.0, gpus=1), Arrival(0.0, "n2", 4.0, gpus=1)]
+    tasks = ended("none", arrivals, [4, 4], gpus=1)
+    assert [task.started_s for task in tasks] == [0.0, 0.0, 4.0]
+
+
+# -- workloads ---------------------------------------------------------------------------------------------------------
+
+TRACE = "arrival,duration,node\n" + "".join(f"{number * 2},{1 + number % 3},ws{number % 3}\n" for number in range(60))
+
+
+def trace() -> TaskTrace:
+    return read_trace("mine", TRACE)
+
+
+def arrivals_of(asked: Scenario, seed: int = 1) -> list[Arrival]:
+    return list(itertools.islice(asked.setup().arrivals(random.Random(seed)), 60))
+
+
+def test_a_trace_is_played_as_recorded() -> None:
+    asked = scenario(trace=trace(), nodes=3)
+    found = arrivals_of(asked)
+    assert [one.at_s for one in found] == [2.0 * number for number in range(60)]
+    assert [one.node for one in found[:4]] == ["n1", "n2", "n3", "n1"]
+    assert asked.offered_load == pytest.approx(2 / 2 / 3)
+    result, samples = played(asked)
+    assert value(result, "mean_response") == fmean(trace().durations), "nobody waits"
+    assert [count for count, _ in samples[0].homes] == [20, 20, 20]
+
+
+def test_more_names_than_nodes_wrap_round_and_tasks_without_one_are_spread() -> None:
+    assert {one.node for one in arrivals_of(scenario(trace=trace(), nodes=2))} == {"n1", "n2"}
+    anonymous = read_trace("mine", "arrival,duration\n" + "".join(f"{number},1\n" for number in range(60)))
+    asked = scenario(trace=anonymous, nodes=3)
+    assert {one.node for one in arrivals_of(asked)} == {"n1", "n2", "n3"}
+    assert arrivals_of(asked) == arrivals_of(asked)
+    assert arrivals_of(asked) != arrivals_of(asked, seed=2)
+
+
+def test_a_load_stretches_a_trace() -> None:
+    asked = scenario(trace=trace(), nodes=3, load=0.5)
+    assert arrivals_of(asked)[1].at_s == pytest.approx(2.0 * (1 / 3) / 0.5)
+    found, _ = played(asked)
+    assert value(found, "utilization") == pytest.approx(0.5, rel=0.06)
+
+
+def test_recorded_arrivals_with_drawn_durations_and_the_reverse() -> None:
+    drawn = arrivals_of(scenario(trace=trace(), nodes=3, service=Service("det")))
+    assert {one.service_s for one in drawn} == {2.0}, "the mean of the trace"
+    poisson_stream = scenario(nodes=3, durations=(2.0, 4.0), load=0.75)
+    found = arrivals_of(poisson_stream)
+    assert {one.service_s for one in found} == {2.0, 4.0}
+    assert found[-1].at_s == pytest.approx(60 / (0.75 * 3 / 3.0), rel=0.4)
+
+
+def test_a_hot_spot_has_the_load_of_all() -> None:
+    asked = scenario(nodes=10, hot=2, load=0.9)
+    setup = asked.setup()
+    assert setup.rates == [4.5, 4.5, *[0.0] * 8]
+
+
+def test_what_no_node_could_run_is_refused_before() -> None:
+    wide = read_trace("mine", "arrival,duration,cpus\n0,1,4\n")
+    with pytest.raises(ConfigError, match="a task of 4 cpus, and no node has more than 2"):
+        scenario(trace=wide, slots=2).check()
+    with_gpu = read_trace("mine", "arrival,duration,gpus\n0,1,2\n")
+    with pytest.raises(ConfigError, match="2 gpus"):
+        scenario(trace=with_gpu).check()
+    with pytest.raises(ConfigError, match="no preset named"):
+        scenario(policy="nobody").check()
+
+
+@pytest.mark.parametrize(
+    ("text", "service"),
+    [("exp", Service()), ("h2:10", Service("h2", (10.0,))), ("bpareto:1.5,100", Service("bpareto", (1.5, 100.0)))],
+)
+def test_a_distribution_is_read_as_it_is_written(text: str, service: Service) -> None:
+    assert read_service(text) == service
+    assert str(service) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "normal", "exp:2", "det:1", "h2", "h2:0.5", "h2:x", "h2:nan", "bpareto:1", "bpareto:0,10", "bpareto:2,1"],
+)
+def test_a_distribution_that_does_not_exist_says_which_do(text: str) -> None:
+    with pytest.raises(ConfigError, match="allowed: exp, det, h2:CV2"):
+        read_service(text)
+
+
+def test_the_largest_bounded_pareto_is_its_ratio_from_the_smallest() -> None:
+    draw, rng = draw_of("bpareto", [1.1, 1000.0]), random.Random(1)
+    values = [draw(rng) for _ in range(200_000)]
+    assert fmean(values) == pytest.approx(1.0, rel=0.05)
+    assert max(values) / min(values) < 1000
+
+
+# -- what is said about it ---------------------------------------------------------------------------------------------
+
+
+def test_mean_wait_and_response_differ_by_the_service() -> None:
+    found, _ = played(scenario(service=Service("det"), tasks=3000))
+    assert value(found, "mean_response") == pytest.approx(value(found, "mean_wait") + 1.0)
+
+
+def test_a_hot_spot_that_receivers_cannot_cope_with_is_called_unstable() -> None:
+    found, _ = played(scenario(policy="receiver", nodes=20, hot=2, load=0.9, tasks=5000, warm_up=1250), 2)
+    assert found.is_stable is False
+    assert "unstable" in found.warnings[0]
+    assert value(found, "mean_response") > 50
+
+
+@pytest.mark.parametrize(("policy", "nodes", "load"), [("none", 8, 0.7), ("threshold", 8, 0.9), ("none", 1, 0.8)])
+def test_what_is_stable_is_not_called_unstable(policy: str, nodes: int, load: float) -> None:
+    for seed in range(1, 6):
+        found, _ = played(scenario(policy=policy, nodes=nodes, load=load, tasks=5000, warm_up=1250), 2, seed)
+        assert found.is_stable
+
+
+def test_a_load_of_one_and_more_is_never_called_stable() -> None:
+    found, _ = played(scenario(nodes=2, load=1.0, tasks=1000))
+    assert found.is_stable is False
+    assert "load 1: as much work comes" in found.warnings[0]
+    assert found.one_queue is None
+
+
+def test_a_warm_up_that_is_too_short_is_said() -> None:
+    found, _ = played(scenario(policy="none", nodes=8, load=0.95, tasks=2000, warm_up=100))
+    assert found.is_stable is False or "--tasks" in found.warnings[0]
+    tasks, warm_up = tasks_for(8, 1, 0.95)
+    assert warm_up >= 0.95 * 8 * 0.9 / 0.05**2 / 2
+    assert tasks == 4 * warm_up or tasks == 4 * warm_up + tasks % 4
+
+
+def test_fairness_by_home_node() -> None:
+    """n1 gets tasks of 3 s, n2 tasks of 1 s, nobody waits."""
+    rows = "".join(f"{number * 10},{3 if number % 2 else 1},ws{number % 2}\n" for number in range(20))
+    found, _ = played(scenario(trace=read_trace("mine", "arrival,duration,node\n" + rows), nodes=3, policy="none"))
+    assert found.homes == [1.0, 3.0, None]
+    assert found.spread == (3.0, pytest.approx(0.5))
+    assert found.is_stable is None
+
+
+def test_equal_seeds_give_equal_samples_and_others_differ() -> None:
+    asked = scenario(policy="adaptive", nodes=5, tasks=1500)
+    (_, first), (_, again), (_, other) = played(asked, 2), played(asked, 2), played(asked, 2, seed=2)
+    assert [sample.values for sample in first] == [sample.values for sample in again]
+    assert len({sample.values["mean_response"] for sample in first + other}) == 4
+
+
+def test_intervals_come_from_replications() -> None:
+    samples = [Sample({"mean": mean}, {"mean": [0.0, 9.0]}, 10, 0.0) for mean in (1.0, 2.0, 3.0)]
+    found = intervals(samples)["mean"]
+    assert (found.value, found.half) == (2.0, pytest.approx(student_t(2) / math.sqrt(3)))
+    alone = intervals(samples[:1])["mean"]
+    assert (alone.value, alone.half) == (1.0, pytest.approx(half_width([0.0, 9.0])))
+    assert half_width([1.0]) == math.inf
+    assert [student_t(freedom) for freedom in (1, 2, 3)] == pytest.approx([12.71, 4.303, 3.182], rel=0.01)
+
+
+def test_erlang_c() -> None:
+    assert mmc_response(1, 0.9) == pytest.approx(10.0)
+    assert mmc_response(2, 0.7) == pytest.approx(1 / (1 - 0.7**2))
+    assert mmc_response(3, 0.5) == pytest.approx(1 + (1.5**3 / 6 / 0.5) / (1 + 1.5 + 1.125 + 1.125) / 1.5)
+    assert mmc_response(10_000, 0.9) == pytest.approx(1.0)
+    assert (mmc_response(4, 0.0), mmc_response(4, 1.0)) == (1.0, math.inf)
+
+
+def test_the_presets_reference_table_changes_what_it_names() -> None:
+    live, reference = load_preset("adaptive"), load_preset("adaptive", is_reference=True)
+    assert (live.names["information"], reference.names["information"]) == ("region-change", "poll")
+    assert live.transfer.marks(None).prefetch == 1  # type: ignore[arg-type]
+    assert reference.transfer.marks(None).prefetch == 0  # type: ignore[arg-type]
+    assert live.sender == reference.sender
+    assert load_preset("threshold") == load_preset("threshold", is_reference=True)
