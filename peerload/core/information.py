@@ -66,6 +66,7 @@ class Information:
         self._marks_at: Instant | None = None
         self._steady: TransferPolicy | None = None
         self._settled_version = -1
+        self._own: View | None = None
         self.running: Callable[[], Iterable[Work]] = tuple
         self.cpus_busy = 0.0
         self.mem_used_bytes = 0
@@ -110,20 +111,21 @@ class Information:
 
     def report(self) -> LoadReport:
         """What this node says of itself now."""
-        view = self.view()
-        n, slots, marks = view.load_tasks, view.slots, view.marks
+        ledger, marks = self._ledger, self.marks()
+        n, slots = ledger.load_tasks, ledger.profile.slots
         self._sequence += 1
-        movable = len(self._queue) + len(self._stranded)
+        stranded = len(self._stranded)
+        movable = len(self._queue) + stranded
         report = LoadReport(
             load_tasks=n,
             slots=slots,
-            running=len(self._ledger.running),
-            waiting=self._ledger.waiting + len(self._stranded),
+            running=len(ledger.running),
+            waiting=ledger.waiting + stranded,
             movable=movable,
-            load=view.load,
+            load=self._load(marks),
             region=_region(n, slots, marks),
             accepts=n < marks.accept_below * slots and not self._state.profile.drained,
-            gives=movable > 0 and (n > marks.give_above * slots or len(self._stranded) > 0),
+            gives=movable > 0 and (n > marks.give_above * slots or stranded > 0),
             cpus_busy=self.cpus_busy,
             mem_used_bytes=self.mem_used_bytes,
             incarnation=self._state.identity.incarnation,
@@ -132,6 +134,15 @@ class Information:
         if self._told is not None and report.region is not self._told.region:
             self._said = report
         return report
+
+    def _load(self, marks: Marks) -> float:
+        """The load policy's word; a report goes with every probe and reply, so one view is kept for it."""
+        view = self._own
+        if view is None:
+            view = self._own = self._view(None, 0)
+        view.cpus_busy = self.cpus_busy
+        view.marks = marks
+        return view.load
 
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
