@@ -128,6 +128,7 @@ class Information:
         """Somebody has this report: does it stand elsewhere than everybody knows?"""
         if self._told is not None and self._standing(report) != self._standing(self._told):
             self._said = report
+            self._settled_version = NOT_SETTLED
 
     def _described(self, marks: Marks) -> LoadReport:
         ledger = self._ledger
