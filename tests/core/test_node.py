@@ -69,11 +69,11 @@ def test_a_node_that_is_overloaded_tells_when_it_has_a_task_to_give() -> None:
     x = Given(policies={**RECEIVER, "information": {"policy": "region-change"}})
     x.submit()
     x.timer("region")
-    assert (x.done(Announce).state.report.region, x.done(Announce).state.report.gives) == (Region.OVERLOADED, False)
+    assert (x.done(Announce).message.report.region, x.done(Announce).message.report.gives) == (Region.OVERLOADED, False)
     assert x.submit()[-1] == "timer region 0.2"  # with a threshold of 1 its region is what it was
     assert "timer region 0.2" not in x.submit()
     assert x.timer("region") == ["Announce"]
-    assert (x.done(Announce).state.report.region, x.done(Announce).state.report.gives) == (Region.OVERLOADED, True)
+    assert (x.done(Announce).message.report.region, x.done(Announce).message.report.gives) == (Region.OVERLOADED, True)
 
 
 def test_looking_at_the_load_changes_nothing() -> None:
@@ -96,7 +96,7 @@ def test_what_the_driver_told_of_a_region_is_put_right() -> None:
     x.end(x.task().key)
     assert x.when(events.LoadTold(told)) == ["timer region 0.2"]
     assert x.timer("region") == ["Announce"]
-    assert x.done(Announce).state.report.region is Region.UNDERLOADED
+    assert x.done(Announce).message.report.region is Region.UNDERLOADED
 
 
 def test_an_overloaded_peer_is_asked_and_room_elsewhere_helps_the_stranded() -> None:
