@@ -78,19 +78,36 @@ def detail(spec: TaskSpec, record: TaskRecord) -> dict[str, object]:
             "local": placement.local,
             "migrations_max": placement.migrations_max,
         },
-        "usage": {
-            "user_s": exit_.usage.user_s if exit_ is not None else 0.0,
-            "system_s": exit_.usage.system_s if exit_ is not None else 0.0,
-            "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
-        },
+        "usage": _usage(record),
         "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
     }
 
 
+def used(record: TaskRecord) -> dict[str, object]:
+    """What `history` adds about an ended task. duration_s: how long its process ran, None if it never did; waited_s:
+    from its submission to that, or to its end."""
+    ran = record.ended_at > record.started_at > 0
+    until = record.started_at if ran else record.ended_at
+    return {
+        "duration_s": record.ended_at - record.started_at if ran else None,
+        "waited_s": max(until - record.submitted_at, 0.0),
+        "usage": _usage(record),
+    }
+
+
+def _usage(record: TaskRecord) -> dict[str, object]:
+    exit_ = record.exit
+    return {
+        "user_s": exit_.usage.user_s if exit_ is not None else 0.0,
+        "system_s": exit_.usage.system_s if exit_ is not None else 0.0,
+        "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
+    }
+
+
 def nodes(node: Node) -> list[dict[str, object]]:
     """Every node known, this one first, the others by name."""
-    own = _node_object(node.state.profile, node.sharing.report(), 0.0)
+    own = _node_object(node.state.profile, node.sharing.shown(), 0.0)
     own |= {
         "state": PeerState.ALIVE.value,
         "incarnation": node.state.identity.incarnation,
@@ -102,8 +119,9 @@ def nodes(node: Node) -> list[dict[str, object]]:
 
 
 def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
-    age_s = max(node.state.now.boot_s - peer.report_s, 0.0)
-    return _node_object(peer.profile, peer.report, age_s) | {
+    heard = node.membership.last_report(peer.identity.node)
+    age_s = max(node.state.now.boot_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
+    return _node_object(peer.profile, heard.report if heard is not None else None, age_s) | {
         "state": peer.state.value,
         "incarnation": peer.identity.incarnation,
         "address": peer.identity.address,
@@ -133,6 +151,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "age_s": age_s,
         "drained": profile.drained,
         "labels": list(profile.labels),
+        "speed": profile.speed,
     }
 
 

@@ -21,7 +21,7 @@ import paho.mqtt.client as mqtt  # what aiomqtt stands on
 
 from peerload.agent.mqtt_inbox import RECEIVED_MAX, AdviceFilter, Received, Topics
 from peerload.model.errors import ConfigError
-from peerload.model.messages import ADVICE, Envelope, Identity, Message, State
+from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, Message, State
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -233,7 +233,14 @@ class MqttBus:
 
     def send(self, dst: str, dst_boot: str, message: Message) -> bool:
         """Publish advice for one node; never waits. False: not taken (no broker, too much or too large, no advice)."""
-        if self._client is None or not isinstance(message, ADVICE):
+        return isinstance(message, ADVICE) and self._put(self._topics.to(dst), message, dst, dst_boot)
+
+    def broadcast(self, message: Message) -> bool:
+        """Publish advice for everybody who listens now; as `send`."""
+        return isinstance(message, BROADCAST) and self._put(self._topics.ask, message, "", "")
+
+    def _put(self, topic: str, message: Message, dst: str, dst_boot: str) -> bool:
+        if self._client is None:
             return False
         if len(self._outgoing) >= OUTGOING_MAX:
             self._counters["mqtt refused: queue full"] += 1
@@ -243,7 +250,7 @@ class MqttBus:
             self._counters["mqtt refused: too large"] += 1
             return False
         tag = str(message.__struct_config__.tag)
-        self._outgoing.append(_Outgoing(self._topics.to(dst), payload, False, tag))
+        self._outgoing.append(_Outgoing(topic, payload, False, tag))
         self._work.set()
         return True
 

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from typing import Generic, Protocol, TypeVar
 
 from peerload.model.errors import FrameTooLarge, ProtocolError
-from peerload.model.messages import ADVICE, Envelope, Identity, State
+from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
 from peerload.wire import peer
 
 RECEIVED_MAX = 4096
@@ -24,14 +24,20 @@ ROOT = "peerload"
 
 
 class Topics:
-    """The topics of one node: `peerload/<cluster>/<site>/<src>/state` and `…/<src>/to/<dst>` (rule M1)."""
+    """The topics of one node: `peerload/<cluster>/<site>/<src>/state`, `…/<src>/ask` for requests to everybody, and
+    `…/<src>/to/<dst>`. A node writes below its own name alone."""
 
     def __init__(self, cluster: str, site: str, node: str) -> None:
         self.cluster = cluster
         self.node = node
         self.state = f"{ROOT}/{cluster}/{site}/{node}/state"
         self._to = f"{ROOT}/{cluster}/{site}/{node}/to/"
-        self.subscriptions = (f"{ROOT}/{cluster}/+/+/state", f"{ROOT}/{cluster}/+/+/to/{node}")
+        self.ask = f"{ROOT}/{cluster}/{site}/{node}/ask"
+        self.subscriptions = (
+            f"{ROOT}/{cluster}/+/+/state",
+            f"{ROOT}/{cluster}/+/+/ask",
+            f"{ROOT}/{cluster}/+/+/to/{node}",
+        )
 
     def to(self, dst: str) -> str:
         """Where a message for one node is published."""
@@ -40,7 +46,7 @@ class Topics:
     def source(self, topic: str) -> str | None:
         """The node that may publish on this topic; None if the topic is no concern of ours."""
         match topic.split("/"):
-            case [root, cluster, _, src, "state"] if root == ROOT and cluster == self.cluster:
+            case [root, cluster, _, src, "state" | "ask"] if root == ROOT and cluster == self.cluster:
                 return src
             case [root, cluster, _, src, "to", dst] if root == ROOT and cluster == self.cluster and dst == self.node:
                 return src
@@ -156,13 +162,18 @@ class AdviceFilter:
     def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
         """Why this envelope is not to be believed; "" if it is."""
         is_state = topic.endswith("/state")
+        is_for_all = is_state or topic.endswith("/ask")
         if envelope.cluster != self._topics.cluster:
             return "other cluster"
         if envelope.src != src:
             return "wrong source"
         if not isinstance(envelope.body, ADVICE) or (is_state and not isinstance(envelope.body, State)):
             return "not advice"
-        if not is_state and (envelope.dst != self._identity.node or envelope.dst_boot not in {"", self._identity.boot}):
+        if is_for_all and not isinstance(envelope.body, BROADCAST):
+            return "not for all"
+        if not is_for_all and (
+            envelope.dst != self._identity.node or envelope.dst_boot not in {"", self._identity.boot}
+        ):
             return "not for us"
         if isinstance(envelope.body, State):
             told = envelope.body.identity

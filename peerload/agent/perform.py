@@ -12,7 +12,7 @@ import msgspec
 from peerload.agent.environment import variables_of
 from peerload.model import actions, events
 from peerload.model.errors import BadRequest, SlowDown
-from peerload.model.messages import ADVICE, Offer, Result
+from peerload.model.messages import ADVICE, Offer, Result, State
 from peerload.model.task import SCRATCH, Exit, execution_key
 
 if TYPE_CHECKING:
@@ -148,11 +148,17 @@ class Performer:
 
     def _announce(self, action: actions.Announce) -> None:
         bus = self._parts.bus
-        told = bus is not None and bus.publish_state(action.state)
+        message = action.message
+        if bus is None:
+            told = False
+        elif isinstance(message, State):
+            told = bus.publish_state(message)
+        else:
+            told = bus.broadcast(message)
         for peer in self._parts.node.membership:
             node = peer.identity.node
             if not told or node not in self._on_bus:
-                self._parts.links.send(node, action.state)
+                self._parts.links.send(node, message)
 
     def received(self, src: str, message: Message) -> None:
         """A frame from the peer link, on its way to the inbox."""

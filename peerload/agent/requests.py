@@ -52,6 +52,7 @@ class Requests:
         now: dict[type, Callable[[], None]] = {
             control.Submit: lambda: connection.spawn(request.id, self._submit(connection, request)),  # type: ignore[arg-type]
             control.Tasks: lambda: connection.spawn(request.id, self._tasks(connection, request)),  # type: ignore[arg-type]
+            control.History: lambda: connection.spawn(request.id, self._history(connection, request)),  # type: ignore[arg-type]
             control.Show: lambda: connection.spawn(request.id, self._show(connection, request)),  # type: ignore[arg-type]
             control.Wait: lambda: connection.spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
             control.Output: lambda: connection.spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
@@ -144,6 +145,27 @@ class Requests:
             if shown["state"] == "queued":
                 shown["reason"] = self._why_waiting(record)
             tasks.append(shown)
+        connection.ok(request.id, {"tasks": tasks, "truncated": truncated})
+
+    async def _history(self, connection: Connection, request: control.History) -> None:
+        await self._durable()
+        store, user, since = self._parts.store, self._user(), request.since
+        left = request.limit
+        after = None
+        if request.oldest_first and left is not None:
+            after = store.before_the_last(since, left)
+        truncated = after is not None
+        tasks: list[dict[str, object]] = []
+        while rows := store.ended(since, after, SHOWN_AT_A_TIME, oldest_first=request.oldest_first):
+            if left is not None:
+                truncated = truncated or len(rows) > left
+                rows = rows[:left]
+                left -= len(rows)
+            if not rows:
+                break
+            after = rows[-1][0]
+            tasks = [answers.task_object(record, spec, user) | answers.used(record) for record, spec in rows]
+            tasks = await self._hand_over(connection, request.id, tasks)
         connection.ok(request.id, {"tasks": tasks, "truncated": truncated})
 
     def _why_waiting(self, record: TaskRecord) -> str:

@@ -7,6 +7,7 @@ called once and nothing is written any more; the agent stops rather than go on w
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -22,7 +23,7 @@ import msgspec
 from peerload.agent import store_schema as schema
 from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.errors import StoreError
-from peerload.model.events import TaskRow
+from peerload.model.events import PastRun, TaskRow
 from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec, TaskState
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ BATCHES_WAITING_MAX = 100_000
 """Batches of rows on their way to the disk; more means that the disk has stopped, and so does the agent."""
 KEPT_S = 7 * 86_400.0
 """Tokens and floors are remembered for so long."""
+PAST_RUNS_MAX = 2000
+"""Ended tasks from which an agent learns again when it starts."""
 MEMORY_PAGES_KIB = 2048
 SINGLE = -1
 """The member number of a task that is not in an array."""
@@ -57,6 +60,7 @@ class Recovered(msgspec.Struct, frozen=True):
     floors: tuple[tuple[bytes, int], ...]
     tokens: tuple[tuple[str, bytes, str, int], ...]
     counter: int
+    past: tuple[PastRun, ...] = ()
 
 
 class Store:
@@ -279,7 +283,20 @@ class Store:
             )
         ]
         floors = [(uid, floor) for uid, floor in self._execute("SELECT uid, floor FROM floors ORDER BY uid")]
-        return Recovered(tuple(tasks), tuple(executions), tuple(floors), tuple(tokens), self.last_counter() or 0)
+        return Recovered(
+            tuple(tasks), tuple(executions), tuple(floors), tuple(tokens), self.last_counter() or 0, self.past_runs()
+        )
+
+    def past_runs(self) -> tuple[PastRun, ...]:
+        """The tasks that ended last and told how, the oldest first; one that cannot be read teaches nothing."""
+        specs: dict[int, TaskSpec] = {}
+        runs = []
+        for counter, exit_, spec in self._execute(schema.PAST_RUNS, (PAST_RUNS_MAX,)):
+            with contextlib.suppress(StoreError):
+                if counter not in specs:
+                    specs[counter] = _decoded(_spec, spec, f"submission {counter}")
+                runs.append(PastRun(specs[counter], _decoded(_exit, exit_, f"the exit of {counter}")))
+        return tuple(reversed(runs))
 
     def last_counter(self) -> int | None:
         """The number of the last submission, None if there is none."""
@@ -310,6 +327,23 @@ class Store:
         ended = self._rows("t.ended_at > ? ORDER BY t.ended_at DESC LIMIT ?", (max(ended_after, 0.0), limit + 1))
         rows = sorted(unfinished + ended, key=lambda row: _order(row[0].task))
         return rows[-limit:], len(rows) > limit
+
+    def ended(
+        self, since: float, after: TaskRecord | None, limit: int, *, oldest_first: bool
+    ) -> list[tuple[TaskRecord, TaskSpec]]:
+        """One page of the tasks that ended at ``since`` (Unix s) or later: those that follow ``after`` (None: the first).
+        The last ended first; or, with ``oldest_first``, in the order they were submitted in."""
+        if oldest_first:
+            place: tuple[object, ...] = _order(after.task) if after is not None else (-1, SINGLE)
+        else:
+            place = (after.ended_at, *_order(after.task)) if after is not None else (float("inf"), 0, 0)
+        return self._rows(schema.ENDED_OLDEST if oldest_first else schema.ENDED_NEWEST, (since, *place, limit))
+
+    def before_the_last(self, since: float, number: int) -> TaskRecord | None:
+        """The ended task that ``number`` more were submitted after, of those that ended at ``since`` or later; None if
+        there are no more than these."""
+        rows = self._execute(f"SELECT {_COLUMNS} FROM tasks t WHERE {schema.ENDED_BEFORE_LAST}", (since, number))  # noqa: S608 -- constants
+        return self._record(rows[0]) if rows else None
 
     def history(self, task: str) -> list[tuple[float, str, str, int, str]]:
         """(at, state, reason, attempt, node) of a task, in order."""

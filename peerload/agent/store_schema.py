@@ -37,3 +37,17 @@ PUT_FLOOR = (
     "INSERT INTO floors VALUES (?, ?, ?) ON CONFLICT (uid) DO UPDATE SET floor = max(floor, excluded.floor),"
     " at = excluded.at"
 )
+PAST_RUNS = (
+    "SELECT t.counter, t.exit, s.spec FROM tasks t JOIN submissions s ON s.counter = t.counter"
+    " WHERE t.ended_at > 0 AND t.exit IS NOT NULL AND t.state IN ('done', 'failed') ORDER BY t.ended_at DESC LIMIT ?"
+)
+
+# Pages of ended tasks; `ended_at > 0` is what the index asks for.
+ENDED_NEWEST = (
+    "t.ended_at > 0 AND t.ended_at >= ? AND (t.ended_at, t.counter, t.member) < (?, ?, ?)"
+    " ORDER BY t.ended_at DESC, t.counter DESC, t.member DESC LIMIT ?"
+)
+ENDED_OLDEST = (
+    "t.ended_at > 0 AND t.ended_at >= ? AND (t.counter, t.member) > (?, ?) ORDER BY t.counter, t.member LIMIT ?"
+)
+ENDED_BEFORE_LAST = "t.ended_at > 0 AND t.ended_at >= ? ORDER BY t.counter DESC, t.member DESC LIMIT 1 OFFSET ?"

@@ -131,6 +131,7 @@ class Demo:
                     "listen": "127.0.0.1:0",
                     "mqtt": [broker.url],
                     "slots": slots,
+                    "speed": 1,
                     "policy": self.policy,
                     "config": str(config),
                 }

@@ -17,6 +17,7 @@ _SIZE_UNITS = {"B": 1} | {
 }
 _TIME_UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86_400, "W": 604_800}
 _CLOCK_PARTS = 3
+SPEED_MAX = 1000
 
 
 class Options(argparse.ArgumentParser):
@@ -47,8 +48,8 @@ class Options(argparse.ArgumentParser):
         self.add_argument(*names, action="store_true", **settings)
 
     def read(self, words: list[str]) -> argparse.Namespace:
-        """The flags and positional words in ``words``."""
-        return self.parse_args(words)
+        """The flags and positional words in ``words``, in any order."""
+        return self.parse_intermixed_args(words)
 
     def read_command(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags up to the first word that is none, and all the words from there on (less one `--`)."""
@@ -167,6 +168,17 @@ def cpus(text: str) -> float:
     if not 0 < number <= 65_536:  # noqa: PLR2004 -- the bound of ResourceRequest.cpus
         raise argparse.ArgumentTypeError(f"{text} is not more than 0 and at most 65536")
     return number
+
+
+def speed(text: str) -> float:
+    """How fast a node works beside the reference machine."""
+    try:
+        factor = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; such as 1.5") from None
+    if not 0 < factor <= SPEED_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0 and at most {SPEED_MAX}")
+    return factor
 
 
 def signal_number(text: str) -> int:

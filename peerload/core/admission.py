@@ -39,15 +39,21 @@ class Ledger:
 
     n counts all three. It is the number of tasks in units of slots: where a task asks for several cores it counts for
     as many slots as these are worth, and where the number of slots was not set by hand, half a core counts for half.
+    version grows with every change, so that whoever has looked knows whether there is anything new to see.
     """
 
     __slots__ = (
-        "_cpus",
+        "_cpus_inbound",
+        "_cpus_waiting",
         "_mem_bytes",
+        "cpus_requested",
+        "cpus_running",
         "inbound",
+        "load_tasks",
         "profile",
         "running",
         "running_local",
+        "version",
         "waiting",
         "waiting_local",
         "waiting_remote",
@@ -61,33 +67,31 @@ class Ledger:
         self.waiting = 0
         self.waiting_local = 0
         self.waiting_remote = 0
-        self._cpus = [0.0, 0.0, 0.0]  # running, waiting, inbound
+        self.cpus_running = 0.0
+        """Cores held by what runs."""
+        self._cpus_waiting = 0.0
+        self._cpus_inbound = 0.0
         self._mem_bytes = 0
-
-    @property
-    def load_tasks(self) -> int:
+        self.cpus_requested = 0.0
+        """Cores asked for by all of them."""
+        self.load_tasks = 0
         """n: running + waiting + inbound, in slots."""
+        self.version = 0
+
+    def _changed(self) -> None:
+        """After every change: n is read far more often than it changes."""
+        self.version += 1
+        self.cpus_requested = self.cpus_running + self._cpus_waiting + self._cpus_inbound
         count = len(self.running) + self.waiting + len(self.inbound)
         profile = self.profile
-        if profile.cpus <= 0:
-            return count
-        demand = math.ceil(self.cpus_requested * profile.slots / profile.cpus - EPSILON)
-        return max(count, demand) if profile.slots_fixed else max(demand, 1 if count else 0)
-
-    @property
-    def cpus_requested(self) -> float:
-        """Cores asked for by all of them."""
-        running, waiting, inbound = self._cpus
-        return running + waiting + inbound
-
-    @property
-    def cpus_running(self) -> float:
-        """Cores held by what runs."""
-        return self._cpus[0]
+        if profile.cpus > 0:
+            demand = math.ceil(self.cpus_requested * profile.slots / profile.cpus - EPSILON)
+            count = max(count, demand) if profile.slots_fixed else max(demand, 1 if count else 0)
+        self.load_tasks = count
 
     def fits(self, request: ResourceRequest) -> bool:
         """Whether it could be started now beside what is running."""
-        return self._fits(request, len(self.running), self._cpus[0])
+        return self._fits(request, len(self.running), self.cpus_running)
 
     def fits_beside_all(self, request: ResourceRequest) -> bool:
         """Whether it could be started now if everything waiting and inbound were running too."""
@@ -108,8 +112,9 @@ class Ledger:
         if key not in self.running:
             self.running[key] = (request, is_local)
             self.running_local += is_local
-            self._cpus[0] += request.cpus
+            self.cpus_running += request.cpus
             self._mem_bytes += request.mem_bytes
+            self._changed()
 
     def end(self, key: str) -> bool:
         """An attempt holds nothing any more; False if it held nothing."""
@@ -118,10 +123,9 @@ class Ledger:
             return False
         request, is_local = held
         self.running_local -= is_local
-        self._cpus[0] -= request.cpus
+        self.cpus_running = self.cpus_running - request.cpus if self.running else 0.0
         self._mem_bytes -= request.mem_bytes
-        if not self.running:
-            self._cpus[0] = 0.0
+        self._changed()
         return True
 
     def wait(self, request: ResourceRequest, *, is_local: bool, by: int = 1) -> None:
@@ -131,18 +135,21 @@ class Ledger:
             self.waiting_local += by
         else:
             self.waiting_remote += by
-        self._cpus[1] = self._cpus[1] + by * request.cpus if self.waiting else 0.0
+        self._cpus_waiting = self._cpus_waiting + by * request.cpus if self.waiting else 0.0
+        self._changed()
 
     def expect(self, uid: bytes, request: ResourceRequest) -> None:
         """A task is on its way here."""
         if uid not in self.inbound:
             self.inbound[uid] = request
-            self._cpus[2] += request.cpus
+            self._cpus_inbound += request.cpus
+            self._changed()
 
     def expect_no_more(self, uid: bytes) -> bool:
         """It has arrived or will not come; False if it was not expected."""
         request = self.inbound.pop(uid, None)
         if request is None:
             return False
-        self._cpus[2] = self._cpus[2] - request.cpus if self.inbound else 0.0
+        self._cpus_inbound = self._cpus_inbound - request.cpus if self.inbound else 0.0
+        self._changed()
         return True

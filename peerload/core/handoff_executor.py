@@ -221,6 +221,7 @@ class Executor:
             return
         guest.phase = GuestPhase.ENDED
         guest.exit = exit_
+        self._state.history.learn(guest.spec, exit_)
         guest.repeat_s = self._state.config.repeat_s
         if guest.spec.time_limit_s:
             self._state.clear_timer("limit", guest.key)

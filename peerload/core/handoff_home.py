@@ -73,7 +73,7 @@ class Handoff:
         """Offer the next attempt to a node; the task keeps its place, withheld. ``search``: on a decline the sender's
         search goes on (False: a task given on request, whose loss triggers nothing)."""
         task.phase = HomePhase.OFFERED
-        task.withheld = True
+        self._queue.withhold(task)
         task.offered_to = node
         task.voluntary = voluntary
         task.offer_only = only

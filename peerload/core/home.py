@@ -77,7 +77,7 @@ class Home:
             self._state.clear_timer("offer", task.uid.hex())
             task.phase = HomePhase.WAITING
             task.offered_to = ""
-            task.withheld = False
+            self._queue.release(task)
 
     # -- durable transitions -------------------------------------------------------------------------------------------
 
@@ -171,7 +171,8 @@ class Home:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def finish(self, task: HomeTask, exit_: Exit) -> None:
-        """Record the one result (D5)."""
+        """Record the one result (D5), and learn from it."""
+        self._state.history.learn(task.spec, exit_)
         state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
         self.become(
             task,

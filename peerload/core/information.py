@@ -1,8 +1,9 @@
 """What this node knows and tells of its own load: the load index, the marks, the region, the report, announcements.
 
-A load region is told when it has held for settle_s and the information policy says so, and besides at the policy's
-period, if it has one. It is also told again when another region was mentioned to somebody meanwhile, in a probe or a
-reply: who heard that would believe it until the next region. The transfer policy is asked for its marks once an event.
+The information policy says what it watches: the load region, n, or nothing. A load region, or that there is a task to
+give by now, is told when it has held for settle_s and the information policy says so, and besides at the policy's
+period, if it has one. It is also told again when something else was mentioned to somebody meanwhile, in a probe or a
+reply: who heard that would believe it until the next change. The transfer policy is asked for its marks once an event.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from peerload.core.view import View
 from peerload.model.actions import Announce
 from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.messages import State
+from peerload.policy.api import KnownReport
+from peerload.policy.sound import sound_answer, sound_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
+    from collections.abc import Callable, Iterable, Sequence, Sized
 
     from peerload.core.admission import Ledger
     from peerload.core.membership import Membership
     from peerload.core.memory import Memory
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
+    from peerload.core.work import Work
     from peerload.model.instant import Instant
 
 MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
@@ -29,8 +33,9 @@ MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_ab
 
 
 class Information:
-    """One per node; its timers are ``region`` and ``period``. cpus_busy, mem_used_bytes: what the sensors last read;
-    stranded: the tasks of this home without a place, which count as movable."""
+    """One per node; its timers are ``region``, ``period`` and ``tell``. ``ask(report)`` is called when the policy wants the
+    others' load asked for. cpus_busy, mem_used_bytes: what the sensors last read;
+    stranded: the tasks of this home without a place, which count as movable; running: what runs here."""
 
     def __init__(
         self,
@@ -49,23 +54,42 @@ class Information:
         self._stranded = stranded
         self._sequence = 0
         self._told: LoadReport | None = None
+        self._told_s = 0.0
         self._said: LoadReport | None = None
-        self._due: Region | None = None
+        self._before: LoadReport | None = None
+        self._seen_tasks = 0
+        self._is_quiet = False
+        self._watches = state.policies.information.watches
+        self.ask: Callable[[LoadReport], None] = lambda _report: None
+        self._due: tuple[Region, bool] | None = None
         self._marks = MARKS_AT_FIRST
         self._marks_at: Instant | None = None
+        self.running: Callable[[], Iterable[Work]] = tuple
         self.cpus_busy = 0.0
         self.mem_used_bytes = 0
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
-    def view(self, peers: tuple[str, ...] | None = None, uncounted: int = 0) -> View:
+    def view(self, peers: Sequence[str] | None = None, uncounted: int = 0) -> View:
         """What a policy sees of this node, and the peers in question (None: all). n leaves ``uncounted`` tasks out."""
         view = self._view(peers, uncounted)
         view.marks = self.marks()
+        if self._told is not None:
+            view.told = KnownReport(self._told, self._state.now.boot_s - self._told_s)
         return view
 
-    def _view(self, peers: tuple[str, ...] | None, uncounted: int) -> View:
-        return View(self._state, self._ledger, self._membership, self._memory, self.cpus_busy, peers, uncounted)
+    def _view(self, peers: Sequence[str] | None, uncounted: int) -> View:
+        return View(
+            self._state,
+            self._ledger,
+            self._membership,
+            self._memory,
+            self._queue,
+            self.running,
+            self.cpus_busy,
+            peers,
+            uncounted,
+        )
 
     def marks(self) -> Marks:
         """The transfer policy's marks; asked for once an event."""
@@ -74,7 +98,8 @@ class Information:
         view = self._view(None, 0)
         view.marks = self._marks
         try:
-            self._marks = self._state.policies.transfer.marks(view)
+            marks = self._state.policies.transfer.marks(view)
+            self._marks = marks if marks == self._marks else sound_marks(marks)
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
         self._marks_at = self._state.now
@@ -82,57 +107,118 @@ class Information:
 
     def report(self) -> LoadReport:
         """What this node says of itself now."""
-        view = self.view()
-        n, slots, marks = view.load_tasks, view.slots, view.marks
         self._sequence += 1
-        movable = len(self._queue) + len(self._stranded)
-        report = LoadReport(
+        report = self._described(self.marks())
+        self.was_told(report)
+        return report
+
+    def shown(self) -> LoadReport:
+        """What this node said of itself, or would have, at the end of the last event; changes nothing."""
+        return self._described(self._marks)
+
+    def was_told(self, report: LoadReport) -> None:
+        """Somebody has this report: does it stand elsewhere than everybody knows?"""
+        if self._told is not None and self._standing(report) != self._standing(self._told):
+            self._said = report
+
+    def _described(self, marks: Marks) -> LoadReport:
+        view = self._view(None, 0)
+        view.marks = marks
+        n, slots = view.load_tasks, view.slots
+        return LoadReport(
             load_tasks=n,
             slots=slots,
             running=len(self._ledger.running),
             waiting=self._ledger.waiting + len(self._stranded),
-            movable=movable,
+            movable=len(self._queue) + len(self._stranded),
             load=view.load,
-            region=_region(n, slots, marks),
+            region=self._region(marks),
             accepts=n < marks.accept_below * slots and not self._state.profile.drained,
-            gives=movable > 0 and (n > marks.give_above * slots or len(self._stranded) > 0),
+            gives=self._gives(marks),
             cpus_busy=self.cpus_busy,
             mem_used_bytes=self.mem_used_bytes,
             incarnation=self._state.identity.incarnation,
             sequence=self._sequence,
         )
-        if self._told is not None and report.region is not self._told.region:
-            self._said = report
-        return report
+
+    def _standing(self, report: LoadReport) -> tuple[Region, bool]:
+        """What is told when it has changed: the region and, where reports choose whom to ask, whether this node has a
+        task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten."""
+        return report.region, report.gives and self._state.policies.information.reports_guide_probing
+
+    def _region(self, marks: Marks) -> Region:
+        """Underloaded below the low mark, overloaded from the high one on."""
+        n, slots = self._ledger.load_tasks, self._ledger.profile.slots
+        if n >= max(marks.send_at * slots, 1):
+            return Region.OVERLOADED
+        return Region.UNDERLOADED if n < marks.accept_below * slots else Region.NORMAL
+
+    def _gives(self, marks: Marks) -> bool:
+        """Whether it has a task that may go."""
+        if self._stranded:
+            return True
+        return len(self._queue) > 0 and self._ledger.load_tasks > marks.give_above * self._ledger.profile.slots
 
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """After every event: has the load region changed? It is told if it holds."""
-        region = _region(self._ledger.load_tasks, self._ledger.profile.slots, self.marks())
-        self._marks_at = None
+        """After every event: has anything changed that the information policy watches?"""
+        self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
         if self._told is None:
             self.tell()
-        elif region is self._told.region and self._said is None:
+            self._before = self._told
+        elif self._watches == "region":
+            self._settle_standing(self._told, self._before or self._told)
+        elif self._watches == "tasks":
+            self._settle_tasks()
+        self._marks_at = None
+
+    def _settle_standing(self, told: LoadReport, before: LoadReport) -> None:
+        """Another standing counts if it holds."""
+        marks = self.marks()
+        guides = self._state.policies.information.reports_guide_probing
+        standing = self._region(marks), guides and self._gives(marks)
+        if standing == self._standing(before) == self._standing(told) and self._said is None:
             if self._due is not None:
                 self._due = None
                 self._state.clear_timer("region")
-        elif self._due is not region:
-            self._due = region
+        elif self._due != standing:
+            self._due = standing
             self._state.set_timer_in(self._state.config.settle_s, "region")
 
     def region_held(self) -> None:
-        """The region has held for settle_s: told, if the information policy says so."""
+        """The standing has held for settle_s: told, or asked about, if the information policy says so."""
         said = self._said
         now = self.report()
-        known = said if said is not None and said.region is not now.region else self._told
+        known = said if said is not None and self._standing(said) != self._standing(now) else self._told
+        self._changed(known, now)
+
+    def _settle_tasks(self) -> None:
+        if self._ledger.load_tasks != self._seen_tasks and not self._is_quiet:
+            self._seen_tasks = self._ledger.load_tasks
+            self._changed(self._told, self.report())
+
+    def tell_again(self) -> None:
+        """tell_s_min is over."""
+        self._is_quiet = False
+
+    def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
+        """What the information policy makes of a change."""
+        before, self._before = self._before, now
+        policy = self._state.policies.information
         try:
-            tells = known is None or self._state.policies.information.tells(known, now)
+            tells, asks = sound_answer(policy.tells(told, now)), sound_answer(policy.asks(before, now))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
-            tells = False
+            return
         if tells:
             self.tell(now)
+        if asks:
+            self.ask(now)
+        quiet_s = self._state.config.tell_s_min
+        if self._watches == "tasks" and quiet_s and (tells or asks):
+            self._is_quiet = True
+            self._state.set_timer_in(quiet_s, "tell")
 
     def period_passed(self) -> None:
         """The information policy tells everybody at a fixed period."""
@@ -142,16 +228,10 @@ class Information:
         """Announce this node's load to everybody."""
         report = report or self.report()
         self._told = report
+        self._told_s = self._state.now.boot_s
         self._said = self._due = None
         self._state.count("announcements")
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s
         if period_s:
-            self._state.set_timer_in(period_s, "period")
-
-
-def _region(n: int, slots: int, marks: Marks) -> Region:
-    """Underloaded below the low mark, overloaded from the high one on."""
-    if n >= max(marks.send_at * slots, 1):
-        return Region.OVERLOADED
-    return Region.UNDERLOADED if n < marks.accept_below * slots else Region.NORMAL
+            self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), "period")

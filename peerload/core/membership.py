@@ -2,28 +2,33 @@
 
 One peer, in turn, is pinged every `ping_s`; whoever has not been heard of for `suspect_after_s` is suspected, later
 called dead. That is advice: it stops new probes and offers, it never re-queues a task.
+
+Peers meet one by one (`meet`), or all at once through a shared directory (`meet_all`): then nothing is kept here of
+those of whom nothing else was heard.
 """
 
 from __future__ import annotations
 
 import enum
+from itertools import islice
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.core.admission import why_never
+from peerload.core.directory import ELIGIBLE_KEPT_MAX, NOBODY, Names
 from peerload.model.actions import Dial
+from peerload.model.load import LoadReport
 from peerload.model.messages import PEERS_TOLD_MAX, Hello, Need, Ping, Pong
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from peerload.core.directory import Directory
     from peerload.core.state import CoreState
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
     from peerload.model.resources import Profile
-
-ELIGIBLE_KEPT_MAX = 1024
-"""Distinct needs whose eligible peers are remembered between changes of membership."""
 
 
 class PeerState(enum.StrEnum):
@@ -36,70 +41,93 @@ class PeerState(enum.StrEnum):
 
 
 class Peer:
-    """One peer as seen from here. heard_s: boot time of the last live word; report_s: of the newest report."""
+    """One peer as seen from here. heard_s: boot time of the last live word; pinged_s: of a ping since then, 0 = none."""
 
-    __slots__ = ("heard_s", "identity", "pinged_s", "profile", "report", "report_s", "state")
+    __slots__ = ("heard_s", "identity", "pinged_s", "profile", "state")
 
     def __init__(self, identity: Identity, profile: Profile, heard_s: float) -> None:
         self.identity = identity
         self.profile = profile
-        self.report: LoadReport | None = None
-        self.report_s = heard_s
         self.heard_s = heard_s
         self.pinged_s = 0.0
         self.state = PeerState.ALIVE
 
 
+class Heard(msgspec.Struct, frozen=True, gc=False):
+    """A report and the boot time when it came."""
+
+    report: LoadReport
+    at_s: float
+
+
 class Membership:
-    """The peers by name. `changed` grows whenever somebody becomes (in)eligible for something."""
+    """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``."""
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
         self._peers: dict[str, Peer] = {}
-        self._names: list[str] = []
-        self._eligible: dict[Need, tuple[str, ...]] = {}
+        self._directory = NOBODY
+        self._met_s = 0.0
+        self._names: Sequence[str] = ()
+        self._reports: dict[str, Heard] = {}
+        self._eligible: dict[Need, Names] = {}
         self._declined: dict[tuple[str, str, bytes], float] = {}
         self._turn = 0
         self._sequence = 0
 
     def __iter__(self) -> Iterator[Peer]:
-        return iter(self._peers.values())
+        yield from self._peers.values()
+        for name in Names(self._directory.names, without=self._state.node):
+            if name not in self._peers:
+                yield self._listed(name)
 
     def get(self, node: str) -> Peer | None:
-        """The peer of this name, whatever is believed of it."""
-        return self._peers.get(node)
+        """The peer of this name, whatever is believed of it; to be looked at only."""
+        peer = self._peers.get(node)
+        return self._listed(node) if peer is None and self._is_listed(node) else peer
 
     def has_any(self) -> bool:
         """Whether any peer was ever met."""
-        return bool(self._peers)
+        return bool(self._names)
 
     def is_usable(self, node: str) -> bool:
         """Whether probes and offers may go there."""
         peer = self._peers.get(node)
-        return peer is not None and peer.state is PeerState.ALIVE and not peer.profile.drained
+        if peer is None:
+            return self._is_listed(node) and not self._directory.members[node][1].drained
+        return peer.state is PeerState.ALIVE and not peer.profile.drained
 
     def known(self) -> tuple[Identity, ...]:
         """Members to tell a newcomer about, at most PEERS_TOLD_MAX."""
-        alive = [
-            peer.identity for peer in self._peers.values() if peer.state is PeerState.ALIVE and peer.identity.address
-        ]
-        return tuple(alive[:PEERS_TOLD_MAX])
+        alive = (peer.identity for peer in self if peer.state is PeerState.ALIVE and peer.identity.address)
+        return tuple(islice(alive, PEERS_TOLD_MAX))
 
     def report(self, node: str) -> KnownReport | None:
         """The newest report of a peer, unless it is too old to be believed."""
-        peer = self._peers.get(node)
-        if peer is None or peer.report is None:
+        heard = self._reports.get(node)
+        if heard is None:
             return None
-        age_s = self._state.now.boot_s - peer.report_s
-        return KnownReport(peer.report, age_s) if age_s <= self._state.config.report_age_s_max else None
+        age_s = self._state.now.boot_s - heard.at_s
+        return KnownReport(heard.report, age_s) if age_s <= self._state.config.report_age_s_max else None
+
+    def last_report(self, node: str) -> Heard | None:
+        """The newest report of a peer, however old."""
+        return self._reports.get(node)
 
     # -- what was heard ------------------------------------------------------------------------------------------------
+
+    def meet_all(self, directory: Directory) -> None:
+        """Everybody in it, at once; it may name this node, too. Only before anybody else was met."""
+        self._directory = directory
+        self._met_s = self._state.now.boot_s
+        self._names = Names(directory.names, without=self._state.node)
+        self._eligible.clear()
 
     def meet(self, identity: Identity, profile: Profile, report: LoadReport | None) -> bool:
         """A peer introduced itself. True if it is new here, or another start of one that was known."""
         if identity.node == self._state.node:
             return False
-        peer = self._peers.get(identity.node)
+        peer = self._own(identity.node)
         now_s = self._state.now.boot_s
         is_new = peer is None or peer.identity.boot != identity.boot
         if (
@@ -109,15 +137,15 @@ class Membership:
         ):
             return False  # a late word of an earlier start
         if peer is None:
-            if len(self._peers) >= self._state.config.peers_max:
+            if len(self._names) >= self._state.config.peers_max:
                 self._state.count("peers refused")
                 return False
             peer = Peer(identity, profile, now_s)
             self._peers[identity.node] = peer
-            self._names = sorted(self._peers)
+            self._names = sorted([*self._names, identity.node])
             self._eligible.clear()
         if is_new:
-            peer.report = None
+            self._reports.pop(identity.node, None)
         if profile != peer.profile or is_new:
             self._eligible.clear()
         peer.identity = identity
@@ -135,14 +163,17 @@ class Membership:
 
     def heard_report(self, node: str, report: LoadReport) -> bool:
         """A peer told its load. The newest (incarnation, sequence) wins; True if this one did."""
-        peer = self._peers.get(node)
-        if peer is None:
+        known = self._reports.get(node)
+        if known is None:
+            if node not in self._peers and not self._is_listed(node):
+                return False
+            if len(self._reports) >= self._state.config.reports_kept_max:
+                del self._reports[next(iter(self._reports))]
+        elif (report.incarnation, report.sequence) <= (known.report.incarnation, known.report.sequence):
             return False
-        known = peer.report
-        if known is not None and (report.incarnation, report.sequence) <= (known.incarnation, known.sequence):
-            return False
-        peer.report = report
-        peer.report_s = self._state.now.boot_s
+        else:
+            del self._reports[node]  # so that the first is the one that came longest ago
+        self._reports[node] = Heard(report, self._state.now.boot_s)
         return True
 
     def left(self, node: str) -> None:
@@ -151,7 +182,7 @@ class Membership:
 
     def unreachable(self, node: str) -> None:
         """The link to a peer broke: ask it at once rather than in its turn."""
-        peer = self._peers.get(node)
+        peer = self._own(node)
         if peer is not None and peer.state is PeerState.ALIVE:
             self._become(node, PeerState.SUSPECT)
             self._ping(peer)
@@ -161,7 +192,7 @@ class Membership:
         for identity in known:
             if identity.node == self._state.node or not identity.address:
                 continue
-            peer = self._peers.get(identity.node)
+            peer = self.get(identity.node)
             if peer is None or (peer.state is not PeerState.ALIVE and peer.identity.boot != identity.boot):
                 self._state.actions.append(Dial(identity))
 
@@ -174,7 +205,9 @@ class Membership:
         if not self._names:
             return
         self._turn = (self._turn + 1) % len(self._names)
-        self._ping(self._peers[self._names[self._turn]])
+        peer = self._own(self._names[self._turn])
+        if peer is not None:
+            self._ping(peer)
         for peer in self._peers.values():
             self._judge(peer)
         for key in [key for key, until_s in self._declined.items() if until_s < state.now.boot_s]:
@@ -190,26 +223,33 @@ class Membership:
 
     # -- who may run what ----------------------------------------------------------------------------------------------
 
-    def eligible(self, need: Need, home: str) -> tuple[str, ...]:
+    def eligible(self, need: Need, home: str) -> Sequence[str]:
         """The usable peers that could ever run this, by name."""
         key = need if not need.migrations else Need(need.request, need.placement)
         found = self._eligible.get(key)
         if found is None:
-            found = tuple(
-                name
-                for name in self._names
-                if self.is_usable(name) and not why_never(self._peers[name].profile, need.request, need.placement, home)
-            )
+            found = self._eligible_now(key, home)
             if len(self._eligible) >= ELIGIBLE_KEPT_MAX:
                 self._eligible.clear()
             self._eligible[key] = found
         return found
 
+    def _eligible_now(self, need: Need, home: str) -> Names:
+        listed = self._directory.eligible(need, home)
+        if not self._peers:
+            return Names(listed, without=self._state.node)
+        own = (
+            name
+            for name, peer in self._peers.items()
+            if self.is_usable(name) and not why_never(peer.profile, need.request, need.placement, home)
+        )
+        return Names(tuple(sorted([*own, *(name for name in listed if name not in self._peers)])), self._state.node)
+
     def could_ever(self, need: Need, home: str) -> bool:
         """Whether any peer not known to have left could run this, also one that is silent or drained now."""
         return any(
             peer.state is not PeerState.LEFT and not why_never(peer.profile, need.request, need.placement, home)
-            for peer in self._peers.values()
+            for peer in self
         )
 
     def remember_decline(self, node: str, code: str, subject: bytes) -> None:
@@ -227,6 +267,20 @@ class Membership:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _is_listed(self, node: str) -> bool:
+        return node in self._directory.members and node != self._state.node
+
+    def _listed(self, node: str) -> Peer:
+        identity, profile = self._directory.members[node]
+        return Peer(identity, profile, self._met_s)
+
+    def _own(self, node: str) -> Peer | None:
+        """The peer of this name, to be changed."""
+        peer = self._peers.get(node)
+        if peer is None and self._is_listed(node):
+            peer = self._peers[node] = self._listed(node)
+        return peer
+
     def _alive(self, peer: Peer) -> None:
         peer.heard_s = self._state.now.boot_s
         peer.pinged_s = 0.0
@@ -234,7 +288,7 @@ class Membership:
             self._become(peer.identity.node, PeerState.ALIVE)
 
     def _become(self, node: str, state: PeerState) -> None:
-        peer = self._peers.get(node)
+        peer = self._own(node)
         if peer is not None and peer.state is not state:
             peer.state = state
             self._eligible.clear()

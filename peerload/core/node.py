@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, assert_never
 
+import msgspec
+
 from peerload.core import submission
 from peerload.core.admission import Ledger, why_never
 from peerload.core.handoff_executor import Executor
@@ -59,7 +61,8 @@ class Node:
         )
         self.submissions = submission.Submissions(self.state)
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
-        self.runs.completed = self.sharing.receiver.completed
+        self.sharing.information.running = self.runs.works
+        self.runs.completed = self.sharing.completed
         self.home.requeued = self._requeued
         self.home.placed = self.sharing.sender.placed
         self.handoff.declined = self.sharing.sender.offer_declined
@@ -116,9 +119,13 @@ class Node:
                 self.runs.launcher_lost()
             case events.LauncherReady():
                 self.runs.launcher_ready(dict(event.running), dict(event.ended))
+            case events.SpeedMeasured():
+                self._speed_measured(event.speed)
             case events.BusChanged():
                 if event.connected:
                     self.sharing.information.tell()
+            case events.LoadTold():
+                self.sharing.information.was_told(event.report)
             case events.AgentStopping():
                 for peer in self.membership:
                     self.state.send(peer.identity.node, messages.Leaving())
@@ -130,6 +137,8 @@ class Node:
     def _started(self, event: events.AgentStarted) -> None:
         self.submissions.restore(event.counter, event.tokens)
         self.executor.floors.update(event.floors)
+        for run in event.past:
+            self.state.history.learn(run.spec, run.exit)
         waiting: list[HomeTask] = []
         for row in event.tasks:
             task = HomeTask(row.record, self.submissions.shared(row.spec), self.state.now.boot_s)
@@ -151,6 +160,13 @@ class Node:
         for task in waiting:
             self._arrives(task)
         self.state.set_timer_in(self.state.config.ping_s, "ping")
+
+    def _speed_measured(self, speed: float) -> None:
+        """A fact of this node has changed: peers are told."""
+        profile = self.state.profile
+        profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
+        self.state.profile = self.ledger.profile = profile
+        self.sharing.information.tell()
 
     # -- arrivals ------------------------------------------------------------------------------------------------------
 
@@ -249,6 +265,18 @@ class Node:
                 self.sharing.receiver.give_requested(src, message)
             case messages.GiveReply():
                 self.sharing.receiver.give_replied(src, message)
+            case messages.StateRequest():
+                self.sharing.requests.request_received(src, message)
+            case messages.StateAnswer():
+                self.sharing.requests.answer_received(src, message)
+            case messages.Enough():
+                self.sharing.requests.enough_received(src, message)
+            case messages.PairRequest():
+                self.sharing.pairing.request_received(src, message)
+            case messages.PairReply():
+                self.sharing.pairing.reply_received(src, message)
+            case messages.Unpair():
+                self.sharing.pairing.unpair_received(src, message)
             case messages.Footprint():
                 self.sharing.footprint_received(src, message)
             case messages.Offer():
@@ -309,8 +337,8 @@ class Node:
         runs_here = not task.cannot_here and not why_never(self.state.profile, spec.request, spec.placement, here)
         if runs_here and to == here:
             self.state.count("tasks taken home")
-            self.sharing.receiver.taken_home(message.uid)
-        elif runs_here and self.membership.is_usable(to) and self.home.may_migrate(task):
+            self.sharing.giver.taken_home(message.uid)
+        elif runs_here and to in self.membership.eligible(task.need(), here) and self.home.may_migrate(task):
             self.sharing.sender.forward(task, to)
         else:
             self._requeued(task, message.reason)
@@ -330,12 +358,20 @@ class Node:
                 self.sharing.information.region_held()
             case "period":
                 self.sharing.information.period_passed()
+            case "tell":
+                self.sharing.information.tell_again()
+            case "answer":
+                self.sharing.requests.answer(subject)
+            case "pair":
+                self.sharing.pairing.ask()
+            case "paired":
+                self.sharing.pairing.timed_out()
             case "retry":
                 self.sharing.receiver.retry()
             case "stranded":
                 self.sharing.sender.ask_again(bytes.fromhex(subject))
             case "inbound":
-                self.sharing.receiver.inbound_timed_out(bytes.fromhex(subject))
+                self.sharing.giver.inbound_timed_out(bytes.fromhex(subject))
             case "reserved":
                 self.executor.reservation_ended(subject)
             case "result":

@@ -10,6 +10,8 @@ import heapq
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from peerload.core.history import Backlog
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -22,7 +24,7 @@ class WaitingQueue:
     """Linked lists per user priority and class; everything is O(1) but a look past withheld work (a plain dictionary
     would look past all that was ever taken from its front)."""
 
-    __slots__ = ("_ledger", "_levels", "_next_order", "_state", "_work")
+    __slots__ = ("_backlog", "_ledger", "_levels", "_next_order", "_nothing_startable_at", "_state", "_work")
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
@@ -30,6 +32,8 @@ class WaitingQueue:
         self._levels: dict[int, tuple[OrderedDict[bytes, Work], OrderedDict[bytes, Work]]] = {}
         self._work: dict[bytes, Work] = {}
         self._next_order = 0
+        self._nothing_startable_at = -1
+        self._backlog: Backlog | None = None
 
     def __len__(self) -> int:
         return len(self._work)
@@ -48,6 +52,8 @@ class WaitingQueue:
         level[0 if work.is_local else 1][work.uid] = work
         self._work[work.uid] = work
         self._ledger.wait(work.spec.request, is_local=work.is_local)
+        if self._backlog is not None:
+            self._backlog.add(work)
 
     def remove(self, work: Work) -> bool:
         """Wherever it stands; False if it does not wait here."""
@@ -58,14 +64,43 @@ class WaitingQueue:
         if not level[0] and not level[1]:
             del self._levels[work.spec.priority]
         self._ledger.wait(work.spec.request, is_local=work.is_local, by=-1)
+        if self._backlog is not None:
+            self._backlog.remove(work)
         return True
 
+    def withhold(self, work: Work) -> None:
+        """An offer is out: it keeps its place and is looked past."""
+        work.withheld = True
+        self._nothing_startable_at = -1
+
+    def release(self, work: Work) -> None:
+        """No offer is out any more."""
+        work.withheld = False
+        self._nothing_startable_at = -1
+
+    @property
+    def expected_s(self) -> float:
+        """How long all that waits is expected to take on the reference machine; nothing is kept of it before the first
+        who asks, a load policy."""
+        if self._backlog is None:
+            self._backlog = Backlog(self._state.history)
+            for work in self._work.values():
+                self._backlog.add(work)
+        return self._backlog.expected_s
+
     def next_startable(self) -> Work | None:
-        """The work at the head of the line, if it fits now."""
+        """The work at the head of the line, if it fits now; asked after every event, so that where nothing could be
+        started and nothing has changed since, it is not looked for again."""
+        version = self._ledger.version
+        if version == self._nothing_startable_at:
+            return None
         for priority in sorted(self._levels, reverse=True):
             head = self._head(*self._levels[priority])
             if head is not None:
-                return head if self._ledger.fits(head.spec.request) else None
+                if self._ledger.fits(head.spec.request):
+                    return head
+                break
+        self._nothing_startable_at = version
         return None
 
     def oldest_first(self) -> Iterator[Work]:
@@ -82,8 +117,8 @@ class WaitingQueue:
             yield from _free(newest)
 
     def _head(self, local: dict[bytes, Work], remote: dict[bytes, Work]) -> Work | None:
-        first_local = next(_free(local.values()), None)
-        first_remote = next(_free(remote.values()), None)
+        first_local = _first(local)
+        first_remote = _first(remote)
         if first_local is None or first_remote is None:
             return first_local or first_remote
         ledger = self._ledger
@@ -98,6 +133,13 @@ class WaitingQueue:
         if preferred == "first":
             return first_local if first_local.order < first_remote.order else first_remote
         return first_local if preferred == "local" else first_remote
+
+
+def _first(works: dict[bytes, Work]) -> Work | None:
+    for work in works.values():
+        if not work.withheld:
+            return work
+    return None
 
 
 def _free(works: Iterable[Work]) -> Iterator[Work]:

@@ -7,77 +7,62 @@ at the policy's retry rate while it is below its mark.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
-from peerload.core.admission import why_never
 from peerload.core.search import STEPS_MAX
-from peerload.core.view import Movable
-from peerload.core.work import Guest, GuestPhase, HomePhase, HomeTask
 from peerload.model.messages import GiveReply, GiveRequest, Need
-from peerload.model.task import task_home
-from peerload.policy.api import ANY_LOAD
 from peerload.policy.api import Probe as ProbeStep
+from peerload.policy.sound import sound_step
 
 if TYPE_CHECKING:
     from peerload.core.admission import Ledger
-    from peerload.core.handoff_executor import Executor
-    from peerload.core.handoff_home import Handoff
-    from peerload.core.home import Home
+    from peerload.core.giver import Giver
     from peerload.core.information import Information
     from peerload.core.membership import Membership
     from peerload.core.memory import Memory
-    from peerload.core.queue import WaitingQueue
+    from peerload.core.pace import Pace
     from peerload.core.search import Search, Searches
-    from peerload.core.sender import Sender
     from peerload.core.state import CoreState
     from peerload.core.work import Work
 
 
 class Receiver:
-    """One per node; its timers are ``probe``, ``inbound`` and ``retry``."""
+    """One per node; its timers are ``probe`` and ``retry``."""
 
     def __init__(
         self,
         state: CoreState,
-        queue: WaitingQueue,
         ledger: Ledger,
         membership: Membership,
         memory: Memory,
-        home: Home,
-        handoff: Handoff,
-        executor: Executor,
         information: Information,
         searches: Searches,
-        sender: Sender,
+        giver: Giver,
+        pace: Pace,
     ) -> None:
         self._state = state
-        self._queue = queue
         self._ledger = ledger
         self._membership = membership
         self._memory = memory
-        self._home = home
-        self._handoff = handoff
-        self._executor = executor
         self._information = information
         self._searches = searches
-        self._sender = sender
+        self._giver = giver
+        self._pace = pace
         self._in_flight = 0
         self._retrying = False
-        self._durations: deque[float] = deque(maxlen=state.config.durations_kept_max)
 
     # -- asking for work -----------------------------------------------------------------------------------------------
 
-    def completed(self, duration_s: float) -> None:
-        """A task has ended here, and the next one has been started: ask for another?"""
-        self._durations.append(duration_s)
-        self.pull()
+    def wants_more(self) -> bool:
+        """Whether it is below its mark, with what it has asked for already."""
+        profile = self._state.profile
+        if profile.drained or not profile.slots:
+            return False
+        return self._ledger.load_tasks + self._in_flight < self._receives_below()
 
     def pull(self, first: str = "", probes_max: int | None = None) -> None:
         """Ask for a waiting task, if this node is below its mark; ``first`` is asked first."""
-        if self._state.profile.drained or not self._state.profile.slots:
-            return
-        if self._ledger.load_tasks + self._in_flight >= self._receives_below():
+        if not self.wants_more():
             return
         search = self._searches.open(None, probes_max)
         self._in_flight += 1
@@ -97,9 +82,11 @@ class Receiver:
         view = self._information.view(peers)
         search.steps += 1
         try:
-            step = self._state.policies.receiver.locate(view, search.probes_max, tuple(search.replies), self._state.rng)
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            replies = tuple(search.replies)
+            step = sound_step(self._state.policies.receiver.locate(view, search.probes_max, replies, self._state.rng))
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
+            self._searches.decide(search, "nothing", f"the policy failed: {error!r}")
             self._end(search)
             return
         if isinstance(step, ProbeStep) and search.steps <= STEPS_MAX:
@@ -134,41 +121,17 @@ class Receiver:
             return
         self._searches.decide(search, reply.task, f"{src} gives it")
         self._end(search)
-        if not self._has_come(reply.uid):
-            self._ledger.expect(reply.uid, Need().request)
-            self._state.set_timer_in(self._state.config.inbound_s, "inbound", reply.uid.hex())
-
-    def _has_come(self, uid: bytes) -> bool:
-        """It was faster than the word that it would come, which may travel by another way; it may be over, even."""
-        task = self._home.tasks.get(uid)
-        if task is not None:
-            return task.phase is not HomePhase.AWAY
-        return uid in self._executor.by_uid or uid in self._executor.floors
-
-    def taken_home(self, uid: bytes) -> None:
-        """A promised task of this home has come back: it waits here and is on its way no more."""
-        if self._ledger.expect_no_more(uid):
-            self._state.clear_timer("inbound", uid.hex())
-
-    def inbound_timed_out(self, uid: bytes) -> None:
-        """A promised task did not come."""
-        guest = self._executor.by_uid.get(uid)
-        if guest is None or guest.phase is not GuestPhase.RESERVED:
-            self._ledger.expect_no_more(uid)
+        self._giver.expect(reply.uid)
 
     def settle(self) -> None:
-        """After every event: while this node is below its mark it asks again, at the policy's rate, by chance (so that
-        idle nodes do not ask in step), at least every retry_s_max and not more often than retry_s_min."""
+        """After every event: while this node is below its mark it asks again, at the policy's rate."""
         rate = self._state.policies.receiver.retry_rate
         if not rate or self._retrying or self._ledger.load_tasks >= self._receives_below():
             return
         if self._state.profile.drained or not self._membership.has_any():
             return
-        config = self._state.config
-        mean_s = sum(self._durations) / len(self._durations) if self._durations else 1.0
-        pause_s = mean_s / rate * self._state.rng.expovariate(1.0)
         self._retrying = True
-        self._state.set_timer_in(min(max(pause_s, config.retry_s_min), config.retry_s_max), "retry")
+        self._state.set_timer_in(self._pace.pause_s(rate), "retry")
 
     def retry(self) -> None:
         """An extra search, if this node is still below its mark."""
@@ -188,53 +151,23 @@ class Receiver:
         if work is None:
             self._state.send(src, GiveReply(request.search, self._information.report()))
             return
-        self._state.count("tasks given")
         self._state.send(src, GiveReply(request.search, self._information.report(), work.task, work.uid))
-        if isinstance(work, HomeTask):
-            self._sender.drop_search(work)
-            voluntary = not work.stranded_because
-            self._handoff.offer(work, src, voluntary=voluntary, search=False, load_tasks_max=ANY_LOAD)
-        elif isinstance(work, Guest):
-            self._executor.give_back(work, f"{src} has room", to=src)
+        self._giver.give(work, src, f"{src} has room")
 
     def _choose(self, src: str, request: GiveRequest) -> Work | None:
         if not self._membership.is_usable(src):
             return None
-        for task in self._sender.stranded.values():
-            if task.phase is HomePhase.WAITING and self._may_go(task, src, request):
-                return task
+        stranded = self._giver.stranded_for(request.profile)
+        if stranded is not None:
+            return stranded
         give_above = self._information.marks().give_above * self._ledger.profile.slots
         if self._ledger.load_tasks <= give_above or request.profile.node != src:
             return None
         if request.ahead and not self._evens_out(request):
             return None
-        movable = Movable(self._queue, lambda work: self._may_go(work, src, request), self._state.now.boot_s)
-        try:
-            chosen = self._state.policies.selection.select(movable)
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
-            self._state.count("policy errors")
-            return None
-        return movable.works.get(chosen.task) if chosen is not None else None
+        return self._giver.choose(request.profile)
 
     def _evens_out(self, request: GiveRequest) -> bool:
         """A task that would only wait there instead of here stays, unless there are more here even then."""
         there, slots_there = request.report.load_tasks + 1, max(request.profile.slots, 1)
         return there * self._ledger.profile.slots <= (self._ledger.load_tasks - 1) * slots_there
-
-    def _may_go(self, work: Work, to: str, request: GiveRequest) -> bool:
-        spec = work.spec
-        if why_never(request.profile, spec.request, spec.placement, task_home(work.task)):
-            return False
-        if self._membership.has_declined(to, "directory", spec.directory):
-            return False
-        if isinstance(work, HomeTask):
-            return bool(work.stranded_because) or (
-                self._home.may_migrate(work) and not spec.placement.local and work.phase is HomePhase.WAITING
-            )
-        return (
-            isinstance(work, Guest)
-            and work.phase is GuestPhase.WAITING
-            and work.may_move
-            and (to != work.home or work.migrations > 0)  # 0: its home could not run it itself
-            and self._membership.is_usable(work.home)
-        )

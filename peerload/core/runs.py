@@ -12,21 +12,22 @@ import msgspec
 
 from peerload.core.work import Guest, HomeTask
 from peerload.model.actions import ForgetTask, SignalTask
+from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from peerload.core.admission import Ledger
     from peerload.core.handoff_executor import Executor
     from peerload.core.home import Home
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
+    from peerload.core.work import Work
     from peerload.model.task import Exit
 
 SIGTERM = 15
 SIGKILL = 9
 TIME_LIMIT = "time limit"
-TIME_LIMIT_EXIT_CODE = 124
 
 
 class Runs:
@@ -49,6 +50,10 @@ class Runs:
         the next one: the attempt was reported as died meanwhile."""
         return key in self._works
 
+    def works(self) -> Iterable[Work]:
+        """Them all."""
+        return self._works.values()
+
     def restore(self, work: HomeTask | Guest) -> None:
         """It was to run here when the agent stopped; `reconcile` tells what became of it."""
         self._works[work.key] = work
@@ -61,6 +66,7 @@ class Runs:
             return
         while (work := self._queue.next_startable()) is not None:
             self._queue.remove(work)
+            work.started_s = self._state.now.boot_s
             if isinstance(work, HomeTask):
                 self._home.start_here(work)
                 self._works[work.key] = work
@@ -85,6 +91,9 @@ class Runs:
             return
         self._ledger.end(key)
         exit_ = _limited(exit_, work)
+        speed = self._state.profile.speed
+        if exit_.speed != speed:
+            exit_ = msgspec.structs.replace(exit_, speed=speed)
         if isinstance(work, HomeTask):
             self._home.ended_here(work, exit_)
         else:
@@ -142,6 +151,7 @@ class Runs:
             if key in ended:
                 self.ended(key, ended[key])
             elif key in running:
+                work.started_s = self._state.now.boot_s - max(self._state.now.wall_s - running[key], 0.0)
                 if isinstance(work, HomeTask):
                     self._ledger.start(key, work.spec.request, is_local=True)
                     self._home.started_here(work, running[key])

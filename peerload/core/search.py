@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.actions import Decided
-from peerload.model.messages import Footprint
+from peerload.model.actions import Announce, Decided
+from peerload.model.messages import Enough, Footprint, StateRequest
 from peerload.policy.api import Reply
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from peerload.core.state import CoreState
     from peerload.core.work import HomeTask
     from peerload.model.load import LoadReport
+    from peerload.model.messages import Need
     from peerload.policy.api import Probe
 
 STEPS_MAX = 256
@@ -24,10 +27,24 @@ STEPS_MAX = 256
 class Search:
     """One search. task: what a sender looks for a place for, None for a receiver's; probes_max: how many nodes a
     receiver may ask (None: as the policy says); pending: who was asked and has not answered; offered: who was offered
-    the task; remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
+    the task; is_broadcast: everybody was asked at once, and with is_late time is up for answers; holds: the task could start at home and must not, since its home sends
+    although it has room (``send_at`` below one task per slot); remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
     in s)."""
 
-    __slots__ = ("id", "inputs", "offered", "pending", "probes_max", "remembered", "replies", "steps", "task")
+    __slots__ = (
+        "holds",
+        "id",
+        "inputs",
+        "is_broadcast",
+        "is_late",
+        "offered",
+        "pending",
+        "probes_max",
+        "remembered",
+        "replies",
+        "steps",
+        "task",
+    )
 
     def __init__(self, search_id: int, task: HomeTask | None, probes_max: int | None = None) -> None:
         self.id = search_id
@@ -39,10 +56,13 @@ class Search:
         self.offered: set[str] = set()
         self.remembered: set[str] = set()
         self.steps = 0
+        self.holds = False
+        self.is_broadcast = False
+        self.is_late = False
 
-    def add(self, node: str, *, accepts: bool, report: LoadReport | None = None) -> None:
+    def add(self, node: str, *, accepts: bool, report: LoadReport | None = None, price_s: float = 0.0) -> None:
         """An answer, or that there was none."""
-        self.replies.append(Reply(node, accepts, report, node in self.remembered))
+        self.replies.append(Reply(node, accepts, report, node in self.remembered, price_s))
         self.inputs.append((node, report.load if report is not None else -1.0, 0.0))
 
 
@@ -56,10 +76,14 @@ class Searches:
 
     def open(self, task: HomeTask | None, probes_max: int | None = None) -> Search:
         """A new one."""
-        self._last += 1
-        search = Search(self._last, task, probes_max)
+        search = Search(self.next_id(), task, probes_max)
         self._open[search.id] = search
         return search
+
+    def next_id(self) -> int:
+        """A number that no search or request of this start of the agent has had."""
+        self._last += 1
+        return self._last
 
     def get(self, search_id: int) -> Search | None:
         """The open search of this number."""
@@ -69,7 +93,7 @@ class Searches:
         """The open search for a place for this task."""
         return self._open.get(task.search or -1)
 
-    def askable(self, search: Search, step: Probe, peers: tuple[str, ...]) -> list[str]:
+    def askable(self, search: Search, step: Probe, peers: Sequence[str]) -> list[str]:
         """Whom the policy wants asked and may be: eligible, not asked yet, and within the bound."""
         room = self._state.config.probes_per_search_max - len(search.replies)
         asked = {reply.node for reply in search.replies}
@@ -82,6 +106,13 @@ class Searches:
     def wait(self, search: Search) -> None:
         """Wait for those asked, but not for ever."""
         self._state.set_timer_in(self._state.config.probe_timeout_s, "probe", str(search.id))
+
+    def broadcast(self, search: Search, need: Need, report: LoadReport) -> None:
+        """Ask everybody at once; those that accept answer."""
+        search.is_broadcast = True
+        self._state.count("requests broadcast")
+        self._state.actions.append(Announce(StateRequest(search.id, report, need)))
+        self._state.set_timer_in(self._state.config.answer_wait_s, "probe", str(search.id))
 
     def answered(self, search_id: int, node: str) -> Search | None:
         """The search that this node was asked in and has now answered; None if it comes too late."""
@@ -103,6 +134,7 @@ class Searches:
             self._state.count("probes unanswered")
             search.add(node, accepts=False)
         search.pending.clear()
+        search.is_late = True
         return search
 
     def decide(self, search: Search, choice: str, reason: str) -> None:
@@ -125,6 +157,9 @@ class Searches:
         """It is over; False if it was before."""
         if self._open.pop(search.id, None) is None:
             return False
-        if search.pending:
+        waits = search.is_broadcast and not search.is_late
+        if waits:
+            self._state.actions.append(Announce(Enough(search.id)))
+        if search.pending or waits:
             self.wait_no_more(search)
         return True

@@ -17,10 +17,13 @@ from peerload.core.view import task_view
 from peerload.core.work import HomePhase
 from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.model.task import task_home
-from peerload.policy.api import ANY_LOAD, Keep, Transfer
+from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
+from peerload.policy.sound import sound_step
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from peerload.core.admission import Ledger
     from peerload.core.handoff_executor import Executor
     from peerload.core.handoff_home import Handoff
@@ -28,10 +31,12 @@ if TYPE_CHECKING:
     from peerload.core.information import Information
     from peerload.core.membership import Membership
     from peerload.core.memory import Memory
+    from peerload.core.pace import Pace
+    from peerload.core.queue import WaitingQueue
     from peerload.core.search import Search, Searches
     from peerload.core.state import CoreState
     from peerload.core.work import Guest, HomeTask
-    from peerload.model.messages import Offer
+    from peerload.model.messages import Offer, StateAnswer
 
 STRANDED_ASKED_MAX = 64
 """Stranded tasks looked at when a report says that its node has room; the others have their timers."""
@@ -43,6 +48,7 @@ class Sender:
     def __init__(
         self,
         state: CoreState,
+        queue: WaitingQueue,
         ledger: Ledger,
         membership: Membership,
         memory: Memory,
@@ -51,9 +57,11 @@ class Sender:
         executor: Executor,
         information: Information,
         searches: Searches,
+        pace: Pace,
         stranded: dict[bytes, HomeTask],
     ) -> None:
         self._state = state
+        self._queue = queue
         self._ledger = ledger
         self._membership = membership
         self._memory = memory
@@ -62,6 +70,7 @@ class Sender:
         self._executor = executor
         self._information = information
         self._searches = searches
+        self._pace = pace
         self._turns: deque[HomeTask] = deque()
         self._in_flight = 0
         self.stranded = stranded
@@ -131,6 +140,7 @@ class Sender:
                 task.search = None
                 continue
             search = self._searches.open(task)
+            search.holds = not task.stranded_because and self._ledger.fits(task.spec.request)
             task.search = search.id
             self._in_flight += 1
             self._state.count("sender searches")
@@ -144,7 +154,7 @@ class Sender:
 
     # -- a search ------------------------------------------------------------------------------------------------------
 
-    def _candidates(self, task: HomeTask) -> tuple[str, ...]:
+    def _candidates(self, task: HomeTask) -> Sequence[str]:
         peers = self._membership.eligible(task.need(), self._state.node)
         if not self._membership.any_declined():
             return peers
@@ -157,9 +167,11 @@ class Sender:
         if task.search != search.id or task.phase is not HomePhase.WAITING:
             self._end(search)
             return
+        if search.holds:
+            self._queue.withhold(task)
         peers = self._candidates(task)
         step = self._ask_policy(search, task, peers)
-        if isinstance(step, Keep) and task.stranded_because:
+        if task.stranded_because and self._stays(search, step, peers):
             step = self._place_stranded(search, peers) or step
         if isinstance(step, Transfer) and step.to in peers:
             search.offered.add(step.to)
@@ -171,27 +183,40 @@ class Sender:
                 only=is_stranded and len(peers) == 1,
                 load_tasks_max=step.load_tasks_max,
             )
+        elif isinstance(step, Broadcast) and peers and not search.is_late:
+            if not search.is_broadcast:
+                self._searches.broadcast(search, task.need(), self._information.report())
         elif isinstance(step, ProbeStep) and (nodes := self._searches.askable(search, step, peers)):
             self._probe(search, task, nodes)
         else:
-            reason = step.reason if isinstance(step, Keep) else f"the policy named nobody who could run it: {step}"
+            reason = _why(step, peers)
             self._searches.decide(search, "stay", reason)
             if self._memory.is_on:
                 self._searches.leave_footprints(search)
             self._end(search)
 
-    def _ask_policy(self, search: Search, task: HomeTask, peers: tuple[str, ...]) -> ProbeStep | Transfer | Keep:
+    def _ask_policy(
+        self, search: Search, task: HomeTask, peers: Sequence[str]
+    ) -> ProbeStep | Broadcast | Transfer | Keep:
         view = self._information.view(peers, uncounted=0 if task.stranded_because else 1)
-        shown = task_view(task, task.record.migrations, self._state.now.boot_s)
+        shown = task_view(task, task.record.migrations, self._state)
         search.steps += 1
         try:
-            step = self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng)
+            step = sound_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return Keep(f"the policy failed: {error!r}")
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
-    def _place_stranded(self, search: Search, peers: tuple[str, ...]) -> ProbeStep | Transfer | None:
+    def _stays(self, search: Search, step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> bool:
+        """Whether the task would stay, also because the policy names nobody who could run it."""
+        if isinstance(step, Transfer):
+            return step.to not in peers
+        if isinstance(step, Broadcast):
+            return search.is_late or not peers
+        return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
+
+    def _place_stranded(self, search: Search, peers: Sequence[str]) -> ProbeStep | Transfer | None:
         """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
         nothing to choose, so it waits there; else everybody not asked yet is asked."""
         if len(peers) == 1:
@@ -218,11 +243,27 @@ class Sender:
         """An answer to a probe; one that comes after its time is only a report."""
         search = self._searches.answered(reply.search, src)
         if search is not None and search.task is not None:
-            search.add(src, accepts=reply.accepts, report=reply.report)
+            search.add(src, accepts=reply.accepts, report=reply.report, price_s=reply.price_s)
             if not search.pending:
                 self._searches.wait_no_more(search)
                 self.step(search, search.task)
         self._membership.heard_report(src, reply.report)
+
+    def answer_received(self, src: str, answer: StateAnswer) -> bool:
+        """An answer to a search that has asked everybody; False if it was for none. While an offer is out it is kept."""
+        search = self._searches.get(answer.request)
+        if search is None or search.task is None or not search.is_broadcast:
+            return False
+        if len(search.replies) < self._state.config.probes_per_search_max:
+            search.add(src, accepts=True, report=answer.report)
+            if search.task.phase is not HomePhase.OFFERED:
+                self.step(search, search.task)
+        return True
+
+    def timed_out(self, search: Search, task: HomeTask) -> None:
+        """Time is up for answers: go on with those there are. An offer that is out is waited for."""
+        if task.phase is not HomePhase.OFFERED:
+            self.step(search, task)
 
     def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
         """It goes back to the policy as a reply; it costs no probe."""
@@ -255,8 +296,11 @@ class Sender:
         if not self._searches.close(search):
             return
         self._in_flight -= 1
-        if search.task is not None and search.task.search == search.id:
-            search.task.search = None
+        task = search.task
+        if task is not None and task.search == search.id:
+            task.search = None
+            if search.holds and task.phase is HomePhase.WAITING:
+                self._queue.release(task)
 
     # -- tasks that were placed and move on ----------------------------------------------------------------------------
 
@@ -270,10 +314,12 @@ class Sender:
         marks = self._information.marks()
         if self._ledger.load_tasks - 1 < marks.send_at * self._ledger.profile.slots:
             return
-        view = self._information.view(self._membership.eligible(Need(guest.spec.request), guest.home), uncounted=1)
-        shown = task_view(guest, guest.migrations, self._state.now.boot_s)
+        view = self._information.view(
+            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=1
+        )
+        shown = task_view(guest, guest.migrations, self._state)
         try:
-            step = self._state.policies.sender.locate(view, shown, (), self._state.rng)
+            step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return
@@ -291,15 +337,22 @@ class Sender:
     def probe_received(self, src: str, probe: Probe) -> None:
         """Would this node accept it now? Advice: nothing is reserved."""
         self._membership.heard_report(src, probe.report)
-        accepts = self._would_accept(src, probe.need)
-        self._state.send(src, ProbeReply(probe.search, accepts, self._information.report()))
+        accepts = self.would_accept(src, probe.need)
+        self._state.send(src, ProbeReply(probe.search, accepts, self._information.report(), self._price_s()))
+
+    def _price_s(self) -> float:
+        """When one more task would have ended here, as if all tasks took as long as those before."""
+        n, slots = self._ledger.load_tasks, max(self._ledger.profile.slots, 1)
+        return self._pace.mean_s * (1 + max(n + 1 - slots, 0) / slots)
 
     def accepts_offer(self, offer: Offer) -> bool:
         """The same question, asked when it counts."""
         home, need = task_home(offer.task), Need(offer.spec.request, offer.spec.placement)
-        return self._would_accept(home, need, offer.load_tasks_max)
+        return self.would_accept(home, need, offer.load_tasks_max)
 
-    def _would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
+    def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
+        """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its marks
+        say."""
         profile = self._state.profile
         if profile.drained or why_never(profile, need.request, need.placement, home):
             return False
@@ -309,3 +362,14 @@ class Sender:
         if self._ledger.load_tasks >= marks.accept_below * profile.slots:
             return False
         return marks.accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
+
+
+def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:
+    """Why a search ends here."""
+    match step:
+        case Keep():
+            return step.reason
+        case Broadcast():
+            return "nobody who accepts has answered in time" if peers else "no node to ask"
+        case _:
+            return f"the policy named nobody who could run it: {step}"

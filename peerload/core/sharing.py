@@ -1,10 +1,14 @@
-"""Drives the policies. Three parts, each a file of its own, and what concerns more than one of them:
+"""Drives the policies. Its parts, each a file of its own:
 
     information.py   what this node tells of its load: report, marks, load region, announcements
     sender.py        a home looks for a place for a task, and the answers of the nodes it asks
     receiver.py      a node with room asks for work, and gives its own to others
-    search.py        what the searches of both have in common
+    pairing.py       two nodes even out their loads
+    search.py        what the searches of sender and receiver have in common
     memory.py        whom they may ask first
+    giver.py         which waiting task goes, and how; what was promised to this node
+    requests.py      asking everybody at once, and who answers
+    pace.py          how long tasks take here
 
 Policies propose; these own the time-outs, the bounds, the migration limit and the rules for live systems
 (docs/policies.md, "live rules"). Whatever a policy does wrong counts as "keep the task here".
@@ -14,9 +18,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.core.giver import Giver
 from peerload.core.information import Information
 from peerload.core.memory import Memory
+from peerload.core.pace import Pace
+from peerload.core.pairing import Pairing
 from peerload.core.receiver import Receiver
+from peerload.core.requests import Requests
 from peerload.core.search import Searches
 from peerload.core.sender import Sender
 from peerload.model.load import Region
@@ -50,22 +58,12 @@ class Sharing:
         self._state = state
         self._membership = membership
         self._memory = Memory(is_on=state.policies.memory)
+        self._pace = Pace(state)
         self._searches = Searches(state)
+        self._has_receiver = state.policies.names["location.receiver"] != "none"
         self.stranded: dict[bytes, HomeTask] = {}
         self.information = Information(state, queue, ledger, membership, self._memory, self.stranded)
         self.sender = Sender(
-            state,
-            ledger,
-            membership,
-            self._memory,
-            home,
-            handoff,
-            executor,
-            self.information,
-            self._searches,
-            self.stranded,
-        )
-        self.receiver = Receiver(
             state,
             queue,
             ledger,
@@ -76,18 +74,53 @@ class Sharing:
             executor,
             self.information,
             self._searches,
-            self.sender,
+            self._pace,
+            self.stranded,
         )
+        self.giver = Giver(state, queue, ledger, membership, home, handoff, executor, self.sender)
+        self.receiver = Receiver(
+            state,
+            ledger,
+            membership,
+            self._memory,
+            self.information,
+            self._searches,
+            self.giver,
+            self._pace,
+        )
+        self.pairing = Pairing(state, membership, self.information, self.giver, self._pace)
+        self.requests = Requests(
+            state,
+            membership,
+            self.information,
+            self._searches,
+            self.sender,
+            self.receiver.wants_more,
+            self.report_met,
+        )
+        self.information.ask = self.requests.ask
 
     def report(self) -> LoadReport:
-        """What this node says of itself now."""
+        """What this node says of itself now, within an event."""
         return self.information.report()
+
+    def shown(self) -> LoadReport:
+        """The same as of the last event, for drivers and people; changes nothing. Whoever tells it to others says so
+        with LoadTold."""
+        return self.information.shown()
 
     def settle(self) -> None:
         """After every event: whose turn has come, and has the load region changed?"""
         self.sender.take_turns()
         self.receiver.settle()
+        self.pairing.settle()
         self.information.settle()
+
+    def completed(self, duration_s: float) -> None:
+        """A task has ended here, and the next one has been started: ask for another?"""
+        self._pace.ended(duration_s)
+        if self._has_receiver:
+            self.receiver.pull()
 
     def probe_timed_out(self, search_id: int) -> None:
         """A search has waited long enough: it goes on with the answers it has."""
@@ -97,7 +130,7 @@ class Sharing:
         if search.task is None:
             self.receiver.step(search)
         else:
-            self.sender.step(search, search.task)
+            self.sender.timed_out(search, search.task)
 
     def footprint_received(self, src: str, footprint: Footprint) -> None:
         """A search of that node was in vain, here and elsewhere."""
@@ -117,7 +150,7 @@ class Sharing:
         if is_overloaded:
             self._memory.is_busy(src)
         has_work = report.gives or is_overloaded
-        if has_work and self._state.policies.names["location.receiver"] != "none":
+        if has_work and self._has_receiver:
             self.receiver.pull(first=src)
         if report.accepts:
             self.sender.room_at(src)

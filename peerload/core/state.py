@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.core.history import History
 from peerload.model.actions import ClearTimer, Persist, Send, SetTimer
 from peerload.model.instant import Instant
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class CoreState:
-    """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters."""
+    """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters; ``history`` is
+    how long commands took."""
 
-    __slots__ = ("actions", "config", "counts", "identity", "now", "policies", "profile", "rng")
+    __slots__ = ("actions", "config", "counts", "history", "identity", "now", "policies", "profile", "rng")
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class CoreState:
         self.now = Instant(0.0, 0.0)
         self.actions: list[Action] = []
         self.counts: dict[str, int] = {}
+        self.history = History(config.commands_kept_max, config.durations_kept_max)
 
     @property
     def node(self) -> str:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from peerload.model.messages import Need
 from peerload.policy.api import TaskView
+from peerload.policy.sound import sound_load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from peerload.core.admission import Ledger
     from peerload.core.membership import Membership
@@ -26,7 +27,19 @@ ANYTHING = Need()
 class View:
     """`policy.api.NodeView` over the machines of one node; made anew for each question, it copies nothing."""
 
-    __slots__ = ("_ledger", "_membership", "_memory", "_peers", "_state", "_uncounted", "cpus_busy", "marks")
+    __slots__ = (
+        "_ledger",
+        "_membership",
+        "_memory",
+        "_peers",
+        "_queue",
+        "_running",
+        "_state",
+        "_uncounted",
+        "cpus_busy",
+        "marks",
+        "told",
+    )
 
     def __init__(
         self,
@@ -34,6 +47,8 @@ class View:
         ledger: Ledger,
         membership: Membership,
         memory: Memory,
+        queue: WaitingQueue,
+        running: Callable[[], Iterable[Work]],
         cpus_busy: float,
         peers: Sequence[str] | None,
         uncounted: int,
@@ -43,10 +58,13 @@ class View:
         self._ledger = ledger
         self._membership = membership
         self._memory = memory
+        self._queue = queue
+        self._running = running
         self._peers = peers
         self._uncounted = uncounted
         self.cpus_busy = cpus_busy
         self.marks: Marks
+        self.told: KnownReport | None = None
 
     @property
     def node(self) -> str:
@@ -69,7 +87,7 @@ class View:
     def load(self) -> float:
         """The load policy's word."""
         try:
-            return self._state.policies.load.load(self)
+            return sound_load(self._state.policies.load.load(self))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return self.load_tasks / max(self.slots, 1)
@@ -95,6 +113,27 @@ class View:
         return self._ledger.cpus_requested
 
     @property
+    def speed(self) -> float:
+        """How fast this node works."""
+        return self._ledger.profile.speed
+
+    @property
+    def mean_s(self) -> float:
+        """The mean of the last durations seen, here."""
+        return self._state.history.mean_s / self.speed
+
+    @property
+    def waiting_s(self) -> float:
+        """The durations expected of what waits and is on its way, together."""
+        inbound_s = len(self._ledger.inbound) * self._state.history.mean_s
+        return (self._queue.expected_s + inbound_s) / self.speed
+
+    @property
+    def running(self) -> Sequence[Running]:
+        """What runs here."""
+        return tuple(Running(work, self._state) for work in self._running())
+
+    @property
     def idle_list(self) -> Sequence[str]:
         """Empty where the preset has no memory."""
         return self._memory.idle
@@ -105,19 +144,41 @@ class View:
         return self._memory.busy
 
     def report(self, node: str) -> KnownReport | None:
-        """The newest unexpired report of a peer."""
-        return self._membership.report(node)
+        """The newest unexpired report of a peer; this node's own is the one it told last."""
+        return self.told if node == self._state.node else self._membership.report(node)
+
+
+class Running:
+    """`policy.api.RunningView`: an attempt that has room here."""
+
+    __slots__ = ("_state", "_work")
+
+    def __init__(self, work: Work, state: CoreState) -> None:
+        self._work = work
+        self._state = state
+
+    @property
+    def used_s(self) -> float:
+        """Since it took its room."""
+        return max(self._state.now.boot_s - self._work.started_s, 0.0)
+
+    @property
+    def durations(self) -> Sequence[float]:
+        """Of its command, else of all."""
+        history = self._state.history
+        past = history.past(history.keys_of(self._work)) or history.all
+        return past.ascending(self._state.profile.speed)
 
 
 class Movable:
     """`policy.api.WaitingView`: the waiting work that ``may_go`` lets go, as task views."""
 
-    __slots__ = ("_may_go", "_now_s", "_queue", "works")
+    __slots__ = ("_may_go", "_queue", "_state", "works")
 
-    def __init__(self, queue: WaitingQueue, may_go: Callable[[Work], bool], now_s: float) -> None:
+    def __init__(self, queue: WaitingQueue, may_go: Callable[[Work], bool], state: CoreState) -> None:
         self._queue = queue
         self._may_go = may_go
-        self._now_s = now_s
+        self._state = state
         self.works: dict[str, Work] = {}
 
     def oldest_first(self) -> Iterator[TaskView]:
@@ -132,10 +193,18 @@ class Movable:
         for work in works:
             if self._may_go(work):
                 self.works[work.task] = work
-                yield task_view(work, 0, self._now_s)
+                yield task_view(work, 0, self._state)
 
 
-def task_view(work: Work, migrations: int, now_s: float) -> TaskView:
-    """A waiting task as policies see it."""
-    spec = work.spec
-    return TaskView(work.task, spec.request, spec.placement, migrations, now_s - work.arrived_s)
+def task_view(work: Work, migrations: int, state: CoreState) -> TaskView:
+    """A waiting task as policies see it on this node."""
+    spec, history = work.spec, state.history
+    return TaskView(
+        work.task,
+        spec.request,
+        spec.placement,
+        migrations,
+        state.now.boot_s - work.arrived_s,
+        history.expected_s(history.keys(spec)) / state.profile.speed,
+        sum(map(len, spec.argv)) + len(spec.environment) + len(spec.directory),
+    )

@@ -45,10 +45,22 @@ class GuestPhase(enum.Enum):
 class Work:
     """What both have in common: enough to wait in the queue and to be started.
 
-    order: the place in the order of arrival at this node; withheld: an offer is out, so it must not start here.
+    order: the place in the order of arrival at this node; withheld: an offer is out, so it must not start here;
+    started_s: when it took its room here (boot time); keys: what its command is known by, once that was asked for.
     """
 
-    __slots__ = ("arrived_s", "is_local", "killed_because", "order", "spec", "task", "uid", "withheld")
+    __slots__ = (
+        "arrived_s",
+        "is_local",
+        "keys",
+        "killed_because",
+        "order",
+        "spec",
+        "started_s",
+        "task",
+        "uid",
+        "withheld",
+    )
 
     def __init__(self, task: str, uid: bytes, spec: TaskSpec, arrived_s: float, *, is_local: bool) -> None:
         self.task = task
@@ -59,6 +71,8 @@ class Work:
         self.order = 0
         self.withheld = False
         self.killed_because = ""
+        self.started_s = 0.0
+        self.keys: tuple[bytes, ...] = ()
 
 
 class HomeTask(Work):

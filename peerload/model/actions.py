@@ -9,24 +9,24 @@ from __future__ import annotations
 import msgspec
 
 from peerload.model.events import Submission
-from peerload.model.messages import Advice, Identity, Membership, Ownership, State
+from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership
 from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
 
 
-class _Action(msgspec.Struct, frozen=True, gc=False):
-    """Root of all actions."""
+class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Root of all actions; a recording tells them apart by their names."""
 
 
 # -- durable ---------------------------------------------------------------------------------------------------------
 
 
-class PutSubmission(msgspec.Struct, frozen=True, gc=False):
+class PutSubmission(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep a submission (its spec once, for all its members)."""
 
     submission: Submission
 
 
-class PutTask(msgspec.Struct, frozen=True, gc=False):
+class PutTask(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep a task's record, and one line of its history: ``at`` Unix s, why it came to this state."""
 
     record: TaskRecord
@@ -34,20 +34,20 @@ class PutTask(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class PutExecution(msgspec.Struct, frozen=True, gc=False):
+class PutExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep an attempt committed to this node by another home: START(n), RESULT(n)."""
 
     record: ExecutionRecord
 
 
-class DropExecution(msgspec.Struct, frozen=True, gc=False):
+class DropExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Forget an attempt after its ResultAck (the floor stays)."""
 
     uid: bytes
     attempt: int
 
 
-class PutFloor(msgspec.Struct, frozen=True, gc=False):
+class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep the highest attempt of a task that this node will never start (again): REFUSED(n) and START(n)."""
 
     uid: bytes
@@ -75,9 +75,10 @@ class Send(_Action, frozen=True):
 
 
 class Announce(_Action, frozen=True):
-    """Tell everybody this node's load: retained over MQTT; while that is away, to the peers one by one."""
+    """Say something to everybody: over MQTT (this node's own State retained); while that is away, to the peers one by
+    one."""
 
-    state: State
+    message: Broadcast
 
 
 class Dial(_Action, frozen=True):

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.resources import Name, NodeName
+from peerload.model.resources import Name, NodeName, Speed
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Limit = Annotated[int, Meta(ge=1, le=100_000_000)]
@@ -40,6 +40,14 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A probe without a reply counts as "does not accept" after this."""
     inbound_s: Positive = 2.0
     """A promised task counts as load for this long while it is on its way."""
+    answer_backoff_s: Positive = 0.03
+    """A useful node answers a broadcast request after a random pause of at most this: more spares answers, less time."""
+    answer_wait_s: Positive = 0.25
+    """A search that has asked everybody ends after this, if nobody has answered who accepts."""
+    answers_enough: Limit = 3
+    """A node that asks for load says that it is enough after this many answers."""
+    answers_pending_max: Limit = 1024
+    """Requests of others that this node is about to answer."""
     searches_in_flight_max: Limit = 8
     """Sender searches at a time; further arrivals wait for their turn."""
     probes_per_search_max: Limit = 64
@@ -57,6 +65,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     # load
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """A load region counts only after it has held for this long."""
+    tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05
+    """Load that is told at every change is told no more often than this."""
     report_age_s_max: Positive = 90.0
     """An older report is no longer believed."""
 
@@ -67,6 +77,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A peer not heard of for this long after being pinged is suspected."""
     dead_after_s: Positive = 15.0
     peers_max: Limit = 1000
+    reports_kept_max: Limit = 1000
+    """Reports of peers that are kept; a further one drops the one that came longest ago."""
 
     # bounds
     guests_max: Limit = 10_000
@@ -80,6 +92,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Distinct environments kept once in memory, however many tasks share them."""
     tokens_kept_max: Limit = 100_000
     durations_kept_max: Limit = 50
+    """The last runs of a command, and of all together, from which durations are learned."""
+    commands_kept_max: Limit = 4096
+    """Commands (at each level at which one is known) whose durations are remembered."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,6 +109,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     slots: Annotated[int, Meta(ge=0, le=65536)] | None = None
     policy: str = "adaptive"
     label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
+    speed: Speed | None = None
+    """How fast the node works beside the reference machine; None: measured once, kept in the state directory."""
     cluster: NodeName = "default"
     site: NodeName = "main"
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
@@ -103,5 +120,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     little later, run elsewhere. More rides out longer outages, less finds a lost node sooner."""
     mqtt_state_every_s: Positive = 30.0
     """Own retained state is published again this often, since a broker's memory is not durable."""
+    record: str = ""
+    """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
     inbox_max: Limit = 200_000
     clients_max: Limit = 256

@@ -61,13 +61,18 @@ class SlowDown(BadRequest):
 
 
 class ConfigError(PeerloadError):
-    """A setting cannot be used; ``key`` names it."""
+    """A setting cannot be used; ``key`` names it, ``says`` is the mistake alone, ``file`` and ``line`` say where it
+    stands ("" and 0: not known)."""
 
     code = "config"
 
-    def __init__(self, key: str, what: str, *, why: str = "", hint: str = "") -> None:
-        super().__init__(f"{key}: {what}", why=why, hint=hint)
+    def __init__(self, key: str, what: str, *, why: str = "", hint: str = "", file: str = "", line: int = 0) -> None:
+        place = f"{file}:{line}: " if file and line else f"{file}: " if file else ""
+        super().__init__(f"{place}{key}: {what}", why=why, hint=hint)
         self.key = key
+        self.says = what
+        self.file = file
+        self.line = line
 
 
 class ProtocolError(PeerloadError):

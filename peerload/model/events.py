@@ -10,8 +10,8 @@ from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
 
 
-class _Event(msgspec.Struct, frozen=True, gc=False):
-    """Root of all events."""
+class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Root of all events; a recording tells them apart by their names."""
 
 
 class Submission(msgspec.Struct, frozen=True):
@@ -38,13 +38,20 @@ class TaskRow(msgspec.Struct, frozen=True):
     directory_here: bool = True
 
 
+class PastRun(msgspec.Struct, frozen=True):
+    """A task of this home that has ended: what was run, and how that went."""
+
+    spec: TaskSpec
+    exit: Exit
+
+
 class AgentStarted(_Event, frozen=True):
     """The first event: what was durable, and what the launcher still knows.
 
     tasks: unfinished ones of this home; executions: attempts for other homes without a ResultAck; floors: per uid the
     highest attempt never to be started (again); counter: the last task number used; running / ended: attempts (by
     execution key) that the launcher has alive (with their start, Unix s) or has an exit record of. A START that is in
-    neither has died.
+    neither has died. past: the last runs of tasks of this home, the oldest first, from which durations are learned.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -54,6 +61,7 @@ class AgentStarted(_Event, frozen=True):
     counter: int = 0
     running: tuple[tuple[str, float], ...] = ()
     ended: tuple[tuple[str, Exit], ...] = ()
+    past: tuple[PastRun, ...] = ()
 
 
 class TaskSubmitted(_Event, frozen=True):
@@ -112,10 +120,10 @@ class MessageReceived(_Event, frozen=True):
 
 
 class SendFailed(_Event, frozen=True):
-    """An ownership message never left this agent: nobody can have read it."""
+    """A message never left this agent: nobody can have read it."""
 
     dst: str
-    message: Ownership
+    message: Membership | Advice | Ownership
 
 
 class TimerExpired(_Event, frozen=True):
@@ -172,10 +180,22 @@ class LoadSampled(_Event, frozen=True):
     mem_used_bytes: int
 
 
+class SpeedMeasured(_Event, frozen=True):
+    """How fast this node works was found out (`Profile.speed`)."""
+
+    speed: float
+
+
 class BusChanged(_Event, frozen=True):
     """The MQTT broker can be reached, or no longer."""
 
     connected: bool
+
+
+class LoadTold(_Event, frozen=True):
+    """The driver showed a peer or a broker this node's load (`Sharing.shown`), outside of what the core decides."""
+
+    report: LoadReport
 
 
 class AgentStopping(_Event, frozen=True):
@@ -199,6 +219,8 @@ Event = (
     | LauncherReady
     | OutputArrived
     | LoadSampled
+    | SpeedMeasured
     | BusChanged
+    | LoadTold
     | AgentStopping
 )

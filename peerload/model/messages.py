@@ -21,6 +21,8 @@ PROTOCOL_MAX = 1
 
 PEERS_TOLD_MAX = 300
 RENEWALS_MAX = 4096
+PAIR_MOVES_MAX = 64
+"""Tasks that change hands in one pairing."""
 
 DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy")
 """Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
@@ -113,11 +115,13 @@ class Probe(_Message, frozen=True, tag="probe"):
 
 
 class ProbeReply(_Message, frozen=True, tag="probe-reply"):
-    """The answer to a Probe; nothing is reserved by it."""
+    """The answer to a Probe; nothing is reserved by it. price_s: when the task would have ended there, in seconds from
+    now, as far as that node can tell: its bid."""
 
     search: Search
     accepts: bool
     report: LoadReport
+    price_s: Seconds = 0.0
 
 
 class GiveRequest(_Message, frozen=True, tag="give-request"):
@@ -143,6 +147,53 @@ class GiveReply(_Message, frozen=True, tag="give-reply"):
     report: LoadReport
     task: Annotated[str, Meta(max_length=80)] = ""
     uid: Annotated[bytes, Meta(max_length=16)] = b""
+
+
+class StateRequest(_Message, frozen=True, tag="state-request"):
+    """To everybody: who is useful to me? With a ``need`` those that would accept that task now; else, if the asker has
+    room, those that give tasks, and if it has too many, those that accept one. Only these answer, each after a random
+    pause."""
+
+    request: Search
+    report: LoadReport
+    need: Need | None = None
+
+
+class StateAnswer(_Message, frozen=True, tag="state-answer"):
+    """I am useful to you; nothing is reserved by it."""
+
+    request: Search
+    report: LoadReport
+
+
+class Enough(_Message, frozen=True, tag="enough"):
+    """To everybody: no more answers to this request, please."""
+
+    request: Search
+
+
+class PairRequest(_Message, frozen=True, tag="pair-request"):
+    """Shall we even out our loads?"""
+
+    pairing: Search
+    report: LoadReport
+
+
+class PairReply(_Message, frozen=True, tag="pair-reply"):
+    """Yes or no. The richer of two nodes gives: it says which tasks will be offered (``promised``). A poorer one is
+    paired until `Unpair`."""
+
+    pairing: Search
+    accepts: bool
+    report: LoadReport
+    promised: Annotated[tuple[Uid, ...], Meta(max_length=PAIR_MOVES_MAX)] = ()
+
+
+class Unpair(_Message, frozen=True, tag="unpair"):
+    """The pair is broken; these tasks will be offered."""
+
+    pairing: Search
+    promised: Annotated[tuple[Uid, ...], Meta(max_length=PAIR_MOVES_MAX)] = ()
 
 
 # -- ownership -------------------------------------------------------------------------------------------------------
@@ -343,7 +394,19 @@ class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
 
 
 Membership = Hello | Ping | Pong | Leaving | WrongBoot
-Advice = State | Probe | ProbeReply | GiveRequest | GiveReply | Footprint
+Broadcast = State | StateRequest | Enough
+Advice = (
+    Broadcast
+    | StateAnswer
+    | Probe
+    | ProbeReply
+    | GiveRequest
+    | GiveReply
+    | Footprint
+    | PairRequest
+    | PairReply
+    | Unpair
+)
 Ownership = (
     Offer
     | Accept
@@ -363,7 +426,19 @@ Ownership = (
 Output = OutputRequest | OutputChunk | OutputEnd
 Message = Membership | Advice | Ownership | Output
 
-ADVICE: tuple[type, ...] = (State, Probe, ProbeReply, GiveRequest, GiveReply, Footprint)
+BROADCAST: tuple[type, ...] = (State, StateRequest, Enough)
+ADVICE: tuple[type, ...] = (
+    *BROADCAST,
+    StateAnswer,
+    Probe,
+    ProbeReply,
+    GiveRequest,
+    GiveReply,
+    Footprint,
+    PairRequest,
+    PairReply,
+    Unpair,
+)
 
 
 class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,13 +12,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.model.resources import Name, Placement, ResourceRequest
+from peerload.model.resources import Name, Placement, ResourceRequest, Speed
 
 ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20
 ENVIRONMENT_BYTES_MAX = 256 << 10
 ARRAY_MEMBERS_MAX = 1_000_000
 PATH_BYTES_MAX = 4096
+TIME_LIMIT_EXIT_CODE = 124
 
 TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z")]
 Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -93,7 +94,8 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
 class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
     """How an attempt ended. ``exit_code`` is what a shell would show: the process's own, 128 + signal,
     124 time limit, 126 cannot execute, 127 not found. ``signal`` is 0 unless a signal ended it.
-    The sizes are those of the captured output; the capture's own limit is in the config."""
+    The sizes are those of the captured output; the capture's own limit is in the config. ``speed`` is that of the node
+    where it ran."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -103,6 +105,7 @@ class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: Usage = Usage()
     stdout_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     stderr_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    speed: Speed = 1.0
 
 
 class TaskRecord(msgspec.Struct, frozen=True):

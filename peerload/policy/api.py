@@ -32,16 +32,19 @@ class KnownReport(msgspec.Struct, frozen=True, gc=False):
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
     """What one peer answered in this search. No answer in time counts as ``accepts=False`` with no report, and so does
-    an offer that was declined. remembered: it was asked because memory named it, which costs no probe of the search."""
+    an offer that was declined. remembered: it was asked because memory named it, which costs no probe of the search; price_s: its bid, when the
+    task would have ended there, in seconds from when it was asked, as far as it can tell."""
 
     node: str
     accepts: bool
     report: LoadReport | None = None
     remembered: bool = False
+    price_s: float = 0.0
 
 
 class TaskView(msgspec.Struct, frozen=True, gc=False):
-    """A waiting task as a policy sees it. expected_s: 0 = not known; moved_bytes: what a transfer would carry."""
+    """A waiting task as a policy sees it. expected_s: how long it would take on this node, 0 = not known; moved_bytes:
+    what a transfer would carry."""
 
     task: str
     request: ResourceRequest
@@ -52,8 +55,22 @@ class TaskView(msgspec.Struct, frozen=True, gc=False):
     moved_bytes: int = 0
 
 
+class RunningView(Protocol):
+    """A task that runs here."""
+
+    @property
+    def used_s(self) -> float:
+        """Seconds since it was started."""
+
+    @property
+    def durations(self) -> Sequence[float]:
+        """How long the last runs of its command took, in seconds of this node, ascending; those of all commands where
+        nothing is known of its own; empty if nothing has ended yet."""
+
+
 class LoadView(Protocol):
-    """This node's own work. Counts in tasks, cpus in cores; n = running + waiting + inbound."""
+    """This node's own work. Counts in tasks, cpus in cores, expected durations in seconds of this node;
+    n = running + waiting + inbound."""
 
     @property
     def load_tasks(self) -> int:
@@ -70,6 +87,23 @@ class LoadView(Protocol):
     @property
     def cpus_requested(self) -> float:
         """Cores asked for by running and waiting tasks."""
+
+    @property
+    def speed(self) -> float:
+        """How fast this node works: a task that takes t on the reference machine takes t / speed here."""
+
+    @property
+    def mean_s(self) -> float:
+        """The mean of the last durations seen, of all commands; 1 s of the reference machine before the first."""
+
+    @property
+    def waiting_s(self) -> float:
+        """The expected durations of all waiting and inbound tasks together, each that of its command as learned, or
+        ``mean_s`` where nothing is known of it. Costs the same however many wait."""
+
+    @property
+    def running(self) -> Sequence[RunningView]:
+        """What runs here, at most as many as there is room for."""
 
     @property
     def cpus_busy(self) -> float:
@@ -120,6 +154,11 @@ class Probe(msgspec.Struct, frozen=True, gc=False):
     """Ask these nodes next (all at once); the policy is asked again when they have answered or time is up."""
 
     nodes: tuple[str, ...]
+
+
+class Broadcast(msgspec.Struct, frozen=True, gc=False):
+    """Ask everybody at once. Only those that accept answer, each after a short random pause, and the policy is asked
+    again at each answer; to return this again is to wait for more of them."""
 
 
 ANY_LOAD = 1 << 40
@@ -179,12 +218,21 @@ class WaitingView(Protocol):
         """Movable tasks, the last arrival first."""
 
 
+Watch = Literal["region", "tasks", "nothing"]
+
+
 @runtime_checkable
 class InformationPolicy(Protocol):
     """When and to whom load is told.
 
-    reports_guide_probing: whom to probe is drawn from reports first; period_s: tell everybody this often (0: never).
+    reports_guide_probing: whom to probe is drawn from reports first; period_s: tell everybody this often (0: never);
+    watches: which changes `tells` and `asks` are asked about: of the load region, once it has held for settle_s, of n,
+    or none (both are then asked at the start only).
     """
+
+    @property
+    def watches(self) -> Watch:
+        """``region``, ``tasks`` or ``nothing``."""
 
     @property
     def reports_guide_probing(self) -> bool:
@@ -195,10 +243,11 @@ class InformationPolicy(Protocol):
         """Seconds between periodic broadcasts, 0 = none."""
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """Whether this change is broadcast, given what was told last. Region changes arrive here settled."""
+        """Whether this change is broadcast, given what was told last (None: nothing yet)."""
 
-    def asks(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """Whether a request for the others' load is broadcast at this change."""
+    def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
+        """Whether the others' load is asked for at this change from ``before`` (None: at the start): those useful to
+        this node answer, the busy ones if it has room, the idle ones if it has too much."""
 
 
 @runtime_checkable
@@ -207,7 +256,7 @@ class SenderPolicy(Protocol):
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
-    ) -> Probe | Transfer | Keep:
+    ) -> Probe | Broadcast | Transfer | Keep:
         """The next step of a search; ``replies`` holds every answer so far, in order.
 
         A policy with ``passes_on = True`` is also asked about a task of another home that was placed on a node with no
@@ -237,15 +286,17 @@ class ReceiverPolicy(Protocol):
 
 @runtime_checkable
 class PairingPolicy(Protocol):
-    """Two nodes pair and even out [BF81]. rate: initiations per mean service time; difference: in tasks."""
+    """Two nodes pair and even out their loads [BF81]. rate: searches for a partner per mean service time (0: never)."""
 
     @property
     def rate(self) -> float:
         """Initiations per mean service time."""
 
-    @property
-    def difference(self) -> int:
-        """A task moves while the loads differ by at least this."""
+    def partner(self, view: NodeView, rng: random.Random) -> str | None:
+        """Whom to ask, None = nobody now. Somebody who is paired already refuses."""
+
+    def moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
+        """Whether one more waiting task goes from the one to the other; the selection policy says which."""
 
 
 PriorityClass = Literal["local", "remote", "first"]

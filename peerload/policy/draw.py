@@ -5,7 +5,6 @@ Whom memory names is asked first, newest first; that costs none of a search's pr
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,12 +47,8 @@ def _spent(replies: Sequence[Reply]) -> int:
 
 
 def _remembered(names: Sequence[str], peers: Sequence[str], asked: Collection[str]) -> str | None:
-    """The newest name that may be asked; peers are in the order of their names."""
-    for name in reversed(names):
-        place = bisect_left(peers, name)
-        if name not in asked and place < len(peers) and peers[place] == name:
-            return name
-    return None
+    """The newest name that may be asked."""
+    return next((name for name in reversed(names) if name not in asked and name in peers), None)
 
 
 def _uniform(peers: Sequence[str], asked: Collection[str], rng: random.Random) -> str | None:

@@ -8,6 +8,7 @@ from peerload.policy.api import (
     InformationPolicy,
     LoadPolicy,
     MigrationPolicy,
+    PairingPolicy,
     PriorityPolicy,
     ReceiverPolicy,
     SelectionPolicy,
@@ -22,6 +23,7 @@ KINDS: dict[str, type] = {
     "information": InformationPolicy,
     "location.sender": SenderPolicy,
     "location.receiver": ReceiverPolicy,
+    "location.pairing": PairingPolicy,
     "priority": PriorityPolicy,
     "migration": MigrationPolicy,
 }
@@ -39,6 +41,7 @@ class PolicySet(msgspec.Struct, frozen=True, kw_only=True):
     information: InformationPolicy
     sender: SenderPolicy
     receiver: ReceiverPolicy
+    pairing: PairingPolicy
     priority: PriorityPolicy
     migration: MigrationPolicy
     memory: bool = False

@@ -7,11 +7,10 @@ A policy is named ``single-threshold`` (an entry point of the group `peerload.po
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import importlib.resources
 import importlib.util
-import tomllib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import msgspec
 
 from peerload.model.errors import ConfigError
 from peerload.policy.preset import KINDS, PolicySet
+from peerload.policy.reading import NOWHERE, Places, Reading, near, parsed
 
 GROUP = "peerload.policies"
 DEFAULT_PRESET = "adaptive"
@@ -30,6 +30,7 @@ DEFAULTS = {
     "information": "poll",
     "location.sender": "none",
     "location.receiver": "none",
+    "location.pairing": "none",
     "priority": "fcfs",
     "migration": "irrevocable",
 }
@@ -55,33 +56,109 @@ def presets() -> list[str]:
 def policy_class(kind: str, name: str, base: Path = Path()) -> type:
     """The class of one policy; a file's path counts from ``base``. Raises ConfigError naming kind and allowed names."""
     if ".py:" in name:
-        return _class_from_file(kind, name, base)
+        return class_from_file(name, base, key=f"{kind}.policy")
     for entry in importlib.metadata.entry_points(group=GROUP, name=f"{kind}.{name}"):
         loaded = entry.load()
         if isinstance(loaded, type):
             return loaded
         raise ConfigError(f"{kind}.policy", f"{name!r} is not a class")
     allowed = policies()[kind]
-    near = difflib.get_close_matches(name, allowed, 1)
     raise ConfigError(
         f"{kind}.policy",
         f"no policy named {name!r}",
         why=f"there are {', '.join(allowed) or 'none'}",
-        hint=f"did you mean {near[0]!r}?" if near else "your own is named path/to/file.py:Class",
+        hint=near(name, allowed, "your own is named path/to/file.py:Class"),
     )
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A preset as it is written. name: its short one; file: as its user named it, for messages; base: what the paths of
+    policies in it count from."""
+
+    name: str
+    text: str
+    file: str = ""
+    base: str = ""
+
+    def tables(self) -> tuple[str, dict[str, Any], Path, Places]:
+        """What `build_preset` takes. Raises ConfigError if it is no TOML."""
+        table, places = parsed(self.text.encode("utf-8", "surrogateescape"), self.file)
+        return self.name, table, Path(self.base), places
 
 
 def load_preset(name: str, *, is_reference: bool = False) -> PolicySet:
     """A preset by name or path; ``is_reference``: with what its table ``reference`` changes for the reference model, in
-    which nothing takes time. Raises ConfigError naming the key and what is allowed, also for a mistake in that table."""
-    short, table = _read(name)
-    base = Path(name).parent if name.endswith(".toml") else Path()
-    changes = table.pop(REFERENCE, {})
+    which nothing takes time. Raises ConfigError naming the key, what is allowed, and the place, also for a mistake in
+    that table."""
+    return build_preset(*read_preset(name), is_reference=is_reference)
+
+
+def read_preset(name: str) -> tuple[str, dict[str, Any], Path, Places]:
+    """What `build_preset` takes, of a preset by name or path. Raises ConfigError: there is none, or it is no TOML."""
+    return preset_source(name).tables()
+
+
+def preset_source(name: str) -> Source:
+    """A preset by name or path. Raises ConfigError: there is none, or it cannot be read."""
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError("policy", f"no such file: {name}", hint="peerload policy ls")
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise ConfigError("policy", f"{name} cannot be read", why=error.strerror or str(error)) from None
+        return Source(path.stem, _text(raw), name, str(path.parent.absolute()))
+    if name not in presets():
+        raise ConfigError(
+            "policy",
+            f"no preset named {name!r}",
+            why=f"there are {', '.join(presets())}",
+            hint=near(name, presets(), "your own is a path that ends in .toml"),
+        )
+    resource = importlib.resources.files("peerload_policies") / "presets" / f"{name}.toml"
+    return Source(name, _text(resource.read_bytes()), str(resource))
+
+
+def _text(raw: bytes) -> str:
+    """Whatever the bytes are: what is wrong with them is told where they are parsed."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def build_preset(
+    name: str,
+    table: dict[str, Any],
+    base: Path = Path(),
+    places: Places = NOWHERE,
+    *,
+    is_reference: bool = False,
+) -> PolicySet:
+    """A preset from its tables (as TOML gives them); ``base``: where a policy's own file is looked for. Raises ConfigError
+    with the first mistake in it."""
+    preset, mistakes = try_preset(name, table, base, places, is_reference=is_reference)
+    if preset is None:
+        raise mistakes[0]
+    return preset
+
+
+def try_preset(
+    name: str,
+    table: dict[str, Any],
+    base: Path = Path(),
+    places: Places = NOWHERE,
+    *,
+    is_reference: bool = False,
+) -> tuple[PolicySet | None, list[ConfigError]]:
+    """The same, with every mistake in it, in the order of their lines; the preset is None if there is one."""
+    tables = {key: value for key, value in table.items() if key != REFERENCE}
+    changes = table.get(REFERENCE, {})
     if not isinstance(changes, dict):
-        raise ConfigError(REFERENCE, "no table", why="it holds what is different in the reference model, kind by kind")
-    live = build_preset(short, table, base)
-    reference = build_preset(short, _changed(table, changes), base) if changes else live
-    return reference if is_reference else live
+        return None, [places.mistake((REFERENCE,), "is no table", why="it holds what the reference model changes")]
+    live, mistakes = _built(name, tables, base, places)
+    if not changes or mistakes:
+        return live, mistakes
+    reference, mistakes = _built(name, _changed(tables, changes), base, places.with_table(REFERENCE))
+    return (None if mistakes else reference if is_reference else live), mistakes
 
 
 def _changed(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -96,98 +173,69 @@ def _changed(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def build_preset(name: str, table: dict[str, Any], base: Path = Path()) -> PolicySet:
-    """A preset from its tables (as TOML gives them); ``base``: where a policy's own file is looked for."""
-    tables = _flatten(table)
-    names = {kind: str(tables.get(kind, {}).get("policy", DEFAULTS[kind])) for kind in KINDS}
-    built: dict[str, Any] = {kind: _build(kind, names[kind], tables.get(kind, {}), base) for kind in KINDS}
-    return PolicySet(
+def _built(name: str, table: dict[str, Any], base: Path, places: Places) -> tuple[PolicySet | None, list[ConfigError]]:
+    reading = Reading(table, places)
+    names = {kind: reading.name(kind, DEFAULTS[kind]) for kind in KINDS}
+    built: dict[str, Any] = {kind: _member(reading, kind, names[kind], base) for kind in KINDS}
+    if reading.mistakes:
+        return None, sorted(reading.mistakes, key=lambda mistake: mistake.line)
+    preset = PolicySet(
         name=name,
-        description=str(table.get("description", "")),
+        description=reading.description,
         load=built["load"],
         transfer=built["transfer"],
         selection=built["selection"],
         information=built["information"],
         sender=built["location.sender"],
         receiver=built["location.receiver"],
+        pairing=built["location.pairing"],
         priority=built["priority"],
         migration=built["migration"],
-        memory=_memory(table),
+        memory=reading.memory,
         names=names,
     )
+    return preset, []
 
 
-def _read(name: str) -> tuple[str, dict[str, Any]]:
-    if name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
-            raise ConfigError("policy", f"no such file: {name}", hint="peerload policy ls")
-        text, short = path.read_text(encoding="utf-8"), path.stem
-    elif name in presets():
-        resource = importlib.resources.files("peerload_policies") / "presets" / f"{name}.toml"
-        text, short = resource.read_text(encoding="utf-8"), name
-    else:
-        near = difflib.get_close_matches(name, presets(), 1)
-        raise ConfigError(
-            "policy",
-            f"no preset named {name!r}",
-            why=f"there are {', '.join(presets())}",
-            hint=f"did you mean {near[0]!r}?" if near else "your own is a path that ends in .toml",
-        )
+def _member(reading: Reading, kind: str, name: str, base: Path) -> object:
     try:
-        return short, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError("policy", f"{name} is not TOML", why=str(error)) from None
+        chosen = policy_class(kind, name, base)
+    except ConfigError as error:
+        reading.not_found(kind, error)
+        return None
+    return reading.member(kind, name, chosen)
 
 
-def _flatten(table: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The preset's tables by kind; ``[location.sender]`` lies one deeper."""
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in table.items():
-        if key == "description":
-            continue
-        parts = {key: value}
-        if key == "location" and isinstance(value, dict):
-            parts = {f"location.{side}": inner for side, inner in value.items() if side != "memory"}
-        for kind, inner in parts.items():
-            if kind not in KINDS or not isinstance(inner, dict):
-                raise ConfigError(kind, "no such table in a preset", why=f"there are {', '.join(KINDS)}, description")
-            tables[kind] = inner
-    return tables
-
-
-def _memory(table: dict[str, Any]) -> bool:
-    memory = table.get("location", {}).get("memory", False)
-    if not isinstance(memory, bool):
-        raise ConfigError("location.memory", f"{memory!r} is neither true nor false")
-    return memory
-
-
-def _build(kind: str, name: str, table: dict[str, Any], base: Path) -> object:
-    chosen = policy_class(kind, name, base)
-    parameters = {key: value for key, value in table.items() if key != "policy"}
-    try:
-        policy: object = msgspec.convert(parameters, chosen)
-    except (msgspec.ValidationError, ValueError, TypeError) as error:
-        allowed = ", ".join(getattr(chosen, "__struct_fields__", ())) or "none"
-        raise ConfigError(f"{kind}", f"{name}: {error}", why=f"its parameters are: {allowed}") from None
-    if not isinstance(policy, KINDS[kind]):
-        raise ConfigError(f"{kind}.policy", f"{name!r} does not fulfil {KINDS[kind].__name__}")
-    return policy
-
-
-def _class_from_file(kind: str, name: str, base: Path) -> type:
+def class_from_file(name: str, base: Path = Path(), key: str = "policy") -> type:
+    """The class that ``path/to/file.py:Class`` names. Raises ConfigError about ``key``."""
     written, _, class_name = name.rpartition(":")
     path = str(base / written)
-    spec = importlib.util.spec_from_file_location(f"peerload_policy_{Path(path).stem}", path)
+    module_name = f"peerload_policy:{path}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None or not Path(path).is_file():
-        raise ConfigError(f"{kind}.policy", f"no such file: {path}")
+        raise ConfigError(key, f"no such file: {path}")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # where the annotations of its classes are looked up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may fail in any way; we say how
-        raise ConfigError(f"{kind}.policy", f"{path} cannot be loaded", why=repr(error)) from error
+    except (Exception, SystemExit) as error:  # a user's file may fail in any way; we say how
+        del sys.modules[module_name]
+        raise ConfigError(key, f"{path} cannot be loaded", why=_says(error, path)) from error
     loaded = getattr(module, class_name, None)
     if not isinstance(loaded, type):
-        raise ConfigError(f"{kind}.policy", f"{path} has no class {class_name!r}")
+        classes = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module_name]
+        why = f"there are {', '.join(classes)}" if classes else "there is none"
+        raise ConfigError(key, f"{path} has no class {class_name!r}", why=why, hint=near(class_name, classes))
     return loaded
+
+
+def _says(error: BaseException, path: str) -> str:
+    """An error in a user's file, with the last of its lines that led there."""
+    line = error.lineno if isinstance(error, SyntaxError) else 0
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == path:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    says = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{f'line {line}: ' if line else ''}{type(error).__name__}: {says}"

@@ -20,7 +20,7 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, assert_never
 
-from peerload.core.membership import Peer
+from peerload.core.directory import Directory
 from peerload.core.node import Node
 from peerload.model import actions, events
 from peerload.model.config import CoreConfig
@@ -58,12 +58,16 @@ IDEAL_CONFIG = CoreConfig(
     inbound_s=NEVER_S,
     retry_s_min=1e-9,
     retry_s_max=NEVER_S,
+    answer_backoff_s=1e-9,
+    answer_wait_s=1e-8,
     settle_s=3600.0,
+    tell_s_min=0.0,
     report_age_s_max=NEVER_S,
     ping_s=NEVER_S,
     suspect_after_s=NEVER_S,
     dead_after_s=NEVER_S,
     peers_max=100_000,
+    reports_kept_max=128,
     guests_max=100_000_000,
     searches_in_flight_max=100_000_000,
     tasks_queued_max=100_000_000,
@@ -154,18 +158,9 @@ class IdealCluster:
             self._handle(name, events.AgentStarted())
         self._now.clear()  # their first announcements: nobody is met yet
         self.messages = 0
-        self._introduce_all()
-
-    def _introduce_all(self) -> None:
-        """Everybody knows everybody, without the N² introductions that this takes in real life."""
-        everybody = sorted(self.nodes)
-        for name, node in self.nodes.items():
-            others = [other for other in everybody if other != name]
-            membership = node.membership
-            membership._peers = {  # noqa: SLF001 -- a million PeerMet events would take longer than the run
-                other: Peer(self.nodes[other].state.identity, self.nodes[other].state.profile, 0.0) for other in others
-            }
-            membership._names = others  # noqa: SLF001
+        directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
+        for node in self.nodes.values():
+            node.membership.meet_all(directory)
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
@@ -324,7 +319,7 @@ class IdealCluster:
             case actions.KeepOutput() | actions.FetchOutput():
                 self._now.append((name, events.OutputArrived(action.uid, action.attempt)))
             case actions.Announce():
-                received = events.MessageReceived(name, action.state)
+                received = events.MessageReceived(name, action.message)
                 self.messages += 1  # to the broker, which passes it on
                 for other in self.nodes:
                     if other != name:

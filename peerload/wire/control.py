@@ -55,6 +55,16 @@ class Tasks(_Request, frozen=True, tag="tasks"):
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
 
 
+class History(_Request, frozen=True, tag="history"):
+    """Ended tasks, also those that ``tasks`` tells no more → tasks, as ``tasks`` tells them and with what they used;
+    those that ended at ``since`` (Unix s) or later, the newest ``limit`` of them (null: all), ``truncated`` tells whether
+    there were more. The last ended first; with oldest_first in the order they were submitted in."""
+
+    since: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
+    limit: Annotated[int, Meta(ge=1, le=1 << 40)] | None = 1000
+    oldest_first: bool = False
+
+
 class Show(_Request, frozen=True, tag="show"):
     """Everything about tasks → tasks, each with spec, history and usage."""
 
@@ -114,7 +124,7 @@ class Stop(_Request, frozen=True, tag="stop"):
     all: bool = False
 
 
-Request = Info | Submit | Tasks | Show | Wait | Cancel | Output | Signal | Nodes | Policy | Stats | Stop
+Request = Info | Submit | Tasks | History | Show | Wait | Cancel | Output | Signal | Nodes | Policy | Stats | Stop
 
 _decoder = msgspec.msgpack.Decoder(Request)
 

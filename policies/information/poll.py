@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
+
+from peerload.policy.api import Watch
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No broadcasts at all: the fewest messages at low load; the freshest facts, a round trip late."""
+    """No broadcasts at all: the fewest messages at low load; the freshest facts, a round trip late.
 
-    reports_guide_probing: bool = False
-    period_s: float = 0.0
+    Good: no messages without need.
+    Bad: each search starts blind.
+    """
+
+    reports_guide_probing = False
+    period_s = 0.0
+    watches: ClassVar[Watch] = "nothing"
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
         """Only that it is there."""
         del now
         return told is None
 
-    def asks(self, told: LoadReport | None, now: LoadReport) -> bool:
+    def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
         """Never."""
-        del told, now
+        del before, now
         return False
+
+
+class PollWhenIdle(Poll, frozen=True, forbid_unknown_fields=True):
+    """The receiver-initiated special case with threshold 1 ([RM]): a node tells nothing and, when a slot is free, polls
+    others one by one for a task. For presets with the receiver policy ``poll`` and ``receive_below`` = 1.
+
+    Good: the plainest work stealing; nothing is said while everybody is busy.
+    Bad: a node that stays idle hears of new work only by its retries.
+    """

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
+from msgspec import Meta
+
+from peerload.policy.api import Watch
 
 if TYPE_CHECKING:
     from peerload.model.load import LoadReport
@@ -12,16 +15,24 @@ if TYPE_CHECKING:
 
 class RegionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Few messages (a region is left only after it has held for a while) and searches that start in the right place;
-    reports choose whom to probe, they never replace the offer."""
+    reports choose whom to probe, they never replace the offer. ``period_s``: told again this often, besides (0: not).
 
-    reports_guide_probing: bool = True
-    period_s: float = 0.0
+    Good: searches start in the right place, and a node with work is asked at once.
+    Bad: each change goes to every node.
+    """
+
+    reports_guide_probing = True
+    watches: ClassVar[Watch] = "region"
+
+    period_s: Annotated[
+        float, Meta(ge=0.0, le=86_400.0, description="seconds between further broadcasts, 0 = none")
+    ] = 0.0
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """When the region differs from the one told last."""
-        return told is None or told.region is not now.region
+        """When the region differs from the one told last, or whether there is a task to give."""
+        return told is None or told.region is not now.region or told.gives is not now.gives
 
-    def asks(self, told: LoadReport | None, now: LoadReport) -> bool:
+    def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
         """Never."""
-        del told, now
+        del before, now
         return False

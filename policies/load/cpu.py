@@ -12,7 +12,11 @@ if TYPE_CHECKING:
 
 class Cpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The busy share of the cores (0 … 1), sampled every second and averaged over 5 s; above 1, the waiting tasks
-    decide, since a machine cannot be busier than busy."""
+    decide, since a machine cannot be busier than busy.
+
+    Good: sees foreign programs.
+    Bad: lags seconds behind, so that nodes look idle just after they were given work.
+    """
 
     def load(self, view: LoadView) -> float:
         """Busy share, plus the tasks beyond the slots per slot."""

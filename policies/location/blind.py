@@ -18,9 +18,13 @@ if TYPE_CHECKING:
 
 class Random(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Any other node, which applies the same test to the task and may pass it on, until the migration limit. Costs no
-    probe and helps more than nothing; at high load most tasks move from one full node to another."""
+    probe and helps more than nothing; at high load most tasks move from one full node to another.
 
-    passes_on: bool = True
+    Good: costs no probe, and is better than nothing.
+    Bad: at high load tasks move from one full node to another.
+    """
+
+    passes_on: Annotated[bool, Meta(description="a full node passes the task on, until its limit")] = True
 
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
         """One of those that have not declined."""
@@ -32,9 +36,15 @@ class Random(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class LeastKnown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The least loaded by the reports at hand, of those that say they accept; equals by chance. Reports older than
-    ``age_s_max`` do not count. Old reports herd many senders to one node, which declines most of them."""
+    ``age_s_max`` do not count. Old reports herd many senders to one node, which declines most of them.
 
-    age_s_max: Annotated[float, Meta(gt=0.0, le=1e9)] = 10.0
+    Good: no probe, a good choice while reports are fresh.
+    Bad: many senders believe the same reports and herd to one node, which declines most.
+    """
+
+    wants_reports = True
+
+    age_s_max: Annotated[float, Meta(gt=0.0, le=1e9, description="older reports do not count, in seconds")] = 10.0
 
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Transfer | Keep:
         """The best of those that have not declined."""

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 class Improve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Spends every probe; the least loaded gets the task if its n + ``delta`` is at most this node's. So a crowd thins
-    out even when nobody is idle. Between nodes of different sizes n counts in their slots."""
+    out even when nobody is idle. Between nodes of different sizes n counts in their slots.
 
-    probes: Annotated[int, Meta(ge=0, le=64)] = 2
-    delta: Annotated[int, Meta(ge=1, le=1000)] = 2
+    Good: a crowd thins out even when nobody is idle.
+    Bad: spends every probe; a task may be moved for little.
+    """
+
+    probes: Annotated[int, Meta(ge=0, le=64, description="L: nodes asked in one search at most")] = 2
+    delta: Annotated[int, Meta(ge=1, le=1000, description="tasks by which another node must be better")] = 2
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
@@ -36,10 +40,14 @@ class Improve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class IdleFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first node that accepts gets the task, as in "threshold"; if none does, the least loaded of those probed, as
-    in "improve". With marks of 1 an idle node is taken where one is found, and a lesser crowd where none is."""
+    in "improve". With marks of 1 an idle node is taken where one is found, and a lesser crowd where none is.
 
-    probes: Annotated[int, Meta(ge=0, le=64)] = 2
-    delta: Annotated[int, Meta(ge=1, le=1000)] = 2
+    Good: finds the idle with few probes, and the lesser crowd where nobody is.
+    Bad: a task may move several times.
+    """
+
+    probes: Annotated[int, Meta(ge=0, le=64, description="L: nodes asked in one search at most")] = 2
+    delta: Annotated[int, Meta(ge=1, le=1000, description="tasks by which another node must be better")] = 2
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
+    from peerload.model.load import LoadReport
     from peerload.policy.api import NodeView, Reply, TaskView
 
 
 class NoSender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The sender's side is off."""
+    """The sender's side is off.
+
+    Good: for comparison.
+    Bad: a burst stays where it arrives, unless others ask for it.
+    """
 
     def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Keep:
         """Always keep."""
@@ -25,12 +30,36 @@ class NoSender(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NoReceiver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The receiver's side is off."""
+    """The receiver's side is off.
 
-    retry_rate: float = 0.0
-    retry_probes: int = 1
+    Good: for comparison.
+    Bad: a node that runs empty waits to be found.
+    """
+
+    retry_rate = 0.0
+    retry_probes = 1
 
     def locate(self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random) -> Keep:
         """Ask nobody."""
         del view, probes_max, replies, rng
         return Keep("the preset has no receiver-side location policy")
+
+
+class NoPairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes do not pair.
+
+    Good: for comparison.
+    Bad: loads that differ stay so, unless a search evens them out.
+    """
+
+    rate = 0.0
+
+    def partner(self, view: NodeView, rng: random.Random) -> str | None:
+        """Nobody."""
+        del view, rng
+        return None
+
+    def moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
+        """Nothing moves."""
+        del richer, poorer
+        return False

@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """On a completion, probe up to L nodes; the first with a task to give gives one. Costs nothing at high load and
-    drains bursts; at low load most probes are in vain."""
+    drains bursts; at low load most probes are in vain.
 
-    probes: Annotated[int, Meta(ge=0, le=64)] = 3
-    retry_rate: Annotated[float, Meta(ge=0.0, le=1000.0)] = 0.0
-    retry_probes: Annotated[int, Meta(ge=1, le=64)] = 1
+    Good: nearly free at high load, drains bursts.
+    Bad: at low load most probes are in vain, and a node asks only when a task has ended there, on a report, or (with
+    ``retry_rate``) by a timer.
+    """
+
+    probes: Annotated[int, Meta(ge=0, le=64, description="L: nodes asked in one search at most")] = 3
+    retry_rate: Annotated[float, Meta(ge=0.0, le=1000.0, description="extra searches per mean run time; 0: none")] = 0.0
+    retry_probes: Annotated[int, Meta(ge=1, le=64, description="nodes asked in such an extra search")] = 1
 
     def locate(
         self, view: NodeView, probes_max: int | None, replies: Sequence[Reply], rng: random.Random

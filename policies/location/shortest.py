@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 class Shortest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Spends every probe; a little better than "threshold" where loads differ much. Ties go to the one probed first;
-    with ``stop_at_zero`` an empty node ends the search."""
+    with ``stop_at_zero`` an empty node ends the search.
 
-    probes: Annotated[int, Meta(ge=0, le=64)] = 3
-    stop_at_zero: bool = False
+    Good: a better choice where loads differ much.
+    Bad: spends every probe; the same weakness with bursts as ``threshold``.
+    """
+
+    probes: Annotated[int, Meta(ge=0, le=64, description="L: nodes asked in one search at most")] = 3
+    stop_at_zero: Annotated[bool, Meta(description="an empty node ends the search at once")] = False
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random

@@ -9,9 +9,13 @@ from msgspec import Meta
 
 
 class Controlled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """At most ``limit`` migrations: processor thrashing stays bounded."""
+    """At most ``limit`` migrations: processor thrashing stays bounded.
 
-    limit: Annotated[int, Meta(ge=0, le=1000)] = 4
+    Good: a wrong move can be put right, and wandering has an end.
+    Bad: more moves cost messages.
+    """
+
+    limit: Annotated[int, Meta(ge=0, le=1000, description="times a task may be moved by choice")] = 4
 
     @property
     def migrations_max(self) -> int | None:
@@ -20,7 +24,11 @@ class Controlled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Irrevocable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Once placed elsewhere a task stays there: controlled with n = 1."""
+    """Once placed elsewhere a task stays there: controlled with n = 1.
+
+    Good: a task cannot wander.
+    Bad: the one move may have been the wrong one.
+    """
 
     @property
     def migrations_max(self) -> int | None:
@@ -29,7 +37,11 @@ class Irrevocable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Uncontrolled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No limit: a task may go on to a better place each time, and wander where loads hover around a mark."""
+    """No limit: a task may go on to a better place each time, and wander where loads hover around a mark.
+
+    Good: a task always goes where it is better.
+    Bad: tasks wander where loads hover around a mark.
+    """
 
     @property
     def migrations_max(self) -> int | None:

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 class Selfish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Local tasks first: an owner notices little of the guests, which wait long on a busy node."""
+    """Local tasks first: an owner notices little of the guests, which wait long on a busy node.
+
+    Good: the owner of a node waits less; the mean over all stays the same.
+    Bad: guests wait so much longer.
+    """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
         """Local."""
@@ -20,7 +24,11 @@ class Selfish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Altruistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Remote tasks first: who has travelled waits no more; the owner waits behind the guests."""
+    """Remote tasks first: who has travelled waits no more; the owner waits behind the guests.
+
+    Good: who has travelled waits less; the mean over all stays the same.
+    Bad: the owner waits so much longer.
+    """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
         """Remote."""
@@ -29,7 +37,11 @@ class Altruistic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Intermediate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The larger class first: local while the node's local tasks are at least as many as its remote ones."""
+    """The larger class first: local while the node's local tasks are at least as many as its remote ones.
+
+    Good: whoever is more in number waits less; the mean over all stays the same.
+    Bad: the lesser class waits so much longer.
+    """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
         """Local, or remote where those are more."""

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 class Fcfs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The order of arrival at this node decides."""
+    """The order of arrival at this node decides.
+
+    Good: fair between homes.
+    Bad: guests can keep a node's own tasks waiting.
+    """
 
     def prefer(self, local_tasks: int, remote_tasks: int) -> PriorityClass:
         """Whichever arrived first."""

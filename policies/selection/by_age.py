@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 class Newest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last arrival: it would have waited longest, and nobody is overtaken at home."""
+    """The last arrival: it would have waited longest, and nobody is overtaken at home.
+
+    Good: nobody's turn at home is touched.
+    Bad: long tails; early tasks wait on.
+    """
 
     def select(self, waiting: WaitingView) -> TaskView | None:
         """The newest movable task."""
@@ -19,7 +23,11 @@ class Newest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Oldest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The first arrival: first come, first served across nodes; the same mean response, shorter tails."""
+    """The first arrival: first come, first served across nodes; the same mean response, shorter tails.
+
+    Good: first come, first served across nodes.
+    Bad: at home the next in line leaves, and with a slow transfer it starts later than if it had stayed.
+    """
 
     def select(self, waiting: WaitingView) -> TaskView | None:
         """The oldest movable task."""

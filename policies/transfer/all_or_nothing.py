@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from peerload.model.load import Marks
+from peerload.policy.marks import AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:
     from peerload.policy.api import NodeView
@@ -14,13 +16,17 @@ if TYPE_CHECKING:
 
 class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One threshold at one task per slot: whoever is idle takes, whoever is not gives what it cannot start. With
-    ``processing_margin`` at two, so that no node idles while its next task travels. Any mark may be set by hand."""
+    ``processing_margin`` at two, so that no node idles while its next task travels. Any mark may be set by hand.
 
-    processing_margin: bool = False
-    send_at: float | None = None
-    accept_below: float | None = None
-    receive_below: float | None = None
-    give_above: float | None = None
+    Good: no work waits beside an idle node for want of a mark.
+    Bad: without the margin a node idles while its next task is on its way.
+    """
+
+    processing_margin: Annotated[bool, Meta(description="the next task is at hand before a slot is free")] = False
+    send_at: SendAt | None = None
+    accept_below: AcceptBelow | None = None
+    receive_below: ReceiveBelow | None = None
+    give_above: GiveAbove | None = None
 
     def marks(self, view: NodeView) -> Marks:
         """All four at 1, or 2, unless set by hand."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from peerload.model.load import Marks
+from peerload.policy.marks import MARK_MAX, AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:
     from peerload.policy.api import NodeView
@@ -14,14 +16,20 @@ if TYPE_CHECKING:
 
 class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node accepts and asks below ``low``, sends and gives from ``high``; between them it neither seeks nor gives,
-    which saves messages when loads hover around one value. Any mark may be set by hand."""
+    which saves messages when loads hover around one value. Any mark may be set by hand.
 
-    low: float = 1.0
-    high: float = 2.0
-    send_at: float | None = None
-    accept_below: float | None = None
-    receive_below: float | None = None
-    give_above: float | None = None
+    Good: quiet between the two.
+    Bad: a node in the quiet zone takes nothing although it may be the least loaded.
+    """
+
+    low: Annotated[
+        float, Meta(ge=0.0, le=MARK_MAX, description="others' tasks are wanted below so many tasks per slot")
+    ] = 1.0
+    high: Annotated[float, Meta(ge=0.0, le=MARK_MAX, description="tasks go elsewhere from so many per slot")] = 2.0
+    send_at: SendAt | None = None
+    accept_below: AcceptBelow | None = None
+    receive_below: ReceiveBelow | None = None
+    give_above: GiveAbove | None = None
 
     def __post_init__(self) -> None:
         if self.low > self.high:

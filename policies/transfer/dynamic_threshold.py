@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.load import Marks
+from peerload.policy.marks import AcceptBelow, GiveAbove, ReceiveBelow, SendAt
 
 if TYPE_CHECKING:
     from peerload.policy.api import NodeView
@@ -17,14 +18,22 @@ if TYPE_CHECKING:
 class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """T = ``factor`` times the average number of tasks per slot, over this node and every unexpired report, but never
     below ``threshold_min``. Evens loads out at any level; wrong when reports are old. Needs an information policy that
-    tells. Any mark may be set by hand."""
+    tells. Any mark may be set by hand.
 
-    factor: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.5
-    threshold_min: Annotated[float, Meta(ge=1.0, le=1000.0)] = 1.0
-    send_at: float | None = None
-    accept_below: float | None = None
-    receive_below: float | None = None
-    give_above: float | None = None
+    Good: evens out at any level of load.
+    Bad: as wrong as the reports are old, so it wants an information policy that tells; looks at every report.
+    """
+
+    wants_reports = True
+
+    factor: Annotated[float, Meta(gt=0.0, le=1000.0, description="T as a multiple of the average load")] = 1.5
+    threshold_min: Annotated[float, Meta(ge=1.0, le=1000.0, description="T is never below this, in tasks per slot")] = (
+        1.0
+    )
+    send_at: SendAt | None = None
+    accept_below: AcceptBelow | None = None
+    receive_below: ReceiveBelow | None = None
+    give_above: GiveAbove | None = None
 
     def marks(self, view: NodeView) -> Marks:
         """All four at T, unless set by hand."""

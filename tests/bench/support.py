@@ -152,7 +152,7 @@ def gnu_parallel_s(count: int) -> float | None:
         subprocess.run(
             [program, "-j2", "-n1", TRUE, "{}"],
             input=numbers,
-            env={**os.environ, "HOME": home},
+            env={**os.environ, "HOME": home, "PEERLOAD_SPEED": "1"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=True,
@@ -235,12 +235,12 @@ def _terminated(_number: int, _frame: object) -> None:
     raise SystemExit("terminated")
 
 
-def arguments(says: str, **options: tuple[type, object, str]) -> argparse.Namespace:
-    """The command line of a benchmark: --json and --rounds, and ``options`` (type, default, help)."""
+def arguments(says: str, rounds: int = ROUNDS, **options: tuple[type, object, str]) -> argparse.Namespace:
+    """The command line of a benchmark: --json and --rounds (default: ``rounds``), and ``options`` (type, default, help)."""
     signal.signal(signal.SIGTERM, _terminated)  # so that what was started is stopped
     parser = argparse.ArgumentParser(description=says)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each is measured (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=rounds, help="how often each is measured (default: %(default)s)")
     for name, (kind, default, explains) in options.items():
         parser.add_argument(f"--{name}", type=kind, default=default, help=explains)
     return parser.parse_args()

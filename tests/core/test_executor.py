@@ -65,7 +65,7 @@ def test_an_older_nonce_is_refused() -> None:
     old = commit(x)
     x.hear("h", offer())
     assert commit(x).nonce != old.nonce
-    refused = ["clear reserved", "persist floor=1", "NotStarted to h", "clear region"]
+    refused = ["clear reserved", "persist floor=1", "NotStarted to h"]
     assert x.hear("h", old) == refused
     assert not x.node.executor.guests
 
@@ -162,7 +162,7 @@ def test_every_query_is_answered() -> None:
     assert x.hear("h", query) == ["persist floor=1", "NotStarted to h"]
     x = Given(peers=("h",))
     x.hear("h", offer())
-    assert x.hear("h", query) == ["clear reserved", "persist floor=1", "NotStarted to h", "clear region"]
+    assert x.hear("h", query) == ["clear reserved", "persist floor=1", "NotStarted to h"]
     assert x.hear("h", query) == ["NotStarted to h"]  # again, if that was lost
     assert not x.node.executor.guests
     x = guest()
@@ -288,9 +288,9 @@ def test_a_promise_counts_as_load_until_it_comes_or_not() -> None:
     x.submit()
     key = x.task().key
     did = x.end(key)
-    assert did[-3:-1] == ["GiveRequest to y", "timer probe 0.25"]
+    assert did[-2:] == ["GiveRequest to y", "timer probe 0.25"]
     assert x.hear("y", messages.GiveReply(1, LoadReport(), "y/3", UID)) == [
-        "clear probe", "decided y/3", "timer inbound 2", "timer region 0.2",
+        "clear probe", "decided y/3", "timer inbound 2",
     ]  # fmt: skip
     assert x.node.ledger.load_tasks == 1
     assert x.hear("y", messages.Offer("y/3", UID, 1, spec(), 60.0))[:2] == ["clear inbound", "Accept to y"]

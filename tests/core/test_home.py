@@ -34,10 +34,10 @@ def away(**given: object) -> Given:
 
 def test_a_task_with_room_starts_at_once_and_ends_with_its_result() -> None:
     x = Given()
-    assert x.submit() == [*LOCAL, "timer region 0.2"]
+    assert x.submit() == LOCAL
     task = x.task()
     assert x.when(events.TaskStarted(task.key, 5.0)) == ["changed running"]
-    assert x.end(task.key) == ["persist done", "changed done", "ForgetTask", "clear region"]
+    assert x.end(task.key) == ["persist done", "changed done", "ForgetTask"]
     assert not x.node.home.tasks
     assert not x.node.home.by_id
     assert x.end(task.key) == ["ForgetTask"]  # told twice
@@ -312,7 +312,7 @@ def test_lost_attempts_are_bounded() -> None:
 def test_nothing_starts_while_the_launcher_is_away() -> None:
     x = Given(peers=())
     x.when(events.LauncherLost())
-    assert x.submit() == ["persist submission queued", "answer", "timer region 0.2"]
+    assert x.submit() == ["persist submission queued", "answer"]
     assert x.when(events.LauncherReady()) == [*LEASED, "spawn 1"]
 
 

@@ -145,13 +145,27 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     (listed,) = typed("ls --json")
     assert [without_version(listed)] == told("`ls`")
     assert [set(listed["tasks"][0])] == told("task")
+    (ended,) = typed("history --json")
+    assert [without_version(ended)] == told("`history`")
+    assert [set(ended["tasks"][0])] == [set.union(*told("task"), *told("task, in `history` also"))]
+    assert [without_version(typed("history --json --export t.csv")[0])] == told("`history --export FILE`")
     (shown,) = typed("show --json 1")
     assert without_version(shown) == set.union(*told("task"), told("task, in `show` also")[0])
     assert [set(shown["history"][0])] == [told("step of `history`")[-1]]
     (nodes,) = typed("nodes --json")
     assert [without_version(nodes)] == told("`nodes`")
     assert [set(nodes["nodes"][0])] == told("node")
-    assert [without_version(typed("policy --json")[0])] == told("`policy`")
+    assert without_version(typed("policy --json")[0]) == told("`policy`")[0]
+    (shown,) = typed("policy show --json adaptive")
+    preset_keys, _, chosen_keys = told("`policy show`, of a preset")
+    assert [without_version(shown), set(shown["chosen"][0])] == [preset_keys, chosen_keys]
+    (shown,) = typed("policy show --json transfer.single-threshold")
+    policy_keys, _, parameter_keys = told("`policy show`, of a policy")
+    assert [without_version(shown), set(shown["parameters"][0])] == [policy_keys, parameter_keys]
+    (desk.work / "bad.toml").write_text("transfer = 1", encoding="utf-8")
+    (checked,) = typed("policy check --json bad.toml || true")
+    check_keys, _, mistake_keys, _, _ = told("`policy check`")
+    assert [without_version(checked), set(checked["mistakes"][0])] == [check_keys, mistake_keys]
     assert [without_version(typed("top --json")[0])] == told("`top`")
     assert [without_version(typed("down --json --all")[0])] == told("`down`")
 
@@ -173,6 +187,7 @@ def test_answers_have_the_keys_that_the_page_tells() -> None:
         assert [set(agent.call("info"))] == keys_told("wire.md", "`info`")
         for verb, asked in {
             "tasks": {},
+            "history": {},
             "nodes": {},
             "policy": {},
             "stats": {},

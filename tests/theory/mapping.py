@@ -8,6 +8,7 @@ there (yet) is found out by the registry, not by a list kept here.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from peerload.model.errors import ConfigError
@@ -20,8 +21,8 @@ Parameters = dict[str, Any]
 
 WITHOUT_LIMIT = 1000
 """Migrations allowed where the case names no limit."""
-PLACEMENTS = ("jsqd", "board-min", "board-d")
-"""Placements of the reference model that no node could play: they draw from all nodes, or read a common board."""
+PLACEMENTS = {"jsqd": "JoinShortest", "board-min": "LeastOnBoard", "board-d": "LeastOnBoard"}
+"""Placements of the reference model and their classes in placements.py: they draw from all nodes, or read a board."""
 KNOWN = (
     "N", "c", "rho", "lam_spec", "speed_spec", "service", "service_params",
     "sender", "T_send", "T_accept", "L", "delta", "bidders",
@@ -59,31 +60,53 @@ def setup_of(parameters: Parameters) -> Setup:
 
 def _preset(parameters: Parameters, slots: int) -> PolicySet:
     sender = str(parameters.get("sender", "none"))
-    if sender in PLACEMENTS:
-        raise NotYet(f"{sender} is a placement of the reference model, and no policy that a node could play")
     table: dict[str, Any] = {
         "load": {"policy": "tasks"},
         "transfer": _marks(parameters, slots),
-        "information": {"policy": "poll"},
+        "information": _information(parameters),
         "priority": {"policy": str(parameters.get("priority", "fcfs"))},
         "selection": {"policy": "oldest" if parameters.get("steal") == "head" else "newest"},
         "migration": {"policy": "controlled", "limit": int(parameters.get("max_migrations", WITHOUT_LIMIT))},
         "location": {"sender": _sender(sender, parameters), "receiver": _receiver(parameters)},
     }
     if parameters.get("pair_rate"):
-        pairing = {"policy": "pairing", "rate": parameters["pair_rate"], "difference": parameters.get("pair_diff", 2)}
-        table["location"]["pairing"] = pairing
+        table["location"]["pairing"] = {
+            "policy": "pairing",
+            "rate": float(parameters["pair_rate"]),
+            "difference": int(parameters.get("pair_diff", 2)),
+            "asks_from": 0.0,  # in the reference model idle nodes ask, too: with 2.0 X-pair3 gives 2.99 and not 2.75
+        }
     if parameters.get("footprints"):
         table["location"]["memory"] = True
     try:
-        return build_preset("case", table)
+        return build_preset("case", table, Path(__file__).parent)
     except ConfigError as error:
         raise NotYet(str(error)) from error
 
 
+def _information(parameters: Parameters) -> dict[str, Any]:
+    """A board is what everybody tells at the same moments."""
+    if parameters.get("board_period"):
+        return {"policy": "periodic", "period_s": float(parameters["board_period"]), "reports_guide_probing": False}
+    return {"policy": "poll"}
+
+
+def _placement(policy: str, parameters: Parameters) -> dict[str, Any]:
+    table: dict[str, Any] = {"policy": f"placements.py:{PLACEMENTS[policy]}"}
+    if policy == "jsqd":
+        table["probes"] = int(parameters["L"])
+    elif policy == "board-d":
+        table["draws"] = int(parameters["L"])
+    return table
+
+
 def _sender(policy: str, parameters: Parameters) -> dict[str, Any]:
+    if policy in PLACEMENTS:
+        return _placement(policy, parameters)
     if policy in ("none", "random", "first-reply"):
         return {"policy": policy}
+    if policy == "bidding":
+        return {"policy": policy, "bidders": int(parameters.get("bidders") or parameters.get("L", 0))}
     table: dict[str, Any] = {"policy": policy, "probes": int(parameters.get("L", 0))}
     if "delta" in parameters:
         table["delta"] = parameters["delta"]
@@ -102,10 +125,8 @@ def _receiver(parameters: Parameters) -> dict[str, Any]:
 
 def _marks(parameters: Parameters, slots: int) -> dict[str, Any]:
     """T's in marks per slot. One that a case does not name is one that its policies do not ask for."""
-    send = float(parameters.get("T_send", 1))
+    send = float(parameters.get("T_send", 0 if parameters.get("sender") == "jsqd" else 1))
     receive = float(parameters.get("T_recv", 1))
-    if parameters.get("sender", "none") != "none" and send < slots:
-        raise NotYet(f"a node with a free slot starts a task there and does not send it: T_send {send:g} < c {slots}")
     return {
         "policy": "single-threshold",
         "send_at": _per_slot(send, slots),

@@ -10,10 +10,11 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
+from peerload.agent import store
 from peerload.agent.store import Store
 from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask, Row
 from peerload.model.errors import StoreError
@@ -115,6 +116,61 @@ def test_a_list_has_what_is_unfinished_and_what_ended_lately(tmp_path: Path) -> 
         rows, truncated = opened.store.list_tasks(ended_after=NOW, limit=2)
         assert [r.task for r, _ in rows] == ["ws1/5", "ws1/6"]
         assert truncated
+
+
+def test_the_last_ends_are_there_to_learn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(counter: int, state: TaskState, at: float, **more: Any) -> PutTask:
+        return put(counter, state, attempt=1, ended_at=at, started_at=at - counter, **more)
+
+    def exit_of(counter: int, at: float) -> Exit:
+        return Exit(0, started_at=at - counter, ended_at=at)
+
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(*(submission(counter) for counter in range(1, 7)))
+        opened.keep(put(1), ended(2, TaskState.FAILED, NOW + 9, exit=exit_of(2, NOW + 9)))
+        opened.keep(ended(3, TaskState.DONE, NOW + 7, exit=exit_of(3, NOW + 7)), ended(4, TaskState.FAILED, NOW + 8))
+        opened.keep(ended(5, TaskState.CANCELLED, NOW + 8, exit=exit_of(5, NOW + 8)))
+        opened.keep(ended(6, TaskState.DONE, NOW + 5, exit=exit_of(6, NOW + 5)))
+        kept = opened.store.recover().past
+        assert [run.exit for run in kept] == [exit_of(6, NOW + 5), exit_of(3, NOW + 7), exit_of(2, NOW + 9)]
+        assert {(run.spec.argv, run.spec.directory) for run in kept} == {(SPEC.argv, SPEC.directory)}
+        monkeypatch.setattr(store, "PAST_RUNS_MAX", 2)
+        assert len(opened.store.recover().past) == 2
+
+
+def test_an_end_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
+    exit_ = Exit(0, started_at=NOW - 1, ended_at=NOW)
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(submission(1), submission(2))
+        opened.keep(*(put(counter, TaskState.DONE, ended_at=NOW + counter, exit=exit_) for counter in (1, 2)))
+        assert opened.store._writer is not None
+        opened.store._writer.execute("UPDATE tasks SET exit = x'c1' WHERE counter = 1")
+        assert [run.exit for run in opened.store.recover().past] == [exit_]
+
+
+def paged(store: Store, limit: int, *, oldest_first: bool = False, since: float = 0.0) -> list[str]:
+    names: list[str] = []
+    after: TaskRecord | None = None
+    while page := store.ended(since, after, limit, oldest_first=oldest_first):
+        assert len(page) <= limit
+        names += [record.task for record, _ in page]
+        after = page[-1][0]
+    return names
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_ended_tasks_come_in_pages_none_twice_and_none_left_out(tmp_path: Path, limit: int) -> None:
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(submission(1), put(1, TaskState.DONE, ended_at=NOW + 9))
+        opened.keep(submission(2, (0, 1, 2)), *(put(2, TaskState.DONE, member, ended_at=NOW + 5) for member in (0, 1)))
+        opened.keep(put(2, member=2), submission(3), put(3), submission(4), put(4, TaskState.FAILED, ended_at=NOW + 5))
+        assert paged(opened.store, limit) == ["ws1/1", "ws1/4", "ws1/2.1", "ws1/2.0"]
+        assert paged(opened.store, limit, oldest_first=True) == ["ws1/1", "ws1/2.0", "ws1/2.1", "ws1/4"]
+        assert paged(opened.store, limit, since=NOW + 5.5) == ["ws1/1"]
+        before = opened.store.before_the_last(0.0, 2)
+        assert before is not None
+        assert before.task == "ws1/2.0"
+        assert opened.store.before_the_last(0.0, 4) is None
 
 
 def test_what_waits_is_committed_together_and_told_in_order(tmp_path: Path) -> None:

@@ -76,7 +76,23 @@ def test_version_and_help_without_argparse() -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["up", "down", "agent", "run", "submit", "ls", "show", "logs", "wait", "cancel", "nodes", "policy", "top"]
+    "verb",
+    [
+        "up",
+        "down",
+        "agent",
+        "run",
+        "submit",
+        "ls",
+        "history",
+        "show",
+        "logs",
+        "wait",
+        "cancel",
+        "nodes",
+        "policy",
+        "top",
+    ],
 )
 def test_every_verb_has_help_socket_and_json(verb: str) -> None:
     done = peerload(verb, "--help")
@@ -166,14 +182,8 @@ def test_show(agent: FakeAgent) -> None:
     assert agent.asked(control.Show)[0].tasks == ("@",)
 
 
-def test_nodes_policy_top(agent: FakeAgent) -> None:
+def test_nodes_top(agent: FakeAgent) -> None:
     agent.answer("nodes", nodes=[NODE, NODE | {"node": "ws2", "state": "dead", "load": None, "drained": True}])
-    agent.answer(
-        "policy",
-        policies={"load": ["cpu", "tasks"]},
-        presets=["symmetric", "none"],
-        in_force={"preset": "symmetric", "load": "cpu"},
-    )
     agent.answer("info", node="ws1", cluster="default", policy="symmetric", mqtt=None)
     agent.answer("tasks", tasks=[TASK | {"state": "running", "ended_at": 0.0}], truncated=False)
     text = peerload("nodes", agent=agent).stdout.decode()
@@ -182,15 +192,6 @@ def test_nodes_policy_top(agent: FakeAgent) -> None:
     assert json.loads(peerload("nodes", "--json", agent=agent).stdout) == {
         "v": 1,
         "nodes": [NODE, NODE | {"node": "ws2", "state": "dead", "load": None, "drained": True}],
-    }
-    text = peerload("policy", agent=agent).stdout.decode()
-    assert "symmetric *" in text
-    assert "load  cpu  tasks" in text
-    assert set(json.loads(peerload("policy", "ls", "--json", agent=agent).stdout)) == {
-        "v",
-        "policies",
-        "presets",
-        "in_force",
     }
     text = peerload("top", "--once", agent=agent).stdout.decode()
     assert "1 of 2 nodes alive  1.2 of 4 cpus busy" in text

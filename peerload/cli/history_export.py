@@ -1,0 +1,119 @@
+"""A trace of ended tasks for the simulator: one line a task, in the order they were submitted in.
+
+Columns: ``arrival`` (seconds since the first submission in the trace), ``duration`` (seconds the process ran), ``cpus``,
+``gpus``, ``node`` (the home node). Tasks that never ran are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from peerload.cli import tasks
+from peerload.cli.main import UsageError
+from peerload.cli.text import print_json, say
+from peerload.client import Client
+from peerload.model.errors import PeerloadError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+    from typing import Any, TextIO
+
+COLUMNS = ("arrival", "duration", "cpus", "gpus", "node")
+DIGITS = 6
+"""Microseconds: finer than anything that was measured."""
+
+
+class Trace:
+    """Writes tasks as they come; ``written`` and ``left_out`` count them."""
+
+    def __init__(self, out: TextIO, *, as_csv: bool) -> None:
+        self._out = out
+        self._as_csv = as_csv
+        self._first_at: float | None = None
+        self._arrival = 0.0
+        self.written = 0
+        self.left_out = 0
+        if as_csv:
+            out.write(",".join(COLUMNS) + "\n")
+
+    def add(self, task: dict[str, Any]) -> None:
+        """One ended task, not submitted before the one added last."""
+        duration_s = task.get("duration_s")
+        if not duration_s:
+            self.left_out += 1
+            return
+        if self._first_at is None:
+            self._first_at = float(task["submitted_at"])
+        # A wall clock may have been set back meanwhile; arrivals never go back.
+        self._arrival = max(self._arrival, task["submitted_at"] - self._first_at)
+        duration = max(round(float(duration_s), DIGITS), 10.0**-DIGITS)
+        self._write([round(self._arrival, DIGITS), duration, float(task["cpus"]), int(task["gpus"]), str(task["home"])])
+        self.written += 1
+
+    def _write(self, values: list[Any]) -> None:
+        if self._as_csv:  # none of them can hold a comma or a quote
+            self._out.write(",".join(_plain(value) for value in values) + "\n")
+        else:
+            import json
+
+            self._out.write(json.dumps(dict(zip(COLUMNS, values, strict=True))) + "\n")
+
+
+def _plain(value: object) -> str:
+    """A number without an exponent, and without needless zeros."""
+    return f"{value:.{DIGITS}f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def export(flags: Namespace) -> int:
+    """Write the trace that ``--export`` names. A file is there whole or not at all."""
+    path: str = flags.export
+    if path == "-":
+        if flags.json:
+            raise UsageError("history: --export - writes CSV", hint="for JSON lines:  --export FILE.jsonl")
+        _tell(_copy(flags, sys.stdout, as_csv=True), "", as_json=False)
+        return 0
+    if not path.endswith((".csv", ".jsonl")):
+        raise UsageError(f"history: {path!r} says no format", hint="a trace's name ends in .csv or .jsonl")
+    partial = f"{path}.{os.getpid()}.part"
+    try:
+        with open(partial, "x", encoding="utf-8") as out:  # noqa: PTH123 -- as client.py: no pathlib on the way to a start
+            trace = _copy(flags, out, as_csv=path.endswith(".csv"))
+        os.replace(partial, path)  # noqa: PTH105
+    except OSError as error:
+        raise PeerloadError(f"{path} cannot be written", why=error.strerror or str(error)) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # renamed by now, or never made
+            os.unlink(partial)  # noqa: PTH108
+    _tell(trace, path, as_json=flags.json)
+    return 0
+
+
+def _copy(flags: Namespace, out: TextIO, *, as_csv: bool) -> Trace:
+    trace = Trace(out, as_csv=as_csv)
+    with Client(flags.socket) as client:
+        for task in _ended(client, flags):
+            if flags.all or tasks.is_mine(task):
+                trace.add(task)
+    return trace
+
+
+def _ended(client: Client, flags: Namespace) -> Iterator[dict[str, Any]]:
+    """Page by page, so that only one is in memory."""
+    for part in client.stream("history", since=flags.since, limit=flags.limit, oldest_first=True):
+        yield from part.get("tasks", ())
+    yield from client.last.get("tasks", ())
+
+
+def _tell(trace: Trace, path: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"file": path, "tasks": trace.written, "left_out": trace.left_out})
+        return
+    left_out = f"; {trace.left_out} that never ran are left out" if trace.left_out else ""
+    say(
+        f"{trace.written} tasks written{f' to {path}' if path else ''}{left_out}",
+        f"replay them:  peerload sim --arrivals trace:{path} --service trace:{path}" if path else "",
+    )

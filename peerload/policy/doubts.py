@@ -1,0 +1,109 @@
+"""What in a preset can be played but makes little sense: choices that work against each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.model.load import Marks
+from peerload.policy.reading import NOWHERE, Places
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from peerload.policy.api import KnownReport, RunningView
+    from peerload.policy.preset import PolicySet
+
+
+class Doubt(msgspec.Struct, frozen=True):
+    """One doubt: the key, where it stands ("" and 0: not known), and what is odd about it."""
+
+    key: str
+    says: str
+    file: str = ""
+    line: int = 0
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}: " if self.file and self.line else f"{self.file}: " if self.file else ""
+        return f"{place}{self.key}: {self.says}"
+
+
+class _Empty:
+    """An idle node without peers, as much of one as a transfer policy is shown."""
+
+    node = ""
+    load_tasks = 0
+    slots = 1
+    cpus = 1.0
+    cpus_requested = 0.0
+    cpus_busy = 0.0
+    speed = 1.0
+    mean_s = 1.0
+    waiting_s = 0.0
+    running: Sequence[RunningView] = ()
+    load = 0.0
+    marks = Marks(1.0, 1.0, 1.0, 1.0)
+    peers: Sequence[str] = ()
+    reports_guide_probing = False
+    idle_list: Sequence[str] = ()
+    busy_list: Sequence[str] = ()
+
+    def report(self, node: str) -> KnownReport | None:
+        """Nothing was heard of anybody."""
+        del node
+        return None
+
+
+def doubts(preset: PolicySet, places: Places = NOWHERE) -> list[Doubt]:
+    """Every doubt about a preset, in the order of their lines."""
+    found = [*_about_marks(preset, places), *_about_reports(preset), *_about_sharing(preset)]
+    told = [Doubt(".".join(path), says, places.file, places.line(path)) for path, says in found]
+    return sorted(told, key=lambda doubt: doubt.line)
+
+
+_Found = list[tuple[tuple[str, ...], str]]
+
+
+def _about_marks(preset: PolicySet, places: Places) -> _Found:
+    def is_written(mark: str) -> bool:
+        return ("transfer", mark) in places.lines
+
+    try:
+        marks = preset.transfer.marks(_Empty())
+    except Exception as error:  # noqa: BLE001 -- a user's policy may fail in any way
+        return [(("transfer", "policy"), f"it fails on an idle node: {error!r}")]
+    goes = {"send_at": ("sends", marks.send_at), "give_above": ("gives", marks.give_above)}
+    comes = {"accept_below": ("accepts", marks.accept_below), "receive_below": ("asks for", marks.receive_below)}
+    found: _Found = []
+    for take, (takes, below) in comes.items():
+        for give, (gives, above) in goes.items():
+            if below > above:
+                both = f"between them a node both {takes} and {gives} tasks, which wander"
+                says = (take, f"{below:g} lies above {give} = {above:g}: {both}")
+                if is_written(give) and not is_written(take):
+                    says = (give, f"{above:g} lies below {take} = {below:g}: {both}")
+                found.append((("transfer", says[0]), says[1]))
+    return found
+
+
+def _about_reports(preset: PolicySet) -> _Found:
+    if preset.information.reports_guide_probing:
+        return []
+    found: _Found = []
+    for kind, policy in (("transfer", preset.transfer), ("location.sender", preset.sender)):
+        if getattr(policy, "wants_reports", False):
+            tells = f"with information {preset.names['information']!r} hardly any are told"
+            found.append(((*kind.split("."), "policy"), f"{preset.names[kind]!r} lives on reports, and {tells}"))
+    return found
+
+
+def _about_sharing(preset: PolicySet) -> _Found:
+    sides = [kind for kind in preset.names if kind.startswith("location.")]
+    shares = any(preset.names[kind] != "none" for kind in sides)
+    found: _Found = []
+    if preset.memory and not shares:
+        found.append((("location", "memory"), "there is no search that could remember anything: no side shares"))
+    if preset.migration.migrations_max == 0 and shares:
+        found.append((("migration", "limit"), "0 keeps every task at its home, whatever the location policies find"))
+    return found

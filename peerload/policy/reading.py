@@ -1,0 +1,227 @@
+"""Reads the tables of a preset and finds every mistake in them: each names the key, what is allowed and where it stands."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import tomllib
+import typing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.model.errors import ConfigError
+from peerload.policy.parameters import made, parameters, shown, why_not
+from peerload.policy.preset import KINDS
+from peerload.policy.toml_lines import lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PRESET_BYTES_MAX = 1 << 20
+"""A larger file is no preset."""
+LOCATION_SWITCHES = ("memory",)
+"""What the table [location] holds besides the tables of its sides."""
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Where the keys of a preset stand: the file as its user named it ("": none), and a line for each path."""
+
+    file: str = ""
+    lines: dict[tuple[str, ...], int] = {}
+
+    def line(self, path: Iterable[str]) -> int:
+        """The line of a key, or else of the table that it would be in; 0 = not known."""
+        place = tuple(path)
+        while place and place not in self.lines:
+            place = place[:-1]
+        return self.lines.get(place, 0)
+
+    def with_table(self, name: str) -> Places:
+        """As if what stands in the table of this name stood where it applies."""
+        inside = {path[1:]: line for path, line in self.lines.items() if path[0] == name and len(path) > 1}
+        return Places(self.file, self.lines | inside)
+
+    def mistake(self, path: tuple[str, ...], what: str, *, why: str = "", hint: str = "") -> ConfigError:
+        """The error about the key at this path."""
+        return ConfigError(".".join(path), what, why=why, hint=hint, file=self.file, line=self.line(path))
+
+
+NOWHERE = Places()
+
+
+def parsed(raw: bytes, file: str) -> tuple[dict[str, Any], Places]:
+    """The tables of a preset's text and where they stand. Raises ConfigError with the line if it is no TOML."""
+    if len(raw) > PRESET_BYTES_MAX:
+        raise ConfigError("policy", f"has {len(raw)} bytes", why=f"a preset has at most {PRESET_BYTES_MAX}", file=file)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError("policy", "is not UTF-8", why=error.reason, file=file, line=line) from None
+    try:
+        return tomllib.loads(text), Places(file, lines_of(text))
+    except tomllib.TOMLDecodeError as error:
+        says, line = _without_place(str(error), text)
+        raise ConfigError("policy", "is not TOML", why=says, file=file, line=line) from None
+    except RecursionError:
+        raise ConfigError("policy", "is not TOML that can be read", why="it is nested too deeply", file=file) from None
+
+
+def _without_place(says: str, text: str) -> tuple[str, int]:
+    """What tomllib says, and the line it names in words."""
+    words, _, place = says.rpartition(" (at ")
+    number = place.removeprefix("line ").partition(",")[0]
+    return words or says, int(number) if number.isdecimal() else text.count("\n") + 1
+
+
+def near(name: str, names: Iterable[str], otherwise: str = "") -> str:
+    """A hint: which of these was meant?"""
+    found = difflib.get_close_matches(name, list(names), 1)
+    return f"did you mean {found[0]!r}?" if found else otherwise
+
+
+class Reading:
+    """One preset's tables by kind. ``mistakes`` grows as they are looked at; nothing is raised."""
+
+    def __init__(self, table: dict[str, Any], places: Places = NOWHERE) -> None:
+        self.places = places
+        self.mistakes: list[ConfigError] = []
+        self.description = self._text(table)
+        self.tables: dict[str, dict[str, Any]] = {}
+        location = table.get("location")
+        for key, value in table.items():
+            if key == "location" and isinstance(value, dict):
+                for side, inner in value.items():
+                    if side not in LOCATION_SWITCHES:
+                        self._table((key, side), inner)
+            elif key != "description":
+                self._table((key,), value)
+        self.memory = self._switch(location.get("memory", False) if isinstance(location, dict) else False)
+
+    def _wrong(self, path: tuple[str, ...], what: str, *, why: str = "", hint: str = "") -> None:
+        self.mistakes.append(self.places.mistake(path, what, why=why, hint=hint))
+
+    def _text(self, table: dict[str, Any]) -> str:
+        description = table.get("description", "")
+        if not isinstance(description, str):
+            self._wrong(("description",), f"{shown(description)} is no text")
+        return str(description)
+
+    def _table(self, path: tuple[str, ...], value: object) -> None:
+        kind = ".".join(path)
+        if kind not in KINDS:
+            inside = path[0] == "location" and len(path) > 1
+            names = [name for name in KINDS if name.startswith("location.")] if inside else list(KINDS)
+            names += [f"location.{switch}" for switch in LOCATION_SWITCHES] if inside else ["description"]
+            what = "no such table in a preset" if isinstance(value, dict) else "no such key in a preset"
+            self._wrong(path, what, why=f"there are {', '.join(names)}", hint=near(kind, names))
+        elif not isinstance(value, dict):
+            self._wrong(path, f"{shown(value)} is no table", hint=f'for example:  {kind} = {{ policy = "…" }}')
+        else:
+            self.tables[kind] = value
+
+    def _switch(self, memory: object) -> bool:
+        if not isinstance(memory, bool):
+            self._wrong(("location", "memory"), f"{shown(memory)} is neither true nor false")
+        return memory is True
+
+    def name(self, kind: str, default: str) -> str:
+        """The policy that is chosen for a kind."""
+        chosen = self.tables.get(kind, {}).get("policy", default)
+        if isinstance(chosen, str):
+            return chosen
+        self._wrong((*kind.split("."), "policy"), f"{shown(chosen)} is no name", why="a policy is named by a text")
+        return default
+
+    def not_found(self, kind: str, error: ConfigError) -> None:
+        """The policy of a kind could not be found or loaded."""
+        self._wrong((*kind.split("."), "policy"), error.says, why=error.why, hint=error.hint)
+
+    def member(self, kind: str, name: str, chosen: type) -> object:
+        """The policy of a kind with its parameters; None if that cannot be."""
+        path = tuple(kind.split("."))
+        before = len(self.mistakes)
+        values = {key: value for key, value in self.tables.get(kind, {}).items() if key != "policy"}
+        try:
+            known = {parameter.name: parameter for parameter in parameters(chosen)}
+        except Exception as error:  # noqa: BLE001 -- a user's class may declare anything
+            self._wrong((*path, "policy"), f"the parameters of {name!r} cannot be read", why=_says(error))
+            return None
+        for key, value in values.items():
+            parameter = known.get(key)
+            if parameter is None:
+                why = f"there are {', '.join(known)}" if known else "it has none"
+                self._wrong((*path, key), f"no such parameter of {name!r}", why=why, hint=near(key, known))
+            elif reason := why_not(chosen, key, value):
+                must = parameter.allowed + ("" if parameter.required else f"; {shown(parameter.default)} if left out")
+                self._wrong((*path, key), f"{shown(value)} is {reason}", why=must)
+        for parameter in known.values():
+            if parameter.required and parameter.name not in values:
+                self._wrong((*path, parameter.name), f"{name!r} needs it", why=parameter.allowed)
+        return self._made(path, name, chosen, values) if len(self.mistakes) == before else None
+
+    def _made(self, path: tuple[str, ...], name: str, chosen: type, values: dict[str, Any]) -> object:
+        try:
+            policy = made(chosen, values)
+        except msgspec.ValidationError as error:  # the class says what contradicts what
+            self._wrong(path, f"{name!r} refuses this", why=str(error))
+            return None
+        except Exception as error:  # noqa: BLE001 -- a user's class may fail in any way
+            self._wrong((*path, "policy"), f"{name!r} cannot be made", why=_says(error))
+            return None
+        kind = ".".join(path)
+        if reason := why_no_member(kind, policy):
+            self._wrong((*path, "policy"), f"{name!r} is no {KINDS[kind].__name__}", why=reason)
+            return None
+        return policy
+
+
+# -- the methods of a kind ---------------------------------------------------------------------------------------------
+
+
+def members_of(kind: str) -> dict[str, Any]:
+    """What the Protocol of a kind asks for, by name: functions and properties."""
+    return {name: member for name, member in vars(KINDS[kind]).items() if not name.startswith("_")}
+
+
+def why_no_member(kind: str, policy: object) -> str:
+    """What keeps an object from being a policy of this kind; "" if nothing does."""
+    for name, member in members_of(kind).items():
+        takes = "" if isinstance(member, property) else f"({', '.join(list(inspect.signature(member).parameters)[1:])})"
+        try:
+            have = getattr(policy, name)
+        except AttributeError:
+            return f"it has no {name}{takes}"
+        except Exception as error:  # noqa: BLE001 -- a user's property may fail in any way
+            return f"its {name} fails: {_says(error)}"
+        reason = _why_no_value(member, have) if isinstance(member, property) else _why_no_method(member, have)
+        if reason:
+            return f"its {name}{takes} {reason}"
+    return ""
+
+
+def _why_no_method(asked: Any, have: Any) -> str:  # noqa: ANN401 -- whatever the class has
+    if not callable(have):
+        return "is no method"
+    names = list(inspect.signature(asked).parameters)[1:]
+    try:
+        inspect.signature(have).bind(*names)
+    except TypeError as error:
+        return f"cannot be called so: {error}"
+    except ValueError:  # of a method that is not written in Python nothing is known
+        return ""
+    return ""
+
+
+def _why_no_value(asked: property, have: object) -> str:
+    declared = typing.get_type_hints(asked.fget)["return"]
+    try:
+        msgspec.convert(have, declared)
+    except msgspec.ValidationError:
+        return f"is {shown(have)}, which is no {getattr(declared, '__name__', declared)}"
+    return ""
+
+
+def _says(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,40 @@
+"""Two nodes pair, even out their loads and part ([BF81], "A stable distributed scheduling algorithm")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+if TYPE_CHECKING:
+    import random
+
+    from peerload.model.load import LoadReport
+    from peerload.policy.api import NodeView
+
+
+class Pairing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every now and then, by chance, a node with at least ``asks_from`` tasks per slot asks any other to pair; one that is
+    paired already refuses. While their loads differ by ``difference`` tasks or more, waiting tasks of the richer move.
+
+    With ``asks_from`` = 0 idle nodes ask, too, as the receivers of other policies do.
+
+    Good: no threshold to choose; loads are evened out at any level.
+    Bad: new work waits for the next pairing; transfers must be quick.
+    """
+
+    rate: Annotated[float, Meta(gt=0.0, le=1000.0, description="times a node asks per mean run time")] = 0.5
+    difference: Annotated[int, Meta(ge=1, le=1000, description="tasks by which loads differ when one moves")] = 2
+    asks_from: Annotated[float, Meta(ge=0.0, le=1000.0, description="tasks per slot from which on a node asks")] = 2.0
+
+    def partner(self, view: NodeView, rng: random.Random) -> str | None:
+        """Any peer, all alike."""
+        if view.load_tasks < self.asks_from * view.slots or not view.peers:
+            return None
+        return view.peers[rng.randrange(len(view.peers))]
+
+    def moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
+        """By n; between nodes of different sizes the poorer one's counts in the richer one's slots."""
+        same_size = poorer.load_tasks * richer.slots / max(poorer.slots, 1)
+        return richer.load_tasks - same_size >= self.difference

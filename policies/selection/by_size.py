@@ -1,0 +1,45 @@
+"""Which waiting task goes: the cheapest to move, or the one for which a move pays most ([RM])."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+if TYPE_CHECKING:
+    from peerload.policy.api import TaskView, WaitingView
+
+LookedAtMax = Annotated[int, Meta(description="tasks that are looked at, of those that wait", ge=1, le=100_000)]
+
+
+class Smallest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fewest bytes to move, of the ``looked_at_max`` tasks that have waited longest; the oldest of equals.
+
+    Good: where the network is slow.
+    Bad: what waits tells nothing of how long it will run; large ones never go.
+    """
+
+    looked_at_max: LookedAtMax = 200
+
+    def select(self, waiting: WaitingView) -> TaskView | None:
+        """The smallest movable task."""
+        tasks = islice(waiting.oldest_first(), self.looked_at_max)
+        return min(tasks, key=lambda task: task.moved_bytes, default=None)
+
+
+class Longest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The longest expected time, of the ``looked_at_max`` tasks that have waited longest; the oldest of equals. A
+    command that nothing is known of goes after those that are.
+
+    Good: a move that costs something pays most for a long task.
+    Bad: where nothing was learned yet it is ``oldest``.
+    """
+
+    looked_at_max: LookedAtMax = 200
+
+    def select(self, waiting: WaitingView) -> TaskView | None:
+        """The movable task that is expected to run longest."""
+        tasks = islice(waiting.oldest_first(), self.looked_at_max)
+        return max(tasks, key=lambda task: task.expected_s, default=None)

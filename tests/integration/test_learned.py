@@ -1,0 +1,77 @@
+"""What a node learns of its commands and of itself decides, and outlives its agent."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tests.integration.cluster import Cluster
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRESET = """
+load = { policy = "distribution" }
+selection = { policy = "longest" }
+transfer = { threshold = 1.0 }
+location = { receiver = { policy = "poll", retry_rate = 1.0 } }
+"""
+SHORT, LONG = ("sleep", "0.05"), ("sleep", "0.4")
+MEASURED_WITHIN_S = 60.0
+
+
+def test_the_command_known_to_take_longest_goes_also_after_a_crash() -> None:
+    with Cluster() as cluster:
+        preset = cluster.directory / "longest.toml"
+        preset.write_text(PRESET, encoding="utf-8")
+        first = cluster.agent("n1", "--policy", str(preset), slots=1)
+        for command in (SHORT, LONG) * 3:
+            first.wait(first.submit(*command), timeout_s=20)
+        first.kill()
+        first.start()
+        blocker = first.submit("sleep", "600")
+        first.await_state(blocker, "running")
+        waiting = [first.submit(*command) for command in (SHORT, LONG, SHORT)]
+        cluster.agent("n2", "--peer", first.listen, "--policy", str(preset), slots=1)
+        first.wait(*waiting, timeout_s=30)
+        shown = [first.show(task) for task in waiting]
+        assert {task["node"] for task in shown} == {"n2"}
+        started = sorted(shown, key=lambda task: float(task["started_at"]))
+        assert [task["id"] for task in started] == [waiting[1], waiting[0], waiting[2]]
+        assert first.call("stats")["counters"].get("policy errors", 0) == 0
+        first.call("cancel", tasks=[blocker], force=True)
+        first.await_state(blocker, "cancelled")
+
+
+def test_the_speed_is_measured_once_kept_and_told() -> None:
+    with Cluster() as cluster:
+        del cluster.environment["PEERLOAD_SPEED"]
+        first, second = cluster.linked(2)
+
+        def speeds(socket: str) -> dict[str, float]:
+            nodes = json.loads(cluster.cli(socket, "nodes", "--json").stdout)["nodes"]
+            return {node["node"]: node["speed"] for node in nodes}
+
+        def measured(state: Path) -> float:
+            return float((state / "speed").read_text(encoding="ascii"))
+
+        assert speeds(first.socket) == {"n1": 1.0, "n2": 1.0}
+        (second.state / "speed").write_text("2.5\n", encoding="ascii")
+        second.kill()
+        second.start()
+        wait_until((first.state / "speed").exists, MEASURED_WITHIN_S, "n1 to be measured")
+        found = measured(first.state)
+        wait_until(lambda: speeds(first.socket)["n1"] == found, 20, "n1 to know")
+        written_at = (first.state / "speed").stat().st_mtime_ns
+        wait_until(lambda: speeds(second.socket)["n1"] == found, 20, "n2 to hear of it")
+        wait_until(lambda: speeds(first.socket)["n2"] == 2.5, 20, "n1 to hear of n2's")
+        first.kill()
+        first.start()
+        assert speeds(first.socket)["n1"] == found
+        assert (first.state / "speed").stat().st_mtime_ns == written_at
+        first.kill()
+        first.more += ["--speed", "4"]
+        first.start()
+        assert speeds(first.socket)["n1"] == 4.0
+        assert measured(first.state) == found

@@ -1,0 +1,101 @@
+"""How fast this node works: measured once, kept, set by hand; nothing is left of a measurement that is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peerload.agent import speed
+from peerload.model.events import SpeedMeasured
+from tests.support import wait_until
+
+
+def quick(monkeypatch: pytest.MonkeyPatch, code: str) -> list[subprocess.Popen[bytes]]:
+    """In the place of the measurement → the processes that are started."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        )
+        return started[-1]
+
+    monkeypatch.setattr(speed, "_start", start)
+    return started
+
+
+def test_the_measurement_is_a_process_that_prints_a_number(tmp_path: Path) -> None:
+    told: list[SpeedMeasured] = []
+    asyncio.run(speed.find_out(tmp_path / "speed", told.append, after_s=0.0))
+    (event,) = told
+    assert 0.01 < event.speed < 100.0
+    assert speed.kept_speed(tmp_path / "speed") == pytest.approx(event.speed, abs=0.001)
+
+
+@pytest.mark.parametrize(("printed", "found"), [("1.25", 1.25), ("1e9", 1000.0), ("0", 0.001)])
+def test_what_was_found_is_kept_and_told(
+    printed: str, found: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    quick(monkeypatch, f"print({printed!r})")
+    told: list[SpeedMeasured] = []
+    asyncio.run(speed.find_out(tmp_path / "speed", told.append, after_s=0.0))
+    assert told == [SpeedMeasured(found)]
+    assert speed.kept_speed(tmp_path / "speed") == found
+    assert [path.name for path in tmp_path.iterdir()] == ["speed"]
+
+
+@pytest.mark.parametrize("code", ["print('nan')", "print('inf')", "raise SystemExit(3)", "print('quick')"])
+def test_a_measurement_that_fails_changes_nothing(
+    code: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quick(monkeypatch, code)
+    told: list[SpeedMeasured] = []
+    asyncio.run(speed.find_out(tmp_path / "speed", told.append, after_s=0.0))
+    assert told == []
+    assert not list(tmp_path.iterdir())
+    assert "could not be measured" in caplog.text
+
+
+def test_a_directory_that_cannot_be_written_costs_only_the_keeping(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quick(monkeypatch, "print(2)")
+    told: list[SpeedMeasured] = []
+    asyncio.run(speed.find_out(tmp_path / "none" / "speed", told.append, after_s=0.0))
+    assert told == [SpeedMeasured(2.0)]
+    assert "cannot be written" in caplog.text
+
+
+def test_an_agent_that_stops_ends_the_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = quick(monkeypatch, "import time; time.sleep(60)")
+
+    async def stopped() -> None:
+        measuring = asyncio.create_task(speed.find_out(tmp_path / "speed", print, after_s=0.0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # two turns: it has slept for no time, and started
+        assert started
+        measuring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await measuring
+
+    asyncio.run(stopped())
+    wait_until(lambda: started[0].returncode is not None, 20, "it to end")
+    assert started[0].returncode == -9
+
+
+@pytest.mark.parametrize("text", ["", "fast", "nan", "\xff"])
+def test_a_file_that_says_nothing_is_measured_again(text: str, tmp_path: Path) -> None:
+    (tmp_path / "speed").write_text(text, encoding="latin-1")
+    assert speed.kept_speed(tmp_path / "speed") is None
+
+
+def test_a_file_that_cannot_be_read_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "speed").mkdir()
+    assert speed.kept_speed(tmp_path / "speed") is None
+    assert "cannot be read" in caplog.text

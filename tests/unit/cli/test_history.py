@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peerload.cli.history import instant
+from peerload.wire import control
+from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, peerload  # noqa: F401 -- one is a fixture
+
+
+def task(number: int, submitted_at: float, duration_s: float | None, **more: Any) -> dict[str, Any]:
+    ended_at = submitted_at + 1.0 + (duration_s or 0.0)
+    return {
+        "id": f"ws1/{number}", "name": "work", "user": "", "state": "done", "node": "ws2", "home": "ws1", "cpus": 1.0,
+        "gpus": 0, "submitted_at": submitted_at, "started_at": submitted_at + 1.0, "ended_at": ended_at, "exit_code": 0,
+        "signal": None, "duration_s": duration_s, "waited_s": 1.0,
+        "usage": {"user_s": 1.5, "system_s": 0.25, "memory_bytes_max": 3 << 20},
+    } | more  # fmt: skip
+
+
+PAST = [
+    task(1, 1000.0, 2.5),
+    task(2, 1000.25, None, state="cancelled"),
+    task(3, 999.0, 0.0000001, cpus=0.5),
+    task(4, 2000.125, 3600.0, cpus=4.0, gpus=2),
+]
+
+
+def has(agent: FakeAgent, *parts: list[dict[str, Any]], truncated: bool = False) -> None:
+    def history(_request: control.History, reply: Reply) -> None:
+        for part in parts[:-1]:
+            reply.more(tasks=part)
+        reply.ok(tasks=parts[-1], truncated=truncated)
+
+    agent.handlers["history"] = history
+
+
+def test_a_list_for_people_and_for_programs(agent: FakeAgent) -> None:
+    has(agent, PAST[:2], [PAST[3] | {"user": "somebody-else"}], truncated=True)
+    done = peerload("history", "--since", "1970-01-02", "--limit", "3", agent=agent)
+    heading, first, second = done.stdout.decode().splitlines()
+    assert heading.split() == ["ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "EXIT"]
+    assert first.split()[-6:] == ["1.0s", "2.5s", "1.8s", "3", "MiB", "0"]
+    assert second.split()[-4:] == ["-", "-", "-", "0"]
+    assert b"only the newest 3" in done.stderr
+    assert b"1 tasks of other users" in done.stderr
+    (asked,) = agent.asked(control.History)
+    assert (asked.limit, asked.oldest_first) == (3, False)
+    assert 0 < asked.since < 3 * 86_400
+    told = json.loads(peerload("history", "--json", "--all", agent=agent).stdout)
+    assert [one["id"] for one in told["tasks"]] == ["ws1/1", "ws1/2", "ws1/4"]
+    assert told["truncated"] is True
+
+
+def test_a_trace_as_csv(agent: FakeAgent, tmp_path: Path) -> None:
+    has(agent, PAST[:2], PAST[2:])
+    done = peerload("history", "--export", "-", agent=agent)
+    assert done.stdout == (
+        b"arrival,duration,cpus,gpus,node\n0,2.5,1,0,ws1\n0,0.000001,0.5,0,ws1\n1000.125,3600,4,2,ws1\n"
+    )
+    assert b"3 tasks written; 1 that never ran are left out" in done.stderr
+    (asked,) = agent.asked(control.History)
+    assert (asked.limit, asked.oldest_first) == (None, True)
+    path = tmp_path / "past.csv"
+    path.write_text("what was here before")
+    assert peerload("history", "--export", str(path), agent=agent).stdout == b""
+    assert path.read_bytes() == done.stdout
+    assert [row["node"] for row in csv.DictReader(io.StringIO(path.read_text()))] == ["ws1"] * 3
+    assert [entry.name for entry in tmp_path.iterdir()] == ["past.csv"]
+
+
+def test_a_trace_as_json_lines(agent: FakeAgent, tmp_path: Path) -> None:
+    has(agent, PAST)
+    path = tmp_path / "past.jsonl"
+    told = json.loads(peerload("history", "--json", "--export", str(path), agent=agent).stdout)
+    assert told == {"v": 1, "file": str(path), "tasks": 3, "left_out": 1}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[-1] == {"arrival": 1000.125, "duration": 3600.0, "cpus": 4.0, "gpus": 2, "node": "ws1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--export", "past.txt"), b".csv or .jsonl"),
+        (("--export", "-", "--json"), b".jsonl"),
+        (("--since", "yesterday"), b"'yesterday'"),
+        (("--since", "2026-13-01"), b"2026-11-20T14:30"),
+        (("--limit", "0"), b"not between"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(agent: FakeAgent, words: tuple[str, ...], says: bytes) -> None:
+    done = peerload("history", *words, agent=agent)
+    assert (done.returncode, says in done.stderr) == (2, True)
+    assert agent.requests == []
+
+
+def test_a_trace_that_cannot_be_written_leaves_nothing(agent: FakeAgent, tmp_path: Path) -> None:
+    done = peerload("history", "--export", str(tmp_path / "gone" / "past.csv"), agent=agent)
+    assert (done.returncode, b"past.csv cannot be written" in done.stderr) == (125, True)
+    agent.handlers["history"] = lambda _request, reply: reply.hang_up()
+    done = peerload("history", "--export", str(tmp_path / "past.csv"), agent=agent)
+    assert done.returncode == 125
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_moments() -> None:
+    assert instant("2h") == pytest.approx(time.time() - 7200, abs=60)
+    assert instant("2026-11-20T14:30:00+00:00") == 1795185000.0
+    assert instant("1000000000s") >= 0.0
+    with pytest.raises(argparse.ArgumentTypeError):
+        instant("5")
