@@ -149,7 +149,7 @@ def test_a_bad_preset_or_trace_is_refused_before_anything_is_simulated(
     assert "prefetsch" in capsys.readouterr().err
     preset.write_text("reference = 1\n", encoding="utf-8")
     assert main(["sim", "--policy", str(preset)]) == CANNOT
-    assert "reference: no table" in capsys.readouterr().err
+    assert "reference: is no table" in capsys.readouterr().err
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival,duration\n1,x\n", encoding="utf-8")
     assert main(["sim", "--arrivals", f"trace:{trace}"]) == CANNOT
