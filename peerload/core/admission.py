@@ -20,9 +20,10 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
         return "the task stays at its home"
     if profile.node in placement.exclude:
         return "the task excludes it"
-    missing = [label for label in placement.labels if label not in profile.labels]
-    if missing:
-        return f"no label {', '.join(missing)}"
+    if placement.labels:
+        missing = [label for label in placement.labels if label not in profile.labels]
+        if missing:
+            return f"no label {', '.join(missing)}"
     if profile.slots < 1:
         return "it takes no tasks (0 slots)"
     if request.cpus > profile.cpus + EPSILON:

@@ -3,7 +3,8 @@
 The information policy says what it watches: the load region, n, or nothing. A load region, or that there is a task to
 give by now, is told when it has held for settle_s and the information policy says so, and besides at the policy's
 period, if it has one. It is also told again when something else was mentioned to somebody meanwhile, in a probe or a
-reply: who heard that would believe it until the next change. The transfer policy is asked for its marks once an event.
+reply: who heard that would believe it until the next change. The transfer policy is asked for its marks once an event,
+or once for all if they are steady.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.work import Work
     from peerload.model.instant import Instant
+    from peerload.policy.api import TransferPolicy
 
 MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Until the transfer policy has spoken, and while it fails."""
+NOT_SETTLED = (-1, 0)
 
 
 class Information:
@@ -64,6 +67,9 @@ class Information:
         self._due: tuple[Region, bool] | None = None
         self._marks = MARKS_AT_FIRST
         self._marks_at: Instant | None = None
+        self._steady: TransferPolicy | None = None
+        self._settled_version = NOT_SETTLED
+        self._own: View | None = None
         self.running: Callable[[], Iterable[Work]] = tuple
         self.cpus_busy = 0.0
         self.mem_used_bytes = 0
@@ -93,13 +99,15 @@ class Information:
 
     def marks(self) -> Marks:
         """The transfer policy's marks; asked for once an event."""
-        if self._marks_at is self._state.now:
+        policy = self._state.policies.transfer
+        if policy is self._steady or self._marks_at is self._state.now:
             return self._marks
         view = self._view(None, 0)
         view.marks = self._marks
         try:
-            marks = self._state.policies.transfer.marks(view)
+            marks = policy.marks(view)
             self._marks = marks if marks == self._marks else sound_marks(marks)
+            self._steady = policy if getattr(policy, "steady", False) else None
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
         self._marks_at = self._state.now
@@ -120,18 +128,19 @@ class Information:
         """Somebody has this report: does it stand elsewhere than everybody knows?"""
         if self._told is not None and self._standing(report) != self._standing(self._told):
             self._said = report
+            self._settled_version = NOT_SETTLED
 
     def _described(self, marks: Marks) -> LoadReport:
-        view = self._view(None, 0)
-        view.marks = marks
-        n, slots = view.load_tasks, view.slots
+        ledger = self._ledger
+        n, slots = ledger.load_tasks, ledger.profile.slots
+        stranded = len(self._stranded)
         return LoadReport(
             load_tasks=n,
             slots=slots,
-            running=len(self._ledger.running),
-            waiting=self._ledger.waiting + len(self._stranded),
-            movable=len(self._queue) + len(self._stranded),
-            load=view.load,
+            running=len(ledger.running),
+            waiting=ledger.waiting + stranded,
+            movable=len(self._queue) + stranded,
+            load=self._load(marks),
             region=self._region(marks),
             accepts=n < marks.accept_below * slots and not self._state.profile.drained,
             gives=self._gives(marks),
@@ -159,6 +168,15 @@ class Information:
             return True
         return len(self._queue) > 0 and self._ledger.load_tasks > marks.give_above * self._ledger.profile.slots
 
+    def _load(self, marks: Marks) -> float:
+        """The load policy's word; a report goes with every probe and reply, so one view is kept for it."""
+        view = self._own
+        if view is None:
+            view = self._own = self._view(None, 0)
+        view.cpus_busy = self.cpus_busy
+        view.marks = marks
+        return view.load
+
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
@@ -175,6 +193,10 @@ class Information:
 
     def _settle_standing(self, told: LoadReport, before: LoadReport) -> None:
         """Another standing counts if it holds."""
+        version = self._ledger.version, len(self._stranded)
+        if version == self._settled_version and self._state.policies.transfer is self._steady:
+            return  # neither a task nor a mark has changed since
+        self._settled_version = version
         marks = self.marks()
         guides = self._state.policies.information.reports_guide_probing
         standing = self._region(marks), guides and self._gives(marks)
@@ -205,6 +227,7 @@ class Information:
     def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
         """What the information policy makes of a change."""
         before, self._before = self._before, now
+        self._settled_version = NOT_SETTLED
         policy = self._state.policies.information
         try:
             tells, asks = sound_answer(policy.tells(told, now)), sound_answer(policy.asks(before, now))

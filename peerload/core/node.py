@@ -75,7 +75,10 @@ class Node:
         state = self.state
         state.now = now
         state.actions = []
-        self._route(event)
+        if isinstance(event, events.MessageReceived):  # most are
+            self._message(event)
+        else:
+            self._route(event)
         self.runs.fill()
         self.sharing.settle()
         return state.actions
@@ -85,21 +88,21 @@ class Node:
         return self.runs.holds(key)
 
     def _route(self, event: events.Event) -> None:  # noqa: PLR0912 C901 -- one line an event
-        match event:
+        match event:  # the frequent ones first
             case events.MessageReceived():
                 self._message(event)
-            case events.TimerExpired():
-                self._timer(event.timer)
+            case events.TaskSubmitted():
+                self._submitted(event)
             case events.TaskEnded():
                 self.runs.ended(event.key, event.exit)
+            case events.OutputArrived():
+                self.handoff.output_arrived(event.uid, event.attempt, event.error)
+            case events.TimerExpired():
+                self._timer(event.timer)
             case events.TaskLost():
                 self.runs.lost(event.key, event.reason)
             case events.TaskStarted():
                 self.runs.started(event.key, event.started_at)
-            case events.TaskSubmitted():
-                self._submitted(event)
-            case events.OutputArrived():
-                self.handoff.output_arrived(event.uid, event.attempt, event.error)
             case events.LoadSampled():
                 self.sharing.information.cpus_busy = event.cpus_busy
                 self.sharing.information.mem_used_bytes = event.mem_used_bytes
@@ -256,7 +259,7 @@ class Node:
         src = event.src
         self.membership.heard(src)
         message: Any = event.message
-        match message:
+        match message:  # the frequent ones first
             case messages.Probe():
                 self.sharing.sender.probe_received(src, message)
             case messages.ProbeReply():
@@ -265,6 +268,24 @@ class Node:
                 self.sharing.receiver.give_requested(src, message)
             case messages.GiveReply():
                 self.sharing.receiver.give_replied(src, message)
+            case messages.Footprint():
+                self.sharing.footprint_received(src, message)
+            case messages.Offer():
+                self.executor.offer_received(src, message, directory_here=event.directory_here)
+            case messages.Accept():
+                self.handoff.accept_received(src, message)
+            case messages.Decline():
+                self._declined(src, message)
+            case messages.Commit():
+                self.executor.commit_received(src, message)
+            case messages.Result():
+                self.handoff.result_received(src, message)
+            case messages.ResultAck():
+                self.executor.ack_received(src, message)
+            case messages.RenewOk():
+                self.executor.renewed(src, message)
+            case messages.Renew():
+                self.handoff.renew_received(src, message)
             case messages.StateRequest():
                 self.sharing.requests.request_received(src, message)
             case messages.StateAnswer():
@@ -277,24 +298,6 @@ class Node:
                 self.sharing.pairing.reply_received(src, message)
             case messages.Unpair():
                 self.sharing.pairing.unpair_received(src, message)
-            case messages.Footprint():
-                self.sharing.footprint_received(src, message)
-            case messages.Offer():
-                self.executor.offer_received(src, message, directory_here=event.directory_here)
-            case messages.Accept():
-                self.handoff.accept_received(src, message)
-            case messages.Decline():
-                self._declined(src, message)
-            case messages.Commit():
-                self.executor.commit_received(src, message)
-            case messages.Renew():
-                self.handoff.renew_received(src, message)
-            case messages.RenewOk():
-                self.executor.renewed(src, message)
-            case messages.Result():
-                self.handoff.result_received(src, message)
-            case messages.ResultAck():
-                self.executor.ack_received(src, message)
             case messages.Return() | messages.NotStarted():
                 self._came_back(src, message)
             case messages.Died():

@@ -126,7 +126,7 @@ class Receiver:
     def settle(self) -> None:
         """After every event: while this node is below its mark it asks again, at the policy's rate."""
         rate = self._state.policies.receiver.retry_rate
-        if not rate or self._retrying or self._ledger.load_tasks >= self._receives_below():
+        if self._retrying or not rate or self._ledger.load_tasks >= self._receives_below():
             return
         if self._state.profile.drained or not self._membership.has_any():
             return

@@ -99,6 +99,11 @@ class Sharing:
             self.report_met,
         )
         self.information.ask = self.requests.ask
+        rates = {
+            self.receiver.settle: state.policies.receiver.retry_rate,
+            self.pairing.settle: state.policies.pairing.rate,
+        }
+        self._paced = tuple(settle for settle, rate in rates.items() if rate)
 
     def report(self) -> LoadReport:
         """What this node says of itself now, within an event."""
@@ -112,8 +117,8 @@ class Sharing:
     def settle(self) -> None:
         """After every event: whose turn has come, and has the load region changed?"""
         self.sender.take_turns()
-        self.receiver.settle()
-        self.pairing.settle()
+        for settle in self._paced:
+            settle()
         self.information.settle()
 
     def completed(self, duration_s: float) -> None:

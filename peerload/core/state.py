@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from peerload.model.resources import Profile
     from peerload.policy.preset import PolicySet
 
+FOREVER_S = 1e8
+"""Three years: what is so far off does not come, and no timer is set for it."""
+
 
 class CoreState:
     """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters; ``history`` is
@@ -60,8 +63,9 @@ class CoreState:
         self.actions.append(Persist(rows))
 
     def set_timer_in(self, seconds: float, *timer: str) -> None:
-        """Be told after ``seconds``."""
-        self.actions.append(SetTimer(timer, self.now.boot_s + seconds))
+        """Be told after ``seconds``, if that is not FOREVER_S or more."""
+        if seconds < FOREVER_S:
+            self.actions.append(SetTimer(timer, self.now.boot_s + seconds))
 
     def clear_timer(self, *timer: str) -> None:
         """Not be told after all."""

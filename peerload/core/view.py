@@ -74,9 +74,7 @@ class View:
     @property
     def peers(self) -> Sequence[str]:
         """Whom it is about."""
-        if self._peers is None:
-            self._peers = self._membership.eligible(ANYTHING, "")
-        return self._peers
+        return self._membership.eligible(ANYTHING, "") if self._peers is None else self._peers
 
     @property
     def reports_guide_probing(self) -> bool:
@@ -95,7 +93,8 @@ class View:
     @property
     def load_tasks(self) -> int:
         """n."""
-        return max(self._ledger.load_tasks - self._uncounted, 0)
+        n = self._ledger.load_tasks
+        return max(n - self._uncounted, 0) if self._uncounted else n
 
     @property
     def slots(self) -> int:

@@ -145,6 +145,7 @@ class Guest(Work):
         "deadline_s",
         "exit",
         "home",
+        "key",
         "lease_s",
         "migrations",
         "migrations_max",
@@ -158,6 +159,8 @@ class Guest(Work):
     def __init__(self, task: str, uid: bytes, attempt: int, home: str, spec: TaskSpec, arrived_s: float) -> None:
         super().__init__(task, uid, spec, arrived_s, is_local=False)
         self.attempt = attempt
+        self.key = execution_key(uid, attempt)
+        """The name of this attempt in launcher and spool."""
         self.home = home
         self.phase = GuestPhase.RESERVED
         self.nonce = 0
@@ -169,11 +172,6 @@ class Guest(Work):
         self.running_at = 0.0
         self.repeat_s = 0.0
         self.exit: Exit | None = None
-
-    @property
-    def key(self) -> str:
-        """The name of this attempt in launcher and spool."""
-        return execution_key(self.uid, self.attempt)
 
     @property
     def may_move(self) -> bool:

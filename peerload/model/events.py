@@ -14,7 +14,7 @@ class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Root of all events; a recording tells them apart by their names."""
 
 
-class Submission(msgspec.Struct, frozen=True):
+class Submission(msgspec.Struct, frozen=True, gc=False):
     """One acknowledged `submit`: a task, or an array of tasks with one spec.
 
     counter: the number in the id; indices: () for a single task, else the array's; token: the client's own, unique
@@ -29,7 +29,7 @@ class Submission(msgspec.Struct, frozen=True):
     submitted_at: float
 
 
-class TaskRow(msgspec.Struct, frozen=True):
+class TaskRow(msgspec.Struct, frozen=True, gc=False):
     """A task as the store had it at start: its durable record and what is to be run; directory_here: whether its
     working directory exists on this node now."""
 

@@ -22,7 +22,7 @@ class Region(enum.IntEnum):
     OVERLOADED = 2
 
 
-class LoadReport(msgspec.Struct, frozen=True, omit_defaults=True):
+class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A node's own word on its load.
 
     load_tasks: n = running + waiting + inbound; load: the load index per slot (what policies compare);
@@ -45,7 +45,7 @@ class LoadReport(msgspec.Struct, frozen=True, omit_defaults=True):
     sequence: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
 
 
-class Marks(msgspec.Struct, frozen=True):
+class Marks(msgspec.Struct, frozen=True, gc=False):
     """The four marks of a transfer policy, in tasks per slot.
 
     On a node with c slots and n tasks: it *sends* an arriving task if n ≥ send_at·c, *accepts* one if

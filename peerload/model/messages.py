@@ -37,7 +37,7 @@ Search = Annotated[int, Meta(ge=0, le=1 << 62)]
 Captured = Annotated[bytes, Meta(max_length=64 << 10)]
 
 
-class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+class Identity(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Who is speaking: a node, this start of its agent, this start of its machine, this database file.
 
     incarnation: grows with every start of the agent; address: HOST:PORT of its peer link, "" if it cannot be dialled.
@@ -51,7 +51,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     address: Address = ""
 
 
-class _Message(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="t"):
+class _Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, tag_field="t"):
     """Root of all messages."""
 
 
@@ -98,7 +98,7 @@ class State(_Message, frozen=True, tag="state"):
     report: LoadReport
 
 
-class Need(msgspec.Struct, frozen=True, omit_defaults=True):
+class Need(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one task asks of the node that may run it; it stands for the task where the command does not matter."""
 
     request: ResourceRequest = ResourceRequest()
@@ -248,7 +248,7 @@ class Commit(_Message, frozen=True, tag="commit"):
     lease_s: Seconds
 
 
-class Renewal(msgspec.Struct, frozen=True, omit_defaults=True):
+class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One lease within a batch. started_at: 0 while the task waits in x's queue."""
 
     task: TaskId
@@ -264,7 +264,7 @@ class Renew(_Message, frozen=True, tag="renew"):
     renewals: Annotated[tuple[Renewal, ...], Meta(max_length=RENEWALS_MAX)]
 
 
-class LeaseExtension(msgspec.Struct, frozen=True, omit_defaults=True):
+class LeaseExtension(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One renewed lease: it lasts until ``ts + lease_s`` on x's clock."""
 
     uid: Uid
@@ -441,7 +441,7 @@ ADVICE: tuple[type, ...] = (
 )
 
 
-class Envelope(msgspec.Struct, frozen=True, omit_defaults=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What every frame between nodes carries around its message.
 
     v: protocol version; dst and dst_boot are empty when the sender does not know them yet (Hello) or means all (State);

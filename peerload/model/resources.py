@@ -14,7 +14,7 @@ Speed = Annotated[float, Meta(gt=0.0, le=1000.0)]
 NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 
 
-class ResourceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one task takes while it runs.
 
     cpus: cores, may be a fraction, > 0; mem_bytes: 0 = not stated; gpus: whole devices;
@@ -27,7 +27,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     gpu_mem_bytes: Bytes = 0
 
 
-class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
+class Placement(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Where a task may run. ``node`` pins it, ``exclude`` forbids nodes, every one of ``labels`` must be there,
     ``local`` keeps it at its home, ``migrations_max`` overrides the migration policy (None: as the policy says)."""
 
@@ -38,7 +38,7 @@ class Placement(msgspec.Struct, frozen=True, omit_defaults=True):
     migrations_max: Annotated[int, Meta(ge=0, le=1000)] | None = None
 
 
-class Profile(msgspec.Struct, frozen=True, omit_defaults=True):
+class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The static facts of a node: they decide who is *eligible*, that is, who could ever run a task.
 
     slots: tasks at a time (also the c of the policies); slots_fixed: the user set them; speed: how fast it works

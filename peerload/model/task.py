@@ -65,7 +65,7 @@ TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
 """Which state may follow which; `docs/lifecycle.md` is drawn from this table."""
 
 
-class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
+class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One command line and what it asks for. Bytes where the operating system has bytes.
 
     environment: a MessagePack map of bytes to bytes, opaque to the core; directory: an absolute path, or SCRATCH;
@@ -83,7 +83,7 @@ class TaskSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
 
 
-class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
+class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What an ended process used: cpu seconds, the largest resident set in bytes."""
 
     user_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
@@ -91,7 +91,7 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
 
 
-class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
+class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """How an attempt ended. ``exit_code`` is what a shell would show: the process's own, 128 + signal,
     124 time limit, 126 cannot execute, 127 not found. ``signal`` is 0 unless a signal ended it.
     The sizes are those of the captured output; the capture's own limit is in the config. ``speed`` is that of the node
@@ -108,7 +108,7 @@ class Exit(msgspec.Struct, frozen=True, omit_defaults=True):
     speed: Speed = 1.0
 
 
-class TaskRecord(msgspec.Struct, frozen=True):
+class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     """The durable state of one task at its home: one row.
 
     attempt: the highest number ever granted (0 = none); node: whom the current attempt is leased to ("" = nobody);
@@ -138,7 +138,7 @@ class ExecutionState(enum.StrEnum):
     RESULT = "result"
 
 
-class ExecutionRecord(msgspec.Struct, frozen=True):
+class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
     """The durable state of one attempt that was committed to this node by another home: one row."""
 
     task: str

@@ -197,7 +197,9 @@ class TransferPolicy(Protocol):
     """Whether to send, accept, ask for or give a task."""
 
     def marks(self, view: NodeView) -> Marks:
-        """The four marks, in tasks per slot."""
+        """The four marks, in tasks per slot.
+
+        A policy with ``steady = True`` gives the same marks always and is asked for them only once."""
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ asks how good a policy is. Both play the same game: where nothing goes wrong the
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from typing import TYPE_CHECKING, assert_never
@@ -40,12 +41,15 @@ if TYPE_CHECKING:
 
     Ended = Callable[["Finished"], object]
     Event = tuple[str, events.Event]
+    Timer = tuple[str, ...]
 
 EPOCH_S = 1_700_000_000.0
 """Unix time at the start of every run."""
 NEVER_S = 1e9
-HORIZON_S = 1e8
-"""A timer that lies behind this does not expire within any run."""
+WITHOUT_MEANING = frozenset(
+    (actions.Persist, actions.Decided, actions.SetLease, actions.ForgetTask, actions.Dial),
+)
+"""Actions that change nothing in a world where everything is durable, known and kept for ever."""
 
 IDEAL_CONFIG = CoreConfig(
     lease_s=NEVER_S,
@@ -139,9 +143,9 @@ class IdealCluster:
         self._heap: list[tuple[float, int, str, events.Event]] = []
         self._sequence = 0
         self._now: deque[Event] = deque()
-        self._timers: dict[tuple[str, ...], float] = {}
-        self._new_timers: list[tuple[str, ...]] = []
-        self._armed: dict[tuple[str, ...], float] = {}
+        self._timers: dict[str, dict[Timer, float]] = {}
+        self._new_timers: list[tuple[str, Timer]] = []
+        self._armed: dict[tuple[str, Timer], float] = {}
         self._unfinished: dict[str, _Unfinished] = {}
         self._arriving: Arrival | None = None
         self._specs: dict[tuple[float, int], TaskSpec] = {}
@@ -154,6 +158,7 @@ class IdealCluster:
             identity = Identity(name, f"{name}-boot-1", f"{name}-machine-1", f"{name}-store", 1, f"{name}:1")
             rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
             self.nodes[name] = Node(config, policies, identity, profile, rng)
+            self._timers[name] = {}
         for name in self.nodes:
             self._handle(name, events.AgentStarted())
         self._now.clear()  # their first announcements: nobody is met yet
@@ -229,26 +234,26 @@ class IdealCluster:
         now = self._now
         while now:
             self._handle(*now.popleft())
-        for key in self._new_timers:
-            at_s = self._timers.get(key)
-            if at_s is not None and at_s < self._armed.get(key, HORIZON_S):
-                self._armed[key] = at_s
-                self._at(at_s, key[0], events.TimerExpired(key[1:]))
+        for name, timer in self._new_timers:
+            at_s = self._timers[name].get(timer)
+            if at_s is not None and at_s < self._armed.get((name, timer), math.inf):
+                self._arm(name, timer, at_s)
         self._new_timers.clear()
 
-    def _is_due(self, name: str, timer: tuple[str, ...], due_s: float) -> bool:
+    def _arm(self, name: str, timer: Timer, at_s: float) -> None:
+        self._armed[name, timer] = at_s
+        self._at(at_s, name, events.TimerExpired(timer))
+
+    def _is_due(self, name: str, timer: Timer, due_s: float) -> bool:
         """One entry of the heap serves a timer however often it is set anew: it comes early and goes in again."""
-        key = (name, *timer)
-        if self._armed.get(key) != due_s:
+        if self._armed.get((name, timer)) != due_s:
             return False  # set to an earlier time since
-        del self._armed[key]
-        at_s = self._timers.get(key)
+        del self._armed[name, timer]
+        at_s = self._timers[name].get(timer)
         if at_s is not None and at_s > due_s:
-            if at_s < HORIZON_S:
-                self._armed[key] = at_s
-                self._at(at_s, name, events.TimerExpired(timer))
+            self._arm(name, timer, at_s)
             return False
-        self._timers.pop(key, None)
+        self._timers[name].pop(timer, None)
         return at_s is not None
 
     # -- events in, actions out ----------------------------------------------------------------------------------------
@@ -271,7 +276,8 @@ class IdealCluster:
     def _handle(self, name: str, event: events.Event) -> None:
         node = self.nodes[name]
         for action in node.handle(self._instant, event):
-            self._perform(name, action)
+            if type(action) not in WITHOUT_MEANING:
+                self._perform(name, action)
         if self._watch is not None:
             self._watch.look(self.now_s, name, node.ledger)
 
@@ -291,13 +297,10 @@ class IdealCluster:
                 self.messages += 1
                 self._delivered(action.dst, received, delay_s)
             case actions.ClearTimer():
-                self._timers.pop((name, *action.timer), None)
+                self._timers[name].pop(action.timer, None)
             case actions.SetTimer():
-                key = (name, *action.timer)
-                self._timers[key] = action.at_s
-                self._new_timers.append(key)
-            case actions.Persist() | actions.Decided() | actions.SetLease() | actions.ForgetTask() | actions.Dial():
-                pass
+                self._timers[name][action.timer] = action.at_s
+                self._new_timers.append((name, action.timer))
             case actions.SpawnTask():
                 task = self._unfinished[action.task]
                 task.started_s = self.now_s
@@ -326,5 +329,7 @@ class IdealCluster:
                         self._delivered(other, received, self._message_s)
             case actions.SignalTask():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
+            case actions.Persist() | actions.Decided() | actions.SetLease() | actions.ForgetTask() | actions.Dial():
+                pass  # WITHOUT_MEANING
             case _:
                 assert_never(action)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class Arrival(msgspec.Struct, frozen=True, gc=False):
     """One submission: when (s), at which node, how long the task runs (s), and what it takes while it does."""
 
     at_s: float

@@ -22,6 +22,7 @@ class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Bad: without the margin a node idles while its next task is on its way.
     """
 
+    steady = True
     processing_margin: Annotated[bool, Meta(description="the next task is at hand before a slot is free")] = False
     send_at: SendAt | None = None
     accept_below: AcceptBelow | None = None

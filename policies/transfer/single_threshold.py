@@ -23,6 +23,7 @@ class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Bad: near T a node may both send and ask.
     """
 
+    steady = True
     threshold: Annotated[float, Meta(ge=0.0, le=MARK_MAX, description="T, in tasks per slot; sets all four marks")] = (
         2.0
     )

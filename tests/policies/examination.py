@@ -58,6 +58,9 @@ SURROUNDINGS: dict[str, Any] = {
 }
 """What the policy under examination plays among; of the sides of location it has the field for itself."""
 
+WITH_WAITING_GUESTS = {"policy": "single-threshold", "threshold": 4.0}
+"""A priority policy has nothing to decide where no task of another home waits."""
+
 Found = dict[str, str]
 
 
@@ -68,6 +71,8 @@ def field(kind: str) -> str:
 def preset_with(kind: str, name: str, parameters: dict[str, Any] | None = None, base: Path = Path()) -> PolicySet:
     table = {key: value for key, value in SURROUNDINGS.items() if key != "location"}
     chosen = {"policy": name, **(parameters or {})}
+    if kind == "priority":
+        table["transfer"] = WITH_WAITING_GUESTS
     if kind.startswith("location."):
         table["location"] = {"memory": True, field(kind): chosen}
     else:
@@ -242,11 +247,11 @@ def play(kind: str, preset: PolicySet, seed: int, examiner: Examiner) -> Town:
     return town
 
 
-def examine(kind: str, name: str, parameters: dict[str, Any] | None = None, base: Path = Path()) -> Found:
+def examine(kind: str, name: str, base: Path = Path(), seeds: Sequence[int] = SEEDS) -> Found:
     """Everything that can be found out in this process."""
     examiner = Examiner(kind)
-    preset = preset_with(kind, name, parameters, base)
-    for seed in SEEDS:
+    preset = preset_with(kind, name, base=base)
+    for seed in seeds:
         digest = play(kind, preset, seed, examiner).digest
         if play(kind, preset, seed, examiner).digest != digest:
             examiner.note("deterministic", f"seed {seed} gave two traces")

@@ -131,7 +131,7 @@ BAD_PARAMETERS = [
 
 @pytest.mark.parametrize(("kind", "name", "check"), BAD)
 def test_a_bad_policy_is_found_out_by_the_check_that_it_violates(kind: str, name: str, check: str) -> None:
-    found = examine(kind, f"bad.py:{name}", base=HERE)
+    found = examine(kind, f"bad.py:{name}", HERE, examination.SEEDS[:1])
     assert set(found) == {check}, found
 
 
@@ -191,8 +191,15 @@ def test_an_exception_is_contained_counted_and_shown(kind: str, name: str) -> No
     assert set(town.ended.values()) == {"done"}
     assert town.count("policy errors") == policy.asked
     assert examiner.found == {}
-    if kind == "location.sender" and policy.asked:
+    if kind in ("location.sender", "location.receiver") and policy.asked:
         assert any("the policy failed" in decided.reason for decided in town.decided)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_town_asks_policies_of_every_kind(kind: str) -> None:
+    """Or what is said of exceptions and nonsense here would be said of nothing."""
+    if any(not isinstance(member_, property) for member_ in members_of(kind).values()):
+        assert any(spoilt(kind, name, raise_it)[0].asked for name in policies()[kind])
 
 
 class Odd:
