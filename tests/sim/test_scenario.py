@@ -175,6 +175,8 @@ def test_a_trace_is_played_as_recorded() -> None:
 
 def test_more_names_than_nodes_wrap_round_and_tasks_without_one_are_spread() -> None:
     assert {one.node for one in arrivals_of(scenario(trace=trace(), nodes=2))} == {"n1", "n2"}
+    found, _ = played(scenario(trace=trace(), nodes=2))
+    assert found.warnings == ["the trace names 3 nodes and here are 2: several of its nodes are one"]
     anonymous = read_trace("mine", "arrival,duration\n" + "".join(f"{number},1\n" for number in range(60)))
     asked = scenario(trace=anonymous, nodes=3)
     assert {one.node for one in arrivals_of(asked)} == {"n1", "n2", "n3"}
