@@ -21,6 +21,8 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING, assert_never
 
+import msgspec
+
 from peerload.core.directory import Directory
 from peerload.core.node import Node
 from peerload.model import actions, events
@@ -46,6 +48,9 @@ if TYPE_CHECKING:
 EPOCH_S = 1_700_000_000.0
 """Unix time at the start of every run."""
 NEVER_S = 1e9
+REPORTS_IN_ALL_MAX = 400_000
+"""Reports that all nodes together keep of one another: up to 632 nodes each keeps one of every peer, beyond that the
+newest. Else memory would grow with the square of their number."""
 WITHOUT_MEANING = frozenset(
     (actions.Persist, actions.Decided, actions.SetLease, actions.ForgetTask, actions.Dial),
 )
@@ -71,7 +76,7 @@ IDEAL_CONFIG = CoreConfig(
     suspect_after_s=NEVER_S,
     dead_after_s=NEVER_S,
     peers_max=100_000,
-    reports_kept_max=128,
+    reports_kept_max=100_000,
     guests_max=100_000_000,
     searches_in_flight_max=100_000_000,
     tasks_queued_max=100_000_000,
@@ -148,7 +153,10 @@ class IdealCluster:
         self._armed: dict[tuple[str, Timer], float] = {}
         self._unfinished: dict[str, _Unfinished] = {}
         self._arriving: Arrival | None = None
+        self._hearers: tuple[str, ...] = ()
         self._specs: dict[tuple[float, int], TaskSpec] = {}
+        kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(slots), 1), 1))
+        config = msgspec.structs.replace(config, reports_kept_max=kept_max)
         for index, count in enumerate(slots, 1):
             name = f"n{index}"
             speed = speeds[index - 1] if speeds else 1.0
@@ -161,8 +169,8 @@ class IdealCluster:
             self._timers[name] = {}
         for name in self.nodes:
             self._handle(name, events.AgentStarted())
-        self._now.clear()  # their first announcements: nobody is met yet
-        self.messages = 0
+        self.messages = 0  # their first announcements: nobody is met yet
+        self._hearers = tuple(self.nodes)
         directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
         for node in self.nodes.values():
             node.membership.meet_all(directory)
@@ -324,7 +332,7 @@ class IdealCluster:
             case actions.Announce():
                 received = events.MessageReceived(name, action.message)
                 self.messages += 1  # to the broker, which passes it on
-                for other in self.nodes:
+                for other in self._hearers:
                     if other != name:
                         self._delivered(other, received, self._message_s)
             case actions.SignalTask():

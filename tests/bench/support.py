@@ -235,14 +235,18 @@ def _terminated(_number: int, _frame: object) -> None:
     raise SystemExit("terminated")
 
 
-def arguments(says: str, rounds: int = ROUNDS, **options: tuple[type, object, str]) -> argparse.Namespace:
-    """The command line of a benchmark: --json and --rounds (default: ``rounds``), and ``options`` (type, default, help)."""
+def arguments(says: str, *, rounds: int = ROUNDS, **options: tuple[type, object, str]) -> argparse.Namespace:
+    """The command line of a benchmark: --json and --rounds (default: ``rounds``), and ``options`` (type, default, help); one of type bool is a
+    flag."""
     signal.signal(signal.SIGTERM, _terminated)  # so that what was started is stopped
     parser = argparse.ArgumentParser(description=says)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--rounds", type=int, default=rounds, help="how often each is measured (default: %(default)s)")
     for name, (kind, default, explains) in options.items():
-        parser.add_argument(f"--{name}", type=kind, default=default, help=explains)
+        if kind is bool:
+            parser.add_argument(f"--{name}", action="store_true", help=explains)
+        else:
+            parser.add_argument(f"--{name}", type=kind, default=default, help=explains)
     return parser.parse_args()
 
 

@@ -1,0 +1,97 @@
+"""Members that know one another from the start: what is shared, and what a node keeps of its own."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+
+from peerload.core.directory import Directory, Names
+from peerload.core.membership import Membership, PeerState
+from peerload.core.state import CoreState
+from peerload.model.config import CoreConfig
+from peerload.model.load import LoadReport
+from peerload.model.messages import Need
+from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.policy.registry import build_preset
+from tests.core.given import identity
+
+ALL = ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("without", ["", "a", "b", "d", "bb", "z"])
+def test_names_without_one_are_like_a_tuple_without_it(without: str) -> None:
+    names, plain = Names(ALL, without), tuple(name for name in ALL if name != without)
+    assert tuple(names) == plain
+    assert len(names) == len(plain)
+    assert [names[place] for place in range(len(plain))] == list(plain)
+    assert [names[-place] for place in range(1, len(plain) + 1)] == list(reversed(plain))
+    assert names[1:] == plain[1:]
+    assert [name in names for name in (*ALL, "", "bb", "z")] == [name in plain for name in (*ALL, "", "bb", "z")]
+    for beyond in (len(plain), -len(plain) - 1):
+        with pytest.raises(IndexError):
+            names[beyond]
+
+
+def members(**profiles: dict[str, object]) -> Directory:
+    """Nodes of one slot, unless said otherwise."""
+    facts = {name: {"slots": 1, "cpus": 1.0, **changes} for name, changes in profiles.items()}
+    return Directory(
+        (identity(name), msgspec.convert({"node": name, **changes}, Profile)) for name, changes in facts.items()
+    )
+
+
+def membership(node: str, directory: Directory, **config: int) -> Membership:
+    preset = build_preset("given", {})
+    state = CoreState(CoreConfig(**config), preset, identity(node), Profile(node, 1, 1.0), random.Random(1))
+    met = Membership(state)
+    met.meet_all(directory)
+    return met
+
+
+def test_everybody_but_oneself_is_met_and_nothing_is_kept() -> None:
+    directory = members(a={}, b={"cpus": 4.0}, c={"drained": True})
+    a, b = membership("a", directory), membership("b", directory)
+    assert list(a.eligible(Need(), "a")) == ["b"]
+    assert list(b.eligible(Need(), "b")) == ["a"]
+    assert list(a.eligible(Need(ResourceRequest(cpus=2.0)), "a")) == ["b"]
+    assert list(b.eligible(Need(ResourceRequest(cpus=2.0)), "b")) == []
+    assert list(a.eligible(Need(placement=Placement(local=True)), "a")) == []
+    assert [peer.identity.node for peer in a] == ["b", "c"]
+    assert a.has_any()
+    assert a.is_usable("b")
+    assert not a.is_usable("a")
+    assert not a.is_usable("c")
+    assert a.get("a") is None
+    a.heard("b")
+    assert not a._peers
+    assert a.could_ever(Need(ResourceRequest(cpus=4.0)), "a")
+    assert not membership("a", members(a={})).has_any()
+
+
+def test_what_is_heard_of_one_is_kept_by_the_one_that_heard_it() -> None:
+    directory = members(a={}, b={}, c={})
+    a, b = membership("a", directory), membership("b", directory)
+    a.left("c")
+    known = a.get("c")
+    assert known is not None
+    assert known.state is PeerState.LEFT
+    assert list(a.eligible(Need(), "a")) == ["b"]
+    assert list(b.eligible(Need(), "b")) == ["a", "c"]
+    assert a.meet(identity("c", 2), Profile("c", 1, 1.0), LoadReport())
+    assert list(a.eligible(Need(), "a")) == ["b", "c"]
+    assert a.meet(identity("d"), Profile("d", 1, 1.0), None)
+    assert list(a.eligible(Need(), "a")) == ["b", "c", "d"]
+    assert [peer.identity.node for peer in b] == ["a", "c"]
+
+
+def test_the_newest_reports_are_kept() -> None:
+    a = membership("a", members(a={}, b={}, c={}, d={}), reports_kept_max=2)
+    for number, name in enumerate(("b", "c", "b", "d"), 1):
+        assert a.heard_report(name, LoadReport(load_tasks=number, sequence=number))
+    assert not a.heard_report("b", LoadReport(sequence=2))  # an older one
+    assert not a.heard_report("stranger", LoadReport(sequence=9))
+    assert not a.heard_report("a", LoadReport(sequence=9))
+    kept = [known.report.load_tasks for name in "abcd" if (known := a.report(name)) is not None]
+    assert kept == [3, 4]
