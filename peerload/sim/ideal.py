@@ -172,8 +172,9 @@ class IdealCluster:
         self.messages = 0  # their first announcements: nobody is met yet
         self._hearers = tuple(self.nodes)
         directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
-        for node in self.nodes.values():
+        for name, node in self.nodes.items():
             node.membership.meet_all(directory)
+            self._at(message_s, name, events.LoadSampled(0.0, 0.0, 0))  # whoever has met somebody may begin to ask
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
