@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
+.PHONY: help setup test ci-long lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 CASES ?= tests/theory/cases.json
@@ -32,6 +32,9 @@ $(INSTALLED): .venv/requirements pyproject.toml .ci/setup
 test: lint  ## everything that must pass: lint, then the tests (PYTEST_ARGS='-k lease -x')
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
 
+ci-long: setup  ## the tests that take too long for `make test`, up to an hour
+	.venv/bin/python -m pytest -m long $(PYTEST_ARGS) tests
+
 lint: setup  ## ruff, mypy --strict and the layers, side by side
 	@$(MAKE) --no-print-directory --keep-going -j4 -Otarget lint-ruff lint-format lint-mypy lint-imports
 
@@ -52,7 +55,7 @@ demo: setup  ## three agents and a broker on this machine, sharing real commands
 	.venv/bin/peerload demo
 
 bench: setup  ## measure, on a quiet machine
-	@for bench in cli latency throughput spread idle sim; do .venv/bin/python tests/bench/bench_$$bench.py; done
+	@for bench in cli latency throughput spread idle idle_while_waiting sim; do .venv/bin/python tests/bench/bench_$$bench.py; done
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)

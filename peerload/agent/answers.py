@@ -107,7 +107,7 @@ def _usage(record: TaskRecord) -> dict[str, object]:
 
 def nodes(node: Node) -> list[dict[str, object]]:
     """Every node known, this one first, the others by name."""
-    own = _node_object(node.state.profile, node.sharing.report(), 0.0)
+    own = _node_object(node.state.profile, node.sharing.shown(), 0.0)
     own |= {
         "state": PeerState.ALIVE.value,
         "incarnation": node.state.identity.incarnation,

@@ -9,26 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import random
 import secrets
 import signal
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload import __version__
 from peerload.agent.addresses import Addresses
 from peerload.agent.control import ControlServer
 from peerload.agent.inbox import Inbox
 from peerload.agent.launcher_link import LauncherLink
+from peerload.agent.machine import machine_boot_id, private_directory
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
 from peerload.agent.peer_address import parse_address
 from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer, settled
+from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
 from peerload.agent.sensors import Sensors, machine_facts
 from peerload.agent.speed import find_out, kept_speed
@@ -42,14 +43,16 @@ from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello,
 from peerload.model.resources import Profile
 from peerload.model.task import TaskState
 from peerload.policy import registry
+from peerload.wire import recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.model.actions import Row
+    from peerload.model.actions import Action, Row
     from peerload.model.config import AgentConfig
     from peerload.model.errors import PeerloadError
     from peerload.model.events import Event
+    from peerload.model.load import LoadReport
     from peerload.model.messages import Message
 
 log = logging.getLogger("peerload.agent")
@@ -71,6 +74,8 @@ class Daemon:
         self._is_up = False
         self._told: dict[str, str] = {}
         self._early: list[Event] | None = []
+        self.recorder: Recorder | None = None
+        self._recorded = ("", "", "", "")
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -79,7 +84,8 @@ class Daemon:
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
         parse_address("listen", self.config.listen)
-        policies = registry.load_preset(self.config.policy)
+        preset = registry.preset_source(self.config.policy)
+        policies = registry.build_preset(*preset.tables())
         self.parts.store = Store(state / "peerload.db", self.config.node)
         self.parts.store.open()
         try:
@@ -92,8 +98,10 @@ class Daemon:
                 store=self.parts.store.store_id,
                 incarnation=self.parts.store.next_incarnation(),
             )
-            chance = random.Random(secrets.randbits(128))  # noqa: S311 -- draws peers and nonces, guards no secret
+            seed = secrets.randbits(recording.SEED_BITS)
+            chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
             self.parts.node = Node(self.core_config, policies, self.parts.identity, self._profile(), chance)
+            self._recorded = (preset.name, preset.text, preset.base, f"{seed:x}")
             await self._serve(loop)
         finally:
             self.parts.store.close()
@@ -162,6 +170,7 @@ class Daemon:
         self.control = ControlServer(self.parts)
         self.parts.clients = self.control
         self.performer = Performer(self.parts)
+        self._record()
         self._recover(kept, running, ended)
         async with asyncio.TaskGroup() as group:
             background = [
@@ -250,6 +259,26 @@ class Daemon:
         await self.performer.close()
         await self.parts.links.close()
         await self.parts.launcher.close()
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def _record(self) -> None:
+        """Begin the recording, if one is asked for: what the node was made of, before its first event."""
+        if not self.config.record:
+            return
+        preset, preset_text, preset_directory, seed = self._recorded
+        started = recording.Started(
+            version=__version__,
+            config=self.core_config,
+            preset=preset,
+            preset_text=preset_text,
+            preset_directory=preset_directory,
+            identity=self.parts.identity,
+            profile=self.parts.node.state.profile,
+            seed=seed,
+        )
+        self.recorder = Recorder(self.config.record, started)
+        log.info("every event and decision is recorded in %s, tasks' variables too", self.config.record)
 
     # -- the consumer --------------------------------------------------------------------------------------------------
 
@@ -258,7 +287,7 @@ class Daemon:
             for event in batch:
                 if self.parts.has_failed:
                     return
-                actions = self.parts.node.handle(self.parts.now(), event)
+                actions = self._decide(event)
                 if isinstance(event, events.LauncherReady):
                     self.parts.launcher.resume()
                 self.performer.perform(actions)
@@ -271,7 +300,21 @@ class Daemon:
         finally:
             self._flush()
 
+    def _decide(self, event: Event) -> list[Action]:
+        now = self.parts.now()
+        try:
+            actions = self.parts.node.handle(now, event)
+        except Exception as error:
+            if self.recorder is not None:
+                self.recorder.handled(now, event, (), repr(error))
+            raise
+        if self.recorder is not None:
+            self.recorder.handled(now, event, actions)
+        return actions
+
     def _flush(self) -> None:
+        if self.recorder is not None:
+            self.recorder.flush()
         try:
             self.parts.release.flush()
         except StoreError as error:
@@ -355,10 +398,16 @@ class Daemon:
         )
 
     def _hello(self) -> Hello:
-        return self.parts.node.membership.hello(self.parts.node.sharing.report())
+        return self.parts.node.membership.hello(self._report())
 
     def _state(self) -> State:
-        return State(self.parts.identity, self.parts.node.state.profile, self.parts.node.sharing.report())
+        return State(self.parts.identity, self.parts.node.state.profile, self._report())
+
+    def _report(self) -> LoadReport:
+        """This node's load as it is told to others now."""
+        report = self.parts.node.sharing.shown()
+        self.parts.inbox.put(events.LoadTold(report))
+        return report
 
     def _profile(self) -> Profile:
         cpus, mem_bytes = machine_facts()
@@ -366,7 +415,7 @@ class Daemon:
         return Profile(
             node=self.config.node,
             slots=max(int(cpus), 1) if slots is None else slots,
-            cpus=cpus if slots is None else max(cpus, slots),
+            cpus=cpus if slots is None else max(cpus, float(slots)),
             mem_bytes=mem_bytes,
             labels=self.config.label,
             slots_fixed=slots is not None,
@@ -382,26 +431,6 @@ class Daemon:
 
     def _speed_file(self) -> Path:
         return Path(self.config.state) / "speed"
-
-
-def private_directory(path: Path) -> Path:
-    """The state directory: made with mode 0700 if absent. Raises ConfigError if it is a link, somebody else's or open
-    to others (what lies there is run and believed)."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.lstat()
-    except OSError as error:
-        raise ConfigError("state", f"{path} cannot be used", why=str(error.strerror)) from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise ConfigError("state", f"{path} cannot be used", why="it is not a directory of this user")
-    if status.st_mode & 0o022:
-        raise ConfigError("state", f"{path} cannot be used", why="others may write to it", hint=f"chmod 700 {path}")
-    return path
-
-
-def machine_boot_id() -> str:
-    """Random for each start of this machine, as the kernel tells it."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-KEYS = ("node", "state", "socket", "listen", "peer", "mqtt", "slots", "policy", "label", "speed", "config")
+KEYS = ("node", "state", "socket", "listen", "peer", "mqtt", "slots", "policy", "label", "speed", "record", "config")
 _REPEATABLE = ("peer", "mqtt", "label")
 
 
@@ -31,6 +31,7 @@ def agent_options(verb: str, says: str) -> Options:
     reader.flag("--policy", metavar="NAME|FILE", help="the preset of policies")
     reader.flag("--label", action="append", metavar="L", help="a label of this node (repeatable)")
     reader.flag("--speed", type=speed, metavar="F", help="beside the reference machine (default: measured once)")
+    reader.flag("--record", metavar="FILE", help="record every event and decision here, for `peerload replay`")
     reader.flag("--config", metavar="FILE", help="a configuration file")
     return reader
 
@@ -41,6 +42,8 @@ def given_settings(flags: Namespace) -> dict[str, Any]:
     for key in ("config", "policy"):
         if str(given.get(key, "")).endswith(".toml"):
             given[key] = os.path.abspath(given[key])
+    if given.get("record"):
+        given["record"] = os.path.abspath(given["record"])
     return given
 
 

@@ -33,6 +33,7 @@ VERBS = (
     ("nodes", "every node: state, load, cpu, memory, tasks"),
     ("policy", "the policies there are; what each is and what its knobs do; check a preset"),
     ("sim", "what a policy does to response times, by simulation"),
+    ("replay", "decide a recording of an agent again, and compare"),
     ("top", "the cluster at a glance"),
     ("demo", "three agents and a broker on this machine, at work"),
 )

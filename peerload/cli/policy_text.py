@@ -29,8 +29,19 @@ def preset_lines(preset: Preset) -> list[str]:
         lines += ["", *_chosen_lines(chosen)]
     lines += ["", f"location.memory = {shown(preset.memory)}"]
     lines.append("  searches leave footprints, and follow them" if preset.memory else "  searches leave no footprints")
+    if preset.reference:
+        lines += ["", "in the reference model of the simulator instead:", *_changes(preset.reference)]
     for doubt in preset.doubts:
         lines += ["", *_wrapped(f"doubtful: {doubt}")]
+    return lines
+
+
+def _changes(tables: Mapping[str, Any], path: str = "") -> list[str]:
+    """The keys of tables in tables, with their values."""
+    lines: list[str] = []
+    for key, value in tables.items():
+        inner = f"{path}.{key}" if path else key
+        lines += _changes(value, inner) if isinstance(value, dict) else [f"  {printable(inner)} = {shown(value)}"]
     return lines
 
 

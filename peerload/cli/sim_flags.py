@@ -80,7 +80,7 @@ def reader() -> Options:
         " trace or a message delay)",
     )
     options.flag(
-        "--tasks", type=whole(TASKS_MIN, TASKS_MAX), metavar="N", help="of a replication (default: by the load)"
+        "--tasks", type=whole(TASKS_MIN, TASKS_MAX), metavar="N", help="of a replication (default: as it takes)"
     )
     options.flag(
         "--warmup", type=whole(0, TASKS_MAX), metavar="N", help="tasks not counted (default: a quarter, or more)"
@@ -167,7 +167,8 @@ def _lengths(flags: argparse.Namespace, trace: TaskTrace | None, nodes: int, loa
     elif flags.tasks is not None:
         tasks, warm_up = flags.tasks, flags.tasks // 4 if flags.warmup is None else flags.warmup
     else:
-        tasks, warm_up = tasks_for(nodes, flags.slots, load or LOAD)
+        several = flags.compare is not None or len(flags.load or ()) > 1
+        tasks, warm_up = tasks_for(nodes, flags.slots, load or LOAD, several=several)
         if flags.warmup is not None:
             tasks, warm_up = max(tasks, 2 * flags.warmup), flags.warmup
     if warm_up >= tasks:

@@ -113,8 +113,9 @@ def lines(told: dict[str, Any]) -> list[str]:
     """The JSON object as text."""
     slots = "1 slot" if told["slots"] == 1 else f"{told['slots']} slots"
     unit = "seconds" if told["unit"] == "s" else "mean service times"
+    load = "without bound" if told["load"] is None else f"{told['load']:.4g}"  # all of a trace arrives at once
     head = (
-        f"{printable(told['policy'])} on {told['nodes']} nodes of {slots}, load {told['load']:.4g}, arrivals"
+        f"{printable(told['policy'])} on {told['nodes']} nodes of {slots}, load {load}, arrivals"
         f" {printable(told['arrivals'])}, service {printable(told['service'])}; times in {unit}"
     )
     how = (

@@ -70,10 +70,10 @@ class Giver:
         )
         try:
             chosen = self._state.policies.selection.select(movable)
+            return movable.works.get(chosen.task) if chosen is not None else None
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return None
-        return movable.works.get(chosen.task) if chosen is not None else None
 
     def give(self, work: Work, to: str, reason: str) -> None:
         """It goes there, unless it is declined."""

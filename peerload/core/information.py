@@ -1,9 +1,10 @@
 """What this node knows and tells of its own load: the load index, the marks, the region, the report, announcements.
 
-The information policy says what it watches: the load region, n, or nothing. A load region is told when it has held for
-settle_s and the information policy says so, and besides at the policy's period, if it has one. It is also told again
-when another region was mentioned to somebody meanwhile, in a probe or a reply: who heard that would believe it until
-the next region. The transfer policy is asked for its marks once an event, or once for all if they are steady.
+The information policy says what it watches: the load region, n, or nothing. A load region, or that there is a task to
+give by now, is told when it has held for settle_s and the information policy says so, and besides at the policy's
+period, if it has one. It is also told again when something else was mentioned to somebody meanwhile, in a probe or a
+reply: who heard that would believe it until the next change. The transfer policy is asked for its marks once an event,
+or once for all if they are steady.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from peerload.model.actions import Announce
 from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.messages import State
 from peerload.policy.api import KnownReport
+from peerload.policy.sound import sound_answer, sound_marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence, Sized
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Until the transfer policy has spoken, and while it fails."""
+NOT_SETTLED = (-1, 0)
 
 
 class Information:
@@ -61,11 +64,11 @@ class Information:
         self._is_quiet = False
         self._watches = state.policies.information.watches
         self.ask: Callable[[LoadReport], None] = lambda _report: None
-        self._due: Region | None = None
+        self._due: tuple[Region, bool] | None = None
         self._marks = MARKS_AT_FIRST
         self._marks_at: Instant | None = None
         self._steady: TransferPolicy | None = None
-        self._settled_version = -1
+        self._settled_version = NOT_SETTLED
         self._own: View | None = None
         self.running: Callable[[], Iterable[Work]] = tuple
         self.cpus_busy = 0.0
@@ -102,7 +105,8 @@ class Information:
         view = self._view(None, 0)
         view.marks = self._marks
         try:
-            self._marks = policy.marks(view)
+            marks = policy.marks(view)
+            self._marks = marks if marks == self._marks else sound_marks(marks)
             self._steady = policy if getattr(policy, "steady", False) else None
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
@@ -111,29 +115,58 @@ class Information:
 
     def report(self) -> LoadReport:
         """What this node says of itself now."""
-        ledger, marks = self._ledger, self.marks()
-        n, slots = ledger.load_tasks, ledger.profile.slots
         self._sequence += 1
+        report = self._described(self.marks())
+        self.was_told(report)
+        return report
+
+    def shown(self) -> LoadReport:
+        """What this node said of itself, or would have, at the end of the last event; changes nothing."""
+        return self._described(self._marks)
+
+    def was_told(self, report: LoadReport) -> None:
+        """Somebody has this report: does it stand elsewhere than everybody knows?"""
+        if self._told is not None and self._standing(report) != self._standing(self._told):
+            self._said = report
+            self._settled_version = NOT_SETTLED
+
+    def _described(self, marks: Marks) -> LoadReport:
+        ledger = self._ledger
+        n, slots = ledger.load_tasks, ledger.profile.slots
         stranded = len(self._stranded)
-        movable = len(self._queue) + stranded
-        report = LoadReport(
+        return LoadReport(
             load_tasks=n,
             slots=slots,
             running=len(ledger.running),
             waiting=ledger.waiting + stranded,
-            movable=movable,
+            movable=len(self._queue) + stranded,
             load=self._load(marks),
-            region=_region(n, slots, marks),
+            region=self._region(marks),
             accepts=n < marks.accept_below * slots and not self._state.profile.drained,
-            gives=movable > 0 and (n > marks.give_above * slots or stranded > 0),
+            gives=self._gives(marks),
             cpus_busy=self.cpus_busy,
             mem_used_bytes=self.mem_used_bytes,
             incarnation=self._state.identity.incarnation,
             sequence=self._sequence,
         )
-        if self._told is not None and report.region is not self._told.region:
-            self._said = report
-        return report
+
+    def _standing(self, report: LoadReport) -> tuple[Region, bool]:
+        """What is told when it has changed: the region and, where reports choose whom to ask, whether this node has a
+        task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten."""
+        return report.region, report.gives and self._state.policies.information.reports_guide_probing
+
+    def _region(self, marks: Marks) -> Region:
+        """Underloaded below the low mark, overloaded from the high one on."""
+        n, slots = self._ledger.load_tasks, self._ledger.profile.slots
+        if n >= max(marks.send_at * slots, 1):
+            return Region.OVERLOADED
+        return Region.UNDERLOADED if n < marks.accept_below * slots else Region.NORMAL
+
+    def _gives(self, marks: Marks) -> bool:
+        """Whether it has a task that may go."""
+        if self._stranded:
+            return True
+        return len(self._queue) > 0 and self._ledger.load_tasks > marks.give_above * self._ledger.profile.slots
 
     def _load(self, marks: Marks) -> float:
         """The load policy's word; a report goes with every probe and reply, so one view is kept for it."""
@@ -148,35 +181,38 @@ class Information:
 
     def settle(self) -> None:
         """After every event: has anything changed that the information policy watches?"""
+        self._sequence += 1  # what is shown between this event and the next is newer than all that was said in it
         if self._told is None:
             self.tell()
             self._before = self._told
         elif self._watches == "region":
-            self._settle_region(self._told, self._before or self._told)
+            self._settle_standing(self._told, self._before or self._told)
         elif self._watches == "tasks":
             self._settle_tasks()
         self._marks_at = None
 
-    def _settle_region(self, told: LoadReport, before: LoadReport) -> None:
-        """A region counts if it holds."""
-        version = self._ledger.version
+    def _settle_standing(self, told: LoadReport, before: LoadReport) -> None:
+        """Another standing counts if it holds."""
+        version = self._ledger.version, len(self._stranded)
         if version == self._settled_version and self._state.policies.transfer is self._steady:
-            return  # neither n nor a mark has changed since
+            return  # neither a task nor a mark has changed since
         self._settled_version = version
-        region = _region(self._ledger.load_tasks, self._ledger.profile.slots, self.marks())
-        if region is before.region and region is told.region and self._said is None:
+        marks = self.marks()
+        guides = self._state.policies.information.reports_guide_probing
+        standing = self._region(marks), guides and self._gives(marks)
+        if standing == self._standing(before) == self._standing(told) and self._said is None:
             if self._due is not None:
                 self._due = None
                 self._state.clear_timer("region")
-        elif self._due is not region:
-            self._due = region
+        elif self._due != standing:
+            self._due = standing
             self._state.set_timer_in(self._state.config.settle_s, "region")
 
     def region_held(self) -> None:
-        """The region has held for settle_s: told, or asked about, if the information policy says so."""
+        """The standing has held for settle_s: told, or asked about, if the information policy says so."""
         said = self._said
         now = self.report()
-        known = said if said is not None and said.region is not now.region else self._told
+        known = said if said is not None and self._standing(said) != self._standing(now) else self._told
         self._changed(known, now)
 
     def _settle_tasks(self) -> None:
@@ -191,10 +227,10 @@ class Information:
     def _changed(self, told: LoadReport | None, now: LoadReport) -> None:
         """What the information policy makes of a change."""
         before, self._before = self._before, now
-        self._settled_version = -1
+        self._settled_version = NOT_SETTLED
         policy = self._state.policies.information
         try:
-            tells, asks = policy.tells(told, now), policy.asks(before, now)
+            tells, asks = sound_answer(policy.tells(told, now)), sound_answer(policy.asks(before, now))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return
@@ -221,11 +257,4 @@ class Information:
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s
         if period_s:
-            self._state.set_timer_in(period_s, "period")
-
-
-def _region(n: int, slots: int, marks: Marks) -> Region:
-    """Underloaded below the low mark, overloaded from the high one on."""
-    if n >= max(marks.send_at * slots, 1):
-        return Region.OVERLOADED
-    return Region.UNDERLOADED if n < marks.accept_below * slots else Region.NORMAL
+            self._state.set_timer_in(max(period_s, self._state.config.tell_s_min), "period")

@@ -127,6 +127,8 @@ class Node:
             case events.BusChanged():
                 if event.connected:
                     self.sharing.information.tell()
+            case events.LoadTold():
+                self.sharing.information.was_told(event.report)
             case events.AgentStopping():
                 for peer in self.membership:
                     self.state.send(peer.identity.node, messages.Leaving())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.model.messages import PAIR_MOVES_MAX, PairReply, PairRequest, Unpair
+from peerload.policy.sound import sound_answer, sound_partner
 
 if TYPE_CHECKING:
     from peerload.core.giver import Giver
@@ -55,7 +56,7 @@ class Pairing:
             return
         view = self._information.view()
         try:
-            node = self._state.policies.pairing.partner(view, self._state.rng)
+            node = sound_partner(self._state.policies.pairing.partner(view, self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return
@@ -138,7 +139,7 @@ class Pairing:
 
     def _moves(self, richer: LoadReport, poorer: LoadReport) -> bool:
         try:
-            return self._state.policies.pairing.moves(richer, poorer)
+            return sound_answer(self._state.policies.pairing.moves(richer, poorer))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return False

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from peerload.core.search import STEPS_MAX
 from peerload.model.messages import GiveReply, GiveRequest, Need
 from peerload.policy.api import Probe as ProbeStep
+from peerload.policy.sound import sound_step
 
 if TYPE_CHECKING:
     from peerload.core.admission import Ledger
@@ -81,9 +82,11 @@ class Receiver:
         view = self._information.view(peers)
         search.steps += 1
         try:
-            step = self._state.policies.receiver.locate(view, search.probes_max, tuple(search.replies), self._state.rng)
-        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            replies = tuple(search.replies)
+            step = sound_step(self._state.policies.receiver.locate(view, search.probes_max, replies, self._state.rng))
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
+            self._searches.decide(search, "nothing", f"the policy failed: {error!r}")
             self._end(search)
             return
         if isinstance(step, ProbeStep) and search.steps <= STEPS_MAX:

@@ -19,6 +19,7 @@ from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
+from peerload.policy.sound import sound_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,7 +171,7 @@ class Sender:
             self._queue.withhold(task)
         peers = self._candidates(task)
         step = self._ask_policy(search, task, peers)
-        if isinstance(step, Keep) and task.stranded_because:
+        if task.stranded_because and self._stays(search, step, peers):
             step = self._place_stranded(search, peers) or step
         if isinstance(step, Transfer) and step.to in peers:
             search.offered.add(step.to)
@@ -201,11 +202,19 @@ class Sender:
         shown = task_view(task, task.record.migrations, self._state)
         search.steps += 1
         try:
-            step = self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng)
+            step = sound_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return Keep(f"the policy failed: {error!r}")
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
+
+    def _stays(self, search: Search, step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> bool:
+        """Whether the task would stay, also because the policy names nobody who could run it."""
+        if isinstance(step, Transfer):
+            return step.to not in peers
+        if isinstance(step, Broadcast):
+            return search.is_late or not peers
+        return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
 
     def _place_stranded(self, search: Search, peers: Sequence[str]) -> ProbeStep | Transfer | None:
         """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
@@ -310,7 +319,7 @@ class Sender:
         )
         shown = task_view(guest, guest.migrations, self._state)
         try:
-            step = self._state.policies.sender.locate(view, shown, (), self._state.rng)
+            step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return

@@ -106,8 +106,13 @@ class Sharing:
         self._paced = tuple(settle for settle, rate in rates.items() if rate)
 
     def report(self) -> LoadReport:
-        """What this node says of itself now."""
+        """What this node says of itself now, within an event."""
         return self.information.report()
+
+    def shown(self) -> LoadReport:
+        """The same as of the last event, for drivers and people; changes nothing. Whoever tells it to others says so
+        with LoadTold."""
+        return self.information.shown()
 
     def settle(self) -> None:
         """After every event: whose turn has come, and has the load region changed?"""

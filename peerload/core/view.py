@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from peerload.model.messages import Need
 from peerload.policy.api import TaskView
+from peerload.policy.sound import sound_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,7 +85,7 @@ class View:
     def load(self) -> float:
         """The load policy's word."""
         try:
-            return self._state.policies.load.load(self)
+            return sound_load(self._state.policies.load.load(self))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return self.load_tasks / max(self.slots, 1)

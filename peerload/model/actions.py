@@ -13,20 +13,20 @@ from peerload.model.messages import Advice, Broadcast, Identity, Membership, Own
 from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
 
 
-class _Action(msgspec.Struct, frozen=True, gc=False):
-    """Root of all actions."""
+class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Root of all actions; a recording tells them apart by their names."""
 
 
 # -- durable ---------------------------------------------------------------------------------------------------------
 
 
-class PutSubmission(msgspec.Struct, frozen=True, gc=False):
+class PutSubmission(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep a submission (its spec once, for all its members)."""
 
     submission: Submission
 
 
-class PutTask(msgspec.Struct, frozen=True, gc=False):
+class PutTask(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep a task's record, and one line of its history: ``at`` Unix s, why it came to this state."""
 
     record: TaskRecord
@@ -34,20 +34,20 @@ class PutTask(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-class PutExecution(msgspec.Struct, frozen=True, gc=False):
+class PutExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep an attempt committed to this node by another home: START(n), RESULT(n)."""
 
     record: ExecutionRecord
 
 
-class DropExecution(msgspec.Struct, frozen=True, gc=False):
+class DropExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Forget an attempt after its ResultAck (the floor stays)."""
 
     uid: bytes
     attempt: int
 
 
-class PutFloor(msgspec.Struct, frozen=True, gc=False):
+class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep the highest attempt of a task that this node will never start (again): REFUSED(n) and START(n)."""
 
     uid: bytes

@@ -120,5 +120,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     little later, run elsewhere. More rides out longer outages, less finds a lost node sooner."""
     mqtt_state_every_s: Positive = 30.0
     """Own retained state is published again this often, since a broker's memory is not durable."""
+    record: str = ""
+    """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
     inbox_max: Limit = 200_000
     clients_max: Limit = 256

@@ -10,8 +10,8 @@ from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
 
 
-class _Event(msgspec.Struct, frozen=True, gc=False):
-    """Root of all events."""
+class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Root of all events; a recording tells them apart by their names."""
 
 
 class Submission(msgspec.Struct, frozen=True, gc=False):
@@ -120,10 +120,10 @@ class MessageReceived(_Event, frozen=True):
 
 
 class SendFailed(_Event, frozen=True):
-    """An ownership message never left this agent: nobody can have read it."""
+    """A message never left this agent: nobody can have read it."""
 
     dst: str
-    message: Ownership
+    message: Membership | Advice | Ownership
 
 
 class TimerExpired(_Event, frozen=True):
@@ -192,6 +192,12 @@ class BusChanged(_Event, frozen=True):
     connected: bool
 
 
+class LoadTold(_Event, frozen=True):
+    """The driver showed a peer or a broker this node's load (`Sharing.shown`), outside of what the core decides."""
+
+    report: LoadReport
+
+
 class AgentStopping(_Event, frozen=True):
     """The agent is about to stop on purpose."""
 
@@ -215,5 +221,6 @@ Event = (
     | LoadSampled
     | SpeedMeasured
     | BusChanged
+    | LoadTold
     | AgentStopping
 )

@@ -9,7 +9,9 @@ import msgspec
 from msgspec import Meta
 
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
-Share = Annotated[float, Meta(ge=0.0, le=1e12)]
+LOAD_MAX = 1e12
+"""A greater load index is not told."""
+Share = Annotated[float, Meta(ge=0.0, le=LOAD_MAX)]
 
 
 class Region(enum.IntEnum):

@@ -43,13 +43,14 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class Preset(msgspec.Struct, frozen=True):
-    """A preset, kind by kind."""
+    """A preset, kind by kind. reference: what it changes for the reference model, as its tables say."""
 
     name: str
     description: str
     file: str
     memory: bool
     chosen: tuple[Chosen, ...]
+    reference: dict[str, Any]
     doubts: tuple[Doubt, ...]
 
 
@@ -82,7 +83,8 @@ def preset(name: str) -> Preset:
         values |= {key: value for key, value in written.items() if key in values}
         chosen.append(Chosen(member(kind, of_kind, policy), "policy" in written, values))
     told = doubts(built, places)
-    return Preset(short, built.description, places.file, built.memory, tuple(chosen), tuple(told))
+    reference = table.get(registry.REFERENCE, {})
+    return Preset(short, built.description, places.file, built.memory, tuple(chosen), reference, tuple(told))
 
 
 def member(kind: str, name: str, policy: type) -> Member:

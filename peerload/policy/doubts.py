@@ -39,8 +39,8 @@ class _Empty:
     cpus_requested = 0.0
     cpus_busy = 0.0
     speed = 1.0
-    waiting_s = 0.0
     mean_s = 1.0
+    waiting_s = 0.0
     running: Sequence[RunningView] = ()
     load = 0.0
     marks = Marks(1.0, 1.0, 1.0, 1.0)

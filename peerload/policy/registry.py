@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from peerload.model.errors import ConfigError
 from peerload.policy.preset import KINDS, PolicySet
 from peerload.policy.reading import NOWHERE, Places, Reading, near, parsed
@@ -69,6 +71,21 @@ def policy_class(kind: str, name: str, base: Path = Path()) -> type:
     )
 
 
+class Source(msgspec.Struct, frozen=True):
+    """A preset as it is written. name: its short one; file: as its user named it, for messages; base: what the paths of
+    policies in it count from."""
+
+    name: str
+    text: str
+    file: str = ""
+    base: str = ""
+
+    def tables(self) -> tuple[str, dict[str, Any], Path, Places]:
+        """What `build_preset` takes. Raises ConfigError if it is no TOML."""
+        table, places = parsed(self.text.encode("utf-8", "surrogateescape"), self.file)
+        return self.name, table, Path(self.base), places
+
+
 def load_preset(name: str, *, is_reference: bool = False) -> PolicySet:
     """A preset by name or path; ``is_reference``: with what its table ``reference`` changes for the reference model, in
     which nothing takes time. Raises ConfigError naming the key, what is allowed, and the place, also for a mistake in
@@ -78,6 +95,11 @@ def load_preset(name: str, *, is_reference: bool = False) -> PolicySet:
 
 def read_preset(name: str) -> tuple[str, dict[str, Any], Path, Places]:
     """What `build_preset` takes, of a preset by name or path. Raises ConfigError: there is none, or it is no TOML."""
+    return preset_source(name).tables()
+
+
+def preset_source(name: str) -> Source:
+    """A preset by name or path. Raises ConfigError: there is none, or it cannot be read."""
     if name.endswith(".toml"):
         path = Path(name)
         if not path.is_file():
@@ -86,7 +108,7 @@ def read_preset(name: str) -> tuple[str, dict[str, Any], Path, Places]:
             raw = path.read_bytes()
         except OSError as error:
             raise ConfigError("policy", f"{name} cannot be read", why=error.strerror or str(error)) from None
-        return path.stem, *_parsed(raw, name, path.parent)
+        return Source(path.stem, _text(raw), name, str(path.parent.absolute()))
     if name not in presets():
         raise ConfigError(
             "policy",
@@ -95,12 +117,12 @@ def read_preset(name: str) -> tuple[str, dict[str, Any], Path, Places]:
             hint=near(name, presets(), "your own is a path that ends in .toml"),
         )
     resource = importlib.resources.files("peerload_policies") / "presets" / f"{name}.toml"
-    return name, *_parsed(resource.read_bytes(), str(resource), Path())
+    return Source(name, _text(resource.read_bytes()), str(resource))
 
 
-def _parsed(raw: bytes, file: str, base: Path) -> tuple[dict[str, Any], Path, Places]:
-    table, places = parsed(raw, file)
-    return table, base, places
+def _text(raw: bytes) -> str:
+    """Whatever the bytes are: what is wrong with them is told where they are parsed."""
+    return raw.decode("utf-8", "surrogateescape")
 
 
 def build_preset(

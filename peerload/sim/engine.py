@@ -39,7 +39,8 @@ ASK_AGAIN_S = 1.0
 
 
 class Simulation:
-    """A cluster named n1 … nN. ``codec``: what every message passes (the wire's, in tests); ``trace``: None = none."""
+    """A cluster named n1 … nN. ``codec``: what every message passes (the wire's, in tests); ``trace``: None = none;
+    ``disk_s``: what is to be durable takes so long; ``notice_s``: so long after a process's end its agent knows."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class Simulation:
         config: CoreConfig | None = None,
         network: NetworkOptions | None = None,
         disk_s: float = 0.0,
+        notice_s: float = 0.0,
         trace: Trace | None = None,
         codec: Codec | None = None,
     ) -> None:
@@ -58,6 +60,7 @@ class Simulation:
         self.seed = seed
         self.config = config or CoreConfig()
         self.disk_s = disk_s
+        self.notice_s = notice_s
         self.trace = trace
         self.now_s = 0.0
         self.checker = Checker()
@@ -158,7 +161,9 @@ class Simulation:
 
     def _meet(self, host: Host, other: Host) -> None:
         if other.node is not None:
-            met = events.PeerMet(other.identity, other.profile, other.node.sharing.report())
+            report = other.node.sharing.shown()
+            other.handle(events.LoadTold(report))
+            met = events.PeerMet(other.identity, other.profile, report)
             self.after(self._network_options.delay_s, lambda: host.handle(met))
 
     def crash(self, host: Host, down_s: float, *, machine: bool = False) -> None:

@@ -190,9 +190,9 @@ class Host:
             case _:
                 pass  # Dial: whoever is up is introduced by the simulation
 
-    def _later(self, event: events.Event) -> None:
+    def _later(self, event: events.Event, after_s: float = 0.0) -> None:
         starts = self.starts
-        self._simulation.after(0.0, lambda: self.handle(event) if starts == self.starts else None)
+        self._simulation.after(after_s, lambda: self.handle(event) if starts == self.starts else None)
 
     # -- the launcher --------------------------------------------------------------------------------------------------
 
@@ -245,4 +245,4 @@ class Host:
         process.round += 1
         self.launcher.end(process, exit_)
         simulation.checker.rests(self.name, process)
-        self._later(events.TaskEnded(process.key, exit_))
+        self._later(events.TaskEnded(process.key, exit_), simulation.notice_s)

@@ -10,19 +10,21 @@ import msgspec
 
 from peerload.sim.bounds import mmc_response
 from peerload.sim.player import growth
+from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
 from peerload.sim.service import Service
 from peerload.sim.statistics import Interval, Sample, intervals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.sim.scenario import Scenario
-
 GREW_FACTOR, GREW_SHARE = 1.5, 0.002
 """Unfinished tasks that become this many times more through the measured part, batch after batch, and at least this
 share of all that arrived meanwhile, are no chance: the system is unstable, or far from settled."""
-SETTLED_AFTER = 1.0
-"""A node on its own that begins empty is near its mean response of W mean service times after this times W² of them."""
+SETTLED_AFTER, WITH_ROOM = 3.0, 1.5
+"""A node on its own that begins empty is near its mean response of W mean service times after the first times W² of them;
+those who share settle sooner. Where the warm-up was shorter it is made so long, and the second times that."""
+GROWS_AGAIN = 4
+"""What seems unstable is looked at again with so many times the tasks, until there are so many times the usual number."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -89,14 +91,35 @@ def _stability(scenario: Scenario, samples: Sequence[Sample]) -> tuple[bool | No
 
 
 def _too_short(scenario: Scenario, mean_response_s: float) -> list[str]:
-    """Whether the warm-up is too short for what was measured after it."""
-    per_task_s = scenario.mean_service_s / (scenario.offered_load * scenario.capacity)
-    needed = SETTLED_AFTER * (mean_response_s / scenario.mean_service_s) ** 2 * scenario.mean_service_s / per_task_s
-    if scenario.warm_up >= needed:
+    warm_up = _warm_up_needed(scenario, mean_response_s)
+    if scenario.warm_up >= warm_up:
         return []
-    digits = 10 ** max(int(math.log10(needed)) - 1, 0)
-    tasks = 4 * math.ceil(needed / digits) * digits
+    digits = 10 ** max(int(math.log10(warm_up)) - 1, 0)
+    tasks = 4 * math.ceil(warm_up / digits) * digits
     return [f"the warm-up of {scenario.warm_up} tasks is short for such a mean, which may be too low: --tasks {tasks}"]
+
+
+def _warm_up_needed(scenario: Scenario, mean_response_s: float) -> int:
+    """Tasks that come until a system with such a mean response has settled."""
+    rate = scenario.offered_load * scenario.capacity  # in tasks per mean service time
+    return math.ceil(SETTLED_AFTER * (mean_response_s / scenario.mean_service_s) ** 2 * rate)
+
+
+def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
+    """The same with more tasks, where these were too few to settle, or to tell that it does not; None if they were not, or
+    if more would not help."""
+    if scenario.trace is not None or scenario.offered_load >= 1:
+        return None
+    if found.is_stable:
+        needed = _warm_up_needed(scenario, found.mean_response.value)
+        warm_up = min(math.ceil(needed * WITH_ROOM), TASKS_MOST // 4) if scenario.warm_up < needed else 0
+        tasks = 4 * warm_up
+    else:
+        again = scenario.tasks < GROWS_AGAIN * TASKS_USUAL
+        tasks, warm_up = (GROWS_AGAIN * count if again else 0 for count in (scenario.tasks, scenario.warm_up))
+    if warm_up <= scenario.warm_up:
+        return None
+    return msgspec.structs.replace(scenario, tasks=tasks, warm_up=warm_up)
 
 
 def bounds(scenario: Scenario, load: float) -> tuple[float | None, float | None]:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 SEEDS_APART = 100_000
 """Replication k of seed s draws from seed s times this plus k, so that no two seeds have a replication in common."""
-TASKS_LEAST, TASKS_MOST = 20_000, 200_000
-SETTLING_TIMES = 6.0
-"""Tasks of a replication, if nobody says: as many as come in this over (1 - load)² mean service times, since so long do
-nodes remember that share nothing; within these bounds, and never fewer than twice the warm-up."""
-LOAD_HARDEST = 0.99
+TASKS_LEAST, TASKS_USUAL, TASKS_MOST = 2_000, 20_000, 500_000
+TASKS_AT_REST, TASKS_AT_REST_COMPARED = 2_000, 1_000
+"""Tasks of a replication, if nobody says: so many over (1 - load), the second where there are several scenarios, within
+the first two bounds above; but never fewer than twice the warm-up. Where that turns out to be too short it is played
+again, up to the third (`outcome.longer`)."""
 
 LIVE = CoreConfig()
 
@@ -157,11 +157,11 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         load_preset(self.policy, is_reference=not self.is_live)
 
 
-def tasks_for(nodes: int, slots: int, load: float) -> tuple[int, int]:
+def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> tuple[int, int]:
     """→ tasks of a replication and its warm-up, where nobody says."""
     rate = nodes * slots * load
-    settling = SETTLING_TIMES / (1 - min(load, LOAD_HARDEST)) ** 2
-    tasks = int(max(min(max(rate * settling, TASKS_LEAST), TASKS_MOST), 2 * WARM_UP_S * rate))
+    usual = (TASKS_AT_REST_COMPARED if several else TASKS_AT_REST) / max(1 - load, 1e-9)
+    tasks = int(max(min(max(usual, TASKS_LEAST), TASKS_USUAL), 2 * WARM_UP_S * rate))
     return tasks, warm_up_of(tasks, rate)
 
 

@@ -29,8 +29,8 @@ class RegionChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.0
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """When the region differs from the one told last."""
-        return told is None or told.region is not now.region
+        """When the region differs from the one told last, or whether there is a task to give."""
+        return told is None or told.region is not now.region or told.gives is not now.gives
 
     def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
         """Never."""

@@ -22,7 +22,7 @@ class Periodic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     reports_guide_probing = True
 
-    period_s: Annotated[float, Meta(gt=0.0, le=86_400.0, description="seconds between broadcasts")] = 1.0
+    period_s: Annotated[float, Meta(ge=0.001, le=86_400.0, description="seconds between broadcasts")] = 1.0
 
     watches: ClassVar[Watch] = "nothing"
 

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cores that running, waiting and inbound tasks ask for, per core of the node."""
+    """The cores that running, waiting and inbound tasks ask for, per core of the node.
+
+    Good: a task of eight cores weighs as eight.
+    Bad: believes what users ask for.
+    """
 
     def load(self, view: LoadView) -> float:
         """Requested cores / cores."""
@@ -19,7 +23,11 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Weighted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The same, divided by how fast the node works: of two nodes that are equally full the faster counts as less."""
+    """The same, divided by how fast the node works: of two nodes that are equally full the faster counts as less.
+
+    Good: of two nodes that are equally full the faster is preferred.
+    Bad: speed is measured on one kind of work, and yours may be of another.
+    """
 
     def load(self, view: LoadView) -> float:
         """Requested cores / (cores · speed)."""

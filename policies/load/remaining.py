@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 class Memoryless(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every task, running or not, has the same expected remaining time: the mean of the durations seen. Exact if
-    durations are exponential; compares nodes as the number of tasks does, but in seconds."""
+    durations are exponential; compares nodes as the number of tasks does, but in seconds.
+
+    Good: right if durations are exponential, and needs next to no history.
+    Bad: compares nodes just as ``tasks`` does.
+    """
 
     def load(self, view: LoadView) -> float:
         """n · mean / c."""
@@ -26,7 +30,11 @@ class Memoryless(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class PastRepeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What has run for t will run for another t: right where a few tasks are very long. A waiting task has no past
-    here; it would weigh nothing, and a long queue would look idle, so that it counts as its command is known."""
+    here; it would weigh nothing, and a long queue would look idle, so that it counts as its command is known.
+
+    Good: where a few tasks are very long it keeps away from the nodes that hold them.
+    Bad: a task that was just started weighs nothing.
+    """
 
     def load(self, view: LoadView) -> float:
         """(Σ time used by running tasks + expected durations of the others) / c."""
@@ -36,7 +44,11 @@ class PastRepeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The expected remaining time given the time used, E[X - t | X > t], over the last runs of the command. A task that
-    has outlived all of them is believed to be of another kind: its past repeats."""
+    has outlived all of them is believed to be of another kind: its past repeats.
+
+    Good: the best guess where the same commands come again.
+    Bad: as good as the history; a new command counts as the mean of all.
+    """
 
     def load(self, view: LoadView) -> float:
         """(Σ expected remaining time of running tasks + expected durations of the others) / c."""

@@ -11,11 +11,15 @@ from msgspec import Meta
 if TYPE_CHECKING:
     from peerload.policy.api import TaskView, WaitingView
 
-LookedAtMax = Annotated[int, Meta(ge=1, le=100_000)]
+LookedAtMax = Annotated[int, Meta(description="tasks that are looked at, of those that wait", ge=1, le=100_000)]
 
 
 class Smallest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fewest bytes to move, of the ``looked_at_max`` tasks that have waited longest; the oldest of equals."""
+    """The fewest bytes to move, of the ``looked_at_max`` tasks that have waited longest; the oldest of equals.
+
+    Good: where the network is slow.
+    Bad: what waits tells nothing of how long it will run; large ones never go.
+    """
 
     looked_at_max: LookedAtMax = 200
 
@@ -27,7 +31,11 @@ class Smallest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Longest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The longest expected time, of the ``looked_at_max`` tasks that have waited longest; the oldest of equals. A
-    command that nothing is known of goes after those that are."""
+    command that nothing is known of goes after those that are.
+
+    Good: a move that costs something pays most for a long task.
+    Bad: where nothing was learned yet it is ``oldest``.
+    """
 
     looked_at_max: LookedAtMax = 200
 

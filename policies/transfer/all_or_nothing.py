@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +22,7 @@ class AllOrNothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Bad: without the margin a node idles while its next task is on its way.
     """
 
-    steady: ClassVar[bool] = True
+    steady = True
     processing_margin: Annotated[bool, Meta(description="the next task is at hand before a slot is free")] = False
     send_at: SendAt | None = None
     accept_below: AcceptBelow | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +22,7 @@ class DoubleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Bad: a node in the quiet zone takes nothing although it may be the least loaded.
     """
 
-    steady: ClassVar[bool] = True
+    steady = True
     low: Annotated[
         float, Meta(ge=0.0, le=MARK_MAX, description="others' tasks are wanted below so many tasks per slot")
     ] = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -23,7 +23,7 @@ class SingleThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Bad: near T a node may both send and ask.
     """
 
-    steady: ClassVar[bool] = True
+    steady = True
     threshold: Annotated[float, Meta(ge=0.0, le=MARK_MAX, description="T, in tasks per slot; sets all four marks")] = (
         2.0
     )

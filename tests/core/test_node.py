@@ -65,6 +65,40 @@ def test_a_region_is_told_when_it_has_held() -> None:
     assert x.submit()[-1] == "clear region"  # back before it had held
 
 
+def test_a_node_that_is_overloaded_tells_when_it_has_a_task_to_give() -> None:
+    x = Given(policies={**RECEIVER, "information": {"policy": "region-change"}})
+    x.submit()
+    x.timer("region")
+    assert (x.done(Announce).message.report.region, x.done(Announce).message.report.gives) == (Region.OVERLOADED, False)
+    assert x.submit()[-1] == "timer region 0.2"  # with a threshold of 1 its region is what it was
+    assert "timer region 0.2" not in x.submit()
+    assert x.timer("region") == ["Announce"]
+    assert (x.done(Announce).message.report.region, x.done(Announce).message.report.gives) == (Region.OVERLOADED, True)
+
+
+def test_looking_at_the_load_changes_nothing() -> None:
+    x = Given(policies={**SENDER, "information": {"policy": "region-change"}})
+    x.submit()
+    sharing = x.node.sharing
+    assert sharing.shown() == sharing.shown()
+    assert sharing.shown().sequence > 0
+    x.timer("ping")
+    first = sharing.shown().sequence
+    x.hear("y", messages.Ping(1))
+    assert first < x.sent(messages.Pong).report.sequence < sharing.shown().sequence
+
+
+def test_what_the_driver_told_of_a_region_is_put_right() -> None:
+    x = Given(policies={**SENDER, "information": {"policy": "region-change"}})
+    x.submit()
+    told = x.node.sharing.shown()
+    assert told.region is Region.OVERLOADED
+    x.end(x.task().key)
+    assert x.when(events.LoadTold(told)) == ["timer region 0.2"]
+    assert x.timer("region") == ["Announce"]
+    assert x.done(Announce).message.report.region is Region.UNDERLOADED
+
+
 def test_an_overloaded_peer_is_asked_and_room_elsewhere_helps_the_stranded() -> None:
     x = Given(policies=RECEIVER)
     gives = LoadReport(load_tasks=3, slots=1, movable=2, gives=True, sequence=5, incarnation=1)

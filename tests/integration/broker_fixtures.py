@@ -173,6 +173,9 @@ class BusNode:
         profile = Profile(node=self.identity.node, slots=4, cpus=4.0)
         return State(identity=self.identity, profile=profile, report=LoadReport(load_tasks=self.load_tasks))
 
+    def broadcast(self, message: Message) -> bool:
+        return self.loop.call(self.bus.broadcast, message)
+
     def send(self, dst: str, message: Message, dst_boot: str = "") -> bool:
         return self.loop.call(self.bus.send, dst, dst_boot, message)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from peerload.policy.registry import DEFAULT_PRESET
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.ledger import Ledger
@@ -26,9 +27,10 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-def on_the_bus(cluster: Cluster, url: str, count: int = 3, slots: int = 2) -> list[Agent]:
+def on_the_bus(cluster: Cluster, url: str, count: int = 3, slots: int = 2, preset: str = DEFAULT_PRESET) -> list[Agent]:
     """Agents that were told of the broker and of nobody else."""
-    agents = [cluster.add(f"n{number}", "--mqtt", url, slots=slots).spawn() for number in range(1, count + 1)]
+    words = ("--mqtt", url, "--policy", preset)
+    agents = [cluster.add(f"n{number}", *words, slots=slots).spawn() for number in range(1, count + 1)]
     for agent in agents:
         agent.await_ready()
     cluster.await_acquainted(agents)
@@ -49,6 +51,39 @@ def test_tasks_at_one_node_spread(cluster: Cluster, broker: BrokerProcess) -> No
     assert not ledger.repeated()
     assert {line.node for line in ledger.lines()} == {"n1", "n2", "n3"}
     assert all(agents[0].output(task)[0] == f"out {task}\n".encode() for task in tasks)
+
+
+@pytest.mark.parametrize(
+    ("preset", "says"),
+    [
+        ("pairing", {"pair-request", "pair-reply"}),
+        ("bidding", {"probe", "probe-reply"}),
+        ("first-reply", {"state-request", "state-answer", "enough"}),
+        ("broadcast-when-idle", {"state-request", "state-answer", "enough", "give-request"}),
+        ("poll-when-idle", {"give-request", "give-reply"}),
+        ("load-balancing", {"probe", "give-request"}),
+    ],
+)
+def test_every_way_of_sharing_spreads_tasks(
+    cluster: Cluster,
+    broker: BrokerProcess,  # noqa: F811
+    preset: str,
+    says: set[str],
+) -> None:
+    agents = on_the_bus(cluster, broker.url, slots=1, preset=preset)
+    ledger = Ledger(cluster.directory / "ledger")
+    warm = [agent.submit(*ledger.argv(1)) for agent in agents]  # a receiver acts when a task has ended
+    tasks = [agents[0].submit(*ledger.argv(2)) for _ in range(30)]
+    agents[0].wait(*tasks)
+    for agent, task in zip(agents, warm, strict=True):
+        agent.wait(task)
+    ledger.check([*tasks, *warm])
+    assert not ledger.repeated()
+    assert {line.node for line in ledger.lines() if line.task in tasks} > {"n1"}
+    said = {
+        name.rpartition(" ")[2] for agent in agents for name in agent.counters() if name.startswith("mqtt published ")
+    }
+    assert says <= said
 
 
 def test_the_broker_is_killed_and_comes_back(cluster: Cluster, broker: BrokerProcess) -> None:  # noqa: F811

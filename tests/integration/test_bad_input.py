@@ -461,6 +461,17 @@ def test_a_config_file_with_something_wrong_in_it(cluster: Cluster, text: str, w
     refused(start_and_fail(agent), 125, word)
 
 
+def test_a_mistake_in_a_preset_is_told_with_its_line(cluster: Cluster) -> None:
+    preset = cluster.directory / "mine.toml"
+    preset.write_text("# mine\n[location.sender]\npolicy = 'threshold'\nprobes = 65\n")
+    says = f"{preset}:4: location.sender.probes: 65 is not allowed: a whole number, 0 … 64; 3 if left out"
+    refused(start_and_fail(cluster.add("n1", "--policy", str(preset))), 125, says)
+    refused(cluster.cli(None, "policy", "check", str(preset)), 125, says)
+    state, socket_path = cluster.directory / "state", cluster.directory / "sock"
+    done = cluster.cli(None, "up", "--state", str(state), "--socket", str(socket_path), "--policy", str(preset))
+    assert (done.returncode, says in done.stderr.decode()) == (125, True)
+
+
 def test_listening_to_the_world_is_refused(cluster: Cluster) -> None:
     for address in ("0.0.0.0:0", "[::]:0", ":0", "127.0.0.1:99999", "127.0.0.1"):
         refused(start_and_fail(cluster.add(f"n{len(cluster.agents)}", "--listen", address)), 125, "listen")

@@ -22,7 +22,7 @@ SKIPPED = ("git clone ", "make ", 'export PATH="$PWD/.venv/bin:')
 """What sets up the checkout that these tests run in."""
 COMMAND_S_MAX = 60
 TABLES = {"cli.md": "\n## JSON\n", "wire.md": "\n## The control socket\n"}
-TABLE_KEYS = re.compile(r"`([a-z_ ]+)`")
+TABLE_KEYS = re.compile(r"`([a-z0-9_ ]+)`")
 
 
 def commands(page: Path) -> list[str]:

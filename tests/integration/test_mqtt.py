@@ -28,6 +28,7 @@ from peerload.model.messages import (
     ProbeReply,
     Query,
     State,
+    StateRequest,
 )
 from peerload.model.resources import Profile
 from peerload.wire import peer
@@ -117,6 +118,22 @@ def test_a_directed_message_reaches_its_node_alone_and_once(nodes: Nodes) -> Non
     assert len(c.heard) == 2
     assert a.counters["mqtt published probe"] == 1
     assert b.counters["mqtt received probe"] == 1
+
+
+def test_a_request_reaches_everybody_who_is_there_and_is_not_kept(nodes: Nodes) -> None:
+    a, b, c = nodes("a"), nodes("b"), nodes("c")
+    wait_until(lambda: all(len(node.heard) == 2 for node in (a, b, c)), what="all states")
+    request = StateRequest(7, LoadReport())
+    assert a.broadcast(request)
+    assert not a.broadcast(ASK)  # a probe is for one node
+    wait_until(lambda: len(b.heard) == len(c.heard) == 3, what="b and c hear it")
+    assert b.heard[2] == c.heard[2] == (request, False)
+    late = nodes("d")
+    wait_until(lambda: len(late.heard) == 3, what="d hears the states")
+    assert all(isinstance(message, State) for message, _ in late.heard)
+    publish(a.loop, nodes.urls[0], [("peerload/default/main/a/ask", peer.encode(a.envelope(ASK, "", "")))])
+    wait_until(lambda: b.counters["mqtt dropped: not for all"] == 1, what="b drops what is not for all")
+    assert len(b.heard) == 4  # d's State
 
 
 def test_a_burst_arrives_whole_and_in_order(nodes: Nodes) -> None:

@@ -86,10 +86,15 @@ def test_a_preset_is_shown_kind_by_kind() -> None:
     assert "\nlocation.receiver = none   (the preset does not say; this is the default)\n" in text
     assert "\n  probes     3      3        a whole number, 0 … 64  L: nodes asked in one search at most\n" in text
     told = json.loads(peerload("policy", "show", "threshold", "--json").stdout)
-    assert set(told) == {"v", "name", "description", "file", "memory", "chosen", "doubts"}
+    assert set(told) == {"v", "name", "description", "file", "memory", "chosen", "reference", "doubts"}
     (sender,) = [one for one in told["chosen"] if one["member"]["kind"] == "location.sender"]
     assert (sender["member"]["name"], sender["values"], sender["written"]) == ("threshold", {"probes": 3}, True)
     assert sender["member"]["sources"] == ["ELZ86"]
+
+
+def test_what_the_reference_model_changes_is_shown() -> None:
+    text = peerload("policy", "show", "adaptive").stdout.decode()
+    assert "in the reference model of the simulator instead:\n  transfer.prefetch = 0\n" in text
 
 
 def test_a_policy_is_shown(own: Path) -> None:

@@ -1,0 +1,123 @@
+"""Writes what the node is given and what it decides into a file, so that `peerload replay` can decide it again.
+
+It never stands in the way: no sync, and a file that cannot be written any more ends the recording, not the agent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+from peerload.model.errors import BadMessage, ConfigError
+from peerload.wire import recording
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from peerload.model.actions import Action
+    from peerload.model.events import Event
+    from peerload.model.instant import Instant
+
+log = logging.getLogger("peerload.agent")
+
+PRIVATE = 0o600
+BUFFERED_BYTES_MAX = 1 << 20
+"""Written at the latest when so much has come together; and at the end of every turn of the inbox."""
+
+
+class Recorder:
+    """One recording. A file that is there is added to: each start of the agent is a part of its own."""
+
+    def __init__(self, path: str, started: recording.Started, bytes_max: int = recording.RECORDING_BYTES_MAX) -> None:
+        """Raises ConfigError if the file cannot be used, or holds something else."""
+        self._path = path
+        self._bytes_max = bytes_max
+        self._descriptor: int | None = None
+        self._buffer = bytearray()
+        try:
+            self._descriptor, self._size = _open(path)
+        except BlockingIOError:
+            raise ConfigError("record", f"{path} cannot be used", why="another agent records there") from None
+        except OSError as error:
+            raise ConfigError("record", f"{path} cannot be used", why=str(error.strerror or error)) from None
+        except BadMessage as error:
+            raise ConfigError("record", f"{path} is there", why=str(error), hint="choose another file") from None
+        first = recording.encode(started)
+        if self._size + len(first) > bytes_max:
+            log.warning("%s has reached %d bytes; nothing is recorded", path, bytes_max)
+            self._forget()
+            return
+        self._buffer += first if self._size else recording.MAGIC + first
+        self.flush()
+
+    def handled(self, now: Instant, event: Event, actions: Sequence[Action], failure: str = "") -> None:
+        """One event and what was decided; ``failure`` if the core broke over it."""
+        if self._descriptor is None:
+            return
+        try:
+            frame = recording.encode_handled(now, event, actions, failure)
+        except (TypeError, ValueError, OverflowError) as error:
+            log.warning("%s cannot be recorded (%s); nothing more is", type(event).__name__, error)
+            self._end(f"{type(event).__name__} could not be recorded")
+            return
+        if self._size + len(self._buffer) + len(frame) > self._bytes_max:
+            log.warning("%s has reached %d bytes; nothing more is recorded", self._path, self._bytes_max)
+            self._end(f"it had reached its bound of {self._bytes_max} bytes")
+            return
+        self._buffer += frame
+        if len(self._buffer) >= BUFFERED_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """The end of a turn: hand what has come to the kernel, so that a killed agent leaves it behind."""
+        if self._descriptor is None or not self._buffer:
+            return
+        try:
+            while self._buffer:
+                written = os.write(self._descriptor, self._buffer)
+                self._size += written
+                del self._buffer[:written]
+        except OSError as error:
+            log.warning("%s cannot be written (%s); nothing more is recorded", self._path, error.strerror)
+            self._forget()
+
+    def close(self) -> None:
+        """The agent stops on purpose."""
+        self._end("the agent stopped")
+
+    def _end(self, reason: str) -> None:
+        if self._descriptor is None:
+            return
+        self._buffer += recording.encode(recording.Ended(reason))
+        self.flush()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+            self._buffer.clear()
+
+
+def _open(path: str) -> tuple[int, int]:
+    """The file, which nobody else may read (tasks' variables are in it), and how much of it is whole; the rest, which an
+    agent that was killed has left, is cut off."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or its agent is gone
+        size = os.fstat(descriptor).st_size
+        if not size:
+            return descriptor, 0
+        with mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+            whole = recording.whole_bytes(view)
+        if whole < size:
+            log.info("%s: the last %d bytes were not whole and are cut off", path, size - whole)
+            os.ftruncate(descriptor, whole)
+        os.fchmod(descriptor, PRIVATE)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, whole

@@ -1,0 +1,58 @@
+"""What a policy answered, held against what its kind may answer. Each function returns the answer or raises TypeError or
+ValueError, so that nonsense counts as a failure of the policy and reaches nobody. What these say is the same in every
+process, as decisions are: no address of an object is in it."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+from peerload.model.load import LOAD_MAX, Marks
+from peerload.policy.api import Broadcast, Keep, Probe, Transfer
+
+
+def sound_load(answer: object) -> float:
+    """A load index: a number, 0 … LOAD_MAX."""
+    if not isinstance(answer, int | float):
+        raise TypeError(f"a {type(answer).__name__} is no load index")
+    if not 0.0 <= answer <= LOAD_MAX:
+        raise ValueError(f"a load index of {answer!r}")
+    return float(answer)
+
+
+def sound_marks(answer: object) -> Marks:
+    """Marks of finite numbers ≥ 0."""
+    if not isinstance(answer, Marks):
+        raise TypeError(f"a {type(answer).__name__} is no marks")
+    for mark in (answer.send_at, answer.accept_below, answer.receive_below, answer.give_above, answer.prefetch):
+        if not isinstance(mark, int | float):
+            raise TypeError(f"a {type(mark).__name__} is no mark")
+        if mark < 0 or not isfinite(mark):
+            raise ValueError(f"a mark of {mark!r}")
+    return answer
+
+
+def sound_partner(answer: object) -> str | None:
+    """A node's name, or nobody."""
+    if not isinstance(answer, str | None):
+        raise TypeError(f"a {type(answer).__name__} is no node's name")
+    return answer
+
+
+def sound_answer(answer: object) -> bool:
+    """Yes or no."""
+    if not isinstance(answer, bool):
+        raise TypeError(f"a {type(answer).__name__} is neither yes nor no")
+    return answer
+
+
+def sound_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
+    """A step of a search, with texts for names and reasons."""
+    match answer:
+        case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
+            return answer
+        case Broadcast():
+            return answer
+        case Transfer(to=str(), load_tasks_max=int()) | Keep(reason=str()):
+            return answer
+        case _:
+            raise TypeError(f"a {type(answer).__name__} is no step of a search")

@@ -1,0 +1,138 @@
+"""`peerload sim` as a user runs it: processes of its own, equal numbers, Ctrl-C, a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cluster import is_alive, program
+from tests.integration.test_docs_commands import keys_told
+from tests.support import wait_until
+
+QUICK = ["--nodes", "5", "--tasks", "600", "--replications", "3"]
+
+
+def command(*words: str) -> list[str]:
+    return [*program(), "sim", *words]
+
+
+def ran(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*words),
+        env={**os.environ, **environment},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+
+
+def test_numbers_depend_on_the_seed_and_not_on_workers_or_hash_seed() -> None:
+    words = [*QUICK, "--compare", "threshold,adaptive", "--load", "0.7:0.9:2", "--json"]
+    one = ran(*words, "--workers", "1", PYTHONHASHSEED="1")
+    three = ran(*words, "--workers", "3", PYTHONHASHSEED="2")
+    other = ran(*words, "--workers", "3", "--seed", "2")
+    assert one.stdout == three.stdout != other.stdout
+    assert one.stderr == three.stderr == ""
+
+
+def test_json_has_the_keys_that_the_page_tells() -> None:
+    found = json.loads(ran(*QUICK, "--json").stdout)
+    assert set(found) - {"v"} == keys_told("cli.md", "`sim`")[0]
+    compared: dict[str, Any] = json.loads(ran(*QUICK, "--load", "0.5:0.7:2", "--json").stdout)
+    _, keys, bounds = keys_told("cli.md", "`sim` of several policies or loads")
+    assert set(compared) - {"v"} == keys
+    assert set(compared["bounds"][0]) == bounds
+    assert set(compared["results"][0]) == set(found) - {"v"}
+
+
+def test_a_preset_and_a_policy_of_ones_own_are_played_by_every_worker(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import msgspec\n"
+        "from peerload.policy.api import Keep, Transfer\n"
+        "class Mine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):\n"
+        "    def locate(self, view, task, replies, rng):\n"
+        "        if replies:\n"
+        "            return Keep('it was declined')\n"
+        "        return Transfer(view.peers[rng.randrange(len(view.peers))])\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "mine.toml").write_text(
+        '[location.sender]\npolicy = "mine.py:Mine"\n[transfer]\npolicy = "single-threshold"\nthreshold = 1.0\n',
+        encoding="utf-8",
+    )
+    found = json.loads(ran(*QUICK, "--policy", "mine.toml", "--workers", "2", "--json", cwd=tmp_path).stdout)
+    assert found["policy"] == "mine.toml"
+    assert found["transfers_per_task"] > 0.1
+
+
+def test_ctrl_c_ends_it_with_all_its_workers() -> None:
+    words = ["--nodes", "50", "--tasks", "1000000", "--workers", "2", "--replications", "2"]
+    process = subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+        def are_at_work() -> bool:
+            times = [Path(f"/proc/{pid}/stat").read_text().split()[13] for pid in children.read_text().split()]
+            return len(times) >= 2 and sum(int(ticks) > 50 for ticks in times) >= 2
+
+        wait_until(are_at_work, 60.0, "both workers use the cpu")
+        pids = [int(pid) for pid in children.read_text().split()]
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        out, err = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == 130
+    assert (out, err) == ("", "")
+    wait_until(lambda: not any(map(is_alive, pids)), 10.0, "the workers are gone")
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_terminal_shows_how_far_it_is(workers: str) -> None:
+    main_end, terminal = pty.openpty()
+    try:
+        words = ["--nodes", "20", "--tasks", "6000", "--replications", "2", "--workers", workers]
+        environment = {**os.environ, "TERM": "xterm"}
+        process = subprocess.Popen(command(*words), env=environment, stdout=subprocess.PIPE, stderr=terminal, text=True)
+        out, _ = process.communicate(timeout=100)
+        shown = os.read(main_end, 1 << 20).decode()
+    finally:
+        os.close(terminal)
+        os.close(main_end)
+    assert "of 12,000 tasks" in shown
+    assert shown.endswith("\r\x1b[K"), "and leaves the line clean"
+    assert out.startswith("adaptive on 20 nodes")
+
+
+def test_adaptive_at_a_hundred_nodes_is_what_it_should_be() -> None:
+    """A short run of `peerload sim --policy adaptive --nodes 100 --load 0.9`."""
+    found = json.loads(
+        ran(
+            "--policy",
+            "adaptive",
+            "--nodes",
+            "100",
+            "--load",
+            "0.9",
+            "--tasks",
+            "12000",
+            "--replications",
+            "2",
+            "--json",
+        ).stdout
+    )
+    assert found["mean_response"] == pytest.approx(1.17, abs=0.06)
+    assert found["stable"] is True
+    assert found["idle_while_waiting"] < 0.12

@@ -1,0 +1,287 @@
+"""`peerload sim`: what it takes, what it refuses, and how its answers look."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peerload.cli import sim_flags, sim_plot, sim_report
+from peerload.cli.main import CANNOT, USAGE, main
+from peerload.sim.scenario import Scenario
+
+QUICK = ["--tasks", "400", "--replications", "2", "--workers", "1"]
+
+
+def scenarios(*words: str) -> list[Scenario]:
+    return sim_flags.scenarios(sim_flags.reader().read([*words]))
+
+
+def typed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["sim", *QUICK, *words]) == 0
+    return capsys.readouterr().out
+
+
+# -- what it takes -----------------------------------------------------------------------------------------------------
+
+
+def test_defaults_are_those_of_the_help() -> None:
+    (one,) = scenarios()
+    assert (one.policy, one.nodes, one.slots, one.load, one.hot) == ("adaptive", 20, 1, 0.9, 0)
+    assert not one.is_live
+    assert one.warm_up >= one.tasks // 4
+
+
+def test_policies_and_loads_make_one_scenario_each() -> None:
+    found = scenarios("--compare", "none,threshold,none", "--load", "0.5:0.8:4", "--nodes", "5")
+    assert [(one.policy, one.load) for one in found] == [
+        (policy, load) for policy in ("none", "threshold") for load in (0.5, 0.6, 0.7, 0.8)
+    ]
+    assert [one.load for one in scenarios("--load", "0.5:0.95")] == [
+        0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95,
+    ]  # fmt: skip
+
+
+def test_delays_are_in_mean_service_times_or_with_a_trace_in_seconds(tmp_path: Path) -> None:
+    (one,) = scenarios("--message-delay", "0.05", "--transfer-delay", "1")
+    assert (one.message_s, one.transfer_s, one.is_live) == (0.05, 1.0, True)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival,duration,node\n0,5,b\n3,9,a\n7,1,c\n", encoding="utf-8")
+    (one,) = scenarios("--arrivals", f"trace:{trace}", "--message-delay", "5ms", "--transfer-delay", "1m30s")
+    assert (one.message_s, one.transfer_s, one.is_live) == (0.005, 90.0, True)
+    assert (one.nodes, one.load, one.tasks, one.warm_up) == (3, None, 3, 0)
+    (one,) = scenarios("--arrivals", f"trace:{trace}", "--tasks", "10", "--model", "reference", "--transfer-delay", "2")
+    assert (one.tasks, one.is_live, one.transfer_s) == (3, False, 2.0)
+    (one,) = scenarios("--service", f"trace:{trace}")
+    assert (one.durations, one.load, one.mean_service_s) == ((5.0, 9.0, 1.0), 0.9, 5.0)
+
+
+def test_speeds_are_a_list_or_name_their_nodes(tmp_path: Path) -> None:
+    speeds = tmp_path / "speeds"
+    speeds.write_text("# the old one is slow\n0.5\n1\n\n2\n", encoding="utf-8")
+    assert scenarios("--nodes", "3", "--speeds", str(speeds))[0].speeds == (0.5, 1.0, 2.0)
+    speeds.write_text("node,factor\nn3,1.5\n", encoding="utf-8")
+    assert scenarios("--nodes", "4", "--speeds", str(speeds))[0].speeds == (1.0, 1.0, 1.5, 1.0)
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival,duration,node\n0,5,big\n3,9,small\n", encoding="utf-8")
+    speeds.write_text("small,0.25\n", encoding="utf-8")
+    assert scenarios("--arrivals", f"trace:{trace}", "--speeds", str(speeds))[0].speeds == (1.0, 0.25)
+
+
+# -- what it refuses ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--nodes 0", "--nodes: 0 is not between 1 and 100000"),
+        ("--slots 0", "--slots: 0 is not between"),
+        ("--load -1", "--load: '-1' is no load; allowed: a number above 0"),
+        ("--load 0", "'0' is no load"),
+        ("--load nan", "'nan' is no load"),
+        ("--load 0.9:0.5", "'0.9:0.5' is no range of loads"),
+        ("--load 0.5:0.9:1", "2 to 100 steps"),
+        ("--load 0.5:0.9:3:4", "is no load"),
+        ("--tasks 3", "--tasks: 3 is not between 10 and"),
+        ("--tasks 100 --warmup 100", "--warmup 100 leaves nothing of 100 tasks: allowed: 0 to 99"),
+        ("--replications 0", "--replications: 0 is not between 1 and 1000"),
+        ("--seed x", "'x' is no whole number"),
+        ("--arrivals bursts", "no arrivals 'bursts'; allowed: poisson, hotspot:K"),
+        ("--arrivals hotspot:0", "hotspot:K (K from 1)"),
+        ("--arrivals hotspot:21", "allowed: hotspot:1 to hotspot:20"),
+        ("--arrivals trace:", "no arrivals 'trace:'"),
+        ("--arrivals trace:/no/such/file", "--arrivals: /no/such/file cannot be read: No such file"),
+        ("--service normal", "no distribution normal: allowed: exp, det, h2:CV2 (≥ 1), bpareto:A,R"),
+        ("--service h2:0.1", "allowed: exp, det"),
+        ("--message-delay 50ms", "has the unit 'ms': without a trace there are no seconds"),
+        ("--message-delay -1", "'-1' is no delay"),
+        ("--transfer-delay soon", "'soon' is no time"),
+        ("--model ideal", "invalid choice: 'ideal'"),
+        ("--compare none,,threshold", "has an empty name"),
+        ("--plot curves.png", "--plot draws over loads"),
+        ("--plot curves.gif --load 0.5:0.9", "allowed: a file ending in .png, .svg, .pdf"),
+        ("--plot /no/such/place/curves.png --load 0.5:0.9", "/no/such/place is no directory to write into"),
+        ("--csv /no/such/place/curves.csv", "/no/such/place is no directory to write into"),
+    ],
+)
+def test_bad_input_names_the_flag_and_what_is_allowed(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", *words.split()]) == USAGE
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert not shown.out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1\n2\n", "has 2 lines: there are 3 nodes"),
+        ("1\n2\n3\n4\n", ":4: no node for '4'"),
+        ("1\n0\n3\n", ":2: '0' is no factor: allowed: more than 0, at most 1000"),
+        ("n1,fast\n", ":1: 'fast' is no factor"),
+        ("n9,2\n", ":1: no node for 'n9,2'"),
+        ("", "has 0 lines"),
+    ],
+)
+def test_bad_speeds_name_file_and_line(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speeds = tmp_path / "speeds"
+    speeds.write_text(text, encoding="utf-8")
+    assert main(["sim", "--nodes", "3", "--speeds", str(speeds)]) == USAGE
+    assert says in capsys.readouterr().err
+
+
+def test_a_bad_preset_or_trace_is_refused_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sim", "--policy", "thresold"]) == CANNOT
+    assert "did you mean 'threshold'?" in capsys.readouterr().err
+    preset = tmp_path / "mine.toml"
+    preset.write_text("[reference.transfer]\nprefetsch = 1\n", encoding="utf-8")
+    assert main(["sim", "--policy", str(preset), "--model", "live"]) == CANNOT
+    assert "prefetsch" in capsys.readouterr().err
+    preset.write_text("reference = 1\n", encoding="utf-8")
+    assert main(["sim", "--policy", str(preset)]) == CANNOT
+    assert "reference: is no table" in capsys.readouterr().err
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival,duration\n1,x\n", encoding="utf-8")
+    assert main(["sim", "--arrivals", f"trace:{trace}"]) == CANNOT
+    assert f"{trace}:2: duration is 'x'" in capsys.readouterr().err
+
+
+def test_a_trace_that_is_no_text_or_too_large_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_bytes(b"\xff\xfe\x00")
+    assert main(["sim", "--arrivals", f"trace:{trace}"]) == USAGE
+    assert "is no text" in capsys.readouterr().err
+    monkeypatch.setattr(sim_flags, "FILE_BYTES_MAX", 2)
+    assert main(["sim", "--arrivals", f"trace:{trace}"]) == USAGE
+    assert "is too large" in capsys.readouterr().err
+
+
+def test_without_matplotlib_a_plot_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("peerload.cli.sim_work.run", lambda *_: pytest.fail("it was simulated"))
+    assert main(["sim", "--load", "0.5:0.9", "--plot", str(tmp_path / "curves.png")]) == CANNOT
+    assert "pip install 'peerload[plot]'" in capsys.readouterr().err
+
+
+# -- what it says ------------------------------------------------------------------------------------------------------
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(typed(capsys, "--json", *words))
+    return found
+
+
+def test_one_run_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--policy", "threshold", "--nodes", "4", "--load", "0.5", "--seed", "7"]
+    found = told(capsys, *words)
+    assert (found["v"], found["policy"], found["nodes"], found["load"], found["seed"]) == (1, "threshold", 4, 0.5, 7)
+    assert (found["tasks"], found["warmup"], found["replications"]) == (400, 100, 2)
+    assert found["stable"] is True
+    assert found["one_queue"] == pytest.approx(1.087, abs=0.001)
+    assert found["no_sharing"] == 2.0
+    low, high = found["intervals"]["mean_response"]
+    assert (low + high) / 2 == pytest.approx(found["mean_response"], rel=1e-3) or low == 0.0
+    assert len(found["homes"]) == 4
+    text = typed(capsys, *words)
+    assert "threshold on 4 nodes of 1 slot, load 0.5, arrivals poisson, service exp" in text
+    assert f"{found['mean_response']:.4g}" in text
+    assert "without any sharing: 2" in text
+
+
+def test_what_is_unstable_is_said_in_words_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--policy", "receiver", "--arrivals", "hotspot:2", "--tasks", "3000"]
+    found = told(capsys, *words)
+    assert found["stable"] is False
+    assert found["warnings"]
+    assert "NOT STABLE: unfinished tasks became" in typed(capsys, *words)
+
+
+def test_a_load_of_more_than_all_slots_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", *QUICK, "--nodes", "2", "--load", "1.5"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err.startswith("peerload: load 1.5: as much work comes")
+    assert "NOT STABLE" in shown.out
+
+
+def test_a_comparison_as_table_csv_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--compare", "none,receiver", "--nodes", "2", "--load", "0.5:0.7:3"]
+    table = typed(capsys, *words).splitlines()
+    assert table[3].split() == ["LOAD", "none", "receiver", "M/M/1", "M/M/2"]
+    assert [line.split()[0] for line in table[4:7]] == ["0.5", "0.6", "0.7"]
+    assert table[4].split()[-2:] == ["2", "1.333"]
+    found = told(capsys, *words, "--csv", str(tmp_path / "curves.csv"))
+    assert [(one["policy"], one["load"]) for one in found["results"]] == [
+        (policy, load) for policy in ("none", "receiver") for load in (0.5, 0.6, 0.7)
+    ]
+    assert found["bounds"][0] == {"load": 0.5, "one_queue": pytest.approx(1.33333), "no_sharing": 2.0}
+    written = (tmp_path / "curves.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(io.StringIO(written)))
+    assert [float(row["mean_response"]) for row in rows] == [one["mean_response"] for one in found["results"]]
+    assert typed(capsys, *words, "--csv", "-") == written
+
+
+def test_policies_meet_the_same_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Comparing them is not left to chance: on one node all policies are the same, to the last digit."""
+    found = told(capsys, "--compare", "none,threshold,adaptive", "--nodes", "1", "--load", "0.8")
+    assert len({one["mean_response"] for one in found["results"]}) == 1
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
+def test_the_figure_is_drawn(ending: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / f"curves{ending}"
+    words = ["--compare", "none,receiver", "--nodes", "6", "--load", "0.5:1.1:3", "--plot", str(picture)]
+    typed(capsys, *words)
+    beginning = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}[ending]
+    content = picture.read_bytes()
+    assert content.startswith(beginning)
+    assert len(content) > 10_000
+
+
+def test_the_figure_shows_curves_bounds_and_what_is_not_stable(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "curves.svg"
+    words = ["--compare", "none,receiver", "--nodes", "6", "--load", "0.5:1.1:3", "--plot", str(picture)]
+    import matplotlib as mpl
+
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        typed(capsys, *words)
+    text = picture.read_text(encoding="utf-8")
+    for label in (
+        "M/M/1: no sharing",
+        "M/M/6: one queue for all",
+        ">none<",
+        ">receiver<",
+        "none: not stable",
+        ">load<",
+    ):
+        assert label in text
+
+
+def test_loads_and_infinities_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", "--tasks", "20", "--replications", "1", "--workers", "1", "--json", "--load", "1"]) == 0
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert (found["one_queue"], found["over_one_queue"]) == (None, None)
+
+
+def test_every_measured_key_has_an_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys)
+    assert set(found["intervals"]) == set(sim_report.METRICS) <= set(found)
+
+
+def test_there_is_a_colour_and_a_mark_for_as_many_policies_as_a_reader_can_tell_apart() -> None:
+    assert len(set(sim_plot.COLOURS)) == len(sim_plot.COLOURS) == len(sim_plot.MARKERS)
