@@ -8,7 +8,6 @@ import io
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, duration, whole
@@ -16,9 +15,6 @@ from peerload.model.errors import ConfigError
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import Scenario, tasks_for
 from peerload.sim.service import Service, read_service
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NODES_MAX, SLOTS_MAX, GPUS_MAX = 100_000, 65_536, 1024
 TASKS_MIN, TASKS_MAX = 10, 100_000_000
@@ -102,7 +98,10 @@ def reader() -> Options:
 def scenarios(flags: argparse.Namespace) -> list[Scenario]:
     """One for each policy and load, policies first. Raises UsageError or ConfigError that names the flag and what is
     allowed."""
-    made = [_scenario(flags, policy, load) for policy in policies(flags) for load in flags.load or [None]]
+    trace, durations = _trace(flags), _durations(flags)
+    made = [
+        _scenario(flags, policy, load, trace, durations) for policy in policies(flags) for load in flags.load or [None]
+    ]
     for scenario in {scenario.policy: scenario for scenario in made}.values():
         scenario.check()
     return made
@@ -127,10 +126,10 @@ def workers(flags: argparse.Namespace) -> int:
     return flags.workers or len(os.sched_getaffinity(0))
 
 
-def _scenario(flags: argparse.Namespace, policy: str, load: float | None) -> Scenario:
+def _scenario(
+    flags: argparse.Namespace, policy: str, load: float | None, trace: TaskTrace | None, durations: tuple[float, ...]
+) -> Scenario:
     kind, subject = flags.arrivals
-    trace = _trace(flags, subject) if kind == "trace" else None
-    durations = _durations(flags)
     nodes = flags.nodes or (len(trace.names) if trace is not None else 0) or NODES
     hot = int(subject) if kind == "hotspot" else 0
     if hot > nodes:
@@ -261,27 +260,20 @@ def _text(flag: str, name: str) -> str:
     return text
 
 
-def _kept(flags: argparse.Namespace, key: str, make: Callable[[], TaskTrace]) -> TaskTrace:
-    """Read once, however many scenarios there are."""
-    kept: dict[str, TaskTrace] = flags.__dict__.setdefault("kept", {})
-    if key not in kept:
-        kept[key] = make()
-    return kept[key]
-
-
-def _trace(flags: argparse.Namespace, name: str) -> TaskTrace:
-    trace = _kept(flags, f"arrivals {name}", lambda: read_trace(name, _text("--arrivals", name)))
+def _trace(flags: argparse.Namespace) -> TaskTrace | None:
+    kind, name = flags.arrivals
+    if kind != "trace":
+        return None
+    trace = read_trace(name, _text("--arrivals", name))
     return trace.first(flags.tasks) if flags.tasks is not None else trace
 
 
 def _durations(flags: argparse.Namespace) -> tuple[float, ...]:
     if not isinstance(flags.service, str):
         return ()
-    name = flags.service
-    read = _kept(flags, f"service {name}", lambda: read_trace(name, _text("--service", name), ("duration",)))
-    durations = tuple(read.durations)
+    durations = tuple(read_trace(flags.service, _text("--service", flags.service), ("duration",)).durations)
     if not sum(durations):
-        raise ConfigError("service", f"all durations of {name} are 0")
+        raise ConfigError("service", f"all durations of {flags.service} are 0")
     return durations
 
 

@@ -50,7 +50,7 @@ def run(scenarios: Sequence[Scenario], replications: int, seed: int, workers: in
 
 
 def _cost(scenario: Scenario) -> float:
-    return scenario.tasks * (1 + scenario.offered_load)
+    return scenario.tasks * (1 + (scenario.load or 1.0))  # the fuller, the more probes
 
 
 def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress: Progress) -> Iterator[Done]:

@@ -79,7 +79,9 @@ def impossible(scenario: Scenario) -> str:
 def _stability(scenario: Scenario, samples: Sequence[Sample]) -> tuple[bool | None, list[str]]:
     why = impossible(scenario)
     if scenario.trace is not None:
-        return None, [why] * bool(why)
+        names = len(scenario.trace.names)
+        wraps = f"the trace names {names} nodes and here are {scenario.nodes}: several of its nodes are one"
+        return None, [*([why] * bool(why)), *([wraps] * (names > scenario.nodes))]
     factor, share = growth(samples)
     if factor < GREW_FACTOR or share < GREW_SHARE:
         return not why, [why] * bool(why)

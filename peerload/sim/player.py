@@ -278,7 +278,7 @@ def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) ->
         "sender_probes_per_task": grown("sender probes") / tasks,
         "receiver_probes_per_task": grown("receiver probes") / tasks,
         "messages_per_task": grown("messages") / tasks,
-        "announcements_per_task": grown("announcements") / tasks,
+        "announcements_per_task": grown("announcements", "requests broadcast") / tasks,
     }
     slots = grown("slots")
     if slots:

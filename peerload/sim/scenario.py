@@ -33,6 +33,11 @@ the first two bounds above; but never fewer than twice the warm-up. Where that t
 again, up to the third (`outcome.longer`)."""
 
 LIVE = CoreConfig()
+TIMINGS_REFERENCE = ("settle_s",)
+TIMINGS_LIVE = ("settle_s", "tell_s_min", "retry_s_min", "retry_s_max", "answer_backoff_s", "answer_wait_s")
+"""Settings of an agent that hold in the simulator, too, in each of its models; all others are those of an ideal world."""
+ANSWERS_LATE = 1.01
+"""Answers to a broadcast are waited for this many times as long as the last one may take."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +101,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
     def setup(self) -> Setup:
         """Ready to be played. Raises ConfigError if the preset cannot be used."""
-        config = IDEAL_CONFIG
-        changes = {"settle_s": LIVE.settle_s}
-        if self.is_live:
-            changes |= {"retry_s_min": LIVE.retry_s_min, "retry_s_max": LIVE.retry_s_max}
         return Setup(
             load_preset(self.policy, is_reference=not self.is_live),
             [self.slots] * self.nodes,
@@ -109,9 +110,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
             message_s=self.message_s,
             speeds=self.speeds,
             gpus=self.gpus,
-            config=msgspec.structs.replace(config, **changes),
+            config=self._config(),
             recorded=self._recorded() if self.trace is not None else None,
         )
+
+    def _config(self) -> CoreConfig:
+        """Nothing is ever late: who waits for the answers to a broadcast waits until they can have come."""
+        names = TIMINGS_LIVE if self.is_live else TIMINGS_REFERENCE
+        config = msgspec.structs.replace(IDEAL_CONFIG, **{name: getattr(LIVE, name) for name in names})
+        on_the_way_s = 2 * self.message_s + config.answer_backoff_s
+        return msgspec.structs.replace(config, answer_wait_s=max(config.answer_wait_s, ANSWERS_LATE * on_the_way_s))
 
     def _rates(self) -> list[float]:
         hot = self.hot or self.nodes

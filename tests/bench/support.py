@@ -235,9 +235,9 @@ def _terminated(_number: int, _frame: object) -> None:
     raise SystemExit("terminated")
 
 
-def arguments(says: str, rounds: int = ROUNDS, **options: tuple[type, object, str]) -> argparse.Namespace:
-    """The command line of a benchmark: --json and --rounds (default: ``rounds``), and ``options`` (type, default, help);
-    one of type bool is a flag."""
+def arguments(says: str, *, rounds: int = ROUNDS, **options: tuple[type, object, str]) -> argparse.Namespace:
+    """The command line of a benchmark: --json and --rounds (default: ``rounds``), and ``options`` (type, default, help); one of type bool is a
+    flag."""
     signal.signal(signal.SIGTERM, _terminated)  # so that what was started is stopped
     parser = argparse.ArgumentParser(description=says)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")

@@ -48,7 +48,7 @@ def test_json_has_the_keys_that_the_page_tells() -> None:
     found = json.loads(ran(*QUICK, "--json").stdout)
     assert set(found) - {"v"} == keys_told("cli.md", "`sim`")[0]
     compared: dict[str, Any] = json.loads(ran(*QUICK, "--load", "0.5:0.7:2", "--json").stdout)
-    _, keys, bounds = keys_told("cli.md", "`sim` of several policies or loads")
+    keys, bounds = keys_told("cli.md", "`sim` of several policies or loads")
     assert set(compared) - {"v"} == keys
     assert set(compared["bounds"][0]) == bounds
     assert set(compared["results"][0]) == set(found) - {"v"}
@@ -71,7 +71,7 @@ def test_a_preset_and_a_policy_of_ones_own_are_played_by_every_worker(tmp_path: 
     )
     found = json.loads(ran(*QUICK, "--policy", "mine.toml", "--workers", "2", "--json", cwd=tmp_path).stdout)
     assert found["policy"] == "mine.toml"
-    assert found["transfers_per_task"] > 0.1
+    assert found["transfers_per_task"] > 0.03
 
 
 def test_ctrl_c_ends_it_with_all_its_workers() -> None:

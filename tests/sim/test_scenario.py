@@ -9,6 +9,7 @@ import time
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import pytest
 
 from peerload.model.errors import ConfigError
@@ -19,7 +20,7 @@ from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
 from peerload.sim.network import NetworkOptions
 from peerload.sim.outcome import Outcome, longer, outcome
 from peerload.sim.recorded import TaskTrace, read_trace
-from peerload.sim.scenario import Scenario, play, tasks_for
+from peerload.sim.scenario import LIVE, Scenario, play, tasks_for
 from peerload.sim.service import Service, draw_of, read_service
 from peerload.sim.statistics import Sample, half_width, intervals, student_t
 from peerload.sim.watch import Watch
@@ -113,6 +114,16 @@ def test_messages_that_take_time_do_what_they_do_in_the_engine_with_its_promises
     assert fmean(ideal) > fmean(task.response_s for task in ended(policy, arrivals, [1] * 5))
 
 
+def test_answers_to_a_broadcast_are_waited_for_however_long_messages_take() -> None:
+    slow = scenario(policy="first-reply", message_s=0.3, load=0.9, tasks=600)
+    found, _ = played(slow)
+    assert value(found, "transfers_per_task") > 0.05
+    live = msgspec.structs.replace(slow, is_live=True)
+    assert live.setup().config.answer_wait_s > 0.6
+    assert live.setup().config.retry_s_max == LIVE.retry_s_max
+    assert scenario().setup().config.answer_wait_s == IDEAL_CONFIG.answer_wait_s
+
+
 def test_a_task_takes_its_time_divided_by_the_speed_of_its_node() -> None:
     arrivals = [Arrival(0.0, "n1", 4.0), Arrival(1.0, "n2", 4.0), Arrival(2.0, "n3", 4.0)]
     tasks = ended("none", arrivals, [1, 1, 1], speeds=(1.0, 2.0, 0.5))
@@ -164,6 +175,8 @@ def test_a_trace_is_played_as_recorded() -> None:
 
 def test_more_names_than_nodes_wrap_round_and_tasks_without_one_are_spread() -> None:
     assert {one.node for one in arrivals_of(scenario(trace=trace(), nodes=2))} == {"n1", "n2"}
+    found, _ = played(scenario(trace=trace(), nodes=2))
+    assert found.warnings == ["the trace names 3 nodes and here are 2: several of its nodes are one"]
     anonymous = read_trace("mine", "arrival,duration\n" + "".join(f"{number},1\n" for number in range(60)))
     asked = scenario(trace=anonymous, nodes=3)
     assert {one.node for one in arrivals_of(asked)} == {"n1", "n2", "n3"}

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from peerload.model.errors import ConfigError
+from peerload.policy.marks import MARK_MAX
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
 from peerload.sim.player import Setup
@@ -40,22 +42,29 @@ def setup_of(parameters: Parameters) -> Setup:
     unknown = sorted(set(parameters).difference(KNOWN))
     if unknown:
         raise NotYet(f"parameters that nobody knows: {', '.join(unknown)}")
-    if parameters.get("speed_spec"):
-        raise NotYet("nodes have no speed factor yet")
     nodes, slots = int(parameters["N"]), int(parameters.get("c", 1))
     if nodes * slots < 1:
         raise NotYet("no node")
-    rates = [rate for count, rate in parameters.get("lam_spec") or () for rate in [float(rate)] * int(count)]
-    rates = rates or [float(parameters["rho"]) * slots] * nodes
-    if len(rates) != nodes:
-        raise NotYet(f"lam_spec names {len(rates)} of {nodes} nodes")
+    speeds = _each(parameters, "speed_spec", nodes)
+    rates = _each(parameters, "lam_spec", nodes)
+    if not rates:  # rho is that of the whole system; as many tasks come to each node
+        rates = [float(parameters["rho"]) * slots * (fmean(speeds) if speeds else 1.0)] * nodes
     return Setup(
         _preset(parameters, slots),
         [slots] * nodes,
         rates,
         service_of(str(parameters.get("service", "exp")), parameters.get("service_params") or ()),
         float(parameters.get("xdelay", 0.0)),
+        speeds=tuple(speeds),
     )
+
+
+def _each(parameters: Parameters, key: str, nodes: int) -> list[float]:
+    """``[[count, value], …]``: a value a node; [] if the case does not say."""
+    values = [value for count, value in parameters.get(key) or () for value in [float(value)] * int(count)]
+    if values and len(values) != nodes:
+        raise NotYet(f"{key} names {len(values)} of {nodes} nodes")
+    return values
 
 
 def _preset(parameters: Parameters, slots: int) -> PolicySet:
@@ -87,7 +96,7 @@ def _preset(parameters: Parameters, slots: int) -> PolicySet:
 def _information(parameters: Parameters) -> dict[str, Any]:
     """A board is what everybody tells at the same moments."""
     if parameters.get("board_period"):
-        return {"policy": "periodic", "period_s": float(parameters["board_period"]), "reports_guide_probing": False}
+        return {"policy": "periodic", "period_s": float(parameters["board_period"])}
     return {"policy": "poll"}
 
 
@@ -139,8 +148,8 @@ def _marks(parameters: Parameters, slots: int) -> dict[str, Any]:
 def _per_slot(tasks: float, slots: int, *, up: bool = False) -> float:
     """The mark that means so many tasks when it is multiplied by the slots again. Where no float does that exactly it
     is a little less, which is the same to n ≥ and n <, or with ``up`` a little more, for n >."""
-    mark = tasks / slots
-    while (mark * slots < tasks) if up else (mark * slots > tasks):
+    mark = min(tasks / slots, MARK_MAX)  # a case says "always" with a number no queue ever reaches
+    while mark < MARK_MAX and ((mark * slots < tasks) if up else (mark * slots > tasks)):
         mark = math.nextafter(mark, math.inf if up else 0.0)
     return mark
 

@@ -1,7 +1,7 @@
 """Placements of the reference model that no node plays by choice: they draw from all nodes, the home among them.
 
 A policy never names its own node, so the home's part of the draw is made here: where the home is drawn and is as good as
-the best, the task stays. ``looks`` counts the draws of the home, which the reference counts as probes.
+the best, the task stays. ``looks`` counts the draws of the home, which the reference counts as probes, and ``probed`` those of others.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class JoinShortest(msgspec.Struct):
 
     probes: int
     looks: int = 0
+    probed: int = 0
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
@@ -35,8 +36,9 @@ class JoinShortest(msgspec.Struct):
         drawn = min(self.probes, len(view.peers) + 1)
         if not replies:
             has_home = rng.random() * (len(view.peers) + 1) < drawn
-            self.looks += has_home
             others = rng.sample(view.peers, drawn - has_home)
+            self.looks += has_home
+            self.probed += len(others)
             return Probe(tuple(others)) if others else STAY
         loads = [(reply.report.load_tasks, reply.node) for reply in replies if reply.report is not None]
         least = min(load for load, _ in loads)

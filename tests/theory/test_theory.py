@@ -268,11 +268,12 @@ def test_service_times_have_mean_one(name: str, parameters: list[float], variati
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"sender": "jsqd", "L": 2},
-        {"pair_rate": 0.5},
+        {"sender": "telepathy", "L": 2},
+        {"pair_rate": -0.5},
         {"colour": "red"},
         {"service": "odd"},
-        {"c": 4, "sender": "threshold", "T_send": 2, "L": 1},
+        {"lam_spec": [[1, 0.5]]},
+        {"speed_spec": [[3, 0.5]]},
     ],
 )
 def test_a_case_that_cannot_be_played_says_why(parameters: Parameters) -> None:
