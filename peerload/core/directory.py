@@ -26,15 +26,16 @@ ELIGIBLE_KEPT_MAX = 1024
 class Names(Sequence[str]):
     """Names in order, without one of them, which costs nothing to leave out; that a name is in is found by bisection."""
 
-    __slots__ = ("_all", "_skipped")
+    __slots__ = ("_all", "_count", "_skipped")
 
     def __init__(self, names: tuple[str, ...], without: str = "") -> None:
         self._all = names
         place = bisect_left(names, without)
         self._skipped = place if place < len(names) and names[place] == without else len(names)
+        self._count = len(names) - (self._skipped < len(names))
 
     def __len__(self) -> int:
-        return len(self._all) - (self._skipped < len(self._all))
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -44,7 +45,7 @@ class Names(Sequence[str]):
         if isinstance(index, slice):
             return tuple(self)[index]
         if index < 0:
-            index += len(self)
+            index += self._count
             if index < 0:
                 raise IndexError(index)
         return self._all[index if index < self._skipped else index + 1]

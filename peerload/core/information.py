@@ -126,7 +126,11 @@ class Information:
 
     def was_told(self, report: LoadReport) -> None:
         """Somebody has this report: does it stand elsewhere than everybody knows?"""
-        if self._told is not None and self._standing(report) != self._standing(self._told):
+        if (
+            self._watches == "region"
+            and self._told is not None
+            and self._standing(report) != self._standing(self._told)
+        ):
             self._said = report
             self._settled_version = NOT_SETTLED
 

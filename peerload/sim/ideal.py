@@ -51,6 +51,9 @@ NEVER_S = 1e9
 REPORTS_IN_ALL_MAX = 400_000
 """Reports that all nodes together keep of one another: up to 632 nodes each keeps one of every peer, beyond that the
 newest. Else memory would grow with the square of their number."""
+FIRST_WORDS = 2
+"""Nodes whose announcement at the start is on its way where messages take time: enough for each to hear that it has
+peers. Those of all would be N² messages."""
 WITHOUT_MEANING = frozenset(
     (actions.Persist, actions.Decided, actions.SetLease, actions.ForgetTask, actions.Dial),
 )
@@ -167,10 +170,13 @@ class IdealCluster:
             rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
             self.nodes[name] = Node(config, policies, identity, profile, rng)
             self._timers[name] = {}
-        for name in self.nodes:
+        names = tuple(self.nodes)
+        for number, name in enumerate(names):
+            self._hearers = names if number < FIRST_WORDS else ()
             self._handle(name, events.AgentStarted())
-        self.messages = 0  # their first announcements: nobody is met yet
-        self._hearers = tuple(self.nodes)
+        self._hearers = names
+        self._now.clear()  # nobody is met yet
+        self.messages = 0
         directory = Directory((node.state.identity, node.state.profile) for node in self.nodes.values())
         for name, node in self.nodes.items():
             node.membership.meet_all(directory)

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from peerload.core.membership import PeerState
+from peerload.core.state import FOREVER_S
 from peerload.model import events, messages
 from peerload.model.actions import Announce, TaskChanged
-from peerload.model.load import LoadReport, Region
+from peerload.model.config import CoreConfig
+from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.task import Exit, TaskRecord, TaskState
 from tests.core.given import ACCEPTS, RECEIVER, SENDER, WALL_S, Given, identity, spec
 
@@ -193,3 +195,31 @@ def test_a_task_whose_directory_is_missing_at_the_restart_waits_for_another_node
     x = Given(started=events.AgentStarted(tasks=(events.TaskRow(record, spec(), directory_here=False),), counter=1))
     assert not any(shape.startswith("spawn") for shape in x.started)
     assert x.task().stranded_because
+
+
+class Marking:
+    """A transfer policy that counts how often it is asked."""
+
+    def __init__(self, *, steady: bool) -> None:
+        self.steady = steady
+        self.asked = 0
+
+    def marks(self, view: object) -> Marks:
+        del view
+        self.asked += 1
+        return Marks(2.0, 2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_steady_marks_are_asked_for_once(steady: bool) -> None:
+    x = Given(policies={**SENDER, "information": {"policy": "region-change"}})
+    policy = Marking(steady=steady)
+    x.node.state.policies = msgspec.structs.replace(x.node.state.policies, transfer=policy)
+    for _ in range(3):
+        x.submit()
+    assert policy.asked == (1 if steady else 3)
+
+
+def test_nothing_is_timed_that_never_comes() -> None:
+    never = Given(config=CoreConfig(ping_s=FOREVER_S))
+    assert never.timer("ping") == ["Ping to y"]

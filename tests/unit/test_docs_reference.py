@@ -213,7 +213,7 @@ def test_every_policy_says_when_it_is_good_and_when_bad(kind: str, name: str) ->
     assert "\nGood: " in paragraph
     assert " Bad: " in paragraph
     if not name.startswith("none"):
-        for parameter in registry.policy_class(kind, name).__annotations__:
+        for parameter in getattr(registry.policy_class(kind, name), "__struct_fields__", ()):
             if kind != "information":  # what an information policy has are facts about it, not knobs
                 assert re.search(rf"[` ]{parameter}[` ]", paragraph), parameter
 
