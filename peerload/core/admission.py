@@ -140,10 +140,11 @@ class Ledger:
         self._changed()
 
     def expect(self, uid: bytes, request: ResourceRequest) -> None:
-        """A task is on its way here."""
-        if uid not in self.inbound:
+        """A task is on its way here; one that was promised before is known better by now."""
+        before = self.inbound.get(uid)
+        if before != request:
             self.inbound[uid] = request
-            self._cpus_inbound += request.cpus
+            self._cpus_inbound += request.cpus - (before.cpus if before is not None else 0.0)
             self._changed()
 
     def expect_no_more(self, uid: bytes) -> bool:

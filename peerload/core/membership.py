@@ -65,6 +65,8 @@ class Membership:
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
+        believed_s = getattr(state.policies.information, "believed_s", state.config.report_age_s_max)
+        self._believed_s = min(believed_s, state.config.report_age_s_max)
         self._peers: dict[str, Peer] = {}
         self._directory = NOBODY
         self._met_s = 0.0
@@ -108,7 +110,7 @@ class Membership:
         if heard is None:
             return None
         age_s = self._state.now.boot_s - heard.at_s
-        return KnownReport(heard.report, age_s) if age_s <= self._state.config.report_age_s_max else None
+        return KnownReport(heard.report, age_s) if age_s <= self._believed_s else None
 
     def last_report(self, node: str) -> Heard | None:
         """The newest report of a peer, however old."""

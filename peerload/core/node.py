@@ -244,7 +244,9 @@ class Node:
             self.executor.home_is_back(node)
             self.sharing.sender.peer_met()
         self.membership.learn(event.known)
-        self.sharing.report_met(node, event.report)
+        newest = self.membership.last_report(node)
+        if newest is not None and newest.report is event.report:
+            self.sharing.report_met(node, event.report)
 
     def _send_failed(self, event: events.SendFailed) -> None:
         message = event.message
@@ -341,7 +343,12 @@ class Node:
         if runs_here and to == here:
             self.state.count("tasks taken home")
             self.sharing.giver.taken_home(message.uid)
-        elif runs_here and to in self.membership.eligible(task.need(), here) and self.home.may_migrate(task):
+            if self.sharing.sender.passes_on:  # the same test here as anywhere
+                self._requeued(task, message.reason)
+        elif to in self.membership.eligible(task.need(), here) and self.home.may_migrate(task):
+            if not runs_here:
+                self.queue.remove(task)
+                self.sharing.sender.strand(task, message.reason, searches=False)
             self.sharing.sender.forward(task, to)
         else:
             self._requeued(task, message.reason)

@@ -1,35 +1,25 @@
-"""How long tasks take here, and how often something is done "per mean service time" (docs/policies.md, live rules)."""
+"""How often something is done "per mean service time", by chance (docs/policies.md, live rules)."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from peerload.core.state import CoreState
 
-MEAN_S_AT_FIRST = 1.0
-
 
 class Pace:
-    """The durations of the last durations_kept_max tasks that ended here, in seconds."""
+    """What the learned durations say of the time a task takes here."""
 
-    __slots__ = ("_durations", "_state", "_sum_s")
+    __slots__ = ("_state",)
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
-        self._durations: deque[float] = deque(maxlen=state.config.durations_kept_max)
-        self._sum_s = 0.0
-
-    def ended(self, duration_s: float) -> None:
-        """One more."""
-        self._durations.append(duration_s)
-        self._sum_s = sum(self._durations)
 
     @property
     def mean_s(self) -> float:
-        """Their mean, one second while there are none."""
-        return self._sum_s / len(self._durations) if self._durations else MEAN_S_AT_FIRST
+        """The mean of the last durations_kept_max durations seen, in seconds of this node."""
+        return self._state.history.mean_s / self._state.profile.speed
 
     def pause_s(self, rate: float) -> float:
         """Until the next time, at so many a mean service time: by chance, so that nodes do not act in step; at least

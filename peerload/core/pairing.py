@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.model.actions import Decided
 from peerload.model.messages import PAIR_MOVES_MAX, PairReply, PairRequest, Unpair
 from peerload.policy.sound import sound_answer, sound_partner
 
@@ -145,5 +146,8 @@ class Pairing:
             return False
 
     def _give(self, chosen: list[Work], to: str) -> None:
+        policy, known = self._state.policies.names["location.pairing"], self._membership.last_report(to)
+        inputs = ((to, known.report.load, 0.0),) if known is not None else ()
         for work in chosen:
+            self._state.actions.append(Decided(work.task, policy, inputs, to, f"paired with {to}, which has less"))
             self._giver.give(work, to, f"paired with {to}")

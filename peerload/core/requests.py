@@ -73,7 +73,7 @@ class Requests:
     def _is_still_useful(self, report: LoadReport) -> bool:
         """Whether more nodes like this one would help: busy ones while there is room here, idle ones while there is
         none."""
-        return self._wants_more() if report.gives else not self._information.report().accepts
+        return self._wants_more() if report.gives else not self._information.shown().accepts
 
     # -- being asked ---------------------------------------------------------------------------------------------------
 
@@ -106,5 +106,5 @@ class Requests:
     def _is_useful(self, src: str, request: StateRequest) -> bool:
         if request.need is not None:
             return self._sender.would_accept(src, request.need)
-        own = self._information.report()
+        own = self._information.shown()
         return own.gives if request.report.accepts else own.accepts

@@ -33,7 +33,7 @@ TIME_LIMIT = "time limit"
 class Runs:
     """The attempts that are to run here, by execution key; its timers are ``limit`` and ``kill``.
 
-    ``completed(duration_s)`` is called when one has ended and the next has been started."""
+    ``completed()`` is called when one has ended and the next has been started."""
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, home: Home, executor: Executor) -> None:
         self._state = state
@@ -43,7 +43,7 @@ class Runs:
         self._executor = executor
         self._works: dict[str, HomeTask | Guest] = {}
         self._launcher_away = False
-        self.completed: Callable[[float], None] = lambda _duration_s: None
+        self.completed: Callable[[], None] = lambda: None
 
     def holds(self, key: str) -> bool:
         """Whether this attempt is to run here. A process decided upon before its launcher died must not be started by
@@ -99,7 +99,7 @@ class Runs:
         else:
             self._executor.ended(work, exit_)
         self.fill()
-        self.completed(max(exit_.ended_at - exit_.started_at, 0.0))
+        self.completed()
 
     def lost(self, key: str, reason: str) -> None:
         """It has no process and will have none."""

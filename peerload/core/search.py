@@ -104,8 +104,10 @@ class Searches:
         search.pending[node] = self._state.now.boot_s
 
     def wait(self, search: Search) -> None:
-        """Wait for those asked, but not for ever."""
-        self._state.set_timer_in(self._state.config.probe_timeout_s, "probe", str(search.id))
+        """Wait for those asked, but not for ever; longer each time for a task that has no other choice, since answers may
+        take long."""
+        patience_s = search.task.backoff_s if search.task is not None and search.task.stranded_because else 0.0
+        self._state.set_timer_in(max(self._state.config.probe_timeout_s, patience_s), "probe", str(search.id))
 
     def broadcast(self, search: Search, need: Need, report: LoadReport) -> None:
         """Ask everybody at once; those that accept answer."""

@@ -15,6 +15,7 @@ from peerload.core.admission import why_never
 from peerload.core.search import STEPS_MAX
 from peerload.core.view import task_view
 from peerload.core.work import HomePhase
+from peerload.model.actions import Decided
 from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
@@ -79,6 +80,8 @@ class Sender:
 
     def sends(self, task: HomeTask) -> bool:
         """Whether an arriving task (not counted itself) should go elsewhere."""
+        if self._state.policies.names["location.sender"] == "none":
+            return False
         if not self._home.may_migrate(task) or task.spec.placement.local:
             return False
         marks = self._information.marks()
@@ -87,12 +90,13 @@ class Sender:
             return True
         return marks.send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
 
-    def strand(self, task: HomeTask, reason: str) -> None:
-        """Its home cannot run it: it is placed elsewhere, asked about again until it is."""
+    def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
+        """Its home cannot run it: it is placed elsewhere, asked about again until it is. ``searches``: at once, too."""
         task.stranded_because = reason
         task.backoff_s = self._state.config.stranded_backoff_s
         self.stranded[task.uid] = task
-        self.search_for(task)
+        if searches:
+            self.search_for(task)
         self._state.set_timer_in(task.backoff_s, "stranded", task.uid.hex())
 
     def unstrand(self, task: HomeTask) -> None:
@@ -199,7 +203,7 @@ class Sender:
         self, search: Search, task: HomeTask, peers: Sequence[str]
     ) -> ProbeStep | Broadcast | Transfer | Keep:
         view = self._information.view(peers, uncounted=0 if task.stranded_because else 1)
-        shown = task_view(task, task.record.migrations, self._state)
+        shown = task_view(task, self._state)
         search.steps += 1
         try:
             step = sound_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
@@ -304,12 +308,14 @@ class Sender:
 
     # -- tasks that were placed and move on ----------------------------------------------------------------------------
 
-    def _passes_on(self) -> bool:
+    @property
+    def passes_on(self) -> bool:
+        """Whether the policy places without asking, so that its test comes where the task is."""
         return bool(getattr(self._state.policies.sender, "passes_on", False))
 
     def guest_arrived(self, guest: Guest) -> None:
         """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
-        if not self._passes_on() or not guest.may_move:
+        if not self.passes_on or not guest.may_move:
             return
         marks = self._information.marks()
         if self._ledger.load_tasks - 1 < marks.send_at * self._ledger.profile.slots:
@@ -317,14 +323,16 @@ class Sender:
         view = self._information.view(
             self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=1
         )
-        shown = task_view(guest, guest.migrations, self._state)
+        shown = task_view(guest, self._state)
         try:
             step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return
-        if isinstance(step, Transfer) and step.to in view.peers and step.to != guest.home:
+        if isinstance(step, Transfer) and step.to in view.peers:
             self._state.count("tasks passed on")
+            name = self._state.policies.names["location.sender"]
+            self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
             self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)
 
     def forward(self, task: HomeTask, to: str) -> None:

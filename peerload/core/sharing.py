@@ -121,9 +121,8 @@ class Sharing:
             settle()
         self.information.settle()
 
-    def completed(self, duration_s: float) -> None:
+    def completed(self) -> None:
         """A task has ended here, and the next one has been started: ask for another?"""
-        self._pace.ended(duration_s)
         if self._has_receiver:
             self.receiver.pull()
 

@@ -192,17 +192,17 @@ class Movable:
         for work in works:
             if self._may_go(work):
                 self.works[work.task] = work
-                yield task_view(work, 0, self._state)
+                yield task_view(work, self._state)
 
 
-def task_view(work: Work, migrations: int, state: CoreState) -> TaskView:
+def task_view(work: Work, state: CoreState) -> TaskView:
     """A waiting task as policies see it on this node."""
     spec, history = work.spec, state.history
     return TaskView(
         work.task,
         spec.request,
         spec.placement,
-        migrations,
+        work.moves(),
         state.now.boot_s - work.arrived_s,
         history.expected_s(history.keys(spec)) / state.profile.speed,
         sum(map(len, spec.argv)) + len(spec.environment) + len(spec.directory),

@@ -74,6 +74,10 @@ class Work:
         self.started_s = 0.0
         self.keys: tuple[bytes, ...] = ()
 
+    def moves(self) -> int:
+        """Placements away from its home by choice, so far."""
+        return 0
+
 
 class HomeTask(Work):
     """A task of this home with its durable record and what is known of it in memory.
@@ -131,6 +135,10 @@ class HomeTask(Work):
         """The name of the current attempt in launcher and spool."""
         return execution_key(self.uid, self.record.attempt)
 
+    def moves(self) -> int:
+        """As its durable record has it."""
+        return self.record.migrations
+
     def need(self) -> Need:
         """What the task asks of a node."""
         return Need(self.spec.request, self.spec.placement, self.record.migrations)
@@ -172,6 +180,10 @@ class Guest(Work):
         self.running_at = 0.0
         self.repeat_s = 0.0
         self.exit: Exit | None = None
+
+    def moves(self) -> int:
+        """As its home said with the offer."""
+        return self.migrations
 
     @property
     def may_move(self) -> bool:

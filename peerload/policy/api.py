@@ -228,6 +228,7 @@ class InformationPolicy(Protocol):
     """When and to whom load is told.
 
     reports_guide_probing: whom to probe is drawn from reports first; period_s: tell everybody this often (0: never);
+    with ``believed_s``, in seconds, no report is believed for longer;
     watches: which changes `tells` and `asks` are asked about: of the load region, once it has held for settle_s, of n,
     or none (both are then asked at the start only).
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import isfinite
 
 from peerload.model.load import LOAD_MAX, Marks
-from peerload.policy.api import Broadcast, Keep, Probe, Transfer
+from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Transfer
 
 
 def sound_load(answer: object) -> float:
@@ -52,7 +52,9 @@ def sound_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
             return answer
         case Broadcast():
             return answer
-        case Transfer(to=str(), load_tasks_max=int()) | Keep(reason=str()):
+        case Transfer(to=str(), load_tasks_max=int() as most) if -1 <= most <= ANY_LOAD and not isinstance(most, bool):
+            return answer
+        case Keep(reason=str()):
             return answer
         case _:
             raise TypeError(f"a {type(answer).__name__} is no step of a search")

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 class OnDemand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node that leaves the normal region asks everybody, once. Only the useful answer (the overloaded if it has room,
-    the underloaded if it has too much), each after a random pause, and stop when it has enough.
+    the underloaded if it has too much), each after a random pause, and stop when it has enough. Nobody takes an answer back, so it is believed for ``believed_s``
+    (2 s) only.
 
     Good: quiet while loads are normal.
     Bad: at very low or very high load many ask and few can help.
     """
 
     reports_guide_probing = True
+    believed_s = 2.0
     period_s = 0.0
     watches: ClassVar[Watch] = "region"
 
@@ -44,7 +46,7 @@ class BroadcastWhenIdle(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Bad: at low load everybody is asked after nearly every task.
     """
 
-    reports_guide_probing = True
+    reports_guide_probing = False
     period_s = 0.0
     watches: ClassVar[Watch] = "tasks"
 

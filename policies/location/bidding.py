@@ -46,7 +46,7 @@ class Bidding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _bidders(view: NodeView, rng: random.Random, bidders: int) -> tuple[str, ...]:
     """Different ones, drawn as probes are."""
     drawn: list[Reply] = []
-    while (peer := draw_receiver(view, drawn, rng, bidders)) is not None:
+    while len(drawn) < bidders and (peer := draw_receiver(view, drawn, rng, bidders)) is not None:
         drawn.append(Reply(peer, accepts=False))
     return tuple(reply.node for reply in drawn)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.policy.api import Keep, Probe, Transfer
+from peerload.policy.api import ANY_LOAD, Keep, Probe, Transfer
 from peerload.policy.draw import draw_receiver
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def better(view: NodeView, replies: Sequence[Reply], delta: int) -> Transfer | K
     if not answered:
         return Keep("no node to probe" if not replies else f"none of {len(last)} probed nodes answered or accepted")
     report, node = min(answered, key=lambda pair: _per_slot(pair[0]))
-    load_tasks_max = view.load_tasks * report.slots // max(view.slots, 1) - delta
+    load_tasks_max = min(view.load_tasks * report.slots // max(view.slots, 1) - delta, ANY_LOAD)
     if report.load_tasks > load_tasks_max:
         return Keep(f"the least loaded of {len(last)} probed nodes is no better by {delta}")
     return Transfer(node, load_tasks_max)

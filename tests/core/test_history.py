@@ -266,7 +266,7 @@ def test_a_view_tells_what_runs_and_what_waits_in_seconds_of_this_node() -> None
     x.hear("y", offer(home="y", only=True))
     assert view.waiting_s == 18.0  # what is on its way counts as the mean
     (waiting, _) = x.node.queue.oldest_first()
-    shown = task_view(waiting, 0, x.node.state)
+    shown = task_view(waiting, x.node.state)
     assert (shown.expected_s, shown.moved_bytes, shown.waited_s) == (6.0, len(b"a" + b"/d" + b"\x80"), 2.0)
 
 

@@ -10,9 +10,9 @@ from peerload.model.actions import Answer, Persist
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NoSuchTask
 from peerload.model.load import LoadReport
-from peerload.model.resources import Placement
-from peerload.model.task import Exit, TaskRecord, TaskState
-from tests.core.given import ACCEPTS, SENDER, UID, Given, spec
+from peerload.model.resources import Placement, Profile, ResourceRequest
+from peerload.model.task import Exit, TaskRecord, TaskState, execution_key
+from tests.core.given import ACCEPTS, RECEIVER, SENDER, UID, Given, identity, offer, spec
 
 LEASED = ["persist leased", "changed leased"]
 LOCAL = ["persist submission queued", "answer", *LEASED, "spawn 1"]
@@ -382,3 +382,40 @@ def test_a_lasting_decline_is_remembered_for_a_minute() -> None:
     assert task.stranded_because == "no directory /data there"
     x.after(61).timer("ping")
     assert not x.node.membership.has_declined("y", "directory", b"/data")
+
+
+def test_a_task_that_only_others_can_run_goes_where_an_executor_says() -> None:
+    x = Given(peers=(), policies=SENDER)
+    x.meet("y", labels=("fast",))
+    x.meet("z", labels=("fast",))
+    first = x.submit(spec(placement=Placement(labels=("fast",))))
+    asked, other = ("y", "z") if "Probe to y" in first else ("z", "y")
+    assert f"Offer to {asked}" in x.hear(asked, messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    task = x.task()
+    x.hear(asked, messages.Accept(task.task, task.uid, 1, 7, 1.0))
+    assert task.phase is HomePhase.AWAY
+    did = x.hear(asked, messages.Return(task.task, task.uid, 1, to=other, reason="has room"))
+    assert f"Offer to {other}" in did
+    assert x.sent(messages.Offer).migrations == 1  # a move by choice, which the limit ends
+    assert task.uid not in x.node.queue
+    declined = x.hear(other, messages.Decline(task.task, task.uid, 2, "room", "full by now", LoadReport(sequence=9)))
+    assert any(name.startswith("Probe to") for name in declined), "a place is looked for again"
+    assert task.uid in x.node.sharing.stranded
+
+
+def test_what_was_promised_is_known_better_when_it_is_offered() -> None:
+    x = Given(peers=("h",), slots=8, policies=RECEIVER)
+    x.node.ledger.expect(UID, ResourceRequest())
+    assert x.node.ledger.load_tasks == 1
+    x.hear("h", offer(request=ResourceRequest(cpus=4.0)))
+    assert x.node.ledger.load_tasks == 4
+    x.timer("reserved", execution_key(UID, 1))
+    assert x.node.ledger.load_tasks == 0
+
+
+def test_a_late_word_of_a_peer_is_not_acted_upon() -> None:
+    x = Given(peers=("y",), policies=RECEIVER)
+    has_work = LoadReport(load_tasks=5, slots=1, movable=4, gives=True, incarnation=1, sequence=3)
+    x.hear("y", messages.Pong(1, LoadReport(slots=1, incarnation=1, sequence=50)))
+    late = events.PeerMet(identity("y"), Profile("y", 1, 1.0, slots_fixed=True), has_work, retained=True)
+    assert not [name for name in x.when(late) if name.startswith("GiveRequest")]

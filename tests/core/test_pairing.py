@@ -53,12 +53,8 @@ def test_the_asker_is_richer_and_gives_its_newest_while_they_differ_by_two() -> 
     x = given(5)
     x.timer("pair")
     did = x.hear("y", messages.PairReply(1, accepts=True, report=loaded(0)))
-    assert did[:4] == [
-        "clear paired",
-        "Unpair to y",
-        "Offer to y",
-        "timer offer 5",
-    ]  # 5 and 0, then 4 and 1, then 3 and 2
+    # 5 and 0, then 4 and 1, then 3 and 2
+    assert did[:5] == ["clear paired", "Unpair to y", "decided y", "Offer to y", "timer offer 5"]
     assert len(x.sent(messages.Unpair).promised) == 2
     assert [x.task(number).phase for number in (3, 4, 5)] == [HomePhase.WAITING, HomePhase.OFFERED, HomePhase.OFFERED]
     assert x.sent(messages.Offer).load_tasks_max == ANY_LOAD
@@ -67,7 +63,7 @@ def test_the_asker_is_richer_and_gives_its_newest_while_they_differ_by_two() -> 
 def test_the_asked_is_richer_and_gives() -> None:
     x = given(3)
     did = x.hear("y", messages.PairRequest(7, loaded(0)))
-    assert did[:2] == ["PairReply to y", "Offer to y"]
+    assert did[:3] == ["PairReply to y", "decided y", "Offer to y"]
     assert x.sent(messages.PairReply).promised == (x.task(3).uid,)
     x.hear("y", messages.PairRequest(8, loaded(9)))
     assert x.sent(messages.PairReply).accepts  # it has given and is free again

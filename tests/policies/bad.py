@@ -118,6 +118,11 @@ class NoStep(Struct, frozen=True):
         return tuple(view.peers)
 
 
+class OffersTooMuch(Struct, frozen=True):
+    def locate(self, view: Any, task: Any, replies: Any, rng: Any) -> Any:
+        return Transfer(view.peers[0], 1 << 70) if view.peers else Keep("nobody is there")
+
+
 class NoReason(Struct, frozen=True):
     def locate(self, view: Any, task: Any, replies: Any, rng: Any) -> Any:
         return Keep("")

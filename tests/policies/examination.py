@@ -118,6 +118,9 @@ class Examiner:
         if type(step).__module__ != api.__name__:
             self.note("answers", f"no step of a search: {step!r}")
             return
+        if isinstance(step, api.Transfer) and not -1 <= step.load_tasks_max <= api.ANY_LOAD:
+            self.note("answers", f"more tasks than any node has: {step!r}")
+            return
         if isinstance(step, api.Keep) and not step.reason:
             self.note("answers", "keeps for no reason")
         names = getattr(step, "nodes", (step.to,) if isinstance(step, api.Transfer) else ())

@@ -113,6 +113,7 @@ BAD = [
     ("location.sender", "Counts", "deterministic"),
     ("location.sender", "NoStep", "answers"),
     ("location.sender", "NoReason", "answers"),
+    ("location.sender", "OffersTooMuch", "answers"),
     ("load", "NegativeLoad", "answers"),
     ("load", "NoNumber", "answers"),
     ("transfer", "NoMarks", "answers"),
@@ -258,6 +259,7 @@ class Waiting:
 
 
 POSITIVE = st.floats(0.001, 1e6)
+ASCENDING = st.lists(POSITIVE, max_size=3).map(sorted).map(tuple)
 COUNTS = st.integers(0, 1 << 40)
 REPORTS = st.builds(
     LoadReport,
@@ -283,7 +285,7 @@ VIEWS = st.builds(
     speed=st.floats(0.001, 1000.0),
     mean_s=POSITIVE,
     waiting_s=st.floats(0.0, 1e12),
-    running=st.lists(st.builds(Running, st.floats(0.0, 1e6), st.lists(POSITIVE, max_size=3).map(tuple)), max_size=3).map(tuple),
+    running=st.lists(st.builds(Running, st.floats(0.0, 1e6), ASCENDING), max_size=3).map(tuple),
     load=st.floats(0.0, 1e12),
     marks=st.builds(Marks, *[st.floats(0.0, 1e6)] * 4),
     reports_guide_probing=st.booleans(),
