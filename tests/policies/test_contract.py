@@ -192,7 +192,8 @@ def test_an_exception_is_contained_counted_and_shown(kind: str, name: str) -> No
     assert set(town.ended.values()) == {"done"}
     assert town.count("policy errors") == policy.asked
     assert examiner.found == {}
-    if kind in ("location.sender", "location.receiver") and policy.asked:
+    is_search = (kind, name) != ("location.sender", "none")  # asked about stranded tasks alone, which go on regardless
+    if kind in ("location.sender", "location.receiver") and is_search and policy.asked:
         assert any("the policy failed" in decided.reason for decided in town.decided)
 
 
