@@ -115,5 +115,5 @@ def _tell(trace: Trace, path: str, *, as_json: bool) -> None:
     left_out = f"; {trace.left_out} that never ran are left out" if trace.left_out else ""
     say(
         f"{trace.written} tasks written{f' to {path}' if path else ''}{left_out}",
-        f"replay them:  peerload sim --arrivals trace:{path} --service trace:{path}" if path else "",
+        f"replay them:  peerload sim --arrivals trace:{path}" if path else "",
     )

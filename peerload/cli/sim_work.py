@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
+import traceback
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Self
 
 from peerload.model.errors import PeerloadError
@@ -15,7 +18,8 @@ from peerload.sim.scenario import play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from multiprocessing.sharedctypes import Synchronized
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
     from types import FrameType
 
     from peerload.sim.scenario import Scenario
@@ -23,28 +27,25 @@ if TYPE_CHECKING:
 
     Job = tuple[int, int, int]
     """Which scenario, the seed, which replication."""
-    Done = tuple[int, int, Sample | None, tuple[str, str]]
-    """Which scenario, which replication, its sample, or what went wrong and the hint."""
+    Done = tuple[int, int, Sample]
+    """Which scenario, which replication, its sample."""
 
-LOOK_S = 0.2
-"""How often progress is looked at."""
+DRAW_S = 0.2
+"""Progress is drawn this often at most."""
+END_S = 10.0
+"""So long may a worker that has let go of its connection take to end."""
 BAR_WIDTH = 30
-
-_worker: tuple[Sequence[Scenario], Callable[[int], object]] = ((), int)
-"""What a worker was started with: a process of a pool has nowhere else to keep that."""
 
 
 def run(scenarios: Sequence[Scenario], replications: int, seed: int, workers: int) -> list[list[Sample]]:
     """For each scenario the samples of its replications, which do not depend on the number of workers. Ctrl-C and
-    SIGTERM end the workers and raise KeyboardInterrupt; what goes wrong in one is raised here."""
+    SIGTERM end the workers and raise KeyboardInterrupt; what goes wrong in one is raised here, its death too."""
     jobs = [(index, seed, number) for index in range(len(scenarios)) for number in range(replications)]
     jobs.sort(key=lambda job: -_cost(scenarios[job[0]]))  # the long ones first, so that nobody is idle at the end
     found: list[list[Sample | None]] = [[None] * replications for _ in scenarios]
     total = replications * sum(scenario.tasks for scenario in scenarios)
     with _interruptible(), Progress(total) as progress:
-        for index, number, sample, (what, hint) in _done(scenarios, jobs, min(workers, len(jobs)), progress):
-            if sample is None:
-                raise PeerloadError(what, hint=hint)
+        for index, number, sample in _done(scenarios, jobs, min(workers, len(jobs)), progress):
             found[index][number] = sample
     return [[sample for sample in samples if sample is not None] for samples in found]
 
@@ -55,46 +56,101 @@ def _cost(scenario: Scenario) -> float:
 
 def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress: Progress) -> Iterator[Done]:
     if workers == 1:
-        _begin(scenarios, progress.add)
-        yield from map(_job, jobs)
+        yield from (_play(scenarios, job, progress.add) for job in jobs)
         return
+    left = iter(jobs)
+    as_bytes = pickle.dumps(scenarios)  # once for all workers: a trace may be long
+    with _workers(workers) as processes:
+        for connection, process in processes.items():
+            with _watched(process):
+                connection.send_bytes(as_bytes)
+                connection.send(next(left))
+        busy = dict(processes)
+        while busy:
+            ready = wait(list(busy))
+            for connection, process in [(one, of) for one, of in busy.items() if one in ready]:
+                with _watched(process):
+                    said: int | Done | Exception = connection.recv()
+                if isinstance(said, int):
+                    progress.add(said)
+                    continue
+                if isinstance(said, Exception):
+                    raise said
+                job = next(left, None)
+                if job is None:
+                    del busy[connection]
+                    connection.close()  # so it ends, and its memory is free for the others
+                else:
+                    with _watched(process):
+                        connection.send(job)
+                yield said
+
+
+@contextlib.contextmanager
+def _workers(number: int) -> Iterator[dict[Connection, BaseProcess]]:
+    """So many processes by the connections to them. They share nothing, no lock either, so that none can keep the others
+    waiting by its death. On the way out they are ended, whatever happens."""
     context = multiprocessing.get_context("spawn")
-    counter = context.Value("q")
-    with _deaf_children():
-        pool = context.Pool(workers, _begin_worker, (scenarios, counter))
-    with pool:  # ends the workers, whatever happens
-        results = pool.imap_unordered(_job, jobs)
-        left = len(jobs)
-        while left:
-            try:
-                done = results.next(timeout=LOOK_S)
-            except multiprocessing.TimeoutError:
-                progress.reach(counter.value)
-                continue
-            left -= 1
-            yield done
-
-
-def _begin_worker(scenarios: Sequence[Scenario], counter: Synchronized[int]) -> None:
-    def passed(tasks: int) -> None:
-        with counter.get_lock():
-            counter.value += tasks
-
-    _begin(scenarios, passed)
-
-
-def _begin(scenarios: Sequence[Scenario], passed: Callable[[int], object]) -> None:
-    global _worker  # noqa: PLW0603 -- see there
-    _worker = scenarios, passed
-
-
-def _job(job: Job) -> Done:
-    index, seed, number = job
-    all_scenarios, passed = _worker
+    started: dict[Connection, BaseProcess] = {}
     try:
-        return index, number, play(all_scenarios[index], seed, number, clock=time.process_time, passed=passed), ("", "")
-    except PeerloadError as error:  # as words: not every error survives the way between processes
-        return index, number, None, (str(error), error.hint)
+        with _deaf_children():
+            for _ in range(number):
+                ours, theirs = context.Pipe()
+                with theirs:  # closed here, so that only the worker has that end, and its death is seen
+                    process: BaseProcess = context.Process(target=_work, args=(theirs,), daemon=True)
+                    process.start()
+                started[ours] = process
+        yield started
+    finally:
+        for process in started.values():
+            process.kill()
+        for connection, process in started.items():
+            process.join()
+            connection.close()
+
+
+@contextlib.contextmanager
+def _watched(process: BaseProcess) -> Iterator[None]:
+    """If it turns out to be dead, say of what."""
+    try:
+        yield
+    except (EOFError, OSError):
+        process.join(END_S)
+        raise _death(process.exitcode) from None
+
+
+def _death(code: int | None) -> PeerloadError:
+    who = "a simulation process"
+    if code is None:
+        return PeerloadError(f"{who} stopped answering")
+    if code >= 0:
+        return PeerloadError(f"{who} ended by itself ({code})")
+    if code != -signal.SIGKILL:
+        return PeerloadError(f"{who} was killed (signal {-code})")
+    return PeerloadError(
+        f"{who} was killed (signal {-code}); is there enough memory?", hint="fewer --workers or --tasks"
+    )
+
+
+def _work(connection: Connection) -> None:
+    """What a worker does: it is sent the scenarios, then job after job, and sends how many more tasks have come, and what
+    came of each job."""
+    with contextlib.suppress(EOFError, ConnectionError):  # nobody asks any more
+        scenarios: Sequence[Scenario] = connection.recv()
+        while True:
+            job: Job = connection.recv()
+            try:
+                connection.send(_play(scenarios, job, connection.send))
+            except PeerloadError as error:  # as words: not every error survives the way between processes
+                connection.send(PeerloadError(str(error), hint=error.hint))
+            except Exception as error:  # noqa: BLE001 -- it is raised again at the other end
+                error.add_note(traceback.format_exc())
+                connection.send(error)
+
+
+def _play(scenarios: Sequence[Scenario], job: Job, passed: Callable[[int], object]) -> Done:
+    index, seed, number = job
+    return index, number, play(scenarios[index], seed, number, clock=time.process_time, passed=passed)
 
 
 @contextlib.contextmanager
@@ -149,7 +205,7 @@ class Progress:
         """So many in all."""
         self._so_far = tasks
         now_s = time.monotonic()
-        if not self._is_shown or now_s - self._shown_s < LOOK_S:
+        if not self._is_shown or now_s - self._shown_s < DRAW_S:
             return
         self._shown_s = now_s
         share = min(self._so_far / self._total, 1.0)

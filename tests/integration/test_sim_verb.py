@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from peerload.cli import sim_work
+from peerload.cli.main import CANNOT
+from peerload.model.errors import PeerloadError
+from peerload.sim.scenario import Scenario
 from tests.integration.cluster import is_alive, program
 from tests.integration.test_docs_commands import keys_told
 from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 QUICK = ["--nodes", "5", "--tasks", "600", "--replications", "3"]
 
@@ -23,7 +31,9 @@ def command(*words: str) -> list[str]:
     return [*program(), "sim", *words]
 
 
-def ran(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def ran(
+    *words: str, cwd: Path | None = None, check: bool = True, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*words),
         env={**os.environ, **environment},
@@ -31,7 +41,7 @@ def ran(*words: str, cwd: Path | None = None, **environment: str) -> subprocess.
         capture_output=True,
         text=True,
         timeout=100,
-        check=True,
+        check=check,
     )
 
 
@@ -74,29 +84,92 @@ def test_a_preset_and_a_policy_of_ones_own_are_played_by_every_worker(tmp_path: 
     assert found["transfers_per_task"] > 0.03
 
 
-def test_ctrl_c_ends_it_with_all_its_workers() -> None:
-    words = ["--nodes", "50", "--tasks", "1000000", "--workers", "2", "--replications", "2"]
+LONG = ["--nodes", "50", "--tasks", "1000000", "--workers", "2", "--replications", "2"]
+
+
+@contextlib.contextmanager
+def at_work() -> Iterator[tuple[subprocess.Popen[str], list[int], list[int]]]:
+    """A long simulation in a group of its own, all its children, and those of them that are workers, busy by now."""
     process = subprocess.Popen(
-        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command(*LONG), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
 
-        def are_at_work() -> bool:
-            times = [Path(f"/proc/{pid}/stat").read_text().split()[13] for pid in children.read_text().split()]
-            return len(times) >= 2 and sum(int(ticks) > 50 for ticks in times) >= 2
+        def busy() -> list[int]:
+            pids = children.read_text().split()
+            return [int(pid) for pid in pids if int(Path(f"/proc/{pid}/stat").read_text().split()[13]) > 50]
 
-        wait_until(are_at_work, 60.0, "both workers use the cpu")
-        pids = [int(pid) for pid in children.read_text().split()]
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
-        out, err = process.communicate(timeout=30)
+        wait_until(lambda: len(busy()) == 2, 60.0, "both workers use the cpu")
+        yield process, [int(pid) for pid in children.read_text().split()], busy()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-    assert process.returncode == 130
-    assert (out, err) == ("", "")
-    wait_until(lambda: not any(map(is_alive, pids)), 10.0, "the workers are gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_it_with_all_its_workers(number: signal.Signals) -> None:
+    with at_work() as (process, children, _):
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does: to all of them
+        else:
+            process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert (out, err) == ("", "")
+        wait_until(lambda: not any(map(is_alive, children)), 10.0, "the workers are gone")
+
+
+@pytest.mark.parametrize(
+    ("number", "says"),
+    [
+        (
+            signal.SIGKILL,
+            "peerload: a simulation process was killed (signal 9); is there enough memory?\n"  # noqa: ISC004 -- lines
+            "  fewer --workers or --tasks\n",
+        ),
+        (signal.SIGTERM, "peerload: a simulation process was killed (signal 15)\n"),
+    ],
+)
+def test_a_worker_that_dies_ends_it_with_all_the_others(number: signal.Signals, says: str) -> None:
+    with at_work() as (process, children, workers):
+        os.kill(workers[1], number)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == CANNOT
+        assert (out, err) == ("", says)
+        wait_until(lambda: not any(map(is_alive, children)), 10.0, "nothing is left")
+
+
+def test_workers_end_when_what_started_them_is_killed() -> None:
+    with at_work() as (process, children, _):
+        process.kill()
+        process.communicate(timeout=30)
+        wait_until(lambda: not any(map(is_alive, children)), 30.0, "nothing is left")
+
+
+def test_a_worker_that_ends_by_itself_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\n"
+        "import msgspec\n"
+        "class Mine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):\n"
+        "    def locate(self, view, task, replies, rng):\n"
+        "        os._exit(3)\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "mine.toml").write_text('[location.sender]\npolicy = "mine.py:Mine"\n', encoding="utf-8")
+    done = ran(*QUICK, "--policy", "mine.toml", "--workers", "2", cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (CANNOT, "")
+    assert done.stderr == "peerload: a simulation process ended by itself (3)\n"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_goes_wrong_in_a_worker_is_raised_here(workers: int) -> None:
+    with pytest.raises(PeerloadError, match="no preset named 'thresold'") as caught:
+        sim_work.run([Scenario(policy="thresold", nodes=2, load=0.5, tasks=10, warm_up=0)], 2, 1, workers)
+    assert "threshold" in caught.value.hint
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        sim_work.run([Scenario(policy="none", nodes=2, slots=0, load=0.5, tasks=10, warm_up=0)], 2, 1, workers)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])

@@ -89,8 +89,11 @@ def test_the_past_is_played_again_also_if_it_came_all_at_once(agent: FakeAgent, 
     for name, apart_s in (("apart", 0.5), ("at-once", 0.0)):
         has(agent, [task(number, 1000.0 + number * apart_s, 1.0) for number in range(200)])
         path = tmp_path / f"{name}.csv"
-        assert peerload("history", "--export", str(path), agent=agent).returncode == 0
-        done = peerload("sim", "--policy", "adaptive", "--nodes", "3", "--arrivals", f"trace:{path}")
+        exported = peerload("history", "--export", str(path), agent=agent)
+        assert exported.returncode == 0
+        hint = exported.stderr.decode().splitlines()[-1]
+        assert hint == f"  replay them:  peerload sim --arrivals trace:{path}", "with the durations they had"
+        done = peerload(*hint.split()[3:], "--policy", "adaptive", "--nodes", "3")
         assert done.returncode == 0, done.stderr
         assert b"mean response" in done.stdout
 
