@@ -147,10 +147,10 @@ class Player:
         self.remote.extend(bytes(tasks))
         self.homes.extend(array("l", [0]) * tasks)
 
-    def finish(self, unfinished: float) -> None:
+    def finish(self, warm_up: int, unfinished: float) -> None:
         """Go on with arrivals that are not measured until the measured ones have ended, or are sure to. In an unstable
-        system they do not: then a task that has not begun counts with its age. unfinished: how many there were in the
-        mean while it was measured."""
+        system they do not: then a task that has not begun counts with its age. warm_up: so many of the first are not
+        measured; unfinished: how many there were in the mean while the others came."""
         if self.is_recorded:
             self.drain()
         else:
@@ -160,7 +160,7 @@ class Player:
         for number, arrival in self.cluster.waiting():
             self.responses[number] = self.waits[number] = self.cluster.now_s - arrival.at_s
             self.homes[number] = self._numbers[arrival.node]
-            self.cut_off += number <= self.last
+            self.cut_off += warm_up < number <= self.last
         measured = self.last
         for values in (self.responses, self.waits, self.remote, self.homes):
             del values[measured + 1 :]
@@ -240,7 +240,7 @@ def measure(player: Player, tasks: int, *, clock: Callable[[], float], started_s
         if edge == edges[-1] and player.is_recorded:
             player.drain()
         counts.append(player.counts())
-    player.finish(fmean(unfinished))
+    player.finish(edges[0], fmean(unfinished))
     return _sample(player, counts, unfinished, edges, clock() - started_s)
 
 
