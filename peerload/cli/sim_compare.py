@@ -6,6 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING
 
+from peerload.cli.sim_report import load_text
 from peerload.cli.text import printable, table
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def lines(results: Sequence[Told]) -> list[str]:
     """Mean responses: a row a load, a column a policy, and what theory says beside them."""
     first = results[0]
     policies = list(dict.fromkeys(told["policy"] for told in results))
-    rows = {load: [f"{load:.4g}"] for load in dict.fromkeys(told["load"] for told in results)}
+    rows = {load: [load_text(load)] for load in dict.fromkeys(told["load"] for told in results)}
     for told in results:
         rows[told["load"]].append(_cell(told))
     headings = ["LOAD", *map(printable, policies)]
@@ -85,7 +86,7 @@ def _footnotes(results: Sequence[Told]) -> list[str]:
     found = []
     for mark, says in ((" !", "! NOT STABLE: the number only says how long the run was"), (" ?", "? not sure:")):
         notes = [
-            f"  {printable(told['policy'])} at load {told['load']:.4g}: {warning}"
+            f"  {printable(told['policy'])} at load {load_text(told['load'])}: {warning}"
             for told in results
             if _mark(told) == mark
             for warning in told["warnings"]

@@ -33,6 +33,8 @@ METRICS = {
     "utilization": "utilization",
 }
 """Key → what it is called where it is measured."""
+SHARES = ("idle_while_waiting", "utilization")
+"""Those that are never more than 1."""
 
 
 def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) 
         "homes_max_over_min": _rounded(largest),
         "homes_variation": _rounded(variation),
         "homes": [_rounded(mean) for mean in outcome.homes] if len(outcome.homes) <= HOMES_TOLD_MAX else None,
-        "intervals": {key: _ends(interval) for key, interval in measured.items()},
+        "intervals": {key: _ends(interval, 1.0 if key in SHARES else math.inf) for key, interval in measured.items()},
     }
 
 
@@ -76,10 +78,10 @@ def _rounded(number: float | None) -> float | None:
     return float(f"{number:.{DIGITS}g}")
 
 
-def _ends(interval: Interval) -> list[float | None]:
+def _ends(interval: Interval, most: float) -> list[float | None]:
     if not math.isfinite(interval.half):
         return [None, None]
-    return [_rounded(max(interval.value - interval.half, 0.0)), _rounded(interval.value + interval.half)]
+    return [_rounded(max(interval.value - interval.half, 0.0)), _rounded(min(interval.value + interval.half, most))]
 
 
 def _arrivals(scenario: Scenario) -> str:
@@ -95,6 +97,12 @@ def _service(scenario: Scenario) -> str:
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
+
+
+def load_text(load: float | None) -> str:
+    """Of a trace that arrives all at once there is none."""
+    return "without bound" if load is None else f"{load:.4g}"
+
 
 ROWS = (
     ("response", "mean_response"),
@@ -113,16 +121,17 @@ def lines(told: dict[str, Any]) -> list[str]:
     """The JSON object as text."""
     slots = "1 slot" if told["slots"] == 1 else f"{told['slots']} slots"
     unit = "seconds" if told["unit"] == "s" else "mean service times"
-    load = "without bound" if told["load"] is None else f"{told['load']:.4g}"  # all of a trace arrives at once
     head = (
-        f"{printable(told['policy'])} on {told['nodes']} nodes of {slots}, load {load}, arrivals"
+        f"{printable(told['policy'])} on {told['nodes']} nodes of {slots}, load {load_text(told['load'])}, arrivals"
         f" {printable(told['arrivals'])}, service {printable(told['service'])}; times in {unit}"
     )
     how = (
         f"{told['replications']} replications of {told['tasks']} tasks, the first {told['warmup']} of each not counted,"
         f" seed {told['seed']}, {told['model']} model"
     )
-    warned = [f"{'NOT STABLE' if told['stable'] is False else 'note'}: {warning}" for warning in told["warnings"]]
+    warned = [f"note: {warning}" for warning in told["warnings"]]
+    if told["stable"] is False:  # the first says why
+        warned[0] = f"NOT STABLE: {told['warnings'][0]}"
     rows = [[name, _digits(told[key]), _interval(told["intervals"][key])] for name, key in ROWS]
     waiting, ends = told["idle_while_waiting"], told["intervals"]["idle_while_waiting"]
     rows.append(["idle while a task waits", _percent(waiting), _interval(ends, percent=True)])

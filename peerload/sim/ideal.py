@@ -109,14 +109,17 @@ class Finished:
 
 
 class _Unfinished:
-    """A task that has arrived and not ended; started_s: when it began to run, -1.0 before that."""
+    """A task that has arrived and not ended; started_s: when it began to run, -1.0 before that; node, ends_s: where, and
+    when its home will know that it has ended."""
 
-    __slots__ = ("arrival", "number", "started_s")
+    __slots__ = ("arrival", "ends_s", "node", "number", "started_s")
 
     def __init__(self, number: int, arrival: Arrival) -> None:
         self.number = number
         self.arrival = arrival
         self.started_s = -1.0
+        self.ends_s = math.inf
+        self.node = arrival.node
 
 
 class IdealCluster:
@@ -209,8 +212,14 @@ class IdealCluster:
         return len(self._unfinished)
 
     def waiting(self) -> Iterator[tuple[int, Arrival]]:
-        """Those, with their numbers."""
-        return ((task.number, task.arrival) for task in self._unfinished.values())
+        """Those of them that have not begun to run, with their numbers."""
+        return ((task.number, task.arrival) for task in self._unfinished.values() if task.started_s < 0)
+
+    def running(self) -> Iterator[Finished]:
+        """The others, as they will be at their end, which is certain: a task that runs is left where it is."""
+        for task in self._unfinished.values():
+            if task.started_s >= 0:
+                yield Finished(task.number, task.arrival, task.node, task.started_s, task.ends_s)
 
     def counts(self) -> dict[str, int]:
         """The counters of all nodes together, since the start."""
@@ -320,6 +329,8 @@ class IdealCluster:
                 task = self._unfinished[action.task]
                 task.started_s = self.now_s
                 service_s = task.arrival.service_s / self.nodes[name].state.profile.speed
+                task.node = name
+                task.ends_s = self.now_s + service_s + (self._message_s if name != task.arrival.node else 0.0)
                 exit_ = Exit(0, started_at=EPOCH_S + self.now_s, ended_at=EPOCH_S + self.now_s + service_s)
                 self._at(self.now_s + service_s, name, events.TaskEnded(action.key, exit_))
             case actions.TaskChanged():

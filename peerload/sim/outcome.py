@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.sim.bounds import mmc_response
-from peerload.sim.player import growth
+from peerload.sim.player import WARM_UP_S, growth
 from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
 from peerload.sim.service import Service
 from peerload.sim.statistics import Interval, Sample, intervals
@@ -23,12 +23,14 @@ share of all that arrived meanwhile, are no chance: the system is unstable, or f
 SETTLED_AFTER, WITH_ROOM = 3.0, 1.5
 """A node on its own that begins empty is near its mean response of W mean service times after the first times W² of them;
 those who share settle sooner. Where the warm-up was shorter it is made so long, and the second times that."""
+MEASURED_FEW = 200
+"""Measured tasks of all replications together; of fewer a mean says little."""
 GROWS_AGAIN = 4
 """What seems unstable is looked at again with so many times the tasks, until there are so many times the usual number."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """is_stable: None where it cannot be judged, since a trace comes to an end; warnings: what a reader of the numbers
+    """is_stable: None where it cannot be judged, since a trace comes to an end or a run was too short; warnings: what a reader of the numbers
     must know; homes: the mean response of the tasks of each home node, None where there were none; one_queue, no_sharing:
     mean responses from queueing theory, None where it has no formula for this."""
 
@@ -55,9 +57,11 @@ def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
     """Of all replications of a scenario."""
     metrics = intervals(samples)
     is_stable, warnings = _stability(scenario, samples)
+    one_queue, no_sharing = bounds(scenario, scenario.offered_load)
     if is_stable:
         warnings += _too_short(scenario, metrics["mean_response"].value)
-    one_queue, no_sharing = bounds(scenario, scenario.offered_load)
+        warnings += _too_good(scenario, metrics["mean_response"], one_queue)
+    warnings += _incomplete(samples, is_stable=is_stable, is_recorded=scenario.trace is not None)
     counted = [
         (sum(sample.homes[home][0] for sample in samples), sum(sample.homes[home][1] for sample in samples))
         for home in range(scenario.nodes)
@@ -72,7 +76,8 @@ def impossible(scenario: Scenario) -> str:
     if load < 1:
         return ""
     if scenario.trace is not None:
-        return f"load {load:.4g}: more work comes than the slots can do meanwhile; this is how they work it off"
+        text = f"{load:.4g}" if math.isfinite(load) else "without bound"
+        return f"load {text}: more work comes than the slots can do meanwhile; this is how they work it off"
     return f"load {load:.4g}: as much work comes as all slots together can do, or more; no policy is stable there"
 
 
@@ -85,6 +90,9 @@ def _stability(scenario: Scenario, samples: Sequence[Sample]) -> tuple[bool | No
     factor, share = growth(samples)
     if factor < GREW_FACTOR or share < GREW_SHARE:
         return not why, [why] * bool(why)
+    if not why and (lasted := scenario.tasks / _rate(scenario)) < WARM_UP_S:
+        short = f"all tasks come within {lasted:.2g} mean service times, too short to tell whether this is stable"
+        return None, [f"{short}: --tasks {_rounded_up(4 * WARM_UP_S * _rate(scenario))}"]
     grew = (
         f"unfinished tasks became {factor:.1f} times as many through the measured part, {share:.1%} of those that arrived:"
         " it is unstable, or far from settled, and the means only say how long the run was"
@@ -96,15 +104,51 @@ def _too_short(scenario: Scenario, mean_response_s: float) -> list[str]:
     warm_up = _warm_up_needed(scenario, mean_response_s)
     if scenario.warm_up >= warm_up:
         return []
-    digits = 10 ** max(int(math.log10(warm_up)) - 1, 0)
-    tasks = 4 * math.ceil(warm_up / digits) * digits
+    tasks = 4 * _rounded_up(warm_up)
     return [f"the warm-up of {scenario.warm_up} tasks is short for such a mean, which may be too low: --tasks {tasks}"]
+
+
+def _rounded_up(tasks: float) -> int:
+    """To two digits."""
+    digits: int = 10 ** max(int(math.log10(tasks)) - 1, 0)
+    return math.ceil(tasks / digits) * digits
+
+
+def _too_good(scenario: Scenario, mean_response: Interval, one_queue: float | None) -> list[str]:
+    """Whoever does not know how long tasks take cannot be better than one queue for all slots."""
+    if not _is_below(mean_response, one_queue):
+        return []
+    bound = f"the {one_queue:.4g} of one queue for all slots, which nobody beats that does not know how long tasks take"
+    return [f"the whole interval is below {bound}: too few tasks; --tasks {GROWS_AGAIN * scenario.tasks}"]
+
+
+def _is_below(mean_response: Interval, one_queue: float | None) -> bool:
+    return one_queue is not None and mean_response.value + mean_response.half < one_queue
+
+
+def _incomplete(samples: Sequence[Sample], *, is_stable: bool | None, is_recorded: bool) -> list[str]:
+    """What is missing from the numbers; a trace is all there is, however short."""
+    found = []
+    measured = sum(count for sample in samples for count, _ in sample.homes)
+    if measured < MEASURED_FEW and not is_recorded:
+        found.append(f"only {measured} measured tasks in all: the means are mostly chance")
+    cut_off = sum(sample.cut_off for sample in samples)
+    if cut_off and is_stable is not False:
+        found.append(f"{cut_off} of {measured} measured tasks had not begun at the end and count with their age")
+    errors = sum(sample.policy_errors for sample in samples)
+    if errors:
+        found.append(f"policy errors: {errors}; a node then does without the answer, and the task stays where it is")
+    return found
 
 
 def _warm_up_needed(scenario: Scenario, mean_response_s: float) -> int:
     """Tasks that come until a system with such a mean response has settled."""
-    rate = scenario.offered_load * scenario.capacity  # in tasks per mean service time
-    return math.ceil(SETTLED_AFTER * (mean_response_s / scenario.mean_service_s) ** 2 * rate)
+    return math.ceil(SETTLED_AFTER * (mean_response_s / scenario.mean_service_s) ** 2 * _rate(scenario))
+
+
+def _rate(scenario: Scenario) -> float:
+    """Of arrivals, in tasks per mean service time."""
+    return scenario.offered_load * scenario.capacity
 
 
 def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
@@ -112,7 +156,7 @@ def longer(scenario: Scenario, found: Outcome) -> Scenario | None:
     if more would not help."""
     if scenario.trace is not None or scenario.offered_load >= 1:
         return None
-    if found.is_stable:
+    if found.is_stable and not _is_below(found.mean_response, found.one_queue):
         needed = _warm_up_needed(scenario, found.mean_response.value)
         warm_up = min(math.ceil(needed * WITH_ROOM), TASKS_MOST // 4) if scenario.warm_up < needed else 0
         tasks = 4 * warm_up

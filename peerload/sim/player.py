@@ -33,12 +33,16 @@ PILOT_TASKS, PILOT_SHARE = 1000, 0.1
 TASKS_MIN = 4000
 """Of a replication whose length is found from the time there is."""
 AFTER_SHARE = 1.0
-"""Arrivals go on until all measured tasks have ended, but for no more than this many times their number."""
+"""Arrivals go on until all measured tasks have ended, but for no more than this many times their number …"""
+AFTER_TASKS, AFTER_FACTOR = 20_000, 1.5
+"""… or so many tasks, as long as some of them wait and it does not grow: there are no more unfinished tasks than this
+many times their mean while it was measured, or than this many for each slot."""
 STEPS = 100
 """Steps in which a stretch of tasks is played: between them progress is told and unfinished tasks are counted."""
 
 PROBES = ("sender probes", "receiver probes")
 TRANSFERS = ("transfers", "tasks taken home")
+POLICY_ERRORS = "policy errors"
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -108,6 +112,9 @@ class Player:
         self._passed = passed
         self._numbers = {name: index for index, name in enumerate(self.cluster.nodes)}
         self.is_recorded = setup.recorded is not None
+        self.cut_off = 0
+        """Measured tasks that have not begun when everything ends: they count with their age."""
+        self._slots = sum(setup.slots)
         self._arrivals = setup.arrivals(random.Random(f"{seed} workload"))  # noqa: S311 -- a seeded simulation
         self._left = 0
 
@@ -140,24 +147,38 @@ class Player:
         self.remote.extend(bytes(tasks))
         self.homes.extend(array("l", [0]) * tasks)
 
-    def finish(self) -> None:
-        """Go on with arrivals that are not measured until the measured ones have ended. In an unstable system they do
-        not: then a task counts with its age."""
+    def finish(self, warm_up: int, unfinished: float) -> None:
+        """Go on with arrivals that are not measured until the measured ones have ended, or are sure to. In an unstable
+        system they do not: then a task that has not begun counts with its age. warm_up: so many of the first are not
+        measured; unfinished: how many there were in the mean while the others came."""
         if self.is_recorded:
             self.drain()
-            return
-        measured = self.last
-        step = max(measured // 50, 1)
-        for _ in range(int(measured * AFTER_SHARE / step)):
-            if not self._left:
-                break
-            self._room_for(step)
-            self.cluster.run(self._arrivals, tasks=step)
+        else:
+            self._follow(AFTER_FACTOR * max(unfinished, float(self._slots)))
+        for task in list(self.cluster.running()):
+            self._ended(task)
         for number, arrival in self.cluster.waiting():
             self.responses[number] = self.waits[number] = self.cluster.now_s - arrival.at_s
             self.homes[number] = self._numbers[arrival.node]
+            self.cut_off += warm_up < number <= self.last
+        measured = self.last
         for values in (self.responses, self.waits, self.remote, self.homes):
             del values[measured + 1 :]
+
+    def _follow(self, unfinished_max: float) -> None:
+        step = max(self.last // 50, 1)
+        after = 0
+        while self._left and (
+            after + step <= self.last * AFTER_SHARE
+            or (after < AFTER_TASKS and self.cluster.unfinished <= unfinished_max and self._is_any_waiting())
+        ):
+            self._room_for(step)
+            self.cluster.run(self._arrivals, tasks=step)
+            after += step
+
+    def _is_any_waiting(self) -> bool:
+        """Of the measured tasks."""
+        return any(number <= self.last for number, _ in self.cluster.waiting())
 
     def drain(self) -> None:
         """No more arrivals: go on until every task has ended."""
@@ -219,7 +240,7 @@ def measure(player: Player, tasks: int, *, clock: Callable[[], float], started_s
         if edge == edges[-1] and player.is_recorded:
             player.drain()
         counts.append(player.counts())
-    player.finish()
+    player.finish(edges[0], fmean(unfinished))
     return _sample(player, counts, unfinished, edges, clock() - started_s)
 
 
@@ -244,7 +265,8 @@ def _sample(
     for number in range(first + 1, last + 1):
         home = player.homes[number]
         homes[home] = (homes[home][0] + 1, homes[home][1] + player.responses[number])
-    return Sample(values, batches, last, cpu_s, homes)
+    errors = int(counts[-1].get(POLICY_ERRORS, 0))
+    return Sample(values, batches, last, cpu_s, homes, cut_off=player.cut_off, policy_errors=errors)
 
 
 def _of_tasks(player: Player, first: int, last: int) -> dict[str, float]:
@@ -280,10 +302,10 @@ def _of_counts(before: dict[str, float], after: dict[str, float], tasks: int) ->
         "messages_per_task": grown("messages") / tasks,
         "announcements_per_task": grown("announcements", "requests broadcast") / tasks,
     }
-    slots = grown("slots")
-    if slots:
-        values["idle_while_waiting"] = grown("slots idle while waiting") / slots
-        values["utilization"] = 1 - grown("slots free") / slots
+    if "slots" in after:
+        slots = grown("slots")  # none where no time passed: then nobody worked, and nobody was idle
+        values["idle_while_waiting"] = grown("slots idle while waiting") / slots if slots else 0.0
+        values["utilization"] = 1 - grown("slots free") / slots if slots else 0.0
     return values
 
 

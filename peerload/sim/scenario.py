@@ -122,6 +122,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(config, answer_wait_s=max(config.answer_wait_s, ANSWERS_LATE * on_the_way_s))
 
     def _rates(self) -> list[float]:
+        if self.trace is not None:
+            return [0.0] * self.nodes  # all that comes is recorded
         hot = self.hot or self.nodes
         rate = self.offered_load * self.capacity / self.mean_service_s
         return [rate / hot] * hot + [0.0] * (self.nodes - hot)
@@ -152,7 +154,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return arrivals
 
     def check(self) -> None:
-        """Raises ConfigError if some task could run nowhere, or the preset cannot be used."""
+        """Raises ConfigError if some task could run nowhere, no work makes the load, or the preset cannot be used."""
+        if self.load is not None and not self.mean_service_s:
+            raise ConfigError("trace", "all durations are 0", why=f"no number of such tasks is a load of {self.load:g}")
         if self.trace is not None:
             for column, had, flag in (("cpus", self.slots, "slots"), ("gpus", self.gpus, "gpus")):
                 most = max(getattr(self.trace, column))

@@ -19,7 +19,8 @@ class Sample(msgspec.Struct, frozen=True):
     """What one replication says of each metric: its value over all measured tasks, and the values of its batches.
 
     tasks: played, the warm-up included; homes: for each home node the number of measured tasks and the sum of their
-    response times.
+    response times; cut_off: measured tasks that had not begun at the end and count with their age; policy_errors: how
+    often the policies failed, since the start.
     """
 
     values: dict[str, float]
@@ -27,6 +28,8 @@ class Sample(msgspec.Struct, frozen=True):
     tasks: int
     cpu_s: float
     homes: list[tuple[int, float]] = []
+    cut_off: int = 0
+    policy_errors: int = 0
 
 
 class Interval(msgspec.Struct, frozen=True):

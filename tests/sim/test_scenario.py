@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import time
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -248,6 +249,91 @@ def test_the_largest_bounded_pareto_is_its_ratio_from_the_smallest() -> None:
 def test_mean_wait_and_response_differ_by_the_service() -> None:
     found, _ = played(scenario(service=Service("det"), tasks=3000))
     assert value(found, "mean_response") == pytest.approx(value(found, "mean_wait") + 1.0)
+
+
+def test_tasks_that_run_at_the_end_count_as_they_will_end() -> None:
+    """A few take hundreds of times the mean: they are still running when as many more tasks have come."""
+    heavy = Service("h2", (100.0,))
+    found, samples = played(scenario(policy="adaptive", nodes=50, load=0.3, service=heavy, tasks=2000, warm_up=500))
+    assert value(found, "mean_wait") < 0.05
+    assert samples[0].cut_off == 0
+    assert found.warnings == []
+    lasting, _ = played(
+        scenario(nodes=100, load=0.5, service=Service("det"), tasks=400, policy="random", message_s=0.1)
+    )
+    assert value(lasting, "mean_response") - value(lasting, "mean_wait") == pytest.approx(
+        1.0 + 0.1 * value(lasting, "remote_fraction")
+    ), "the last know already when their homes will hear of it"
+
+
+def test_tasks_that_wait_at_the_end_are_followed_until_they_begin_unless_it_grows() -> None:
+    settled = scenario(nodes=50, load=0.3, service=Service("h2", (100.0,)), tasks=2000, warm_up=500)
+    assert [played(settled, seed=seed)[1][0].cut_off for seed in range(1, 5)] == [0] * 4
+    growing, (sample,) = played(scenario(nodes=2, load=4.0, tasks=600, warm_up=590))
+    assert sample.cut_off == 10, "those of the warm-up are nobody's concern"
+    assert not any("count with their age" in said for said in growing.warnings), "what does not end is said already"
+    assert value(growing, "mean_wait") > 10
+
+
+def test_measured_tasks_that_never_began_are_said_to_count_with_their_age() -> None:
+    asked = scenario(nodes=2, load=0.5)
+    _, (sample,) = played(asked)
+    said = outcome(asked, [msgspec.structs.replace(sample, cut_off=3)]).warnings
+    assert "3 of 2000 measured tasks had not begun at the end and count with their age" in said
+
+
+def test_what_only_fills_up_is_not_called_unstable() -> None:
+    found, _ = played(scenario(policy="adaptive", nodes=1000, load=0.5, tasks=500, warm_up=125))
+    assert found.is_stable is None
+    assert found.warnings[0].endswith("too short to tell whether this is stable: --tasks 120000")
+    assert value(found, "mean_response") == pytest.approx(1.0, rel=0.1)
+
+
+def test_an_interval_below_one_queue_is_said_and_played_longer() -> None:
+    asked = scenario(policy="none", nodes=1, load=0.9, tasks=1000, warm_up=250)
+    _, samples = played(asked, 4)
+    lucky = [
+        msgspec.structs.replace(one, values={**one.values, "mean_response": 7.0 + number / 10})
+        for number, one in enumerate(samples)
+    ]
+    found = outcome(asked, lucky)
+    assert found.warnings[0].startswith("the whole interval is below the 10 of one queue for all slots")
+    assert found.warnings[0].endswith("--tasks 4000")
+    more = longer(asked, found)
+    assert more is not None
+    assert (more.tasks, more.warm_up) == (4000, 1000)
+
+
+def test_few_measured_tasks_are_said() -> None:
+    found, _ = played(scenario(nodes=2, load=0.2, tasks=100, warm_up=99), 2)
+    assert "only 2 measured tasks in all: the means are mostly chance" in found.warnings
+
+
+RAISES = """
+class Raises:
+    def locate(self, view, task, replies, rng):
+        raise ValueError("on purpose")
+"""
+
+
+def test_what_a_policy_could_not_do_is_said(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(RAISES, encoding="utf-8")
+    preset = tmp_path / "mine.toml"
+    preset.write_text('[location.sender]\npolicy = "mine.py:Raises"\n', encoding="utf-8")
+    found, (sample,) = played(scenario(policy=str(preset)))
+    assert sample.policy_errors > 100
+    assert f"policy errors: {sample.policy_errors}; a node then does without the answer" in found.warnings[-1]
+    assert value(found, "transfers_per_task") == 0
+
+
+@pytest.mark.parametrize("pause_s", [0, 1])
+def test_a_trace_of_tasks_that_take_no_time_is_played_and_makes_no_load(pause_s: int) -> None:
+    rows = "".join(f"{number * pause_s},0,ws{number % 2}\n" for number in range(20))
+    nothing = read_trace("mine", "arrival,duration,node\n" + rows)
+    found, _ = played(scenario(trace=nothing, nodes=2))
+    assert (value(found, "mean_response"), value(found, "utilization")) == (0.0, 0.0)
+    with pytest.raises(ConfigError, match="all durations are 0"):
+        scenario(trace=nothing, nodes=2, load=0.5).check()
 
 
 def test_a_hot_spot_that_receivers_cannot_cope_with_is_called_unstable() -> None:

@@ -234,6 +234,24 @@ def test_a_comparison_as_table_csv_and_json(capsys: pytest.CaptureFixture[str], 
     assert typed(capsys, *words, "--csv", "-") == written
 
 
+def test_a_trace_that_comes_all_at_once_has_no_load_to_be_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "array.csv"
+    trace.write_text("arrival,duration,node\n5,1,a\n5,2,a\n5,3,b\n", encoding="utf-8")
+    words = ["--arrivals", f"trace:{trace}", "--tasks", "10"]
+    table = typed(capsys, "--compare", "none,threshold", *words)
+    assert "without bound  2.333" in table
+    assert "none at load without bound: load without bound: more work comes" in table
+    assert ", load without bound, arrivals" in typed(capsys, *words)
+
+
+def test_intervals_of_shares_end_at_one(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "--policy", "none", "--nodes", "1", "--load", "0.95", "--tasks", "40")
+    assert found["intervals"]["utilization"][1] == 1.0
+    assert found["intervals"]["mean_response"][1] > 1.0
+
+
 def test_policies_meet_the_same_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     """Comparing them is not left to chance: on one node all policies are the same, to the last digit."""
     found = told(capsys, "--compare", "none,threshold,adaptive", "--nodes", "1", "--load", "0.8")
