@@ -11,6 +11,7 @@ from pathlib import Path
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, duration, whole
+from peerload.cli.text import counted
 from peerload.model.errors import ConfigError
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import Scenario, tasks_for
@@ -249,14 +250,15 @@ def _delay(flag: str, given: tuple[float, str], *, in_seconds: bool) -> float:
 def _text(flag: str, name: str) -> str:
     path = Path(name)
     try:
-        if path.is_file() and path.stat().st_size > FILE_BYTES_MAX:
-            raise UsageError(f"sim: {flag}: {name} is too large", why=f"at most {FILE_BYTES_MAX >> 20} MiB")
         with path.open(encoding="utf-8-sig", newline="") as file:
-            text = file.read(FILE_BYTES_MAX)
+            is_too_large = os.fstat(file.fileno()).st_size > FILE_BYTES_MAX
+            text = "" if is_too_large else file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise UsageError(f"sim: {flag}: {name} cannot be read", why=error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"sim: {flag}: {name} is no text", why=str(error)) from None
+    if is_too_large or len(text) > FILE_BYTES_MAX:  # of a device or a pipe the size is not known before
+        raise UsageError(f"sim: {flag}: {name} is too large", why=f"at most {FILE_BYTES_MAX >> 20} MiB")
     return text
 
 
@@ -278,30 +280,51 @@ def _durations(flags: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _speeds(name: str, nodes: int, trace: TaskTrace | None) -> tuple[float, ...]:
-    """One factor a node, in order; or those of the nodes named, 1.0 for the others."""
+    """One factor a node, in order; or those of the nodes named, each once, and 1.0 for the others."""
     numbers = {f"n{index + 1}": index for index in range(nodes)}
     if trace is not None:
         numbers |= {node: index % nodes for index, node in enumerate(trace.names)}
-    rows = [
-        (line, [cell.strip() for cell in cells])
-        for line, cells in enumerate(csv.reader(io.StringIO(_text("--speeds", name))), 1)
-        if cells and any(cell.strip() for cell in cells) and not cells[0].lstrip().startswith("#")
-    ]
-    if rows and rows[0][1] == ["node", "factor"]:
-        rows = rows[1:]
-    speeds = [1.0] * nodes
+    rows = _rows_of_speeds(name)
+    is_list = bool(rows) and len(rows[0][1]) == 1
+    if not rows or (is_list and len(rows) < nodes):
+        raise UsageError(f"sim: --speeds: {name} has {counted(len(rows), 'line')}", why=f"{nodes} factors are needed")
+    speeds: dict[int, float] = {}
+    lines: dict[int, int] = {}
     for place, (line, cells) in enumerate(rows):
+        where, written = f"{name}:{line}", ",".join(cells)
         number = numbers.get(cells[0], -1) if len(cells) > 1 else place
+        if len(cells) <= 2 and is_list != (len(cells) == 1):  # noqa: PLR2004 -- node,factor
+            raise UsageError(
+                f"sim: --speeds: {where}: {written!r} is not of the same kind as the line before",
+                why="allowed: a factor in each line, or node,factor in each",
+            )
         if not 0 <= number < nodes or len(cells) > 2:  # noqa: PLR2004 -- node,factor
             raise UsageError(
-                f"sim: --speeds: {name}:{line}: no node for {','.join(cells)!r}",
-                why=f"allowed: {nodes} lines of one factor, or n1 … n{nodes} (or a node of the trace), comma, factor",
+                f"sim: --speeds: {where}: no node for {written!r}",
+                why=f"allowed: {counted(nodes, 'line')} of one factor, or n1 … n{nodes} (or a node of the trace), comma,"
+                " factor",
             )
-        speeds[number] = _speed(f"{name}:{line}", cells[-1])
-    is_list = rows and len(rows[0][1]) == 1
-    if not rows or (is_list and len(rows) != nodes):
-        raise UsageError(f"sim: --speeds: {name} has {len(rows)} lines", why=f"there are {nodes} nodes")
-    return tuple(speeds)
+        if number in speeds:
+            raise UsageError(
+                f"sim: --speeds: {where}: {cells[0]!r} is the node of line {lines[number]}",
+                why="allowed: one factor a node",
+            )
+        speeds[number], lines[number] = _speed(where, cells[-1]), line
+    return tuple(speeds.get(number, 1.0) for number in range(nodes))
+
+
+def _rows_of_speeds(name: str) -> list[tuple[int, list[str]]]:
+    """(line, cells) of what is neither empty nor a remark nor a header."""
+    reader = csv.reader(io.StringIO(_text("--speeds", name)))
+    try:
+        rows = [
+            (reader.line_num, [cell.strip() for cell in cells])
+            for cells in reader
+            if any(cell.strip() for cell in cells) and not cells[0].lstrip().startswith("#")
+        ]
+    except csv.Error as error:
+        raise UsageError(f"sim: --speeds: {name}:{reader.line_num}: no CSV", why=str(error)) from None
+    return rows[1:] if rows and rows[0][1] == ["node", "factor"] else rows
 
 
 def _speed(where: str, text: str) -> float:

@@ -108,6 +108,11 @@ def number_text(number: object, digits: int = 2) -> str:
     return f"{rounded:.0f}" if rounded == int(rounded) else f"{rounded:.{digits}f}"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 node``, ``2 nodes``: for words that take an s."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def say(message: str, hint: str = "") -> None:
     """Talk, on stderr: one line that begins with `peerload:`, and a hint below it."""
     lines = f"peerload: {printable(message)}\n" + (f"  {printable(hint)}\n" if hint else "")

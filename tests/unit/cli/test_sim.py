@@ -121,7 +121,15 @@ def test_bad_input_names_the_flag_and_what_is_allowed(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("1\n2\n", "has 2 lines: there are 3 nodes"),
+        ("1\n2\n", "has 2 lines: 3 factors are needed"),
+        ("1\n", "has 1 line: 3 factors are needed"),
+        ("n1,1\nn2,2\nn1,3\n", ":3: 'n1' is the node of line 1: allowed: one factor a node"),
+        ("n1,1\n2\n", ":2: '2' is not of the same kind"),
+        ("1\nn2,3\n1\n", ":2: 'n2,3' is not of the same kind"),
+        ("1\nn1,3\n1\n", ":2: 'n1,3' is not of the same kind"),
+        ("n1,1,2\n", ":1: no node for 'n1,1,2'"),
+        ("node,factor\n", "has 0 lines"),
+        ("9" * 140_000, ":1: no CSV: field larger than field limit"),
         ("1\n2\n3\n4\n", ":4: no node for '4'"),
         ("1\n0\n3\n", ":2: '0' is no factor: allowed: more than 0, at most 1000"),
         ("n1,fast\n", ":1: 'fast' is no factor"),
@@ -166,6 +174,8 @@ def test_a_trace_that_is_no_text_or_too_large_is_refused(
     monkeypatch.setattr(sim_flags, "FILE_BYTES_MAX", 2)
     assert main(["sim", "--arrivals", f"trace:{trace}"]) == USAGE
     assert "is too large" in capsys.readouterr().err
+    assert main(["sim", "--speeds", "/dev/zero"]) == USAGE
+    assert "--speeds: /dev/zero is too large" in capsys.readouterr().err
 
 
 def test_without_matplotlib_a_plot_is_refused_at_once(
