@@ -44,9 +44,24 @@ def check(path: str, loads: int) -> None:
 
 def check_writable(flag: str, path: str) -> None:
     """Raises UsageError unless a file of this name can be written."""
-    directory = Path(path).parent
-    if not directory.is_dir() or not os.access(directory, os.W_OK) or Path(path).is_dir():
-        raise UsageError(f"sim: {flag} {path!r} cannot be written", why=f"{directory} is no directory to write into")
+    file = Path(path)
+    directory = file.parent
+    why = ""
+    if file.is_dir():
+        why = "it is a directory"
+    elif not directory.is_dir():
+        why = f"{directory} is no directory to write into"
+    elif file.exists():
+        why = "" if os.access(file, os.W_OK) else "it may not be written"
+    else:
+        try:  # what may be written can be seen from no mode: of /proc, or as root
+            with file.open("x"):
+                pass
+            file.unlink()
+        except OSError as error:
+            why = error.strerror or str(error)
+    if why:
+        raise UsageError(f"sim: {flag} {path!r} cannot be written", why=why)
 
 
 def draw(path: str, scenarios: Sequence[Scenario], results: Sequence[dict[str, Any]]) -> None:

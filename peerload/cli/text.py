@@ -122,10 +122,15 @@ def say(message: str, hint: str = "") -> None:
 
 def print_json(value: dict[str, Any]) -> None:
     """One object on one line of stdout, versioned."""
+    sys.stdout.write(json_line(value))
+    sys.stdout.flush()
+
+
+def json_line(value: dict[str, Any]) -> str:
+    """One object on one line, versioned."""
     import json
 
-    sys.stdout.write(json.dumps({"v": 1, **value}, separators=(", ", ": "), default=_json_bytes) + "\n")
-    sys.stdout.flush()
+    return json.dumps({"v": 1, **value}, separators=(", ", ": "), default=_json_bytes) + "\n"
 
 
 def _json_bytes(value: object) -> str:

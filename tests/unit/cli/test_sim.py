@@ -118,6 +118,31 @@ def test_bad_input_names_the_flag_and_what_is_allowed(
     assert not shown.out
 
 
+def test_what_cannot_be_written_is_told_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peerload.cli.sim_work.run", lambda *_: pytest.fail("it was simulated"))
+    picture = tmp_path / "curves.png"
+    picture.mkdir()
+    for flag, name, says in (
+        ("--csv", "/proc/curves.csv", "No such file or directory"),
+        ("--csv", str(tmp_path), "it is a directory"),
+        ("--plot", "/proc/curves.png", "No such file or directory"),
+        ("--plot", str(picture), "it is a directory"),
+    ):
+        assert main(["sim", "--load", "0.5:0.9", flag, name]) == USAGE
+        assert f"sim: {flag} {name!r} cannot be written: {says}" in capsys.readouterr().err
+    sim_plot.check_writable("--csv", str(tmp_path / "new.csv"))
+    assert not (tmp_path / "new.csv").exists()
+
+
+def test_a_file_that_turns_out_to_be_full_costs_no_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", *QUICK, "--nodes", "2", "--csv", "/dev/full"]) == CANNOT
+    shown = capsys.readouterr()
+    assert "peerload: sim: --csv /dev/full cannot be written: No space left on device" in shown.err
+    assert shown.out.startswith("adaptive on 2 nodes")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
