@@ -307,6 +307,42 @@ def test_the_figure_shows_curves_bounds_and_what_is_not_stable(
         assert label in text
 
 
+def played(policy: str, load: float, mean: float, *, stable: bool, warnings: list[str] | None = None) -> dict[str, Any]:
+    return {
+        "policy": policy, "load": load, "mean_response": mean, "stable": stable, "warnings": warnings or [], "ci95": 0.1,
+        "arrivals": "poisson", "service": "exp",
+    }  # fmt: skip
+
+
+def test_no_line_is_drawn_to_what_is_not_stable_and_none_of_it_leaves_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *args, **more: (figures.append(self), save(self, *args, **more))
+    )
+    results = [
+        played("none", 0.5, 900.0, stable=False),
+        played("none", 1.1, 800.0, stable=False),
+        played("receiver", 0.5, 1.5, stable=True, warnings=["short"]),
+        played("receiver", 1.1, 700.0, stable=False),
+    ]
+    sim_plot.draw(str(tmp_path / "curves.svg"), scenarios("--compare", "none,receiver", "--load", "0.5:1.1:2"), results)
+    (axes,) = figures[0].axes
+    top = axes.get_ylim()[1]
+    drawn = {line.get_label(): line for line in axes.lines}
+    lines = [[mean for mean in drawn[name].get_ydata() if mean == mean] for name in ("none", "receiver")]  # noqa: PLR0124 -- nan
+    assert lines == [[], [1.5]]
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert [(*line.get_xdata(), *line.get_ydata()) for line in hollow] == [(0.5, top), (1.1, top), (1.1, top)]
+    assert [text.get_text() for text in axes.texts] == ["?"]
+    assert {"not sure: see the table", "at the upper edge: beyond it"} <= drawn.keys()
+    assert axes.get_xlim()[1] > 1.1
+
+
 def test_loads_and_infinities_are_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sim", "--tasks", "20", "--replications", "1", "--workers", "1", "--json", "--load", "1"]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
