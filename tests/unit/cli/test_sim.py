@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from peerload.cli import sim_flags, sim_plot, sim_report
+from peerload.cli import sim_compare, sim_flags, sim_plot, sim_report
 from peerload.cli.main import CANNOT, USAGE, main
 from peerload.sim.scenario import Scenario
 
@@ -341,6 +341,35 @@ def test_no_line_is_drawn_to_what_is_not_stable_and_none_of_it_leaves_the_pictur
     assert [text.get_text() for text in axes.texts] == ["?"]
     assert {"not sure: see the table", "at the upper edge: beyond it"} <= drawn.keys()
     assert axes.get_xlim()[1] > 1.1
+
+
+def test_a_footnote_is_one_line_a_policy_and_kind_of_warning() -> None:
+    def grew(times: float) -> str:
+        return f"unfinished tasks became {times} times as many"
+
+    full = "more work than all slots can do"
+    results = [
+        played("none", 0.5, 9.0, stable=False, warnings=[grew(2.5)]),
+        played("none", 1.1, 9.0, stable=False, warnings=[full, grew(3.5)]),
+        played("receiver", 0.5, 1.5, stable=True, warnings=["the warm-up of 500 tasks is short"]),
+        played("receiver", 1.1, 9.0, stable=False, warnings=[full, grew(3.6)]),
+    ]
+    more = {"nodes": 1, "slots": 2, "no_sharing": None, "one_queue": None, "unit": "s", "tasks": 100, "seed": 1}
+    lines = sim_compare.lines([{**one, **more, "replications": 1, "model": "live"} for one in results])
+    assert lines[:2] == [
+        "mean response in seconds: 1 node of 2 slots, arrivals poisson, service exp",
+        "1 replication of 100 tasks, seed 1, live model",
+    ]
+    assert lines[-8:] == [
+        "",
+        "! NOT STABLE: the number only says how long the run was",
+        "  none at load 0.5, 1.1: at 1.1, unfinished tasks became 3.5 times as many",
+        "  receiver at load 1.1: unfinished tasks became 3.6 times as many",
+        "  none, receiver at load 1.1: more work than all slots can do",
+        "",
+        "? not sure:",
+        "  receiver at load 0.5: the warm-up of 500 tasks is short",
+    ]
 
 
 def test_loads_and_infinities_are_json(capsys: pytest.CaptureFixture[str]) -> None:
