@@ -13,6 +13,7 @@ from peerload.cli.main import UsageError
 from peerload.cli.options import Options, duration, whole
 from peerload.cli.text import counted
 from peerload.model.errors import ConfigError
+from peerload.policy.registry import DEFAULT_PRESET
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import Scenario, tasks_for
 from peerload.sim.service import Service, read_service
@@ -39,8 +40,8 @@ def reader() -> Options:
         epilog="policies against each other, and the classical figure:\n"
         "  peerload sim --compare none,threshold,receiver,adaptive --load 0.5:0.95 --plot curves.png",
     )
-    options.flag("--policy", default="adaptive", metavar="NAME|FILE", help="a preset (default: %(default)s)")
-    options.flag("--compare", metavar="A,B,…", help="several presets, with the same tasks")
+    options.flag("--policy", metavar="NAME|FILE", help=f"a preset (default: {DEFAULT_PRESET})")
+    options.flag("--compare", metavar="A,B,…", help="several presets in its place, with the same tasks")
     options.flag(
         "--nodes", type=whole(1, NODES_MAX), metavar="N", help=f"how many (default: {NODES}, or as in the trace)"
     )
@@ -68,7 +69,14 @@ def reader() -> Options:
         help="exp (default), det, h2:CV2, bpareto:A,R, or trace:FILE (drawn from its durations)",
     )
     options.flag("--speeds", metavar="FILE", help="how fast nodes are: one factor a line, or node,factor")
-    options.flag("--transfer-delay", type=delay, default=(0.0, ""), metavar="D", help="a task's way to another node")
+    options.flag(
+        "--transfer-delay",
+        type=delay,
+        default=(0.0, ""),
+        metavar="D",
+        help="a task's way to another node; like --message-delay in mean service times, such as 0.05, or with a trace in"
+        " seconds or with a unit, such as 50ms",
+    )
     options.flag("--message-delay", type=delay, default=(0.0, ""), metavar="D", help="the way of any message")
     options.flag(
         "--model",
@@ -111,7 +119,12 @@ def scenarios(flags: argparse.Namespace) -> list[Scenario]:
 def policies(flags: argparse.Namespace) -> list[str]:
     """Their names, in the order in which they were given."""
     if flags.compare is None:
-        return [flags.policy]
+        return [DEFAULT_PRESET if flags.policy is None else flags.policy]
+    if flags.policy is not None:
+        raise UsageError(
+            "sim: --policy and --compare cannot be combined",
+            hint=f"all that are to be compared:  --compare {flags.policy},{flags.compare}",
+        )
     names = list(dict.fromkeys(name.strip() for name in flags.compare.split(",")))
     if not all(names):
         raise UsageError(
@@ -219,6 +232,10 @@ def service(text: str) -> Service | str:
 
 def delay(text: str) -> tuple[float, str]:
     """A number (``0.05``), or one with a unit (``50ms``, ``2s``); the second is the unit."""
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05, or with a trace 50ms"
+        )
     unit = text.lstrip("0123456789.+-e")
     try:
         number = float(text.removesuffix(unit) if unit else text)
@@ -266,8 +283,7 @@ def _trace(flags: argparse.Namespace) -> TaskTrace | None:
     kind, name = flags.arrivals
     if kind != "trace":
         return None
-    trace = read_trace(name, _text("--arrivals", name))
-    return trace.first(flags.tasks) if flags.tasks is not None else trace
+    return read_trace(name, _text("--arrivals", name), tasks=flags.tasks)
 
 
 def _durations(flags: argparse.Namespace) -> tuple[float, ...]:

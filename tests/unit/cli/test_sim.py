@@ -100,6 +100,11 @@ def test_speeds_are_a_list_or_name_their_nodes(tmp_path: Path) -> None:
         ("--service h2:0.1", "allowed: exp, det"),
         ("--message-delay 50ms", "has the unit 'ms': without a trace there are no seconds"),
         ("--message-delay -1", "'-1' is no delay"),
+        ("--message-delay -5ms", "'-5ms' is no delay; allowed: 0 to 1e+06, such as 0.05, or with a trace 50ms"),
+        (
+            "--policy shortest --compare none,threshold",
+            "all that are to be compared:  --compare shortest,none,threshold",
+        ),
         ("--transfer-delay soon", "'soon' is no time"),
         ("--model ideal", "invalid choice: 'ideal'"),
         ("--compare none,,threshold", "has an empty name"),
