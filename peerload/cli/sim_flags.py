@@ -13,7 +13,6 @@ from peerload.cli.main import UsageError
 from peerload.cli.options import Options, duration, whole
 from peerload.cli.text import counted
 from peerload.model.errors import ConfigError
-from peerload.policy.registry import DEFAULT_PRESET
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import Scenario, tasks_for
 from peerload.sim.service import Service, read_service
@@ -27,7 +26,7 @@ DELAY_MAX = 1e6
 POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
 """Of a trace or a list of speeds."""
-NODES, LOAD, STEPS, REPLICATIONS = 20, 0.9, 10, 4
+POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
 """What is taken where nobody says."""
 
 
@@ -40,7 +39,7 @@ def reader() -> Options:
         epilog="policies against each other, and the classical figure:\n"
         "  peerload sim --compare none,threshold,receiver,adaptive --load 0.5:0.95 --plot curves.png",
     )
-    options.flag("--policy", metavar="NAME|FILE", help=f"a preset (default: {DEFAULT_PRESET})")
+    options.flag("--policy", metavar="NAME|FILE", help=f"a preset (default: {POLICY})")
     options.flag("--compare", metavar="A,B,…", help="several presets in its place, with the same tasks")
     options.flag(
         "--nodes", type=whole(1, NODES_MAX), metavar="N", help=f"how many (default: {NODES}, or as in the trace)"
@@ -119,7 +118,7 @@ def scenarios(flags: argparse.Namespace) -> list[Scenario]:
 def policies(flags: argparse.Namespace) -> list[str]:
     """Their names, in the order in which they were given."""
     if flags.compare is None:
-        return [DEFAULT_PRESET if flags.policy is None else flags.policy]
+        return [POLICY if flags.policy is None else flags.policy]
     if flags.policy is not None:
         raise UsageError(
             "sim: --policy and --compare cannot be combined",

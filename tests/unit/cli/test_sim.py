@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,15 @@ def test_one_run_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None
     assert "without any sharing: 2" in text
 
 
+def test_one_is_one_and_points_stand_one_below_another(capsys: pytest.CaptureFixture[str]) -> None:
+    text = typed(capsys, "--nodes", "1", "--slots", "2", "--replications", "1", "--warmup", "0")
+    assert text.startswith("adaptive on 1 node of 2 slots, ")
+    assert "\n1 replication of 400 tasks, seed 1, " in text
+    rows = text.partition("INTERVAL\n")[2].split("\n\n")[0].splitlines()
+    numbers = [row.removeprefix(row[: len("idle while a task waits")]) for row in rows]
+    assert len({number.index(".") for number in numbers if "." in number.split()[0]}) == 1
+
+
 def test_what_is_unstable_is_said_in_words_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--policy", "receiver", "--arrivals", "hotspot:2", "--tasks", "3000"]
     found = told(capsys, *words)
@@ -325,10 +335,7 @@ def test_no_line_is_drawn_to_what_is_not_stable_and_none_of_it_leaves_the_pictur
     from matplotlib.figure import Figure
 
     figures: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *args, **more: (figures.append(self), save(self, *args, **more))
-    )
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_args, **_more: figures.append(self))
     results = [
         played("none", 0.5, 900.0, stable=False),
         played("none", 1.1, 800.0, stable=False),
@@ -336,13 +343,13 @@ def test_no_line_is_drawn_to_what_is_not_stable_and_none_of_it_leaves_the_pictur
         played("receiver", 1.1, 700.0, stable=False),
     ]
     sim_plot.draw(str(tmp_path / "curves.svg"), scenarios("--compare", "none,receiver", "--load", "0.5:1.1:2"), results)
-    (axes,) = figures[0].axes
+    axes: Any = figures[0].axes[0]
     top = axes.get_ylim()[1]
-    drawn = {line.get_label(): line for line in axes.lines}
-    lines = [[mean for mean in drawn[name].get_ydata() if mean == mean] for name in ("none", "receiver")]  # noqa: PLR0124 -- nan
-    assert lines == [[], [1.5]]
-    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
-    assert [(*line.get_xdata(), *line.get_ydata()) for line in hollow] == [(0.5, top), (1.1, top), (1.1, top)]
+    drawn = {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
+    lines = [[place for place in drawn[name] if math.isfinite(place[1])] for name in ("none", "receiver")]
+    assert lines == [[], [[0.5, 1.5]]]
+    hollow = [line.get_xydata().tolist() for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert hollow == [[[0.5, top]], [[1.1, top]], [[1.1, top]]]
     assert [text.get_text() for text in axes.texts] == ["?"]
     assert {"not sure: see the table", "at the upper edge: beyond it"} <= drawn.keys()
     assert axes.get_xlim()[1] > 1.1
