@@ -52,14 +52,16 @@ def instant(text: str) -> float:
 
     from peerload.cli.options import duration
 
-    if "-" in text:
-        try:
+    try:
+        if "-" in text:
             return max(datetime.fromisoformat(text).timestamp(), 0.0)
-        except (ValueError, OverflowError, OSError):
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is no moment; such as 2h (ago), 2026-11-20 or 2026-11-20T14:30"
-            ) from None
-    return max(time.time() - duration(text), 0.0)
+        return max(time.time() - duration(text), 0.0)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or a day or moment: 2026-11-20, 2026-11-20T14:30") from None
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no moment; such as 2h (ago), 2026-11-20 or 2026-11-20T14:30"
+        ) from None
 
 
 def _talk(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:

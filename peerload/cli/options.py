@@ -49,7 +49,18 @@ class Options(argparse.ArgumentParser):
 
     def read(self, words: list[str]) -> argparse.Namespace:
         """The flags and positional words in ``words``, in any order."""
-        return self.parse_intermixed_args(words)
+        return self.parse_intermixed_args(self._with_negative_values(words))
+
+    def _with_negative_values(self, words: list[str]) -> list[str]:
+        """``--flag -5ms`` as ``--flag=-5ms``, lest the value be taken for a flag."""
+        joined: list[str] = []
+        for index, word in enumerate(words):
+            if word == "--":
+                return joined + words[index:]
+            before = joined[-1] if joined else ""
+            is_value = word[:1] == "-" and word[1:2].isdigit() and before[:2] == "--" and self._next_is_value(before)
+            joined[-1:] = [f"{before}={word}"] if is_value else [*joined[-1:], word]
+        return joined
 
     def read_command(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags up to the first word that is none, and all the words from there on (less one `--`)."""

@@ -5,7 +5,6 @@ The only verb besides `agent`, `demo` and `sim` that sees the policies themselve
 
 from __future__ import annotations
 
-import os
 import sys
 
 from peerload.cli.main import CANNOT, UsageError
@@ -72,12 +71,12 @@ def _ls(flags: Namespace) -> int:
 
 
 def _in_force(flags: Namespace) -> dict[str, Any] | None:
-    """What the agent plays; None if there is no agent, unless one was named."""
+    """What the agent plays; None if there is no agent, unless the command line named one."""
     try:
         with Client(flags.socket, timeout_s=AGENT_S_MAX) as client:
             in_force = client.call("policy").get("in_force")
     except AgentUnavailable:
-        if flags.socket or os.environ.get("PEERLOAD_SOCKET"):
+        if flags.socket:
             raise
         return None
     return in_force if isinstance(in_force, dict) else None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from peerload.cli import sim_compare, sim_flags, sim_plot, sim_report, sim_work
-from peerload.cli.text import print_json, say
+from peerload.cli.main import CANNOT, report
+from peerload.cli.text import json_line, say
+from peerload.model.errors import PeerloadError
 from peerload.sim.outcome import impossible, longer, outcome
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
     from typing import Any
 
     from peerload.sim.outcome import Outcome
@@ -32,12 +36,30 @@ def main(words: list[str]) -> int:
             say(why)
     played = _played(flags, scenarios)
     results = [sim_report.as_json(scenario, found, flags.replications, flags.seed) for scenario, found in played]
+    failed = []
     if flags.csv and flags.csv != STDOUT:
-        Path(flags.csv).write_text(sim_compare.as_csv(results), encoding="utf-8")
+        failed += _failure(f"--csv {flags.csv}", lambda: _write(flags.csv, sim_compare.as_csv(results)))
     if flags.plot:
-        sim_plot.draw(flags.plot, scenarios, results)
-    _print(flags, results)
-    return 0
+        failed += _failure(f"--plot {flags.plot}", lambda: sim_plot.draw(flags.plot, scenarios, results))
+    failed += _failure("stdout", lambda: _print(flags, results))
+    for error in failed:
+        report(error)
+    return CANNOT if failed else 0
+
+
+def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
+    """Why something could not be written; whatever else is to be written still is."""
+    try:
+        write()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return [PeerloadError(f"sim: {what} cannot be written", why=error.strerror or str(error))]
+    return []
+
+
+def _write(name: str, text: str) -> None:
+    Path(name).write_text(text, encoding="utf-8")
 
 
 def _played(flags: Namespace, scenarios: list[Scenario]) -> list[tuple[Scenario, Outcome]]:
@@ -67,11 +89,24 @@ def _check_files(flags: Namespace) -> None:
 
 
 def _print(flags: Namespace, results: list[dict[str, Any]]) -> None:
+    """On stdout. Raises OSError if it takes it not; then nothing is left in its buffer, and stderr has had the text."""
     is_one = flags.compare is None and len(results) == 1
     if flags.csv == STDOUT:
-        sys.stdout.write(sim_compare.as_csv(results))
+        text = sim_compare.as_csv(results)
     elif flags.json:
-        print_json(results[0] if is_one else sim_compare.as_json(results))
+        text = json_line(results[0] if is_one else sim_compare.as_json(results))
     else:
         lines = sim_report.lines(results[0]) if is_one else sim_compare.lines(results)
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        text = "".join(f"{line}\n" for line in lines)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        sys.stdout.flush()
+        sys.stderr.write(text)  # it took long to find out
+        raise

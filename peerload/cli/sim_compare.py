@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import TYPE_CHECKING
 
 from peerload.cli.sim_report import load_text
-from peerload.cli.text import printable, table
+from peerload.cli.text import counted, printable, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,10 @@ CSV_KEYS = (
     "probes_per_task", "messages_per_task", "announcements_per_task", "idle_while_waiting", "homes_max_over_min",
     "homes_variation", "one_queue", "no_sharing",
 )  # fmt: skip
+
+
+NUMBERS = re.compile(r"[0-9][0-9.,]*")
+"""Two warnings that differ in nothing else are of one kind."""
 
 
 def as_json(results: Sequence[Told]) -> Told:
@@ -58,14 +63,13 @@ def lines(results: Sequence[Told]) -> list[str]:
             for load, row in rows.items():
                 row.append("-" if found[load] is None else f"{found[load]:.4g}")
     unit = "seconds" if first["unit"] == "s" else "mean service times"
-    slots = "1 slot" if first["slots"] == 1 else f"{first['slots']} slots"
     head = (
-        f"mean response in {unit}: {first['nodes']} nodes of {slots}, arrivals {printable(first['arrivals'])}, service"
-        f" {printable(first['service'])}"
+        f"mean response in {unit}: {counted(first['nodes'], 'node')} of {counted(first['slots'], 'slot')}, arrivals"
+        f" {printable(first['arrivals'])}, service {printable(first['service'])}"
     )
     tasks = sorted({told["tasks"] for told in results})
     how = (
-        f"{first['replications']} replications of {' to '.join(map(str, dict.fromkeys((tasks[0], tasks[-1]))))} tasks,"
+        f"{counted(first['replications'], 'replication')} of {' to '.join(map(str, dict.fromkeys((tasks[0], tasks[-1]))))} tasks,"
         f" seed {first['seed']}, {first['model']} model"
     )
     return [head, how, "", *table(headings, list(rows.values()), right=headings), *_footnotes(results)]
@@ -83,13 +87,25 @@ def _mark(told: Told) -> str:
 
 
 def _footnotes(results: Sequence[Told]) -> list[str]:
+    """What the marks mean: one line a kind of warning and policy, or for all policies that have it at the same loads."""
     found = []
     for mark, says in ((" !", "! NOT STABLE: the number only says how long the run was"), (" ?", "? not sure:")):
-        notes = [
-            f"  {printable(told['policy'])} at load {load_text(told['load'])}: {warning}"
-            for told in results
-            if _mark(told) == mark
-            for warning in told["warnings"]
-        ]
+        kinds: dict[str, dict[str, list[tuple[Told, str]]]] = {}
+        for told in results:
+            for warning in told["warnings"] if _mark(told) == mark else ():
+                kinds.setdefault(NUMBERS.sub("", warning), {}).setdefault(told["policy"], []).append((told, warning))
+        notes = [note for by_policy in kinds.values() for note in _notes(by_policy)]
         found += ["", says, *notes] if notes else []
     return found
+
+
+def _notes(by_policy: dict[str, list[tuple[Told, str]]]) -> list[str]:
+    """Of one kind of warning; of several loads the last has its numbers told."""
+    together: dict[str, list[str]] = {}
+    for policy, warned in by_policy.items():
+        loads = ", ".join(load_text(told["load"]) for told, _ in warned)
+        told, warning = warned[-1]
+        last = f"at {load_text(told['load'])}, " if len({says for _, says in warned}) > 1 else ""
+        where = f" at load {loads}: {last}{warning}"
+        together.setdefault(where, []).append(printable(policy))
+    return [f"  {', '.join(policies)}{where}" for where, policies in together.items()]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, duration, whole
+from peerload.cli.text import counted
 from peerload.model.errors import ConfigError
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import Scenario, tasks_for
@@ -25,7 +26,7 @@ DELAY_MAX = 1e6
 POLICIES_MAX = 20
 FILE_BYTES_MAX = 256 << 20
 """Of a trace or a list of speeds."""
-NODES, LOAD, STEPS, REPLICATIONS = 20, 0.9, 10, 4
+POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
 """What is taken where nobody says."""
 
 
@@ -38,8 +39,8 @@ def reader() -> Options:
         epilog="policies against each other, and the classical figure:\n"
         "  peerload sim --compare none,threshold,receiver,adaptive --load 0.5:0.95 --plot curves.png",
     )
-    options.flag("--policy", default="adaptive", metavar="NAME|FILE", help="a preset (default: %(default)s)")
-    options.flag("--compare", metavar="A,B,…", help="several presets, with the same tasks")
+    options.flag("--policy", metavar="NAME|FILE", help=f"a preset (default: {POLICY})")
+    options.flag("--compare", metavar="A,B,…", help="several presets in its place, with the same tasks")
     options.flag(
         "--nodes", type=whole(1, NODES_MAX), metavar="N", help=f"how many (default: {NODES}, or as in the trace)"
     )
@@ -67,7 +68,14 @@ def reader() -> Options:
         help="exp (default), det, h2:CV2, bpareto:A,R, or trace:FILE (drawn from its durations)",
     )
     options.flag("--speeds", metavar="FILE", help="how fast nodes are: one factor a line, or node,factor")
-    options.flag("--transfer-delay", type=delay, default=(0.0, ""), metavar="D", help="a task's way to another node")
+    options.flag(
+        "--transfer-delay",
+        type=delay,
+        default=(0.0, ""),
+        metavar="D",
+        help="a task's way to another node; like --message-delay in mean service times, such as 0.05, or with a trace in"
+        " seconds or with a unit, such as 50ms",
+    )
     options.flag("--message-delay", type=delay, default=(0.0, ""), metavar="D", help="the way of any message")
     options.flag(
         "--model",
@@ -110,7 +118,12 @@ def scenarios(flags: argparse.Namespace) -> list[Scenario]:
 def policies(flags: argparse.Namespace) -> list[str]:
     """Their names, in the order in which they were given."""
     if flags.compare is None:
-        return [flags.policy]
+        return [POLICY if flags.policy is None else flags.policy]
+    if flags.policy is not None:
+        raise UsageError(
+            "sim: --policy and --compare cannot be combined",
+            hint=f"all that are to be compared:  --compare {flags.policy},{flags.compare}",
+        )
     names = list(dict.fromkeys(name.strip() for name in flags.compare.split(",")))
     if not all(names):
         raise UsageError(
@@ -218,6 +231,10 @@ def service(text: str) -> Service | str:
 
 def delay(text: str) -> tuple[float, str]:
     """A number (``0.05``), or one with a unit (``50ms``, ``2s``); the second is the unit."""
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05, or with a trace 50ms"
+        )
     unit = text.lstrip("0123456789.+-e")
     try:
         number = float(text.removesuffix(unit) if unit else text)
@@ -249,14 +266,15 @@ def _delay(flag: str, given: tuple[float, str], *, in_seconds: bool) -> float:
 def _text(flag: str, name: str) -> str:
     path = Path(name)
     try:
-        if path.is_file() and path.stat().st_size > FILE_BYTES_MAX:
-            raise UsageError(f"sim: {flag}: {name} is too large", why=f"at most {FILE_BYTES_MAX >> 20} MiB")
         with path.open(encoding="utf-8-sig", newline="") as file:
-            text = file.read(FILE_BYTES_MAX)
+            is_too_large = os.fstat(file.fileno()).st_size > FILE_BYTES_MAX
+            text = "" if is_too_large else file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise UsageError(f"sim: {flag}: {name} cannot be read", why=error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise UsageError(f"sim: {flag}: {name} is no text", why=str(error)) from None
+    if is_too_large or len(text) > FILE_BYTES_MAX:  # of a device or a pipe the size is not known before
+        raise UsageError(f"sim: {flag}: {name} is too large", why=f"at most {FILE_BYTES_MAX >> 20} MiB")
     return text
 
 
@@ -264,8 +282,7 @@ def _trace(flags: argparse.Namespace) -> TaskTrace | None:
     kind, name = flags.arrivals
     if kind != "trace":
         return None
-    trace = read_trace(name, _text("--arrivals", name))
-    return trace.first(flags.tasks) if flags.tasks is not None else trace
+    return read_trace(name, _text("--arrivals", name), tasks=flags.tasks)
 
 
 def _durations(flags: argparse.Namespace) -> tuple[float, ...]:
@@ -278,30 +295,51 @@ def _durations(flags: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _speeds(name: str, nodes: int, trace: TaskTrace | None) -> tuple[float, ...]:
-    """One factor a node, in order; or those of the nodes named, 1.0 for the others."""
+    """One factor a node, in order; or those of the nodes named, each once, and 1.0 for the others."""
     numbers = {f"n{index + 1}": index for index in range(nodes)}
     if trace is not None:
         numbers |= {node: index % nodes for index, node in enumerate(trace.names)}
-    rows = [
-        (line, [cell.strip() for cell in cells])
-        for line, cells in enumerate(csv.reader(io.StringIO(_text("--speeds", name))), 1)
-        if cells and any(cell.strip() for cell in cells) and not cells[0].lstrip().startswith("#")
-    ]
-    if rows and rows[0][1] == ["node", "factor"]:
-        rows = rows[1:]
-    speeds = [1.0] * nodes
+    rows = _rows_of_speeds(name)
+    is_list = bool(rows) and len(rows[0][1]) == 1
+    if not rows or (is_list and len(rows) < nodes):
+        raise UsageError(f"sim: --speeds: {name} has {counted(len(rows), 'line')}", why=f"{nodes} factors are needed")
+    speeds: dict[int, float] = {}
+    lines: dict[int, int] = {}
     for place, (line, cells) in enumerate(rows):
+        where, written = f"{name}:{line}", ",".join(cells)
         number = numbers.get(cells[0], -1) if len(cells) > 1 else place
+        if len(cells) <= 2 and is_list != (len(cells) == 1):  # noqa: PLR2004 -- node,factor
+            raise UsageError(
+                f"sim: --speeds: {where}: {written!r} is not of the same kind as the line before",
+                why="allowed: a factor in each line, or node,factor in each",
+            )
         if not 0 <= number < nodes or len(cells) > 2:  # noqa: PLR2004 -- node,factor
             raise UsageError(
-                f"sim: --speeds: {name}:{line}: no node for {','.join(cells)!r}",
-                why=f"allowed: {nodes} lines of one factor, or n1 … n{nodes} (or a node of the trace), comma, factor",
+                f"sim: --speeds: {where}: no node for {written!r}",
+                why=f"allowed: {counted(nodes, 'line')} of one factor, or n1 … n{nodes} (or a node of the trace), comma,"
+                " factor",
             )
-        speeds[number] = _speed(f"{name}:{line}", cells[-1])
-    is_list = rows and len(rows[0][1]) == 1
-    if not rows or (is_list and len(rows) != nodes):
-        raise UsageError(f"sim: --speeds: {name} has {len(rows)} lines", why=f"there are {nodes} nodes")
-    return tuple(speeds)
+        if number in speeds:
+            raise UsageError(
+                f"sim: --speeds: {where}: {cells[0]!r} is the node of line {lines[number]}",
+                why="allowed: one factor a node",
+            )
+        speeds[number], lines[number] = _speed(where, cells[-1]), line
+    return tuple(speeds.get(number, 1.0) for number in range(nodes))
+
+
+def _rows_of_speeds(name: str) -> list[tuple[int, list[str]]]:
+    """(line, cells) of what is neither empty nor a remark nor a header."""
+    reader = csv.reader(io.StringIO(_text("--speeds", name)))
+    try:
+        rows = [
+            (reader.line_num, [cell.strip() for cell in cells])
+            for cells in reader
+            if any(cell.strip() for cell in cells) and not cells[0].lstrip().startswith("#")
+        ]
+    except csv.Error as error:
+        raise UsageError(f"sim: --speeds: {name}:{reader.line_num}: no CSV", why=str(error)) from None
+    return rows[1:] if rows and rows[0][1] == ["node", "factor"] else rows
 
 
 def _speed(where: str, text: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.cli.text import number_text, printable, table
+from peerload.cli.text import counted, number_text, printable, table
 
 if TYPE_CHECKING:
     from typing import Any
@@ -119,14 +119,14 @@ ROWS = (
 
 def lines(told: dict[str, Any]) -> list[str]:
     """The JSON object as text."""
-    slots = "1 slot" if told["slots"] == 1 else f"{told['slots']} slots"
     unit = "seconds" if told["unit"] == "s" else "mean service times"
     head = (
-        f"{printable(told['policy'])} on {told['nodes']} nodes of {slots}, load {load_text(told['load'])}, arrivals"
-        f" {printable(told['arrivals'])}, service {printable(told['service'])}; times in {unit}"
+        f"{printable(told['policy'])} on {counted(told['nodes'], 'node')} of {counted(told['slots'], 'slot')}, load {load_text(told['load'])},"
+        f" arrivals {printable(told['arrivals'])}, service {printable(told['service'])}; times in {unit}"
     )
+    warm_up = f", the first {told['warmup']} of each not counted" if told["warmup"] else ""
     how = (
-        f"{told['replications']} replications of {told['tasks']} tasks, the first {told['warmup']} of each not counted,"
+        f"{counted(told['replications'], 'replication')} of {counted(told['tasks'], 'task')}{warm_up},"
         f" seed {told['seed']}, {told['model']} model"
     )
     warned = [f"note: {warning}" for warning in told["warnings"]]
@@ -141,10 +141,22 @@ def lines(told: dict[str, Any]) -> list[str]:
         how,
         *warned,
         "",
-        *table(("", "MEAN", "95 % INTERVAL"), rows, right=("MEAN",)),
+        *table(("", "MEAN", "95 % INTERVAL"), _aligned(rows), right=("MEAN",)),
         "",
         *_comparison(told),
     ]
+
+
+def _aligned(rows: list[list[str]]) -> list[list[str]]:
+    """The second column with its decimal points one below another, if it is aligned to the right."""
+    behind = [len(row[1]) - _point(row[1]) for row in rows]
+    return [[row[0], row[1] + " " * (max(behind) - length), *row[2:]] for row, length in zip(rows, behind, strict=True)]
+
+
+def _point(number: str) -> int:
+    """Where its decimal point is, or would be."""
+    digits = len(number.removesuffix(" %"))
+    return number.find(".") if "." in number else digits
 
 
 def _comparison(told: dict[str, Any]) -> list[str]:

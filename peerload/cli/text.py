@@ -108,6 +108,11 @@ def number_text(number: object, digits: int = 2) -> str:
     return f"{rounded:.0f}" if rounded == int(rounded) else f"{rounded:.{digits}f}"
 
 
+def counted(number: int, what: str) -> str:
+    """``1 node``, ``2 nodes``: for words that take an s."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def say(message: str, hint: str = "") -> None:
     """Talk, on stderr: one line that begins with `peerload:`, and a hint below it."""
     lines = f"peerload: {printable(message)}\n" + (f"  {printable(hint)}\n" if hint else "")
@@ -117,10 +122,15 @@ def say(message: str, hint: str = "") -> None:
 
 def print_json(value: dict[str, Any]) -> None:
     """One object on one line of stdout, versioned."""
+    sys.stdout.write(json_line(value))
+    sys.stdout.flush()
+
+
+def json_line(value: dict[str, Any]) -> str:
+    """One object on one line, versioned."""
     import json
 
-    sys.stdout.write(json.dumps({"v": 1, **value}, separators=(", ", ": "), default=_json_bytes) + "\n")
-    sys.stdout.flush()
+    return json.dumps({"v": 1, **value}, separators=(", ", ": "), default=_json_bytes) + "\n"
 
 
 def _json_bytes(value: object) -> str:

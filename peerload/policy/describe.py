@@ -15,7 +15,7 @@ from peerload.policy import registry
 from peerload.policy.doubts import Doubt, doubts
 from peerload.policy.parameters import Parameter, made, parameters
 from peerload.policy.preset import KINDS, PolicySet
-from peerload.policy.reading import members_of, near, why_no_member
+from peerload.policy.reading import REFERENCE, members_of, near, why_no_member
 
 SOURCE = re.compile(r"\[(RM|[A-Z][A-Za-z]+\d\d)\]")
 """How a source is cited; docs/references.md lists them."""
@@ -83,7 +83,7 @@ def preset(name: str) -> Preset:
         values |= {key: value for key, value in written.items() if key in values}
         chosen.append(Chosen(member(kind, of_kind, policy), "policy" in written, values))
     told = doubts(built, places)
-    reference = table.get(registry.REFERENCE, {})
+    reference = table.get(REFERENCE, {})
     return Preset(short, built.description, places.file, built.memory, tuple(chosen), reference, tuple(told))
 
 

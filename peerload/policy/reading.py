@@ -20,15 +20,19 @@ if TYPE_CHECKING:
 
 PRESET_BYTES_MAX = 1 << 20
 """A larger file is no preset."""
+REFERENCE = "reference"
+"""The table of what a preset changes in the reference model."""
 LOCATION_SWITCHES = ("memory",)
 """What the table [location] holds besides the tables of its sides."""
 
 
 class Places(msgspec.Struct, frozen=True):
-    """Where the keys of a preset stand: the file as its user named it ("": none), and a line for each path."""
+    """Where the keys of a preset stand: the file as its user named it ("": none), a line for each path, and the table
+    whose mistakes are looked for ("": the preset itself)."""
 
     file: str = ""
     lines: dict[tuple[str, ...], int] = {}
+    table: str = ""
 
     def line(self, path: Iterable[str]) -> int:
         """The line of a key, or else of the table that it would be in; 0 = not known."""
@@ -38,13 +42,14 @@ class Places(msgspec.Struct, frozen=True):
         return self.lines.get(place, 0)
 
     def with_table(self, name: str) -> Places:
-        """As if what stands in the table of this name stood where it applies."""
+        """As if what stands in the table of this name stood where it applies; mistakes name that table, too."""
         inside = {path[1:]: line for path, line in self.lines.items() if path[0] == name and len(path) > 1}
-        return Places(self.file, self.lines | inside)
+        return Places(self.file, self.lines | inside, name)
 
     def mistake(self, path: tuple[str, ...], what: str, *, why: str = "", hint: str = "") -> ConfigError:
         """The error about the key at this path."""
-        return ConfigError(".".join(path), what, why=why, hint=hint, file=self.file, line=self.line(path))
+        key = ".".join((self.table, *path) if self.table else path)
+        return ConfigError(key, what, why=why, hint=hint, file=self.file, line=self.line(path))
 
 
 NOWHERE = Places()
@@ -114,8 +119,10 @@ class Reading:
             inside = path[0] == "location" and len(path) > 1
             names = [name for name in KINDS if name.startswith("location.")] if inside else list(KINDS)
             names += [f"location.{switch}" for switch in LOCATION_SWITCHES] if inside else ["description"]
+            if not inside and not self.places.table:
+                names.append(REFERENCE)
             what = "no such table in a preset" if isinstance(value, dict) else "no such key in a preset"
-            self._wrong(path, what, why=f"there are {', '.join(names)}", hint=near(kind, names))
+            self._wrong(path, what, why=f"there are {', '.join(names)}", hint=near(kind, [*names, "location"]))
         elif not isinstance(value, dict):
             self._wrong(path, f"{shown(value)} is no table", hint=f'for example:  {kind} = {{ policy = "…" }}')
         else:

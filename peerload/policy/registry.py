@@ -18,11 +18,10 @@ import msgspec
 
 from peerload.model.errors import ConfigError
 from peerload.policy.preset import KINDS, PolicySet
-from peerload.policy.reading import NOWHERE, Places, Reading, near, parsed
+from peerload.policy.reading import NOWHERE, REFERENCE, Places, Reading, near, parsed
 
 GROUP = "peerload.policies"
 DEFAULT_PRESET = "adaptive"
-REFERENCE = "reference"
 DEFAULTS = {
     "load": "tasks",
     "transfer": "single-threshold",

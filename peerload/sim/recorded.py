@@ -9,6 +9,7 @@ arrival and duration in seconds; cpus (1), gpus (0) and node (anywhere) may be m
 from __future__ import annotations
 
 import csv
+import heapq
 import io
 import json
 import math
@@ -48,18 +49,6 @@ class TaskTrace(msgspec.Struct, frozen=True):
         """Tasks."""
         return len(self.arrivals)
 
-    def first(self, tasks: int) -> TaskTrace:
-        """Only so many of them."""
-        return TaskTrace(
-            self.source,
-            self.arrivals[:tasks],
-            self.durations[:tasks],
-            self.cpus[:tasks],
-            self.gpus[:tasks],
-            self.homes[:tasks],
-            self.names,
-        )
-
     @property
     def span_s(self) -> float:
         """How long they kept coming: the n - 1 pauses between them, and one more."""
@@ -80,21 +69,19 @@ class _Row(msgspec.Struct, frozen=True):
     node: str
 
 
-def read_trace(source: str, text: str, needed: tuple[str, ...] = WHOLE) -> TaskTrace:
-    """The tasks in the text of a file called ``source``, sorted by arrival. Raises ConfigError naming file, line, column
-    and what is allowed there."""
-    rows: list[_Row] = []
-    for line, fields in _rows(source, text, needed):
-        if len(rows) >= TASKS_MAX:
-            raise ConfigError("trace", f"{source} has more than {TASKS_MAX:,} tasks", hint="use a part of it")
-        rows.append(_row(f"{source}:{line}", fields, needed))
+def read_trace(source: str, text: str, needed: tuple[str, ...] = WHOLE, *, tasks: int | None = None) -> TaskTrace:
+    """The tasks in the text of a file called ``source``, sorted by arrival; ``tasks``: only so many, the first ones, of a
+    trace as long as it may be. Raises ConfigError naming file, line, column and what is allowed there."""
+    read: Iterator[_Row] = (_row(f"{source}:{line}", fields, needed) for line, fields in _rows(source, text, needed))
+    most = TASKS_MAX if tasks is None else min(tasks, TASKS_MAX)
+    if tasks is None or tasks > TASKS_MAX:
+        hint = "use a part of it" if needed != WHOLE else "only the first N of them:  --tasks N"
+        read = _bounded(read, source, hint)
+    names: dict[str, float] = {}
+    rows = heapq.nsmallest(most, _named(read, names), key=lambda row: row.arrival)
     if not rows:
         raise ConfigError("trace", f"{source} has no tasks", hint="a header and one line a task, as CSV or JSON lines")
-    rows.sort(key=lambda row: row.arrival)
-    numbers: dict[str, int] = {}
-    for row in rows:
-        if row.node:
-            numbers.setdefault(row.node, len(numbers))
+    numbers = {name: number for number, name in enumerate(sorted(names, key=names.__getitem__))}
     start = rows[0].arrival
     return TaskTrace(
         source,
@@ -105,6 +92,22 @@ def read_trace(source: str, text: str, needed: tuple[str, ...] = WHOLE) -> TaskT
         array("l", (numbers.get(row.node, -1) for row in rows)),
         tuple(numbers),
     )
+
+
+def _bounded(rows: Iterator[_Row], source: str, hint: str) -> Iterator[_Row]:
+    """All of them. Raises ConfigError if they are too many."""
+    for count, row in enumerate(rows):
+        if count >= TASKS_MAX:
+            raise ConfigError("trace", f"{source} has more than {TASKS_MAX:,} tasks", hint=hint)
+        yield row
+
+
+def _named(rows: Iterator[_Row], names: dict[str, float]) -> Iterator[_Row]:
+    """All of them; ``names`` gets the first arrival at each node."""
+    for row in rows:
+        if row.node:
+            names[row.node] = min(row.arrival, names.get(row.node, math.inf))
+        yield row
 
 
 def _rows(source: str, text: str, needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -54,6 +54,14 @@ def test_numbers_depend_on_the_seed_and_not_on_workers_or_hash_seed() -> None:
     assert one.stderr == three.stderr == ""
 
 
+def test_what_a_full_stdout_does_not_take_is_on_stderr() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command(*QUICK), stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert done.returncode == 125
+    assert done.stderr.startswith("adaptive on 5 nodes")
+    assert done.stderr.endswith("peerload: sim: stdout cannot be written: No space left on device\n")
+
+
 def test_json_has_the_keys_that_the_page_tells() -> None:
     found = json.loads(ran(*QUICK, "--json").stdout)
     assert set(found) - {"v"} == keys_told("cli.md", "`sim`")[0]

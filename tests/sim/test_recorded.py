@@ -40,7 +40,6 @@ def test_work_and_span() -> None:
     trace = read_trace("mine", "arrival,duration,cpus\n0,4,1\n10,4,2.5\n20,4,1\n")
     assert trace.work_s == 4 + 12 + 4
     assert trace.span_s == 30.0, "two pauses of 10 s and one more"
-    assert trace.first(2).span_s == 20.0
     assert read_trace("mine", "arrival,duration\n5,1\n").span_s == 0.0
 
 
@@ -78,3 +77,12 @@ def test_the_number_of_tasks_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(recorded, "TASKS_MAX", 2)
     with pytest.raises(ConfigError, match="more than 2 tasks"):
         read_trace("mine", CSV)
+
+
+def test_the_first_tasks_are_taken_from_a_trace_of_any_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded, "TASKS_MAX", 2)
+    first = read_trace("mine", CSV, tasks=1)
+    assert (list(first.durations), first.names) == ([5.0], ("ws1", "ws2")), "the nodes are those of all"
+    assert list(read_trace("mine", CSV, tasks=2).arrivals) == [0.0, 2.5]
+    with pytest.raises(ConfigError, match="more than 2 tasks"):
+        read_trace("mine", CSV, tasks=3)

@@ -180,3 +180,12 @@ def test_secret_names() -> None:
 )
 def test_last_lines(data: bytes, lines: int, last: bytes) -> None:
     assert last_lines(data, lines) == last
+
+
+def test_a_value_may_look_like_a_flag_with_a_number() -> None:
+    reader = options.Options("test", "")
+    reader.flag("--by")
+    reader.switch("--far")
+    reader.add_argument("words", nargs="*")
+    assert reader.read(["--by", "-5ms", "a", "--far"]).by == "-5ms"
+    assert reader.read(["--far", "--by=1", "b"]).words == ["b"]

@@ -51,6 +51,11 @@ def test_what_there_is_needs_no_agent(tmp_path: Path) -> None:
     assert told == {"v": 1, "policies": registry.policies(), "presets": registry.presets(), "in_force": None}
 
 
+def test_an_agent_that_only_the_environment_names_need_not_be_there(tmp_path: Path) -> None:
+    done = peerload("policy", PEERLOAD_SOCKET=str(tmp_path / "none.sock"))
+    assert (done.returncode, b"no agent is running here" in done.stdout, done.stderr) == (0, True, b"")
+
+
 def test_an_agent_that_was_named_must_be_there() -> None:
     done = peerload("policy", "--socket", "/tmp/none/agent.sock")
     assert (done.returncode, b"no agent is running" in done.stderr) == (125, True)

@@ -6,12 +6,13 @@ import csv
 import importlib.util
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peerload.cli import sim_flags, sim_plot, sim_report
+from peerload.cli import sim_compare, sim_flags, sim_plot, sim_report
 from peerload.cli.main import CANNOT, USAGE, main
 from peerload.sim.scenario import Scenario
 
@@ -100,6 +101,11 @@ def test_speeds_are_a_list_or_name_their_nodes(tmp_path: Path) -> None:
         ("--service h2:0.1", "allowed: exp, det"),
         ("--message-delay 50ms", "has the unit 'ms': without a trace there are no seconds"),
         ("--message-delay -1", "'-1' is no delay"),
+        ("--message-delay -5ms", "'-5ms' is no delay; allowed: 0 to 1e+06, such as 0.05, or with a trace 50ms"),
+        (
+            "--policy shortest --compare none,threshold",
+            "all that are to be compared:  --compare shortest,none,threshold",
+        ),
         ("--transfer-delay soon", "'soon' is no time"),
         ("--model ideal", "invalid choice: 'ideal'"),
         ("--compare none,,threshold", "has an empty name"),
@@ -118,10 +124,43 @@ def test_bad_input_names_the_flag_and_what_is_allowed(
     assert not shown.out
 
 
+def test_what_cannot_be_written_is_told_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peerload.cli.sim_work.run", lambda *_: pytest.fail("it was simulated"))
+    picture = tmp_path / "curves.png"
+    picture.mkdir()
+    for flag, name, says in (
+        ("--csv", "/proc/curves.csv", "No such file or directory"),
+        ("--csv", str(tmp_path), "it is a directory"),
+        ("--plot", "/proc/curves.png", "No such file or directory"),
+        ("--plot", str(picture), "it is a directory"),
+    ):
+        assert main(["sim", "--load", "0.5:0.9", flag, name]) == USAGE
+        assert f"sim: {flag} {name!r} cannot be written: {says}" in capsys.readouterr().err
+    sim_plot.check_writable("--csv", str(tmp_path / "new.csv"))
+    assert not (tmp_path / "new.csv").exists()
+
+
+def test_a_file_that_turns_out_to_be_full_costs_no_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sim", *QUICK, "--nodes", "2", "--csv", "/dev/full"]) == CANNOT
+    shown = capsys.readouterr()
+    assert "peerload: sim: --csv /dev/full cannot be written: No space left on device" in shown.err
+    assert shown.out.startswith("adaptive on 2 nodes")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("1\n2\n", "has 2 lines: there are 3 nodes"),
+        ("1\n2\n", "has 2 lines: 3 factors are needed"),
+        ("1\n", "has 1 line: 3 factors are needed"),
+        ("n1,1\nn2,2\nn1,3\n", ":3: 'n1' is the node of line 1: allowed: one factor a node"),
+        ("n1,1\n2\n", ":2: '2' is not of the same kind"),
+        ("1\nn2,3\n1\n", ":2: 'n2,3' is not of the same kind"),
+        ("1\nn1,3\n1\n", ":2: 'n1,3' is not of the same kind"),
+        ("n1,1,2\n", ":1: no node for 'n1,1,2'"),
+        ("node,factor\n", "has 0 lines"),
+        ("9" * 140_000, ":1: no CSV: field larger than field limit"),
         ("1\n2\n3\n4\n", ":4: no node for '4'"),
         ("1\n0\n3\n", ":2: '0' is no factor: allowed: more than 0, at most 1000"),
         ("n1,fast\n", ":1: 'fast' is no factor"),
@@ -166,6 +205,8 @@ def test_a_trace_that_is_no_text_or_too_large_is_refused(
     monkeypatch.setattr(sim_flags, "FILE_BYTES_MAX", 2)
     assert main(["sim", "--arrivals", f"trace:{trace}"]) == USAGE
     assert "is too large" in capsys.readouterr().err
+    assert main(["sim", "--speeds", "/dev/zero"]) == USAGE
+    assert "--speeds: /dev/zero is too large" in capsys.readouterr().err
 
 
 def test_without_matplotlib_a_plot_is_refused_at_once(
@@ -200,6 +241,15 @@ def test_one_run_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None
     assert "threshold on 4 nodes of 1 slot, load 0.5, arrivals poisson, service exp" in text
     assert f"{found['mean_response']:.4g}" in text
     assert "without any sharing: 2" in text
+
+
+def test_one_is_one_and_points_stand_one_below_another(capsys: pytest.CaptureFixture[str]) -> None:
+    text = typed(capsys, "--nodes", "1", "--slots", "2", "--replications", "1", "--warmup", "0")
+    assert text.startswith("adaptive on 1 node of 2 slots, ")
+    assert "\n1 replication of 400 tasks, seed 1, " in text
+    rows = text.partition("INTERVAL\n")[2].split("\n\n")[0].splitlines()
+    numbers = [row.removeprefix(row[: len("idle while a task waits")]) for row in rows]
+    assert len({number.index(".") for number in numbers if "." in number.split()[0]}) == 1
 
 
 def test_what_is_unstable_is_said_in_words_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,7 +292,7 @@ def test_a_trace_that_comes_all_at_once_has_no_load_to_be_told(
     words = ["--arrivals", f"trace:{trace}", "--tasks", "10"]
     table = typed(capsys, "--compare", "none,threshold", *words)
     assert "without bound  2.333" in table
-    assert "none at load without bound: load without bound: more work comes" in table
+    assert "at load without bound: load without bound: more work comes" in table
     assert ", load without bound, arrivals" in typed(capsys, *words)
 
 
@@ -288,6 +338,68 @@ def test_the_figure_shows_curves_bounds_and_what_is_not_stable(
         ">load<",
     ):
         assert label in text
+
+
+def played(policy: str, load: float, mean: float, *, stable: bool, warnings: list[str] | None = None) -> dict[str, Any]:
+    return {
+        "policy": policy, "load": load, "mean_response": mean, "stable": stable, "warnings": warnings or [], "ci95": 0.1,
+        "arrivals": "poisson", "service": "exp",
+    }  # fmt: skip
+
+
+def test_no_line_is_drawn_to_what_is_not_stable_and_none_of_it_leaves_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_args, **_more: figures.append(self))
+    results = [
+        played("none", 0.5, 900.0, stable=False),
+        played("none", 1.1, 800.0, stable=False),
+        played("receiver", 0.5, 1.5, stable=True, warnings=["short"]),
+        played("receiver", 1.1, 700.0, stable=False),
+    ]
+    sim_plot.draw(str(tmp_path / "curves.svg"), scenarios("--compare", "none,receiver", "--load", "0.5:1.1:2"), results)
+    axes: Any = figures[0].axes[0]
+    top = axes.get_ylim()[1]
+    drawn = {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
+    lines = [[place for place in drawn[name] if math.isfinite(place[1])] for name in ("none", "receiver")]
+    assert lines == [[], [[0.5, 1.5]]]
+    hollow = [line.get_xydata().tolist() for line in axes.lines if line.get_markerfacecolor() == "white"]
+    assert hollow == [[[0.5, top]], [[1.1, top]], [[1.1, top]]]
+    assert [text.get_text() for text in axes.texts] == ["?"]
+    assert {"not sure: see the table", "at the upper edge: beyond it"} <= drawn.keys()
+    assert axes.get_xlim()[1] > 1.1
+
+
+def test_a_footnote_is_one_line_a_policy_and_kind_of_warning() -> None:
+    def grew(times: float) -> str:
+        return f"unfinished tasks became {times} times as many"
+
+    full = "more work than all slots can do"
+    results = [
+        played("none", 0.5, 9.0, stable=False, warnings=[grew(2.5)]),
+        played("none", 1.1, 9.0, stable=False, warnings=[full, grew(3.5)]),
+        played("receiver", 0.5, 1.5, stable=True, warnings=["the warm-up of 500 tasks is short"]),
+        played("receiver", 1.1, 9.0, stable=False, warnings=[full, grew(3.6)]),
+    ]
+    more = {"nodes": 1, "slots": 2, "no_sharing": None, "one_queue": None, "unit": "s", "tasks": 100, "seed": 1}
+    lines = sim_compare.lines([{**one, **more, "replications": 1, "model": "live"} for one in results])
+    assert lines[:2] == [
+        "mean response in seconds: 1 node of 2 slots, arrivals poisson, service exp",
+        "1 replication of 100 tasks, seed 1, live model",
+    ]
+    assert lines[-8:] == [
+        "",
+        "! NOT STABLE: the number only says how long the run was",
+        "  none at load 0.5, 1.1: at 1.1, unfinished tasks became 3.5 times as many",
+        "  receiver at load 1.1: unfinished tasks became 3.6 times as many",
+        "  none, receiver at load 1.1: more work than all slots can do",
+        "",
+        "? not sure:",
+        "  receiver at load 0.5: the warm-up of 500 tasks is short",
+    ]
 
 
 def test_loads_and_infinities_are_json(capsys: pytest.CaptureFixture[str]) -> None:

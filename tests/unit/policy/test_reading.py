@@ -48,6 +48,8 @@ def test_a_sound_one_is_built(tmp_path: Path) -> None:
         ("low = 1", "low = 1\nlow = 1", 6, "policy", ("not TOML", "overwrite")),
         ("probes = 5", 'probes = """', 13, "policy", ("not TOML",)),
         ("[transfer]", "[tranfser]", 3, "tranfser", ("no such table", "there are load, transfer", "'transfer'?")),
+        ("[transfer]", "[refrence]", 3, "refrence", (", description, reference", "did you mean 'reference'?")),
+        ("[location.sender]", "[loction.sender]", 10, "loction", ("did you mean 'location'?",)),
         ("[location.sender]", "[location.sendre]", 10, "location.sendre", ("location.sender", "location.receiver")),
         ("memory = true", "memroy = true", 9, "location.memroy", ("no such key", "location.memory", "did you mean")),
         ("memory = true", 'memory = "on"', 9, "location.memory", ('"on" is neither true nor false',)),
@@ -87,6 +89,23 @@ def test_a_mistake_is_told_with_its_place(
     assert str(error).startswith(f"{name}:{line}: {key}: ")
     for words in says:
         assert words in f"{error} {error.hint}"
+
+
+def test_a_mistake_in_what_the_reference_model_changes_names_that_table(tmp_path: Path) -> None:
+    for table, line, key, says in (
+        ("[reference.transfer]\nlo = 1\n", 14, "reference.transfer.lo", "did you mean 'low'?"),
+        ("[reference]\ntransfer.low = 3\n", 14, "reference.transfer", "low = 3 lies above high = 2.5"),
+        ("[reference.refrence]\n", 13, "reference.refrence", "there are load, transfer"),
+        ("[reference]\nlocation.memroy = true\n", 14, "reference.location.memroy", "did you mean 'location.memory'?"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_preset(written(tmp_path, SOUND + table))
+        error = caught.value
+        assert (error.key, error.line) == (key, line)
+        assert says in f"{error} {error.hint}"
+        assert "description, reference" not in str(error), "it has none of its own"
+    with pytest.raises(ConfigError, match=r"^reference\.transfer\.lo: "):
+        build_preset("mine", {"reference": {"transfer": {"lo": 1}}})
 
 
 def test_every_mistake_is_found_in_order(tmp_path: Path) -> None:
