@@ -1,7 +1,8 @@
 """`python -m tests.theory.run --cases FILE --out FILE --budget-s N`: play reference cases, write what came out.
 
 FILE holds ``{"cases": [{"id", "params", …}, …]}``; the result is ``{id: {metric: [value, 95 % half width]}}``. The
-budget is the time of the whole run; all processors work on it, and the cases share it. Cases that cannot be
+budget is the time of the whole run; all processors work on it. Every case gets its share, and then those more whose
+intervals are widest, until they are narrow enough. Cases that cannot be
 played yet are named, with the reason, and left out.
 """
 
@@ -14,6 +15,7 @@ import multiprocessing
 import os
 import sys
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,13 +25,19 @@ from peerload.sim.statistics import Sample, half_width
 from tests.theory.mapping import NotYet, Parameters, setup_of
 
 SMALL_NODES_MAX = 100
-SMALL_TASKS_MAX, SMALL_REPLICATIONS = 200_000, (2, 10)
-LARGE_TASKS_MAX, LARGE_REPLICATIONS = 1_000_000, (1, 5)
-"""At most so many tasks a replication, and the fewest and the most replications."""
+SMALL_TASKS_MAX, SMALL_REPLICATIONS_MAX = 200_000, 10
+LARGE_TASKS_MAX, LARGE_REPLICATIONS_MAX = 1_000_000, 5
+"""At most so many tasks a replication, and so many replications."""
 LARGE_WEIGHT = 3.0
 """A large case gets so many times the time of a small one: each of its tasks costs more, and it warms up slower."""
-RATE_GUESS = 3000.0
-"""Tasks a second of CPU, to choose the number of replications; each finds its true rate by itself."""
+FIRST_SHARE = 0.5
+"""Of the time for the first replication of every case; the rest goes where the intervals are widest."""
+AIMS = {"mean_response": 0.01, "p99": 0.05}
+"""A case is done when the half widths of these are within such a share of the value."""
+GROWS = 1.5
+"""Responses at the end are so many times those at the start where a system is not stable."""
+REPLICATION_S_MIN = 3.0
+"""With less time left no further replication is begun."""
 METRICS_OF_THE_WHOLE = ("first_tenth_mean_response", "last_tenth_mean_response")
 
 
@@ -52,12 +60,23 @@ def weight(parameters: Parameters) -> float:
     return LARGE_WEIGHT if int(parameters["N"]) > SMALL_NODES_MAX else 1.0
 
 
-def plan(parameters: Parameters, cpu_s: float) -> tuple[int, int]:
-    """→ replications, tasks of each at most."""
-    small = int(parameters["N"]) <= SMALL_NODES_MAX
-    tasks = SMALL_TASKS_MAX if small else LARGE_TASKS_MAX
-    fewest, most = SMALL_REPLICATIONS if small else LARGE_REPLICATIONS
-    return min(max(math.ceil(cpu_s * RATE_GUESS / tasks), fewest), most), tasks
+def limits(parameters: Parameters) -> tuple[int, int]:
+    """→ tasks of a replication and replications, at most."""
+    if int(parameters["N"]) <= SMALL_NODES_MAX:
+        return SMALL_TASKS_MAX, SMALL_REPLICATIONS_MAX
+    return LARGE_TASKS_MAX, LARGE_REPLICATIONS_MAX
+
+
+def need(samples: list[Sample], under_way: int) -> float:
+    """How many times too wide the widest interval is, and would be with those under way; not known before the first has
+    ended. Of what grows for ever no mean will ever be narrow: one replication has shown it."""
+    if not samples:
+        return 0.0
+    found = combine(samples)
+    if found["last_tenth_mean_response"][0] >= GROWS * found["first_tenth_mean_response"][0]:
+        return 0.0
+    widest = max(found[metric][1] / (aim * found[metric][0]) for metric, aim in AIMS.items())
+    return widest * math.sqrt(len(samples) / (len(samples) + under_way))
 
 
 def _job(job: tuple[str, Parameters, int, int, float]) -> tuple[str, Sample]:
@@ -88,21 +107,55 @@ def play(cases: list[dict[str, Any]], budget_s: float, seed: int) -> dict[str, d
             playable.append(case)
         except NotYet as reason:
             sys.stderr.write(f"not yet: {case['id']}: {reason}\n")
-    workers = min(os.cpu_count() or 1, 64)
-    share_s = budget_s * workers / max(sum(weight(case["params"]) for case in playable), 1.0)
-    jobs = []
-    for case in playable:
-        cpu_s = share_s * weight(case["params"])
-        replications, tasks = plan(case["params"], cpu_s)
-        each_s = cpu_s / replications
-        jobs += [(case["id"], case["params"], seed + number, tasks, each_s) for number in range(replications)]
-    jobs.sort(key=lambda job: -int(job[1]["N"]))  # the long ones first, so that no processor is idle at the end
-    samples: dict[str, list[Sample]] = {}
-    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
-        for case_id, sample in pool.imap_unordered(_job, jobs):
-            samples.setdefault(case_id, []).append(sample)
-            sys.stderr.write(f"{case_id}: {sample.tasks} tasks in {sample.cpu_s:.1f} s\n")
-    return {case["id"]: combine(samples[case["id"]]) for case in playable}
+    run = _Run({case["id"]: case["params"] for case in playable}, budget_s, seed)
+    run.play()
+    return {case["id"]: combine(run.samples[case["id"]]) for case in playable if run.samples[case["id"]]}
+
+
+class _Run:
+    """All replications of a run: first one of each case, the large ones first, then of whichever needs it most."""
+
+    def __init__(self, cases: dict[str, Parameters], budget_s: float, seed: int) -> None:
+        self.samples: dict[str, list[Sample]] = {case: [] for case in cases}
+        self._cases = cases
+        self._workers = min(os.cpu_count() or 1, 64)
+        weights = sum(map(weight, cases.values()))
+        self._first_s = budget_s * self._workers * FIRST_SHARE / max(weights, 1.0)
+        self._until = time.monotonic() + budget_s
+        self._seed = seed
+        self._begun = dict.fromkeys(cases, 0)
+        self._firsts = sorted(cases, key=lambda case: int(cases[case]["N"]))
+
+    def _next(self) -> tuple[str, Parameters, int, int, float] | None:
+        left_s = self._until - time.monotonic()
+        if self._firsts:
+            case = self._firsts.pop()
+            cpu_s = self._first_s * weight(self._cases[case])
+        else:
+            open_ = [case for case in self._cases if self._begun[case] < limits(self._cases[case])[1]]
+            needs = {case: need(self.samples[case], self._begun[case] - len(self.samples[case])) for case in open_}
+            case = max(open_, key=needs.__getitem__, default="")
+            if not case or needs[case] <= 1.0 or left_s < REPLICATION_S_MIN:
+                return None
+            cpu_s = left_s
+        self._begun[case] += 1
+        return case, self._cases[case], self._seed + self._begun[case] - 1, limits(self._cases[case])[0], cpu_s
+
+    def play(self) -> None:
+        """As long as there is time and somebody needs it."""
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self._workers, mp_context=context, max_tasks_per_child=1) as pool:
+            under_way: set[Future[tuple[str, Sample]]] = set()
+            while True:
+                while len(under_way) < self._workers and (job := self._next()) is not None:
+                    under_way.add(pool.submit(_job, job))
+                if not under_way:
+                    return
+                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                for future in done:
+                    case, sample = future.result()
+                    self.samples[case].append(sample)
+                    sys.stderr.write(f"{case}: {sample.tasks} tasks in {sample.cpu_s:.1f} s\n")
 
 
 def main(words: list[str] | None = None) -> int:
