@@ -1,4 +1,4 @@
-"""The agent: one inbox, one consumer that owns the `Node`, and the I/O around it.
+"""The agent: one inbox, one consumer that owns the `Node`, and the I/O around it; its life from start to stop in one file.
 
 Sockets, MQTT, timers, process exits and sensors only put events into the inbox; the consumer hands them to the core
 and its actions to `Performer`. Nothing here decides anything about tasks.

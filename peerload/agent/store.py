@@ -1,4 +1,4 @@
-"""What a node remembers: SQLite in WAL mode, every commit synced, one writer thread that commits whatever waits.
+"""What a node remembers: SQLite, WAL, every commit synced, one writer thread; all that reads and writes it in one file.
 
 The writer takes all rows that came while it was committing and makes them durable in one transaction (no timer), so
 that the price of a sync is shared by as many tasks as came in that time. A write that fails is final: `on_error` is

@@ -1,4 +1,4 @@
-"""What nodes say to each other: one struct per message, told apart by the tag ``t``.
+"""What nodes say to each other: one struct per message, told apart by the tag ``t``; the whole vocabulary in one file.
 
 Advice (`Advice`) may be late, lost or wrong and reserves nothing; it travels over MQTT or the peer link.
 Ownership (`Ownership`) travels over the peer link only; every message of it is idempotent and repeatable.

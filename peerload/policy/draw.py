@@ -41,6 +41,11 @@ def draw_giver(view: NodeView, replies: Sequence[Reply], rng: random.Random, pro
     return _by_report(view, asked, rng, wanted="gives")
 
 
+def was_declined(replies: Sequence[Reply]) -> bool:
+    """An offer was made and declined: probing is over, the next best is tried."""
+    return len({reply.node for reply in replies}) < len(replies)
+
+
 def _spent(replies: Sequence[Reply]) -> int:
     """Probes by chance so far; a declined offer is no further one."""
     return len({reply.node for reply in replies if not reply.remembered})

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.policy.api import ANY_LOAD, Keep, Probe, Transfer
-from peerload.policy.draw import draw_receiver
+from peerload.policy.draw import draw_receiver, was_declined
 
 if TYPE_CHECKING:
     import random
@@ -34,7 +34,7 @@ class Improve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> Probe | Transfer | Keep:
         """One probe at a time until L are spent; then the least loaded, if that is an improvement."""
         del task
-        peer = None if _declined(replies) else draw_receiver(view, replies, rng, self.probes)
+        peer = None if was_declined(replies) else draw_receiver(view, replies, rng, self.probes)
         return Probe((peer,)) if peer is not None else better(view, replies, self.delta)
 
 
@@ -76,8 +76,3 @@ def better(view: NodeView, replies: Sequence[Reply], delta: int) -> Transfer | K
 
 def _per_slot(report: LoadReport) -> float:
     return report.load_tasks / max(report.slots, 1)
-
-
-def _declined(replies: Sequence[Reply]) -> bool:
-    """An offer was made and declined: probing is over, the next best is tried."""
-    return len({reply.node for reply in replies}) < len(replies)

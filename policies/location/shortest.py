@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.policy.api import Keep, Probe, Transfer
-from peerload.policy.draw import draw_receiver
+from peerload.policy.draw import draw_receiver, was_declined
 
 if TYPE_CHECKING:
     import random
@@ -35,7 +35,7 @@ class Shortest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         del task
         last: dict[str, Reply] = {reply.node: reply for reply in replies}  # a decline overrides the probe's reply
         idle = self.stop_at_zero and bool(replies) and _load(replies[-1]) == 0 and replies[-1].accepts
-        if not idle and not _declined(replies):
+        if not idle and not was_declined(replies):
             peer = draw_receiver(view, replies, rng, self.probes)
             if peer is not None:
                 return Probe((peer,))
@@ -47,8 +47,3 @@ class Shortest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _load(reply: Reply) -> float:
     return reply.report.load if reply.report is not None else float("inf")
-
-
-def _declined(replies: Sequence[Reply]) -> bool:
-    """An offer was made and declined: probing is over, the next best is tried."""
-    return len({reply.node for reply in replies}) < len(replies)
