@@ -23,7 +23,7 @@ from peerload.model.messages import PEERS_TOLD_MAX, Hello, Need, Ping, Pong
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from peerload.core.directory import Directory
     from peerload.core.state import CoreState
@@ -61,7 +61,8 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 
 
 class Membership:
-    """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``."""
+    """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
+    ``died(node)`` is called when one is called dead."""
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
@@ -76,6 +77,7 @@ class Membership:
         self._declined: dict[tuple[str, str, bytes], float] = {}
         self._turn = 0
         self._sequence = 0
+        self.died: Callable[[str], None] = lambda _node: None
 
     def __iter__(self) -> Iterator[Peer]:
         yield from self._peers.values()
@@ -309,6 +311,8 @@ class Membership:
             return
         silent_s = self._state.now.boot_s - max(peer.heard_s, peer.pinged_s)
         if silent_s > self._state.config.dead_after_s:
-            self._become(peer.identity.node, PeerState.DEAD)
+            if peer.state is not PeerState.DEAD:
+                self._become(peer.identity.node, PeerState.DEAD)
+                self.died(peer.identity.node)
         elif silent_s > self._state.config.suspect_after_s and peer.state is PeerState.ALIVE:
             self._become(peer.identity.node, PeerState.SUSPECT)

@@ -29,6 +29,9 @@ CONFIG = CoreConfig(
     suspect_after_s=0.4,
     dead_after_s=2.0,
     attempts_max=1000,
+    loss_backoff_s=0.1,
+    loss_backoff_s_max=0.1,
+    poison_nodes=1000,
 )
 
 
