@@ -113,7 +113,7 @@ class Handoff:
 
     # -- home on its own -----------------------------------------------------------------------------------------------
 
-    def _home(self, state: State, emit: Emit) -> None:
+    def _home(self, state: State, emit: Emit) -> None:  # noqa: C901 PLR0912 -- one list
         home = state.home
         if home.state is At.NEW and not state.history.acknowledged:
             history = state.history._replace(acknowledged=True)
