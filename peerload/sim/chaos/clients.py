@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model import events
-from peerload.model.task import SCRATCH, TaskSpec
+from peerload.model.resources import Placement
+from peerload.model.task import SCRATCH, Guarantee, TaskSpec
 
 if TYPE_CHECKING:
     from peerload.model.actions import Answer
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from peerload.sim.chaos.machine import Machine
     from peerload.sim.chaos.plan import Job
 
+CLIENT_S = 0.0002
+"""A word between client and agent takes so long."""
 ASK_AGAIN_S = 2.0
 """A client without an answer submits again, with the same token."""
 
@@ -25,7 +28,10 @@ def spec_of(job: Job) -> TaskSpec:
         str(job.exit_code).encode(),
         b"stubborn" if job.stubborn else b"obeys",
     )
-    return TaskSpec(argv, SCRATCH)
+    placement = Placement(node=job.only or None, exclude=(job.exclude,) if job.exclude else ())
+    return TaskSpec(
+        argv, SCRATCH, placement=placement, guarantee=Guarantee(job.guarantee), lease_s=job.lease_s, lease_auto=job.lease_auto
+    )
 
 
 class Clients:
@@ -65,8 +71,8 @@ class Clients:
         self._open[self._request] = (number, self._jobs[number].client == "dies")
         token = f"t{number}"
         indices = tuple(range(self._jobs[number].members))
-        event = events.TaskSubmitted(self._request, token, token.encode(), self._specs[number], indices)
-        machine.later(0.0002, machine.handle, event)
+        event = events.TaskSubmitted(self._request, token, token.encode(), self._specs[number], indices, held=self._jobs[number].held)
+        machine.later(CLIENT_S, machine.handle, event)
 
     def verb(self, machine: Machine, verb: str, nth: int) -> None:
         """A user wants something of a task of this home."""
@@ -76,9 +82,31 @@ class Clients:
         self._request += 1
         task = names[nth % len(names)]
         self._verbs[self._request] = (verb, task)
-        if verb == "cancel":
-            machine.later(0.0002, machine.handle, events.CancelRequested(self._request, (task,)))
-            self._cluster.gauges.count("verb cancel")
+        event: events.Event
+        match verb:
+            case "cancel":
+                event = events.CancelRequested(self._request, (task,))
+            case "hold":
+                event = events.HoldRequested(self._request, (task,))
+            case "release":
+                event = events.ReleaseRequested(self._request, (task,))
+            case _:
+                raise AssertionError(verb)
+        self._cluster.gauges.count(f"verb {verb}")
+        machine.later(CLIENT_S, machine.handle, event)
+
+    def drain(self, machine: Machine, *, begins: bool) -> None:
+        """A user drains a node, or ends that."""
+        self._request += 1
+        if begins:
+            machine.deliver(events.DrainRequested(self._request, "a test"))
+        else:
+            machine.deliver(events.UndrainRequested(self._request))
+
+    def forget(self, machine: Machine, node: str) -> None:
+        """A user says at this node that another one is gone for good."""
+        self._request += 1
+        machine.deliver(events.ForgetRequested(self._request, node))
 
     def answered(self, machine: Machine, answer: Answer) -> None:
         """The agent says something to a client."""

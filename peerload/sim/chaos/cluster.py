@@ -68,7 +68,13 @@ class Cluster:
         self.plan = plan
         self.policies = policies
         self.trace = trace
-        self.config = config or CoreConfig(lease_s=plan.lease_s, lease_grace_s=plan.grace_s, attempts_max=1000)
+        self.config = config or CoreConfig(
+            lease_s=plan.lease_s,
+            lease_grace_s=plan.grace_s,
+            attempts_max=plan.attempts_max,
+            poison_nodes=plan.poison_nodes,
+            frozen_s_max=plan.frozen_s_max,
+        )
         self.now_s = 0.0
         self.steps = 0
         self.gauges = Gauges()

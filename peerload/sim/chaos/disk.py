@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.task import ExecutionState, TaskState
 from peerload.sim.store import Store
 
@@ -49,7 +49,7 @@ def points(rows: Iterable[Row], node: str) -> list[str]:
             case PutFloor():
                 if not started:
                     found.append("D6")
-            case DropExecution():
+            case _:
                 pass
     return found
 

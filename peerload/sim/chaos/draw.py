@@ -21,6 +21,8 @@ SLACK_S = 1.6
 """What of the grace is not for drift: a launcher that is stopped for up to a second, and a little."""
 DRIFT_MAX = 0.05
 CUTS_MAX = 10
+SERVICE_S_MEAN = 11.0
+JOBS_MAX = 160
 QUIET_S = 4.0
 """No fault comes before this: agents meet first."""
 
@@ -56,11 +58,14 @@ class _Draw:
             self._lease_s,
             grace_s,
             self._healed_s,
+            rng.choice([5, 1000]),
+            rng.choice([2, 1000]),
+            rng.choice([86_400.0, 86_400.0, 120.0]),
             has_broker,
             versions or rng.random() < 0.1,
             machines,
             self._evils(),
-            tuple(sorted(self._jobs(), key=lambda job: job.at_s)),
+            tuple(sorted(self._jobs(machines), key=lambda job: job.at_s)),
             tuple(sorted(faults, key=lambda fault: fault.at_s)),
         )
 
@@ -94,30 +99,38 @@ class _Draw:
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def _jobs(self) -> list[plan.Job]:
+    def _jobs(self, machines: Sequence[plan.Machine]) -> list[plan.Job]:
         """Some short, some that outlive leases; most at one home, so that others are asked to help."""
         rng = self._rng
-        count = rng.randint(15, 45)
+        slots = sum(machine.slots for machine in machines)
+        count = int(min(rng.uniform(0.15, 0.6) * slots * self._healed_s / SERVICE_S_MEAN, JOBS_MAX))
         busy = rng.choice(self._names)
+        bursts_s = [rng.uniform(1.0, self._healed_s * 0.8) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.7, 0.95])
+        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
         jobs = []
         for _ in range(count):
             kind = rng.random()
             if kind < 0.5:
                 service_s = rng.uniform(0.05, 3.0)
-            elif kind < 0.85:
+            elif kind < 0.88:
                 service_s = rng.uniform(3.0, 20.0)
             else:
                 service_s = rng.uniform(20.0, 90.0)
+            in_burst = rng.random() < 0.6
             jobs.append(
                 plan.Job(
-                    rng.uniform(1.0, last_s),
-                    busy if rng.random() < 0.6 else rng.choice(self._names),
+                    rng.choice(bursts_s) + rng.uniform(0.0, 0.5) if in_burst else rng.uniform(1.0, last_s),
+                    busy if in_burst or rng.random() < 0.5 else rng.choice(self._names),
                     round(service_s, 3),
                     members=rng.choice([2, 4]) if rng.random() < 0.05 else 0,
                     exit_code=rng.choice([0, 0, 0, 1]),
+                    guarantee=rng.choices(["at-least-once", "once", "fast"], shares)[0],
+                    lease_s=rng.choice([0.0, 0.0, 0.0, 20.0]),
+                    lease_auto=rng.random() < 0.05,
+                    held=rng.random() < 0.03,
                     stubborn=rng.random() < 0.2,
-                    client=rng.choices(["waits", "repeats", "dies"], [8, 2, 2])[0],
+                    client=rng.choices(["waits", "repeats", "dies"], [16, 2, 1])[0],
                 )
             )
         return jobs
@@ -157,7 +170,8 @@ class _Draw:
             faults += [self._crash_at(point, after=after) for after in (False, True) if rng.random() < 0.5]
         gone = [fault for fault in faults if isinstance(fault, plan.MachineGone)]
         others = [name for name in self._names if not any(fault.node == name for fault in gone)]
-        faults += [plan.Forget(self._healed_s, fault.node, by) for fault in gone for by in others]
+        for fault in gone:
+            faults += [plan.Forget(fault.at_s + rng.uniform(1.0, 60.0), fault.node, rng.choice(others))] if others else []
         return faults
 
     def _time(self) -> float:
@@ -229,7 +243,7 @@ class _Draw:
         return plan.PoliteStop(at_s, self._node(), self._down_s())
 
     def _verb(self, at_s: float) -> Fault:
-        verb = self._rng.choice(["cancel", "hold", "release", "retry"])
+        verb = self._rng.choice(["cancel", "hold", "release"])
         return plan.Verb(at_s, self._node(), verb, self._rng.randrange(1000))
 
     def _drain(self, at_s: float) -> Fault:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.work import GuestPhase, HomePhase
+from peerload.model import events
 from peerload.sim.chaos import plan
 
 if TYPE_CHECKING:
     from peerload.sim.chaos.cluster import Cluster
     from peerload.sim.chaos.machine import Machine
+
+UNDRAIN_AGAIN_S = 1.0
+"""A user whose node is not up tries again after this."""
 
 
 class Driver:
@@ -81,7 +85,11 @@ class Driver:
                 if machine.is_suspended:
                     return
                 self._met_by_agent(machine, "machine suspended")
-                machine.suspend()
+                if fault.polite and machine.node is not None and not machine.is_asleep:
+                    kind = "fault Suspend, announced"
+                    machine.say_sleeping()
+                else:
+                    machine.suspend()
                 cluster.after(fault.for_s, machine.wake)
             case plan.ClockStep():
                 assert machine is not None
@@ -95,7 +103,9 @@ class Driver:
                 assert machine is not None
                 machine.stalled_until_s = max(machine.stalled_until_s, cluster.now_s + fault.for_s)
             case plan.DiskFull():
-                return
+                assert machine is not None
+                self._disk_room(machine, has_room=False)
+                cluster.after(fault.for_s, self._disk_room_again, machine)
             case plan.Cut():
                 kind = f"fault Cut {fault.kind}"
                 self._met_by_cut(fault)
@@ -130,11 +140,34 @@ class Driver:
                 assert machine is not None
                 cluster.clients.verb(machine, fault.verb, fault.nth)
                 return  # counted there
-            case plan.Drain() | plan.Leave() | plan.Forget():
+            case plan.Drain():
+                assert machine is not None
+                if machine.node is None or machine.is_asleep:
+                    return
+                cluster.clients.drain(machine, begins=True)
+                cluster.after(fault.for_s, self._undrain, machine)
+            case plan.Forget():
+                if cluster.machines[fault.by].node is None:
+                    return
+                cluster.clients.forget(cluster.machines[fault.by], fault.node)
+            case plan.Leave():
                 return
             case _:
                 raise AssertionError(kind)
         gauges.count(kind)
+
+    def _disk_room(self, machine: Machine, *, has_room: bool) -> None:
+        machine.has_room = has_room
+        machine.deliver(events.DiskRoomChanged(has_room))
+
+    def _disk_room_again(self, machine: Machine) -> None:
+        self._disk_room(machine, has_room=True)
+
+    def _undrain(self, machine: Machine) -> None:
+        if machine.node is not None:
+            self._cluster.clients.drain(machine, begins=False)
+        else:
+            self._cluster.after(UNDRAIN_AGAIN_S, self._undrain, machine)
 
     def crash(self, machine: Machine, down_s: float, *, machine_too: bool = False, loses_disk: bool = False) -> None:
         """The agent, or the whole machine, dies now and is back ``down_s`` later."""
@@ -198,3 +231,10 @@ class Driver:
             machine.launcher.resume()
             machine.power_on()
             machine.start_agent()
+            if not machine.has_room:
+                self._disk_room(machine, has_room=True)
+            if machine.disk.drained is not None:
+                cluster.clients.drain(machine, begins=False)
+            for gone in cluster.machines.values():
+                if gone.is_gone:
+                    cluster.clients.forget(machine, gone.name)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.actions import DropExecution, PutExecution, PutSubmission, PutTask
+from peerload.model.actions import DropExecution, PutExecution, PutTask
 from peerload.model.errors import InvariantBroken
-from peerload.model.task import ExecutionState, TaskState, execution_key
+from peerload.model.task import ExecutionState, Guarantee, TaskState, execution_key
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row, TaskChanged
@@ -51,7 +51,7 @@ class Invariants:
             raise self._broken("I4", f"{process.task} starts as {key} on {machine.name}, against its word")
         self._started[key] = machine.name
         self._starts[uid] = self._starts.get(uid, 0) + 1
-        if self._starts[uid] > 1 and guarantee(spec) == "once":
+        if self._starts[uid] > 1 and spec.guarantee is Guarantee.ONCE:
             raise self._broken("I5", f"{process.task}, at most once, starts as {key} on {machine.name}")
         if len(machine.launcher.running) > machine.facts.slots:
             raise self._broken("I9", f"{len(machine.launcher.running)} tasks in {machine.facts.slots} slots")
@@ -60,7 +60,7 @@ class Invariants:
         """It executes from now on."""
         copies = self._executing.setdefault(process.uid, {})
         copies[process.key] = machine.name
-        if len(copies) > 1 and guarantee(self._specs[process.uid]) != "fast":
+        if len(copies) > 1 and self._specs[process.uid].guarantee is not Guarantee.FAST:
             raise self._broken("I2", f"{process.task} executes more than once", story=repr(copies))
 
     def rests(self, process: Process) -> None:
@@ -93,8 +93,6 @@ class Invariants:
                     self._results[execution_key(row.record.uid, row.record.attempt)] = machine.name
             case DropExecution():
                 self._dropped(machine, row)
-            case PutSubmission():
-                pass
             case _:
                 pass
 
@@ -191,7 +189,3 @@ class Invariants:
         """Whether a copy of it executes now."""
         return uid.hex() in self._executing
 
-
-def guarantee(spec: TaskSpec) -> str:
-    """What was asked of a task: at-least-once, once or fast."""
-    return str(getattr(spec, "guarantee", "at-least-once"))

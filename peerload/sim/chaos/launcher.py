@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model import events
-from peerload.model.task import Exit, Usage
+from peerload.model.task import FROZEN_TOO_LONG, Exit, Guarantee, Usage
 
 if TYPE_CHECKING:
     import random
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 SOCKET_S = 0.0002
 """A word between agent and launcher takes so long."""
-SIGTERM = 15
+SURVIVES = 0.5
+"""Of the exit records that were not synced, so many outlive a power loss."""
 SIGKILL = 9
 FOREVER_S = float("inf")
 
@@ -33,6 +34,8 @@ class Process:
         "deadline_s",
         "exit_code",
         "frozen",
+        "frozen_s_max",
+        "is_once",
         "key",
         "left_s",
         "round",
@@ -42,6 +45,7 @@ class Process:
         "started_at",
         "stubborn",
         "task",
+        "ts",
         "uid",
     )
 
@@ -53,6 +57,9 @@ class Process:
         self.serial = serial
         self.started_at = started_at
         self.deadline_s = spawn.deadline_s
+        self.ts = spawn.ts
+        self.frozen_s_max = spawn.frozen_s_max
+        self.is_once = spawn.spec.guarantee is Guarantee.ONCE
         self.exit_code = int(code)
         self.stubborn = stubborn == b"stubborn"
         self.left_s = float(service)
@@ -71,6 +78,7 @@ class Launcher:
         self._rng = rng
         self.running: dict[str, Process] = {}
         self.ended: dict[str, Exit] = {}
+        self._synced: set[str] = set()
         self.generation = 1
         self.is_up = True
         self.is_paused = False
@@ -91,10 +99,10 @@ class Launcher:
         else:
             getattr(self, do)(*given)
 
-    def listing(self) -> tuple[tuple[tuple[str, float], ...], tuple[tuple[str, Exit], ...]]:
+    def listing(self) -> tuple[events.Running, tuple[tuple[str, Exit], ...]]:
         """What an agent that connects is told; what an earlier agent said before is heard first."""
         self._hear_all()
-        running = tuple((process.key, process.started_at) for process in self.running.values())
+        running = tuple((process.key, process.started_at, process.ts) for process in self.running.values())
         return running, tuple(self.ended.items())
 
     def _hear_all(self) -> None:
@@ -112,7 +120,7 @@ class Launcher:
             self._tell(events.TaskStarted(key, self.running[key].started_at))
             return
         if 0 < action.deadline_s <= self._machine.clock.boot_s(now_s):
-            self._tell(events.TaskLost(key, "its lease ran out before it could be started"))
+            self._tell(events.TaskLost(key, "its lease ran out before it could be started", never_started=True))
             return
         process = Process(action, self._cluster.next_serial(), self._machine.clock.wall_s(now_s))
         self.running[key] = process
@@ -130,11 +138,12 @@ class Launcher:
         else:
             self._end(process, 128 + number, number)
 
-    def lease(self, key: str, deadline_s: float) -> None:
-        """Move its deadline; thaw it if the new one lies ahead."""
+    def lease(self, key: str, deadline_s: float, ts: float) -> None:
+        """Move its deadline (0: none); thaw it if the new one lies ahead. ``ts`` is kept for the next agent."""
         process = self.running.get(key)
         if process is None:
             return
+        process.ts = ts
         process.deadline_s = deadline_s
         if process.frozen and (not deadline_s or deadline_s > self._machine.clock.boot_s(self._cluster.now_s)):
             process.frozen = False
@@ -188,22 +197,35 @@ class Launcher:
 
     def _enforce(self, process: Process) -> None:
         if process.deadline_s and process.deadline_s <= self._machine.clock.boot_s(self._cluster.now_s) + 1e-9:
-            process.frozen = True
-            self._cluster.gauges.count("frozen at the end of a lease")
-            self._rest(process)
+            self._freeze(process)
         else:
             self._watch(process)
 
-    def _end(self, process: Process, exit_code: int, signal: int) -> None:
+    def _freeze(self, process: Process) -> None:
+        process.frozen = True
+        self._cluster.gauges.count("frozen at the end of a lease")
+        self._rest(process)
+        if process.frozen_s_max:
+            self._cluster.after(process.frozen_s_max, self._frozen_too_long, process, process.round)
+
+    def _frozen_too_long(self, process: Process, number: int) -> None:
+        if process.frozen and process.round == number and process.key in self.running:
+            self._cluster.gauges.count("frozen for too long")
+            self._end(process, 137, SIGKILL, FROZEN_TOO_LONG)
+
+    def _end(self, process: Process, exit_code: int, signal: int, reason: str = "") -> None:
         self._rest(process)
         self.running.pop(process.key, None)
         clock = self._machine.clock
         ended_at = clock.wall_s(self._cluster.now_s)
         usage = Usage(memory_bytes_max=process.serial)
         started_at = min(process.started_at, ended_at)
-        exit_ = Exit(exit_code, signal, started_at=started_at, ended_at=ended_at, usage=usage)
+        exit_ = Exit(exit_code, signal, reason, started_at=started_at, ended_at=ended_at, usage=usage)
         self._cluster.checker.finished(process)
         self.ended[process.key] = exit_
+        self._synced.discard(process.key)
+        if process.is_once:
+            self._synced.add(process.key)
         self._tell(events.TaskEnded(process.key, exit_))
 
     def _tell(self, event: events.Event) -> None:
@@ -239,7 +261,7 @@ class Launcher:
             if process.frozen:
                 continue
             if process.deadline_s and process.deadline_s <= boot_s:
-                process.frozen = True
+                self._freeze(process)
             else:
                 self._go_on(process)
         if not self.is_paused:
@@ -266,7 +288,15 @@ class Launcher:
             self.is_up = True
 
     def power_lost(self) -> None:
-        """Exit records are written, not synced: some survive, a torn one counts as none."""
+        """Exit records are written, and synced only for tasks that may run once: of the others some survive, some are torn."""
         self.crash()
         self.is_up = True
-        self.ended = {key: exit_ for key, exit_ in self.ended.items() if self._rng.random() < 0.5}
+        self.ended = {key: self.read(key, exit_) for key, exit_ in self.ended.items() if self._survives(key)}
+
+    def _survives(self, key: str) -> bool:
+        return key in self._synced or self._rng.random() < SURVIVES
+
+    def read(self, key: str, exit_: Exit) -> Exit:
+        """A record after a power loss; one whose checksum is wrong counts as none, so that it is complete."""
+        del key
+        return exit_

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 OUTWARD = frozenset(actions.OUTWARD)
 BACKLOG_MAX = 100_000
 """Events that may wait for an agent that does not run; more means that something is never bounded (I11)."""
+WAKE_FIRST = 0.5
+"""How often an agent notices that its machine has slept before it looks at what has come meanwhile."""
 BOOT_BASE_S_MAX = 60.0
 """CLOCK_BOOTTIME when an agent starts after a boot, at most."""
 
@@ -57,7 +59,8 @@ class Machine:
         self.armed: plan.CrashAtCommit | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
-        self.agent_starts = 0
+        self.has_room = True
+        self.boot = 0
         self.identity = self._identity()
         self._backlog: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._timers: dict[tuple[str, ...], float] = {}
@@ -68,7 +71,7 @@ class Machine:
     def _identity(self) -> Identity:
         return Identity(
             self.name,
-            f"{self.name}-boot-{self.agent_starts}",
+            f"{self.name}-boot-{self.boot}",
             f"{self.name}-machine-{self.boots}",
             f"{self.name}-store-{self.disk.number}",
             self.disk.starts,
@@ -90,16 +93,18 @@ class Machine:
             self.cluster.after(1.0, self.start_agent)
             return
         self.run += 1
-        self.agent_starts += 1
+        self.boot += 1
         self.disk.starts += 1
         self.identity = self._identity()
         self.launcher.start()
         self._launcher_lost = False
-        rng = random.Random(f"{self.cluster.plan.seed} {self.name} {self.agent_starts}")  # noqa: S311 -- seeded
+        rng = random.Random(f"{self.cluster.plan.seed} {self.name} {self.boot}")  # noqa: S311 -- seeded
         self.node = Node(self.cluster.config, self.cluster.policies, self.identity, self.profile, rng)
         self.cluster.checker.recovered(self)
         running, ended = self.launcher.listing()
-        self.handle(self.disk.started(dict(running), dict(ended)))
+        self.handle(self.disk.started(running, dict(ended)))
+        if not self.has_room:
+            self.handle(events.DiskRoomChanged(has_room=False))
         self.cluster.network.agent_started(self)
 
     def crash_agent(self) -> None:
@@ -173,6 +178,11 @@ class Machine:
         self.is_paused = False
         self._catch_up()
 
+    def say_sleeping(self) -> None:
+        """Its agent is told that the machine is about to sleep; what it decides then becomes durable and goes out."""
+        self.handle(events.MachineSleeping())
+        self._when_drained(self.suspend)
+
     def suspend(self) -> None:
         """The whole machine sleeps."""
         if self.has_power and not self.is_suspended:
@@ -184,7 +194,20 @@ class Machine:
         if self.is_suspended:
             self.is_suspended = False
             self.launcher.wake_up()
+            if self.node is not None:
+                self._back_from_sleep()
             self._catch_up()
+
+    def _back_from_sleep(self) -> None:
+        """Its agent notices: another boot id, and its links are made anew. What had come for the old one may be read before."""
+        self.boot += 1
+        self.identity = self._identity()
+        woke = (self.handle, (events.MachineWoke(self.identity.boot),))
+        if self.rng.random() < WAKE_FIRST:
+            self._backlog.appendleft(woke)
+        else:
+            self._backlog.append(woke)
+        self.cluster.network.agent_woke(self)
 
     def _catch_up(self) -> None:
         while self._backlog and not self.is_asleep:
@@ -320,7 +343,7 @@ class Machine:
             case actions.SignalTask():
                 self._request("signal", action.key, action.signal)
             case actions.SetLease():
-                self._request("lease", action.key, action.deadline_s)
+                self._request("lease", action.key, action.deadline_s, action.ts)
             case actions.ForgetTask():
                 self._request("forget", action.key)
             case actions.KeepOutput():

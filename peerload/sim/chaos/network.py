@@ -175,6 +175,12 @@ class Network:
                 else:
                     self._cluster.after(KEEPALIVE_S, self._given_up, link, link.generation)
 
+    def agent_woke(self, machine: Machine) -> None:
+        """It introduces itself again under its new boot id."""
+        for link in self._links.values():
+            if machine.name in link.ends:
+                self.break_link(link, "its machine slept")
+
     def _given_up(self, link: Link, generation: int) -> None:
         if link.generation == generation:
             self.break_link(link, "nothing was heard over it")
@@ -258,7 +264,7 @@ class Network:
             message = self.coded(src, dst, message)
         event = events.MessageReceived(src.name, message)  # type: ignore[arg-type]
         for delay_s in self.delays(src.name, dst):
-            self._cluster.after(delay_s, self._arrive, receiver, receiver.agent_starts, event, link, link.generation)
+            self._cluster.after(delay_s, self._arrive, receiver, receiver.boot, event, link, link.generation)
 
     def coded(self, src: Machine, dst: str, message: Message) -> Message:
         """The message as the other end reads it."""
@@ -292,11 +298,11 @@ class Network:
         return [delay_s]
 
     def _arrive(
-        self, receiver: Machine, starts: int, event: events.MessageReceived, link: Link, generation: int
+        self, receiver: Machine, boot: int, event: events.MessageReceived, link: Link, generation: int
     ) -> None:
         if receiver.node is None:
             return
-        if self._checks_boots and receiver.agent_starts != starts:
+        if self._checks_boots and receiver.boot != boot:
             self._cluster.gauges.count("messages for an earlier start")
             return
         if link.generation != generation and self._checks_boots and self._rng.random() >= STALE_SHARE:

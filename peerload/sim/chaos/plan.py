@@ -151,7 +151,7 @@ class PoliteStop(Fault, frozen=True):
 
 
 class Verb(Fault, frozen=True):
-    """A user's cancel, hold, release or retry of the ``nth`` task (modulo those known then) of this home."""
+    """A user's cancel, hold or release of the ``nth`` task (modulo those known then) of this home."""
 
     node: str
     verb: str
@@ -181,7 +181,7 @@ class Forget(Fault, frozen=True):
 
 class Job(msgspec.Struct, frozen=True):
     """One `peerload submit`. service_s: how long the command runs; members: > 0 for an array; exit_code: its result;
-    guarantee: as `submit` takes it; lease_s: 0 = the node's own; stubborn: ignores SIGTERM; client: what becomes of the
+    guarantee: as `submit` takes it; lease_s: 0 = the node's own; lease_auto: that grows; stubborn: ignores SIGTERM; client: what becomes of the
     client: "waits" for its answer, "repeats" (asks a second time although it was answered), or "dies" after it has asked."""
 
     at_s: float
@@ -191,6 +191,7 @@ class Job(msgspec.Struct, frozen=True):
     exit_code: int = 0
     guarantee: str = "at-least-once"
     lease_s: float = 0.0
+    lease_auto: bool = False
     held: bool = False
     stubborn: bool = False
     client: str = "waits"
@@ -231,6 +232,9 @@ class Plan(msgspec.Struct, frozen=True):
     lease_s: float
     grace_s: float
     healed_s: float
+    attempts_max: int
+    poison_nodes: int
+    frozen_s_max: float
     has_broker: bool
     codec: bool
     machines: tuple[Machine, ...]
