@@ -170,7 +170,7 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "slots": parts.node.state.profile.slots,
         "cpus": parts.node.state.profile.cpus,
         "mem_bytes": parts.node.state.profile.mem_bytes,
-        "cluster": parts.config.cluster,
+        "cluster": parts.cluster.name,
         "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
         "mqtt_configured": bool(parts.config.mqtt),
         "peers": len(list(parts.node.membership)),

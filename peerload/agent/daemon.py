@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import secrets
 import signal
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload import __version__
+from peerload.agent import cluster
 from peerload.agent.addresses import Addresses
 from peerload.agent.control import ControlServer
 from peerload.agent.inbox import Inbox
@@ -35,6 +37,7 @@ from peerload.agent.sensors import Sensors, machine_facts
 from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
 from peerload.agent.store import Recovered, Store
+from peerload.agent.tls import Credentials
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
@@ -83,7 +86,9 @@ class Daemon:
         """Start, serve until told to stop, stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
-        parse_address("listen", self.config.listen)
+        self.parts.cluster = cluster.find(self.config.cluster, os.environ)
+        parse_address("listen", self.config.listen, loopback_only=self.parts.cluster.is_local)
+        self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
         self.parts.store = Store(state / "peerload.db", self.config.node)
@@ -140,7 +145,7 @@ class Daemon:
         self.parts.output = Output(self.parts.spool, self.parts.node)
         self.parts.links = PeerLinks(
             identity=self.parts.identity,
-            cluster=self.config.cluster,
+            tls=self.parts.tls,
             hello=self._hello,
             envelope=self.envelope,
             deliver=self._from_peer,
@@ -156,7 +161,7 @@ class Daemon:
         if self.config.mqtt:
             self.parts.bus = MqttBus(
                 urls=self.config.mqtt,
-                cluster=self.config.cluster,
+                cluster=self.parts.cluster.name,
                 site=self.config.site,
                 identity=self.parts.identity,
                 envelope=self.envelope,
@@ -196,7 +201,7 @@ class Daemon:
         """Listen for peers → the address. Where any port will do, the one of the last start is tried first, and the
         peers of that start are looked for: they may hold tasks of ours, or we of theirs."""
         self.addresses = Addresses(Path(self.config.state) / "addresses")
-        host, port = parse_address("listen", self.config.listen)
+        host, port = parse_address("listen", self.config.listen, loopback_only=self.parts.cluster.is_local)
         last = 0 if port else self.addresses.port_of(host)
         try:
             address = await self.parts.links.start(host, port or last)
@@ -387,7 +392,7 @@ class Daemon:
         self._sequence += 1
         return Envelope(
             v=PROTOCOL_MAX,
-            cluster=self.config.cluster,
+            cluster=self.parts.cluster.name,
             src=self.parts.identity.node,
             src_boot=self.parts.identity.boot,
             seq=self._sequence,

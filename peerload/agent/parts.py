@@ -12,6 +12,7 @@ from peerload.agent.directories import SeenDirectories
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
+    from peerload.agent.cluster import Cluster
     from peerload.agent.inbox import Inbox
     from peerload.agent.launcher_link import LauncherLink
     from peerload.agent.mqtt import MqttBus
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from peerload.agent.release import Release
     from peerload.agent.spool import Spool
     from peerload.agent.store import Store
+    from peerload.agent.tls import Credentials
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig
@@ -45,6 +47,8 @@ class Parts:
     """Filled by `Daemon` while it starts, in the order of the attributes; whole before the first event is handled."""
 
     config: AgentConfig
+    cluster: Cluster
+    tls: Credentials
     store: Store
     spool: Spool
     inbox: Inbox

@@ -31,6 +31,7 @@ VERBS = (
     ("wait", "block until tasks have ended"),
     ("cancel", "stop tasks"),
     ("nodes", "every node: state, load, cpu, memory, tasks"),
+    ("cluster", "make a cluster for several machines; show which one is used here"),
     ("policy", "the policies there are; what each is and what its knobs do; check a preset"),
     ("sim", "what a policy does to response times, by simulation"),
     ("replay", "decide a recording of an agent again, and compare"),
