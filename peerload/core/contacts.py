@@ -68,7 +68,9 @@ class Contacts:
         """There is a new link to it: exchange everything, once for each run of it and not too often."""
         shared = self._shared
         member = shared.members.get(node)
-        if member is not None and shared.now_s - member.synced_s >= min(shared.preset.reconnect_s, shared.preset.sync_s):
+        if member is not None and shared.now_s - member.synced_s >= min(
+            shared.preset.reconnect_s, shared.preset.sync_s
+        ):
             self._exchange(node)
 
     def _exchange(self, node: str) -> None:
@@ -167,6 +169,4 @@ class Contacts:
 
 def identity_of(rumour: Rumour) -> Identity:
     """Who is meant."""
-    return Identity(
-        rumour.node, rumour.boot, rumour.machine_boot, rumour.store, rumour.incarnation, rumour.address
-    )
+    return Identity(rumour.node, rumour.boot, rumour.machine_boot, rumour.store, rumour.incarnation, rumour.address)

@@ -184,7 +184,11 @@ class Membership:
             return False
         known = self.get(node)
         is_new = known is None or known.identity.boot != identity.boot
-        if known is not None and identity.incarnation < known.identity.incarnation and identity.store == known.identity.store:
+        if (
+            known is not None
+            and identity.incarnation < known.identity.incarnation
+            and identity.store == known.identity.store
+        ):
             return False  # a late word of an earlier start
         was_back = list(self._back)
         self.gossip.told(rumour_of(identity, profile, refutation), node, spread=in_person)
