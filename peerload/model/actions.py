@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from peerload.model.events import Submission
+from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership
 from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
 
@@ -99,6 +100,20 @@ class Dial(_Action, frozen=True):
     """Make a peer link to this node if there is none."""
 
     identity: Identity
+
+
+class DialAddress(_Action, frozen=True):
+    """Make a peer link to whoever is at this HOST:PORT, if there is none."""
+
+    address: str
+
+
+class SendGossip(_Action, frozen=True):
+    """Send a sealed datagram to a node at this address (HOST:PORT). It may be lost; nobody asks."""
+
+    node: str
+    address: str
+    messages: tuple[GossipMessage, ...]
 
 
 class SpawnTask(_Action, frozen=True):
@@ -218,6 +233,7 @@ OUTWARD: tuple[type, ...] = (
     Send,
     Announce,
     Dial,
+    DialAddress,
     SpawnTask,
     SignalTask,
     SetLease,
@@ -234,6 +250,8 @@ Action = (
     | Send
     | Announce
     | Dial
+    | DialAddress
+    | SendGossip
     | SpawnTask
     | SignalTask
     | SetLease

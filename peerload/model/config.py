@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from peerload.model.gossip import LAN, GossipPreset
 from peerload.model.resources import Name, NodeName, Speed
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
@@ -78,11 +79,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An older report is no longer believed."""
 
     # membership
-    ping_s: Positive = 2.0
-    """One peer, in turn, is pinged this often."""
-    suspect_after_s: Positive = 6.0
-    """A peer not heard of for this long after being pinged is suspected."""
-    dead_after_s: Positive = 15.0
+    gossip: GossipPreset = LAN
+    """How fast the loss of a node is noticed, and what that costs (docs/membership.md)."""
     peers_max: Limit = 1000
     reports_kept_max: Limit = 1000
     """Reports of peers that are kept; a further one drops the one that came longest ago."""
