@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench.support import arguments, percentile, report
 from tests.membership import measures
+from tests.membership.arena import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ def crashes(pool: Any, kind: str, nodes: int, most: int, seed: int) -> tuple[flo
     return statistics.median(took_s), percentile(took_s, 0.99), statistics.median(first_s), wrong
 
 
-def falsehoods(pool: Any, kind: str, node_hours: float, seed: int, faults: measures.Faults) -> dict[str, float]:
+def falsehoods(pool: Any, kind: str, node_hours: float, seed: int, faults: Faults) -> dict[str, float]:
     """False deaths per 1,000 node-hours of healthy nodes, and what was sent."""
     healthy = NODES - round(faults.pausing * NODES)
     hours = node_hours / healthy / PARTS / 2
@@ -79,7 +80,9 @@ def measure(pool: Any, kind: str, scale: float, seed: int) -> tuple[list[str], d
         p50_s, p99_s, first_s, wrong = crashes(pool, kind, nodes, max(PARTS, round(most * scale)), seed)
         good = good and p50_s <= p50_max_s and p99_s <= p99_max_s
         figures[f"crash of {nodes}"] = {"p50_s": p50_s, "p99_s": p99_s, "first_s": first_s, "wrong": wrong}
-        text.append(f"  crash known to all, n = {nodes}: p50 {p50_s:.1f} s, p99 {p99_s:.1f} s (suspected after {first_s:.1f})")
+        text.append(
+            f"  crash known to all, n = {nodes}: p50 {p50_s:.1f} s, p99 {p99_s:.1f} s (suspected after {first_s:.1f})"
+        )
     for name, faults in (("harsh", measures.HARSH), ("mild", measures.MILD)):
         told = falsehoods(pool, kind, NODE_HOURS * scale, seed, faults)
         good = good and told["per_1000_h"] <= (FALSE_DEATHS_MAX if faults.pausing else 0.0)
@@ -99,7 +102,9 @@ def measure(pool: Any, kind: str, scale: float, seed: int) -> tuple[list[str], d
     took_s = pool.map(play, jobs, 1)
     good = good and max(took_s) <= AGREE_S_MAX
     figures["restart"] = {"median_s": statistics.median(took_s), "max_s": max(took_s)}
-    text.append(f"  {RESTARTED} restarted at once: all agree after {statistics.median(took_s):.1f} s (worst {max(took_s):.1f})")
+    text.append(
+        f"  {RESTARTED} restarted at once: all agree after {statistics.median(took_s):.1f} s (worst {max(took_s):.1f})"
+    )
     return text, figures, good
 
 

@@ -132,7 +132,12 @@ def falsehoods(kind: str, count: int, hours: float, seed: int, faults: Faults) -
     arena.run(began_s + hours * 3600.0)
     healthy = sum(not host.pauses for host in arena.hosts.values())
     return Falsehoods(
-        healthy * hours, counts["dead"], counts["dead views"], counts["suspect"], counts["dead pausing"], _cost(arena, began_s)
+        healthy * hours,
+        counts["dead"],
+        counts["dead views"],
+        counts["suspect"],
+        counts["dead pausing"],
+        _cost(arena, began_s),
     )
 
 

@@ -111,12 +111,16 @@ class Memberlist:
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
-    def _say(self, dst: str, kind: str, *words: object, size_bytes: int, told: tuple[Rumour, ...] | None = None) -> None:
+    def _say(
+        self, dst: str, kind: str, *words: object, size_bytes: int, told: tuple[Rumour, ...] | None = None
+    ) -> None:
         rumours = self._rumours.take(len(self._members) + 1, RUMOURS_MAX) if told is None else told
         size = SEALED_BYTES + size_bytes + RUMOUR_BYTES * len(rumours)
         self._out.append(Say(dst, (kind, words, rumours), size))
 
-    def _received(self, src: str, message: tuple[str, tuple, tuple[Rumour, ...]]) -> None:
+    def _received(  # noqa: C901 -- one branch a message
+        self, src: str, message: tuple[str, tuple, tuple[Rumour, ...]]
+    ) -> None:
         kind, words, rumours = message
         for rumour in rumours:
             self._hear(rumour)

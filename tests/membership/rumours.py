@@ -35,8 +35,8 @@ class Rumours:
         if not self._told:
             return ()
         limit = self._multiplier * math.ceil(math.log10(members + 1))
-        # The least told first; among those the newest.
-        chosen = sorted(reversed(self._told.values()), key=lambda entry: entry[1])[:most]
+        newest_first = list(reversed(self._told.values()))
+        chosen = sorted(newest_first, key=lambda entry: entry[1])[:most]  # the least told first
         for rumour, told in chosen:
             if told + 1 >= limit:
                 del self._told[rumour.node]
