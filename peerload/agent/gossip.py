@@ -10,9 +10,11 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from peerload.agent.peer_address import join_address
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ NAMES_MAX = 1000
 """Host names whose address is remembered."""
 NAME_S = 60.0
 """How long a host name's address is believed."""
+MAPPED = "::ffff:"
+"""How an IPv6 socket writes an IPv4 address."""
+
+LAG_TICK_S = 0.5
+"""The loop's lateness is looked at so often: a stall is told too short by at most this."""
 
 _log = logging.getLogger("peerload.gossip")
 
@@ -42,7 +49,7 @@ class GossipSocket(Generic[Messages]):
     """One agent's socket. `start` opens it, `send` says something to an address, `close` ends it.
 
     encode, decode: messages and their bytes (decode raises ProtocolError, whatever the bytes are); deliver: called from
-    the loop's thread with (node, its boot id, messages) of each datagram that opened; counters: what was counted; loopback_only: nothing is
+    the loop's thread with (node, its boot id, the `HOST:PORT` it came from, messages) of each datagram that opened; counters: what was counted; loopback_only: nothing is
     sent to another machine.
     """
 
@@ -51,7 +58,7 @@ class GossipSocket(Generic[Messages]):
         sealer: Sealer,
         encode: Callable[[Messages], bytes],
         decode: Callable[[bytes], Messages],
-        deliver: Callable[[str, str, Messages], None],
+        deliver: Callable[[str, str, str, Messages], None],
         counters: Counter[str],
         *,
         loopback_only: bool = False,
@@ -121,15 +128,15 @@ class GossipSocket(Generic[Messages]):
             if made is None:
                 return
             try:
-                datagram = made.recv(DATAGRAM_BYTES_MAX + 1)
+                datagram, source = made.recvfrom(DATAGRAM_BYTES_MAX + 1)
             except BlockingIOError:
                 return
             except OSError:
                 self._counters["gossip receive errors"] += 1
                 return
-            self._received(datagram)
+            self._received(datagram, source)
 
-    def _received(self, datagram: bytes) -> None:
+    def _received(self, datagram: bytes, source: SocketAddress) -> None:
         self._counters["gossip received"] += 1
         self._counters["gossip received bytes"] += len(datagram)
         if len(datagram) > DATAGRAM_BYTES_MAX:
@@ -145,7 +152,7 @@ class GossipSocket(Generic[Messages]):
         except ProtocolError:
             self._counters["gossip dropped: malformed"] += 1
         else:
-            self._deliver(node, boot, messages)
+            self._deliver(node, boot, join_address(source[0].removeprefix(MAPPED), source[1]), messages)
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -173,7 +180,7 @@ class GossipSocket(Generic[Messages]):
             return None
         assert self._socket is not None
         if self._socket.family == socket.AF_INET6:
-            return (str(found) if found.version == 6 else f"::ffff:{found}", port, 0, 0)  # noqa: PLR2004 -- IPv6
+            return (str(found) if found.version == 6 else f"{MAPPED}{found}", port, 0, 0)  # noqa: PLR2004 -- IPv6
         return (str(found), port) if found.version == 4 else None  # noqa: PLR2004 -- IPv4
 
     def _looked_up(self, host: str) -> str | None:
@@ -201,3 +208,43 @@ class GossipSocket(Generic[Messages]):
         self._names[host] = (found, loop.time() + NAME_S)
         if len(self._names) > NAMES_MAX:
             self._names.popitem(last=False)
+
+
+class LagWatch:
+    """Notices that the agent did not run for longer than ``lag_s`` when it should have, and calls ``lagged`` with how long
+    that was, in s: its machine was asleep, it was stopped, or its own loop was busy."""
+
+    def __init__(self, lag_s: float, lagged: Callable[[float], None]) -> None:
+        self._lag_s = lag_s
+        self._lagged = lagged
+        self._due_s = 0.0
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._due_s = _boot_s() + LAG_TICK_S
+        self._handle = asyncio.get_running_loop().call_later(LAG_TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self.look()
+        self.close()
+        self.start()
+
+    def look(self) -> None:
+        """Tell of a stall now, if there was one: before what has piled up meanwhile is handled."""
+        late_s = _boot_s() - self._due_s
+        if late_s > self._lag_s and self._handle is not None:
+            self.close()
+            self.start()
+            self._lagged(late_s)
+
+    def close(self) -> None:
+        """End."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
+def _boot_s() -> float:
+    """CLOCK_BOOTTIME, which counts the time that the machine was asleep."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -31,6 +31,8 @@ VERBS = (
     ("wait", "block until tasks have ended"),
     ("cancel", "stop tasks"),
     ("nodes", "every node: state, load, cpu, memory, tasks"),
+    ("leave", "take this node out of its cluster"),
+    ("forget", "say that a node is gone for good"),
     ("policy", "the policies there are; what each is and what its knobs do; check a preset"),
     ("sim", "what a policy does to response times, by simulation"),
     ("replay", "decide a recording of an agent again, and compare"),

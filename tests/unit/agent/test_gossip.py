@@ -3,12 +3,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
 
-from peerload.agent.gossip import BATCH_MAX, DATAGRAM_BYTES_MAX, GossipSocket
+from peerload.agent.gossip import BATCH_MAX, DATAGRAM_BYTES_MAX, LAG_TICK_S, GossipSocket, LagWatch
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.wire.seal import KEY_BYTES, Sealer
 
@@ -43,8 +44,9 @@ class End:
             raise BadMessage("bad")
         return plaintext
 
-    def deliver(self, src: str, boot: str, messages: bytes) -> None:
+    def deliver(self, src: str, boot: str, address: str, messages: bytes) -> None:
         self.heard.append((src, boot, messages))
+        self.heard_from = address
         self.came.set()
 
     async def hears(self, count: int) -> None:
@@ -67,6 +69,7 @@ def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.Abstra
         one.socket.send(two.address, b"hello")
         await two.hears(1)
         assert two.heard == [("n1", "boot-n1", b"hello")]
+        assert two.heard_from == one.address
         assert one.counters["gossip sent"] == two.counters["gossip received"] == 1
         one.socket.close()
         two.socket.close()
@@ -158,5 +161,34 @@ def test_a_taken_port_is_refused() -> None:
         with pytest.raises(ConfigError, match="cannot receive datagrams"):
             other.start("127.0.0.1", end.port)
         end.socket.close()
+
+    play(test, uvloop.new_event_loop)
+
+
+def test_a_stall_is_told_once() -> None:
+    async def test() -> None:
+        told: list[float] = []
+        second = asyncio.Event()
+
+        def lagged(lag_s: float) -> None:
+            told.append(lag_s)
+            if len(told) == 2:
+                second.set()
+
+        watch = LagWatch(0.1, lagged)
+        watch.start()
+        watch.look()
+        assert told == []
+        time.sleep(LAG_TICK_S + 0.3)  # noqa: ASYNC251 -- the stall itself
+        watch.look()
+        watch.look()
+        assert len(told) == 1
+        assert 0.3 <= told[0] < 5.0
+        time.sleep(LAG_TICK_S + 0.3)  # noqa: ASYNC251 -- as above
+        async with asyncio.timeout(WITHIN_S):
+            await second.wait()  # its own tick sees it, too
+        watch.close()
+        watch.look()
+        assert len(told) == 2
 
     play(test, uvloop.new_event_loop)
