@@ -32,6 +32,8 @@ VERBS = (
     ("cancel", "stop tasks"),
     ("nodes", "every node: state, load, cpu, memory, tasks"),
     ("cluster", "make a cluster for several machines; show which one is used here"),
+    ("leave", "take this node out of its cluster"),
+    ("forget", "say that a node is gone for good"),
     ("policy", "the policies there are; what each is and what its knobs do; check a preset"),
     ("sim", "what a policy does to response times, by simulation"),
     ("replay", "decide a recording of an agent again, and compare"),

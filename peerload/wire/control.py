@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.errors import BadMessage
+from peerload.model.resources import NodeName
 from peerload.model.task import TaskSpec
 
 TASKS_NAMED_MAX = 10_000
@@ -124,7 +125,36 @@ class Stop(_Request, frozen=True, tag="stop"):
     all: bool = False
 
 
-Request = Info | Submit | Tasks | History | Show | Wait | Cancel | Output | Signal | Nodes | Policy | Stats | Stop
+class Leave(_Request, frozen=True, tag="leave"):
+    """Take this node out of its cluster → pid, node; then the agent stops and forgets whom it knew. force: although it
+    has tasks of others, or others have tasks of it."""
+
+    force: bool = False
+
+
+class Forget(_Request, frozen=True, tag="forget"):
+    """A node is gone for good → node, was (the state it had). Refused if it is not known, or alive."""
+
+    node: NodeName
+
+
+Request = (
+    Info
+    | Submit
+    | Tasks
+    | History
+    | Show
+    | Wait
+    | Cancel
+    | Output
+    | Signal
+    | Nodes
+    | Policy
+    | Stats
+    | Stop
+    | Leave
+    | Forget
+)
 
 _decoder = msgspec.msgpack.Decoder(Request)
 
