@@ -20,7 +20,9 @@ import msgspec
 from peerload import __version__
 from peerload.agent.addresses import Addresses
 from peerload.agent.control import ControlServer
+from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
+from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import machine_boot_id, private_directory
 from peerload.agent.mqtt import MqttBus
@@ -34,7 +36,7 @@ from peerload.agent.release import Release
 from peerload.agent.sensors import Sensors, machine_facts
 from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
-from peerload.agent.store import Recovered, Store
+from peerload.agent.store import Store
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
@@ -48,6 +50,7 @@ from peerload.wire import recording
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.store_read import Recovered
     from peerload.model.actions import Action, Row
     from peerload.model.config import AgentConfig
     from peerload.model.errors import PeerloadError
@@ -86,7 +89,9 @@ class Daemon:
         parse_address("listen", self.config.listen)
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
-        self.parts.store = Store(state / "peerload.db", self.config.node)
+        self.parts.disk = Disk(state)
+        self.parts.disk.prepare()
+        self.parts.store = Store(state / "peerload.db", self.config.node, self.parts.disk.reserve)
         self.parts.store.open()
         try:
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
@@ -113,6 +118,7 @@ class Daemon:
             lambda error: _threadsafe(loop, lambda: self.parts.fail(f"the store failed: {error}")),
         )
         self.parts.release = Release(self._persist)
+        self.parts.journal = Journal(self.parts.release, self.parts.fail)
         self.parts.launcher = LauncherLink(
             Path(self.config.state) / "launcher",
             self._from_launcher,
@@ -172,10 +178,12 @@ class Daemon:
         self.performer = Performer(self.parts)
         self._record()
         self._recover(kept, running, ended)
+        self.parts.disk.changed = self._disk_changed
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
             ]
+            background.append(group.create_task(self.parts.disk.watch()))
             if self._speed() is None:
                 background.append(group.create_task(find_out(self._speed_file(), self.parts.inbox.put)))
             if self.parts.bus is not None:
@@ -187,6 +195,9 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.parts.stop)
             log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
+            self.parts.journal.happened(
+                "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"
+            )
             await self.parts.stopping.wait()
             await self._wind_down()
             for task in background:
@@ -246,6 +257,7 @@ class Daemon:
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
         await self.control.close()
+        self.parts.journal.happened("agent", "stopping")
         self.parts.inbox.put(events.AgentStopping())
         with _suppressed(TimeoutError):
             async with asyncio.timeout(STOP_S_MAX):
@@ -327,6 +339,10 @@ class Daemon:
 
     def _from_launcher(self, event: Event) -> None:
         """Into the inbox, ends only with their output on disk; nothing overtakes a launcher's list of what it has."""
+        if isinstance(event, events.LauncherLost):
+            self.parts.journal.happened("launcher", "lost", reason="another one is started; its tasks are ended")
+        elif isinstance(event, events.LauncherReady):
+            self.parts.journal.happened("launcher", "ready")
         if self._early is not None:  # AgentStarted or such a list has not been told yet
             self._early.append(event)
         elif isinstance(event, events.LauncherReady):
@@ -341,6 +357,10 @@ class Daemon:
         early, self._early = self._early, None
         for event in early or ():
             self._from_launcher(event)
+
+    def _disk_changed(self, state: str, reason: str) -> None:
+        log.warning("the disk of %s is %s: %s", self.config.state, state, reason)
+        self.parts.journal.happened("disk", state, reason=reason)
 
     def _from_peer(self, src: str, message: Message) -> None:
         self.performer.received(src, message)

@@ -12,7 +12,9 @@ from peerload.agent.directories import SeenDirectories
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
+    from peerload.agent.disk import Disk
     from peerload.agent.inbox import Inbox
+    from peerload.agent.journal import Journal
     from peerload.agent.launcher_link import LauncherLink
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.output import Output
@@ -45,12 +47,14 @@ class Parts:
     """Filled by `Daemon` while it starts, in the order of the attributes; whole before the first event is handled."""
 
     config: AgentConfig
+    disk: Disk
     store: Store
     spool: Spool
     inbox: Inbox
     identity: Identity
     node: Node
     release: Release
+    journal: Journal
     launcher: LauncherLink
     output: Output
     links: PeerLinks

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SHOWN_AT_A_TIME = 256
 """Tasks put together before they are sent and others have their turn."""
+EVENTS_AT_A_TIME = 256
 REF = re.compile(r"(?:(?P<home>[a-z0-9-]{1,40})/)?(?P<counter>[0-9]{1,18})(?:\.(?P<index>[0-9]{1,9}))?")
 
 
@@ -56,6 +57,7 @@ class Requests:
             control.Show: lambda: connection.spawn(request.id, self._show(connection, request)),  # type: ignore[arg-type]
             control.Wait: lambda: connection.spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
             control.Output: lambda: connection.spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
+            control.Events: lambda: connection.spawn(request.id, self._events(connection, request)),  # type: ignore[arg-type]
             control.Cancel: lambda: connection.spawn(request.id, self._cancel(connection, request)),  # type: ignore[arg-type]
             control.Signal: lambda: connection.spawn(request.id, self._signal(connection, request)),  # type: ignore[arg-type]
             control.Info: lambda: connection.ok(request.id, answers.agent_object(self._parts)),
@@ -67,7 +69,10 @@ class Requests:
         now[type(request)]()
 
     async def _durable(self) -> None:
-        """Wait until everything decided so far is on disk and has gone out."""
+        """Wait until everything decided so far is on disk and has gone out. While the disk is full nothing gets there:
+        then what is there is what is true."""
+        if self._parts.store.is_stalled:
+            return
         reached = asyncio.Event()
         self._parts.release.outward(reached.set)
         await reached.wait()
@@ -88,6 +93,14 @@ class Requests:
         if parsed["home"] not in (None, node):
             raise NoSuchTask(f"no task {ref} here", why=f"its home is {parsed['home']}", hint="ask the agent there")
         return int(parsed["counter"]), int(parsed["index"]) if parsed["index"] is not None else None
+
+    def _name(self, ref: str) -> str:
+        """A name as the id of a task or an array, whose home may be elsewhere."""
+        parsed = REF.fullmatch(ref)
+        if parsed is not None and parsed["home"] not in (None, self._parts.config.node):
+            return ref
+        counter, index = self._resolve(ref)
+        return f"{self._parts.config.node}/{counter}" + ("" if index is None else f".{index}")
 
     def _records(self, ref: str) -> list[TaskRecord]:
         records = self._parts.store.records(*self._resolve(ref))
@@ -114,6 +127,9 @@ class Requests:
 
     async def _submit(self, connection: Connection, request: control.Submit) -> None:
         indices = _members(request)
+        spec = request.spec
+        size = len(spec.environment) + sum(len(word) for word in spec.argv)
+        self._parts.disk.admit(max(len(indices), 1), size)
         directories = self._parts.directories
         here = directories.seen_lately(request.spec.directory) or await directories.look(request.spec.directory)
         digest = hashlib.sha256(msgspec.msgpack.encode((request.spec, request.array))).digest()
@@ -129,23 +145,27 @@ class Requests:
 
     async def _tasks(self, connection: Connection, request: control.Tasks) -> None:
         await self._durable()
-        rows, truncated = self._parts.store.list_tasks(
-            ended_after=self._parts.now().wall_s - request.ended_within_s, limit=request.limit
+        states = {"leased" if state == "running" else state for state in request.states}
+        listing = self._parts.store.list_tasks(
+            ended_after=self._parts.now().wall_s - request.ended_within_s,
+            limit=request.limit,
+            states=tuple(states),
+            node=request.node,
         )
         user = self._user()
         tasks: list[dict[str, object]] = []
-        for record, spec in rows:
+        for record, spec in listing.rows:
             if len(tasks) >= SHOWN_AT_A_TIME:
                 tasks = await self._hand_over(connection, request.id, tasks)
             shown = answers.task_object(record, spec, user, running_at=self._running_at(record))
             if request.states and shown["state"] not in request.states:
                 continue
-            if request.node and shown["node"] != request.node:
-                continue
             if shown["state"] == "queued":
                 shown["reason"] = self._why_waiting(record)
             tasks.append(shown)
-        connection.ok(request.id, {"tasks": tasks, "truncated": truncated})
+        counts = self._parts.store.counts() if listing.truncated else {}
+        answer = {"tasks": tasks, "truncated": listing.truncated, "unfinished": counts}
+        connection.ok(request.id, answer | {"damaged": answers.damaged(listing.damaged)})
 
     async def _history(self, connection: Connection, request: control.History) -> None:
         await self._durable()
@@ -156,17 +176,23 @@ class Requests:
             after = store.before_the_last(since, left)
         truncated = after is not None
         tasks: list[dict[str, object]] = []
-        while rows := store.ended(since, after, SHOWN_AT_A_TIME, oldest_first=request.oldest_first):
+        damaged: list[dict[str, object]] = []
+        while True:
+            page = store.ended(since, after, SHOWN_AT_A_TIME, oldest_first=request.oldest_first)
+            if page.last is None:
+                break
+            rows = page.rows
             if left is not None:
                 truncated = truncated or len(rows) > left
                 rows = rows[:left]
                 left -= len(rows)
-            if not rows:
-                break
-            after = rows[-1][0]
+                if not left and not rows:
+                    break
+            after = page.last
+            damaged += answers.damaged(page.damaged)
             tasks = [answers.task_object(record, spec, user) | answers.used(record) for record, spec in rows]
             tasks = await self._hand_over(connection, request.id, tasks)
-        connection.ok(request.id, {"tasks": tasks, "truncated": truncated})
+        connection.ok(request.id, {"tasks": tasks, "truncated": truncated, "damaged": damaged})
 
     def _why_waiting(self, record: TaskRecord) -> str:
         task = self._parts.node.home.tasks.get(record.uid)
@@ -188,6 +214,7 @@ class Requests:
         return []
 
     async def _show(self, connection: Connection, request: control.Show) -> None:
+        self._parts.journal.settle()
         await self._durable()
         shown: list[dict[str, object]] = []
         store = self._parts.store
@@ -204,24 +231,31 @@ class Requests:
                 if task["state"] == "queued":
                     task["reason"] = self._why_waiting(record)
                 task |= answers.detail(spec, record)
-                history = [
-                    {"at": at, "state": state, "reason": reason, "attempt": attempt, "node": node or None}
-                    for at, state, reason, attempt, node in store.history(record.task)
-                ]
-                if task["state"] == "running":
-                    history.append(
-                        {
-                            "at": running_at,
-                            "state": "running",
-                            "reason": f"started on {record.node}",
-                            "attempt": record.attempt,
-                            "node": record.node,
-                        }
-                    )
-                task["history"] = history
+                task["history"] = [answers.step(event) for event in store.history(record.task)]
                 task["decision"] = self._decisions.about(record.task)
                 shown.append(task)
         connection.ok(request.id, {"tasks": shown})
+
+    async def _events(self, connection: Connection, request: control.Events) -> None:
+        self._parts.journal.settle()
+        await self._durable()
+        names = [self._name(ref) for ref in request.tasks]
+        store = self._parts.store
+        with self._parts.journal.followed() as news:
+            last = store.last_event()  # no await since it is followed: what comes later is told to us
+            shown = store.events(0, request.limit, newest=True, what=request.what, tasks=names) if request.limit else []
+            while True:
+                if shown:
+                    connection.more(request.id, {"events": [answers.event_object(event) for event in shown]})
+                    await connection.drain()
+                if not request.follow:
+                    break
+                shown = store.events(last, EVENTS_AT_A_TIME, what=request.what, tasks=names)
+                last = shown[-1].number if shown else last
+                if not shown:
+                    await news.wait()
+                    news.clear()
+        connection.ok(request.id, {"events": []})
 
     async def _cancel(self, connection: Connection, request: control.Cancel) -> None:
         await self._durable()

@@ -146,6 +146,7 @@ class Membership:
             self._peers[identity.node] = peer
             self._names = sorted([*self._names, identity.node])
             self._eligible.clear()
+            self._state.note("node", PeerState.ALIVE.value, node=identity.node, reason="met")
         if is_new:
             self._reports.pop(identity.node, None)
         if profile != peer.profile or is_new:
@@ -180,13 +181,13 @@ class Membership:
 
     def left(self, node: str) -> None:
         """A peer said good-bye."""
-        self._become(node, PeerState.LEFT)
+        self._become(node, PeerState.LEFT, "it said good-bye")
 
     def unreachable(self, node: str) -> None:
         """The link to a peer broke: ask it at once rather than in its turn."""
         peer = self._own(node)
         if peer is not None and peer.state is PeerState.ALIVE:
-            self._become(node, PeerState.SUSPECT)
+            self._become(node, PeerState.SUSPECT, "its link broke")
             self._ping(peer)
 
     def learn(self, known: Sequence[Identity]) -> None:
@@ -287,14 +288,15 @@ class Membership:
         peer.heard_s = self._state.now.boot_s
         peer.pinged_s = 0.0
         if peer.state is not PeerState.ALIVE:
-            self._become(peer.identity.node, PeerState.ALIVE)
+            self._become(peer.identity.node, PeerState.ALIVE, "heard again")
 
-    def _become(self, node: str, state: PeerState) -> None:
+    def _become(self, node: str, state: PeerState, reason: str) -> None:
         peer = self._own(node)
         if peer is not None and peer.state is not state:
             peer.state = state
             self._eligible.clear()
             self._state.count(f"peers became {state.value}")
+            self._state.note("node", state.value, node=node, reason=reason)
 
     def _ping(self, peer: Peer) -> None:
         if peer.state is PeerState.LEFT:
@@ -309,6 +311,6 @@ class Membership:
             return
         silent_s = self._state.now.boot_s - max(peer.heard_s, peer.pinged_s)
         if silent_s > self._state.config.dead_after_s:
-            self._become(peer.identity.node, PeerState.DEAD)
+            self._become(peer.identity.node, PeerState.DEAD, f"silent for {silent_s:.1f} s")
         elif silent_s > self._state.config.suspect_after_s and peer.state is PeerState.ALIVE:
-            self._become(peer.identity.node, PeerState.SUSPECT)
+            self._become(peer.identity.node, PeerState.SUSPECT, f"silent for {silent_s:.1f} s")

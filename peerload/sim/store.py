@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.model.actions import DropExecution, PutEvent, PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.events import AgentStarted, TaskRow
 from peerload.model.task import execution_key
 
@@ -36,6 +36,8 @@ class Store:
                 self.executions.pop(execution_key(row.uid, row.attempt), None)
             case PutFloor():
                 self.floors[row.uid] = max(row.floor, self.floors.get(row.uid, 0))
+            case PutEvent():
+                pass  # for people; nothing is read from it
 
     def started(self, running: dict[str, float], ended: dict[str, Exit]) -> AgentStarted:
         """What an agent that starts now is told."""

@@ -17,6 +17,7 @@ from peerload.model.task import TaskSpec
 
 TASKS_NAMED_MAX = 10_000
 RANGES_MAX = 1_000
+EVENT_TASKS_MAX = 100
 
 RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
 TaskRef = Annotated[str, Meta(min_length=1, max_length=80)]
@@ -47,12 +48,14 @@ class Submit(_Request, frozen=True, tag="submit"):
 
 class Tasks(_Request, frozen=True, tag="tasks"):
     """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most
-    ``limit`` (the newest), ``truncated`` tells."""
+    ``limit``, ``truncated`` tells: those that a node has come first, then as many of those that wait (who is next) as of
+    those that ended (who was last). unfinished: where it is truncated, how many there are in each state. damaged: those
+    that cannot be read (id, why)."""
 
     ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
     states: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
     node: Annotated[str, Meta(max_length=40)] = ""
-    limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
 
 
 class History(_Request, frozen=True, tag="history"):
@@ -69,6 +72,17 @@ class Show(_Request, frozen=True, tag="show"):
     """Everything about tasks → tasks, each with spec, history and usage."""
 
     tasks: TaskRefs
+
+
+class Events(_Request, frozen=True, tag="events"):
+    """What happened → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
+    also what happens from now on, until the client hangs up. tasks: only of these (of an array: of its members, too);
+    what: only of these kinds. docs/cli.md lists the keys."""
+
+    limit: Annotated[int, Meta(ge=0, le=100_000)] = 50
+    follow: bool = False
+    tasks: Annotated[tuple[TaskRef, ...], Meta(max_length=EVENT_TASKS_MAX)] = ()
+    what: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
 
 
 class Wait(_Request, frozen=True, tag="wait"):
@@ -124,7 +138,9 @@ class Stop(_Request, frozen=True, tag="stop"):
     all: bool = False
 
 
-Request = Info | Submit | Tasks | History | Show | Wait | Cancel | Output | Signal | Nodes | Policy | Stats | Stop
+Request = (
+    Info | Submit | Tasks | History | Show | Events | Wait | Cancel | Output | Signal | Nodes | Policy | Stats | Stop
+)
 
 _decoder = msgspec.msgpack.Decoder(Request)
 
