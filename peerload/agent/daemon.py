@@ -139,7 +139,7 @@ class Daemon:
     async def _serve_clients_and_peers(
         self,
         loop: asyncio.AbstractEventLoop,
-        running: tuple[tuple[str, float], ...],
+        running: events.Running,
         ended: tuple[tuple[str, object], ...],
     ) -> None:
         kept = await self._recovered()
@@ -179,6 +179,8 @@ class Daemon:
         self._record()
         self._recover(kept, running, ended)
         self.parts.disk.changed = self._disk_changed
+        if self.parts.disk.state != "ok":
+            self._disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
@@ -237,9 +239,7 @@ class Daemon:
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
 
-    def _recover(
-        self, kept: Recovered, running: tuple[tuple[str, float], ...], ended: tuple[tuple[str, object], ...]
-    ) -> None:
+    def _recover(self, kept: Recovered, running: events.Running, ended: tuple[tuple[str, object], ...]) -> None:
         self.parts.inbox.put(
             events.AgentStarted(
                 tasks=kept.tasks,
@@ -250,6 +250,7 @@ class Daemon:
                 running=running,
                 ended=ended,  # type: ignore[arg-type]
                 past=kept.past,
+                drained=kept.drained,
             )
         )
         self._release_early()
@@ -339,10 +340,6 @@ class Daemon:
 
     def _from_launcher(self, event: Event) -> None:
         """Into the inbox, ends only with their output on disk; nothing overtakes a launcher's list of what it has."""
-        if isinstance(event, events.LauncherLost):
-            self.parts.journal.happened("launcher", "lost", reason="another one is started; its tasks are ended")
-        elif isinstance(event, events.LauncherReady):
-            self.parts.journal.happened("launcher", "ready")
         if self._early is not None:  # AgentStarted or such a list has not been told yet
             self._early.append(event)
         elif isinstance(event, events.LauncherReady):
@@ -361,6 +358,7 @@ class Daemon:
     def _disk_changed(self, state: str, reason: str) -> None:
         log.warning("the disk of %s is %s: %s", self.config.state, state, reason)
         self.parts.journal.happened("disk", state, reason=reason)
+        self.parts.inbox.put(events.DiskRoomChanged(state == "ok"))
 
     def _from_peer(self, src: str, message: Message) -> None:
         self.performer.received(src, message)

@@ -23,8 +23,17 @@ import msgspec
 
 from peerload.agent import store_schema as schema
 from peerload.agent.disk import has_no_room
-from peerload.agent.store_read import KEPT_S, SINGLE, StoreReader, order_of
-from peerload.model.actions import DropExecution, PutEvent, PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.agent.store_read import KEPT_S, NO_MORE, SINGLE, More, StoreReader, order_of
+from peerload.model.actions import (
+    DropExecution,
+    DropFloors,
+    PutDrain,
+    PutEvent,
+    PutExecution,
+    PutFloor,
+    PutSubmission,
+    PutTask,
+)
 from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:
@@ -304,7 +313,14 @@ class Store(StoreReader):
     def _apply(self, writer: sqlite3.Connection, row: Row) -> None:
         match row:
             case PutFloor():
-                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at))
+                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind)))
+            case DropFloors():
+                writer.executemany(schema.DROP_FLOOR, [(uid,) for uid in row.uids])
+            case PutDrain():
+                if row.reason is None:
+                    writer.execute(schema.DROP_DRAIN)
+                else:
+                    writer.execute(schema.PUT_DRAIN, (row.reason,))
             case PutExecution():
                 record = row.record
                 writer.execute(schema.PUT_EXECUTION, (record.uid, record.attempt, _encode(record)))
@@ -325,6 +341,7 @@ class Store(StoreReader):
 
 def _task_values(record: TaskRecord) -> tuple[object, ...]:
     counter, member = order_of(record.task)
+    more = More(record.store, record.parked_ts, record.losses, record.lost_on, record.last_node, record.retry_of)
     return (
         counter,
         member,
@@ -341,6 +358,7 @@ def _task_values(record: TaskRecord) -> tuple[object, ...]:
         record.ended_at,
         None if record.exit is None else _encode(record.exit),
         record.reason,
+        None if more == NO_MORE else _encode(more),
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 from peerload.agent import store_schema as schema
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
-from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec, TaskState
 
 KEPT_S = 7 * 86_400.0
 """Tokens and floors are remembered for so long."""
@@ -31,7 +31,7 @@ _exit = msgspec.msgpack.Decoder(Exit)
 _execution = msgspec.msgpack.Decoder(ExecutionRecord)
 _COLUMNS = (
     "t.counter, t.member, t.uid, t.state, t.attempt, t.node, t.nonce, t.machine_boot, t.lease_s, t.migrations,"
-    " t.submitted_at, t.started_at, t.ended_at, t.exit, t.reason"
+    " t.submitted_at, t.started_at, t.ended_at, t.exit, t.reason, t.more"
 )
 
 
@@ -40,10 +40,26 @@ class Recovered(msgspec.Struct, frozen=True):
 
     tasks: tuple[TaskRow, ...]
     executions: tuple[ExecutionRecord, ...]
-    floors: tuple[tuple[bytes, int], ...]
+    floors: tuple[tuple[bytes, int, FloorKind], ...]
     tokens: tuple[tuple[str, bytes, str, int], ...]
     counter: int
     past: tuple[PastRun, ...] = ()
+    drained: str | None = None
+
+
+class More(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a task's record rarely has: in one column of its own, empty for most."""
+
+    store: str = ""
+    parked_ts: float = 0.0
+    losses: int = 0
+    lost_on: tuple[str, ...] = ()
+    last_node: str = ""
+    retry_of: str = ""
+
+
+NO_MORE = More()
+_more = msgspec.msgpack.Decoder(More)
 
 
 class Happened(msgspec.Struct, frozen=True, gc=False):
@@ -109,9 +125,19 @@ class StoreReader:
                 (time.time() - KEPT_S,),
             )
         ]
-        floors = [(uid, floor) for uid, floor in self._execute("SELECT uid, floor FROM floors ORDER BY uid")]
+        floors = [
+            (uid, floor, _floor_kind(kind))
+            for uid, floor, kind in self._execute("SELECT uid, floor, kind FROM floors ORDER BY at, uid")
+        ]
+        drained = self._execute("SELECT value FROM meta WHERE key = 'drained'")
         return Recovered(
-            tuple(tasks), tuple(executions), tuple(floors), tuple(tokens), self.last_counter() or 0, self.past_runs()
+            tuple(tasks),
+            tuple(executions),
+            tuple(floors),
+            tuple(tokens),
+            self.last_counter() or 0,
+            self.past_runs(),
+            drained[0][0] if drained else None,
         )
 
     def past_runs(self) -> tuple[PastRun, ...]:
@@ -304,6 +330,7 @@ class StoreReader:
         attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
         if tuple(map(type, row[: len(_TYPES)])) != _TYPES:
             raise StoreError(f"{name} is damaged", why="a column has a value of the wrong kind")
+        more = NO_MORE if row[15] is None else _decoded(_more, row[15], f"the record of {name}")
         return TaskRecord(
             task=name,
             uid=row[2],
@@ -319,7 +346,18 @@ class StoreReader:
             ended_at=ended_at,
             exit=exit_,
             reason=row[14],
+            store=more.store,
+            parked_ts=more.parked_ts,
+            losses=more.losses,
+            lost_on=more.lost_on,
+            last_node=more.last_node,
+            retry_of=more.retry_of,
         )
+
+
+def _floor_kind(kind: int) -> FloorKind:
+    """What cannot be read counts as what promises most."""
+    return FloorKind(kind) if kind in tuple(FloorKind) else FloorKind.STARTED_ONCE
 
 
 def _place(found: _Found) -> Place:

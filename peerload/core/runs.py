@@ -139,10 +139,12 @@ class Runs:
     def launcher_lost(self) -> None:
         """Nothing can be started for a while."""
         self._launcher_away = True
+        self._state.note("launcher", "lost", reason="its tasks are ended, another one is on its way")
 
     def launcher_ready(self, running: dict[str, float], ended: dict[str, Exit]) -> None:
         """A (new) launcher answers."""
         self._launcher_away = False
+        self._state.note("launcher", "ready")
         self.reconcile(running, ended)
 
     def reconcile(self, running: dict[str, float], ended: dict[str, Exit]) -> None:

@@ -113,7 +113,7 @@ class FailingSync:
             return self._connection.execute(statement, values)
         self.commits += 1
         error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC  # type: ignore[misc]
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
         raise error
 
     def __getattr__(self, name: str) -> Any:
@@ -256,7 +256,7 @@ def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
     )
     connection.execute(
         f"{numbers} INSERT INTO tasks SELECT i, member, CAST(printf('%016d', i) AS BLOB), state, attempt, node, nonce,"
-        " machine_boot, lease_s, migrations, submitted_at, started_at, ended_at, exit, reason"
+        " machine_boot, lease_s, migrations, submitted_at, started_at, ended_at, exit, reason, more"
         " FROM n, tasks WHERE counter = 1"
     )
     connection.commit()
