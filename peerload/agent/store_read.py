@@ -168,6 +168,11 @@ class StoreReader:
         """One task, or all members of an array (index None), with what is to be run; empty if there is none."""
         return self._rows(*_where(counter, index))
 
+    def has(self, counter: int, index: int | None) -> bool:
+        """Whether there is such a task, or such an array."""
+        where, values = _where(counter, index)
+        return bool(self._execute(f"SELECT 1 FROM tasks t WHERE {where} LIMIT 1", values))  # noqa: S608 -- constants
+
     def records(self, counter: int, index: int | None) -> list[TaskRecord]:
         """The same, the records alone."""
         where, values = _where(counter, index)

@@ -18,6 +18,7 @@ from peerload.model.task import TaskSpec
 TASKS_NAMED_MAX = 10_000
 RANGES_MAX = 1_000
 EVENT_TASKS_MAX = 100
+DRAIN_REASON_CHARS_MAX = 256
 
 RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
 TaskRef = Annotated[str, Meta(min_length=1, max_length=80)]
@@ -39,11 +40,12 @@ class Info(_Request, frozen=True, tag="info"):
 
 class Submit(_Request, frozen=True, tag="submit"):
     """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no node known
-    can run it now). array: inclusive (first, last, step) ranges."""
+    can run it now). array: inclusive (first, last, step) ranges; held: it is kept back until it is released."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
     array: Annotated[tuple[Range, ...], Meta(max_length=RANGES_MAX)] = ()
+    held: bool = False
 
 
 class Tasks(_Request, frozen=True, tag="tasks"):
@@ -102,6 +104,37 @@ class Cancel(_Request, frozen=True, tag="cancel"):
     force: bool = False
 
 
+class Retry(_Request, frozen=True, tag="retry"):
+    """Queue what a task was to run as a new one → as `submit`. The task has ended, or is unknown; of an array those members
+    that have not succeeded are queued, with ``all`` every one that has ended. ``token``: as with `submit`."""
+
+    token: Annotated[str, Meta(min_length=8, max_length=64)]
+    task: TaskRef
+    all: bool = False
+
+
+class Hold(_Request, frozen=True, tag="hold"):
+    """Keep waiting tasks back → held, not_waiting (names of which no task waited)."""
+
+    tasks: TaskRefs
+
+
+class Release(_Request, frozen=True, tag="release"):
+    """Let held tasks go on → released, not_held (names of which no task was held)."""
+
+    tasks: TaskRefs
+
+
+class Drain(_Request, frozen=True, tag="drain"):
+    """This node takes no more tasks; those of others that wait here go back → returned, running (numbers)."""
+
+    reason: Annotated[str, Meta(max_length=DRAIN_REASON_CHARS_MAX)] = ""
+
+
+class Undrain(_Request, frozen=True, tag="undrain"):
+    """This node takes tasks again → nothing."""
+
+
 class Output(_Request, frozen=True, tag="output"):
     """The output of one task → ``more`` {stream: 1|2, offset, data: bytes}, then ok {id state exit_code signal node
     reason, stdout_bytes, stderr_bytes}. follow: until it has ended (also waits for its start); else what there is
@@ -139,7 +172,25 @@ class Stop(_Request, frozen=True, tag="stop"):
 
 
 Request = (
-    Info | Submit | Tasks | History | Show | Events | Wait | Cancel | Output | Signal | Nodes | Policy | Stats | Stop
+    Info
+    | Submit
+    | Tasks
+    | History
+    | Show
+    | Events
+    | Wait
+    | Cancel
+    | Retry
+    | Hold
+    | Release
+    | Drain
+    | Undrain
+    | Output
+    | Signal
+    | Nodes
+    | Policy
+    | Stats
+    | Stop
 )
 
 _decoder = msgspec.msgpack.Decoder(Request)
