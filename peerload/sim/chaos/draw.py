@@ -107,7 +107,7 @@ class _Draw:
         busy = rng.choice(self._names)
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.8) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.7, 0.95])
-        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
+        shares = (1, 0, 0)
         jobs = []
         for _ in range(count):
             kind = rng.random()
