@@ -59,6 +59,7 @@ class Machine:
         self.is_suspended = False
         self.is_paused = False
         self.armed: plan.CrashAtCommit | None = None
+        self.armed_to_say: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
         self.has_room = True
@@ -314,6 +315,14 @@ class Machine:
                 return True
         return False
 
+    def _dies_saying(self, message: str) -> None:
+        """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
+        armed = self.armed_to_say
+        if armed is not None and armed.message == message:
+            self.armed_to_say = None
+            self.cluster.gauges.count(f"died having said {message}")
+            self.cluster.at(self.cluster.now_s, self.cluster.driver.crash_as_armed, self, armed)
+
     def _make_durable(self, persist: actions.Persist) -> None:
         for row in persist.rows:
             self.disk.apply(row)
@@ -346,8 +355,12 @@ class Machine:
                 if isinstance(action.message, NotStarted | Return):
                     cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
                 cluster.network.send(self, action.dst, action.message)
+                if self.armed_to_say is not None:
+                    self._dies_saying(type(action.message).__name__)
             case actions.SendResult():
                 cluster.network.send_result(self, action)
+                if self.armed_to_say is not None:
+                    self._dies_saying("Result")
             case actions.Announce():
                 cluster.network.announce(self, action.message)
             case actions.SpawnTask():
@@ -407,6 +420,10 @@ class Machine:
             running, ended = self.launcher.listing()
             self._launcher_lost = False
             self.handle(events.LauncherReady(running, ended))
+
+    def runs_guests(self) -> bool:
+        """Whether its launcher has a task of another home."""
+        return any(process.task.partition("/")[0] != self.name for process in self.launcher.running.values())
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
