@@ -107,7 +107,7 @@ class _Draw:
         busy = rng.choice(self._names)
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.8) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.7, 0.95])
-        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
+        shares = (1, 0, 0)
         jobs = []
         for _ in range(count):
             kind = rng.random()
@@ -168,17 +168,21 @@ class _Draw:
                 faults += [make(self._time()) for _ in range(rng.randint(1, most))]
         for point in POINTS:
             faults += [self._crash_at(point, after=after) for after in (False, True) if rng.random() < 0.5]
+        if rng.random() < 0.8:
+            faults += [self._crash_at_send(self._time()) for _ in range(rng.randint(1, 4))]
         gone = [fault for fault in faults if isinstance(fault, plan.MachineGone)]
-        others = [name for name in self._names if not any(fault.node == name for fault in gone)]
+        others = self._names
         for fault in gone:
-            faults += [plan.Forget(fault.at_s + rng.uniform(1.0, 60.0), fault.node, rng.choice(others))] if others else []
+            if fault.node != plan.HOST:
+                faults.append(plan.Forget(fault.at_s + rng.uniform(1.0, 60.0), fault.node, rng.choice(others)))
         return faults
 
     def _time(self) -> float:
         return self._rng.uniform(QUIET_S, self._healed_s)
 
     def _node(self) -> str:
-        return self._rng.choice(self._names)
+        """Any, or one that runs a task of another home then."""
+        return plan.HOST if self._rng.random() < 0.4 else self._rng.choice(self._names)
 
     def _down_s(self) -> float:
         return self._rng.choice([0.05, 1.0, self._rng.uniform(1.0, 20.0), self._rng.uniform(0.5, 1.6) * self._lease_s])
@@ -188,7 +192,12 @@ class _Draw:
 
     def _crash_at(self, point: str, *, after: bool) -> Fault:
         machine = self._rng.random() < 0.4
-        return plan.CrashAtCommit(self._time() * 0.8, self._node(), point, after, machine, self._down_s())
+        return plan.CrashAtCommit(self._time() * 0.8, self._rng.choice(self._names), point, after, machine, self._down_s())
+
+    def _crash_at_send(self, at_s: float) -> Fault:
+        message = self._rng.choice(["Offer", "Accept", "Commit", "Result", "ResultAck", "Renew", "RenewOk"])
+        machine = self._rng.random() < 0.3
+        return plan.CrashAtSend(at_s * 0.8, self._rng.choice(self._names), message, machine, self._down_s())
 
     def _machine_crash(self, at_s: float) -> Fault:
         return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._rng.random() < 0.06)
@@ -244,7 +253,7 @@ class _Draw:
 
     def _verb(self, at_s: float) -> Fault:
         verb = self._rng.choice(["cancel", "hold", "release"])
-        return plan.Verb(at_s, self._node(), verb, self._rng.randrange(1000))
+        return plan.Verb(at_s, self._rng.choice(self._names), verb, self._rng.randrange(1000))
 
     def _drain(self, at_s: float) -> Fault:
         return plan.Drain(at_s, self._node(), self._rng.uniform(5.0, 60.0))

@@ -18,6 +18,10 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     at_s: float
 
 
+HOST = "*"
+"""As a fault's node: one that runs a task of another home then, as soon as there is one."""
+
+
 class AgentCrash(Fault, frozen=True):
     """kill -9 of the agent; launcher and tasks go on. It is started again ``down_s`` later."""
 
@@ -32,6 +36,15 @@ class CrashAtCommit(Fault, frozen=True):
     node: str
     point: str
     after: bool
+    machine: bool
+    down_s: float
+
+
+class CrashAtSend(Fault, frozen=True):
+    """From ``at_s`` on: the agent (or the whole machine) dies as soon as it has said a message of this kind."""
+
+    node: str
+    message: str
     machine: bool
     down_s: float
 
@@ -243,6 +256,7 @@ class Plan(msgspec.Struct, frozen=True):
     faults: tuple[
         AgentCrash
         | CrashAtCommit
+        | CrashAtSend
         | MachineCrash
         | DiskLost
         | MachineGone
@@ -265,6 +279,10 @@ class Plan(msgspec.Struct, frozen=True):
         | Forget,
         ...,
     ]
+
+    def without_grace(self) -> Plan:
+        """The same with a grace that allows for nothing."""
+        return msgspec.structs.replace(self, grace_s=0.001)
 
     def text(self) -> str:
         """For a terminal: one line a machine, job and fault."""
