@@ -78,6 +78,10 @@ class Machine:
         self.boots = 0
         self.disk_bytes = disk_bytes
         self.wall_offset_s = 0
+        self.may_end = False
+        """Whether the fault it is under may end its agent."""
+        self.own_ends: list[str] = []
+        """Ends of its agent that nobody brought about."""
         self._namespace = NAMESPACES / namespace
         self._words = list(words)
         self._holder: subprocess.Popen[bytes] | None = None
@@ -139,7 +143,9 @@ class Machine:
     # -- its agent -----------------------------------------------------------------------------------------------------
 
     def spawn(self, more: Iterable[str] = ()) -> None:
-        """Start the agent; it is not ready yet."""
+        """Start the agent; it is not ready yet. One that has ended by itself is kept in `own_ends`."""
+        if self._agent is not None and not self.may_end:
+            self.own_ends.append(f"{self.node} ended with {self._agent.wait(BOOT_S_MAX)}:\n{self.log_end()}")
         environment = {"PATH": PATH, "HOME": str(self.directory), "PEERLOAD_SPEED": "1"}
         if self.wall_offset_s and FAKETIME.exists():
             clock = [f"LD_PRELOAD={FAKETIME}", f"FAKETIME={self.wall_offset_s:+d}s", "FAKETIME_DONT_FAKE_MONOTONIC=1"]
@@ -179,11 +185,6 @@ class Machine:
         return self._agent is not None and self._agent.poll() is None
 
     @property
-    def ended_with(self) -> int | None:
-        """The exit code of an agent that has ended."""
-        return None if self._agent is None else self._agent.poll()
-
-    @property
     def agent_pid(self) -> int:
         """Its agent's process, 0 if there is none."""
         return 0 if self._agent is None or self._agent.poll() is not None else _child(self._agent.pid)
@@ -211,6 +212,7 @@ class Machine:
         send(self.agent_pid, signal.SIGKILL)
         if self._agent is not None:
             self._agent.wait(BOOT_S_MAX)
+            self._agent = None
 
     def pause(self) -> None:
         """Freeze the agent alone."""
@@ -227,7 +229,10 @@ class Machine:
         with contextlib.suppress(AgentUnavailable):
             self.call("stop", all=ends_tasks)
         if self._agent is not None:
-            self._agent.wait(STOP_S_MAX)
+            code = self._agent.wait(STOP_S_MAX)
+            if code and not self.may_end:
+                self.own_ends.append(f"{self.node} was told to stop and ended with {code}:\n{self.log_end()}")
+            self._agent = None
 
     def call(self, verb: str, *, timeout_s: float = 30.0, **fields: object) -> dict[str, Any]:
         """One request to the agent. Raises AgentUnavailable."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.chaos_real.ledger import Run
 
 FINAL = ("done", "failed", "cancelled")
-GAVE_UP = "attempts"
+GAVE_UP = "given up"
 """What the reason of a task says that was failed since it lost its node too often."""
 SHOWN_MAX = 10
 
