@@ -3,12 +3,16 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test ci-long lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
+.PHONY: help setup test ci-long lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory chaos-real lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 CASES ?= tests/theory/cases.json
 OUT ?= build/theory.json
 BUDGET_S ?= 600
+TASKS ?= 20000
+FAULTS ?= 400
+CHAOS_S ?= 600
+SEED ?= 1
 export PYTHON
 
 # A strict editable install links each file, so the list of files is part of what is installed.
@@ -59,6 +63,9 @@ bench: setup  ## measure, on a quiet machine
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)
+
+chaos-real: setup  ## real processes, networks and faults, as root (TASKS=20000 FAULTS=400 CHAOS_S=600 SEED=1)
+	.venv/bin/python -m tests.chaos_real.run --tasks $(TASKS) --faults $(FAULTS) --seconds $(CHAOS_S) --seed $(SEED)
 
 lock:  ## choose and pin the newest allowed versions of everything, with hashes
 	.ci/lock

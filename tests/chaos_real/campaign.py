@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import os
 import re
 import shutil
 import sqlite3
@@ -19,7 +20,7 @@ from peerload.model.errors import PeerloadError
 from tests.chaos_real.broker import Broker
 from tests.chaos_real.faults import Faults, plan
 from tests.chaos_real.ledger import Ledger, build_work
-from tests.chaos_real.machine import Machine, listen_words
+from tests.chaos_real.machine import MARK, Machine, listen_words, remove_abandoned_disks
 from tests.chaos_real.network import Network
 from tests.chaos_real.submitter import Submitter, Work
 from tests.chaos_real.verdict import FINAL, Verdict, recorded
@@ -56,7 +57,7 @@ class Campaign:
 
     def __init__(self, options: Options, mosquitto: Path | None) -> None:
         self.options = options
-        self.directory = Path(tempfile.mkdtemp(prefix="plc-", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{MARK}-{os.getpid()}-", dir="/tmp"))
         self.machines: list[Machine] = []
         self._stack = contextlib.ExitStack()
         self._mosquitto = mosquitto
@@ -78,6 +79,7 @@ class Campaign:
         self._stack.close()
 
     def _set_up(self) -> None:
+        remove_abandoned_disks()
         options = self.options
         nodes = [f"n{number}" for number in range(1, options.machines + 1)]
         self.network = self._stack.enter_context(Network([*nodes, "broker"]))
@@ -176,10 +178,11 @@ class Campaign:
         """No more faults: wait until every task has come to an end."""
         for machine in self.machines:
             machine.start()
-        wait_until(lambda: self._mend() or not self._unfinished(), SETTLE_S_MAX, "every task to come to its end")
+        wait_until(lambda: not self._unfinished(), SETTLE_S_MAX, "every task to come to its end")
 
     def _unfinished(self) -> list[str]:
-        """Tasks that have not come to an end; held ones are released."""
+        """Tasks that have not come to an end, or the node that cannot be asked; held ones are released."""
+        self._mend()
         left = []
         for machine in self.machines:
             try:
@@ -235,8 +238,8 @@ def report(campaign: Campaign, verdict: Verdict, took_s: float) -> str:
     lines = [
         f"faults: {kinds}; clients that hung up {campaign.work.clients_gone}",
         f"queued again: {again}",
-        f"{verdict.runs} runs, {verdict.gave_up} given up after too many losses, {verdict.unknown} unknown,"
-        f" {took_s:.0f} s, seed {campaign.options.seed}",
+        f"{verdict.runs} runs, {verdict.gave_up} tasks given up after too many losses, {verdict.unknown} unknown",
+        f"{took_s:.0f} s, seed {campaign.options.seed}",
         *verdict.complaints(),
         f"tasks {verdict.tasks}, faults {done.total()}, {verdict}",
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -27,6 +28,9 @@ from tests.support import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+MARK = "plc"
+"""With this the directory of a campaign begins, then comes the process that made it."""
+DISK = "peerload-chaos"
 BOOT_S_MAX = 30.0
 UP_S_MAX = 60.0
 STOP_S_MAX = 40.0
@@ -45,6 +49,14 @@ def send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         if pid:
             os.kill(pid, number)
+
+
+def remove_abandoned_disks() -> None:
+    """Unmount what was mounted by runs whose process is no more."""
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        found = re.match(rf"{DISK} (/\S+/{MARK}-(\d+)-\S+) ", line)
+        if found and not Path(f"/proc/{found[2]}").exists():
+            command("umount", "--lazy", found[1])
 
 
 def _status(pid: str) -> dict[str, str]:
@@ -66,7 +78,9 @@ def _child(parent: int) -> int:
 class Machine:
     """One node of the network and its agent. ``busy`` is held by the fault it is under."""
 
-    def __init__(self, directory: Path, node: str, namespace: str, words: Sequence[str], *, disk_bytes: int = 0) -> None:
+    def __init__(
+        self, directory: Path, node: str, namespace: str, words: Sequence[str], *, disk_bytes: int = 0
+    ) -> None:
         self.node = node
         self.directory = directory / node
         self.directory.mkdir(mode=0o700)
@@ -88,7 +102,7 @@ class Machine:
         self._agent: subprocess.Popen[bytes] | None = None
         self._first_pid = 0
         if disk_bytes:
-            command("mount", "-t", "tmpfs", "-o", f"size={disk_bytes},mode=0700", "peerload-test", str(self.state))
+            command("mount", "-t", "tmpfs", "-o", f"size={disk_bytes},mode=0700", DISK, str(self.state))
 
     # -- the machine ---------------------------------------------------------------------------------------------------
 
@@ -194,14 +208,14 @@ class Machine:
         """Its launcher's process, 0 if there is none."""
         try:
             inside = (self.state / "launcher" / "launcher.pid").read_text(encoding="ascii").strip()
-            space = os.readlink(f"/proc/{self._first_pid}/ns/pid")
+            space = Path(f"/proc/{self._first_pid}/ns/pid").readlink()
         except OSError:
             return 0
         for path in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if (
                     path.name.isdigit()
-                    and os.readlink(path / "ns/pid") == space
+                    and (path / "ns/pid").readlink() == space
                     and _status(path.name).get("NSpid", "").split()[-1:] == [inside]
                 ):
                     return int(path.name)

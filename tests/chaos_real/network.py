@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -47,10 +48,13 @@ def command(*words: str, text: str = "") -> str:
 
 
 def remove_abandoned() -> None:
-    """Remove the namespaces of runs whose process is no more."""
+    """Remove the namespaces of runs whose process is no more, and what lives on in them."""
     for path in NAMESPACES.glob(f"{PREFIX}-*") if NAMESPACES.is_dir() else ():
         found = re.fullmatch(rf"{PREFIX}-(\d+)-[0-9a-f]+-.*", path.name)
         if found and not Path(f"/proc/{found[1]}").exists():
+            for pid in command("ip", "netns", "pids", path.name).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
             command("ip", "netns", "del", path.name)
 
 

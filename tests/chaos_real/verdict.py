@@ -124,9 +124,7 @@ class Verdict:
             "recorded twice": self.recorded_twice,
             "wrong": self.wrong,
         }
-        return [
-            f"{kind}: {task}: {why}" for kind, found in kinds.items() for task, why in [*found.items()][:SHOWN_MAX]
-        ]
+        return [f"{kind}: {task}: {why}" for kind, found in kinds.items() for task, why in [*found.items()][:SHOWN_MAX]]
 
     def __str__(self) -> str:
         parts = [f"lost {len(self.lost)}", f"overlapped {len(self.overlapped)}"]
