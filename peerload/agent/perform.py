@@ -105,7 +105,16 @@ class Performer:
                 self._announce(action)
             case actions.Dial():
                 parts.links.connect(action.identity)
-            case actions.Persist() | actions.SetTimer() | actions.ClearTimer() | actions.Note() | actions.Decided():
+            case actions.DialAddress():
+                parts.links.dial(action.address)
+            case (
+                actions.Persist()
+                | actions.SetTimer()
+                | actions.ClearTimer()
+                | actions.Note()
+                | actions.Decided()
+                | actions.SendGossip()
+            ):
                 raise AssertionError("not outward")
             case _:
                 assert_never(action)

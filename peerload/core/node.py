@@ -112,7 +112,7 @@ class Node:
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
-                self.membership.unreachable(event.node)
+                self.membership.gossip.unreachable(event.node)
             case events.SendFailed():
                 self._send_failed(event)
             case events.CancelRequested():
@@ -134,11 +134,9 @@ class Node:
                 self.sharing.information.was_told(event.report)
             case events.AgentStopping():
                 self.membership.leave()
-            case events.GossipReceived():
-                self.membership.gossip.received(event)
+            case events.GossipReceived() | events.LoopLagged():
+                self.membership.gossip.handle(event)
                 self._gossiped()
-            case events.LoopLagged():
-                self.membership.gossip.lagged()
             case (
                 events.HoldRequested()
                 | events.ReleaseRequested()

@@ -55,7 +55,16 @@ FIRST_WORDS = 2
 """Nodes whose announcement at the start is on its way where messages take time: enough for each to hear that it has
 peers. Those of all would be N² messages."""
 WITHOUT_MEANING = frozenset(
-    (actions.Persist, actions.Note, actions.Decided, actions.SetLease, actions.ForgetTask, actions.Dial),
+    (
+        actions.Persist,
+        actions.Note,
+        actions.Decided,
+        actions.SetLease,
+        actions.ForgetTask,
+        actions.Dial,
+        actions.DialAddress,
+        actions.SendGossip,
+    ),
 )
 """Actions that change nothing in a world where everything is durable, known and kept for ever."""
 
@@ -359,6 +368,8 @@ class IdealCluster:
                 | actions.SetLease()
                 | actions.ForgetTask()
                 | actions.Dial()
+                | actions.DialAddress()
+                | actions.SendGossip()
             ):
                 pass  # WITHOUT_MEANING
             case _:
