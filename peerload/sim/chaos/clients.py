@@ -30,7 +30,12 @@ def spec_of(job: Job) -> TaskSpec:
     )
     placement = Placement(node=job.only or None, exclude=(job.exclude,) if job.exclude else ())
     return TaskSpec(
-        argv, SCRATCH, placement=placement, guarantee=Guarantee(job.guarantee), lease_s=job.lease_s, lease_auto=job.lease_auto
+        argv,
+        SCRATCH,
+        placement=placement,
+        guarantee=Guarantee(job.guarantee),
+        lease_s=job.lease_s,
+        lease_auto=job.lease_auto,
     )
 
 
@@ -71,12 +76,17 @@ class Clients:
         self._open[self._request] = (number, self._jobs[number].client == "dies")
         token = f"t{number}"
         indices = tuple(range(self._jobs[number].members))
-        event = events.TaskSubmitted(self._request, token, token.encode(), self._specs[number], indices, held=self._jobs[number].held)
+        event = events.TaskSubmitted(
+            self._request, token, token.encode(), self._specs[number], indices, held=self._jobs[number].held
+        )
         machine.later(CLIENT_S, machine.handle, event)
 
     def verb(self, machine: Machine, verb: str, nth: int) -> None:
         """A user wants something of a task of this home."""
-        names = self.names.get(machine.name)
+        tasks = machine.disk.tasks
+        names = [
+            name for name in self.names.get(machine.name, ()) if name not in tasks or not tasks[name].state.is_final
+        ]
         if machine.node is None or not names:
             return
         self._request += 1

@@ -224,7 +224,7 @@ class Network:
             return
         if dst not in self._cluster.machines:
             return
-        if self.broker is not None and isinstance(message, ADVICE) and self.broker.send(src, dst, message):
+        if self.broker is not None and isinstance(message, ADVICE) and self.broker.send(src, dst, message):  # type: ignore[arg-type]
             return
         link = self.link(src.name, dst)
         if link.is_up:
@@ -302,9 +302,7 @@ class Network:
             return [delay_s, delay_s + rng.uniform(0.0, max(evils.late_s, 0.1))]
         return [delay_s]
 
-    def _arrive(
-        self, receiver: Machine, boot: int, event: events.MessageReceived, link: Link, generation: int
-    ) -> None:
+    def _arrive(self, receiver: Machine, boot: int, event: events.MessageReceived, link: Link, generation: int) -> None:
         if receiver.node is None:
             return
         if self._checks_boots and receiver.boot != boot:
