@@ -12,7 +12,7 @@ import pytest
 
 from peerload.core.runs import Runs
 from peerload.model import actions, events, messages
-from peerload.model.task import Exit, ExecutionState
+from peerload.model.task import ExecutionState, Exit
 from peerload.sim.chaos.cluster import Cluster
 from peerload.sim.chaos.launcher import Launcher, Process
 from peerload.sim.chaos.machine import Machine

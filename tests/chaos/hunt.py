@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.chaos.campaign import Options, run
+from tests.chaos.run import say
 from tests.chaos.variants import VARIANTS, Variant
 
 SEEDS_MAX = 200
@@ -39,7 +40,7 @@ def main(words: list[str] | None = None) -> int:
         seed, broken = hunt(VARIANTS[name], range(flags.first, flags.first + flags.seeds))
         missed += not broken
         seconds = time.process_time() - started_s
-        print(f"{name:28} {seed or '-':>5}  {seconds:6.1f} s  {broken or 'NOT CAUGHT'}", flush=True)
+        say(f"{name:28} {seed or '-':>5}  {seconds:6.1f} s  {broken or 'NOT CAUGHT'}")
     return 1 if missed else 0
 
 

@@ -59,6 +59,9 @@ class Driver:
                 assert machine is not None
                 machine.armed_to_say = fault
                 return  # counted when it goes off
+            case plan.BothCrash():
+                assert machine is not None
+                self._both_crash(machine, fault)
             case plan.MachineCrash():
                 assert machine is not None
                 self._met_by_agent(machine, "machine reboots")
@@ -191,6 +194,18 @@ class Driver:
         ]
         return self._rng.choice(hosts) if hosts else ""
 
+    def _both_crash(self, machine: Machine, fault: plan.BothCrash) -> None:
+        """Homes first, so that what the node has is met without them."""
+        if machine.node is None:
+            return
+        homes = sorted({guest.home for guest in machine.node.executor.guests.values()})
+        for home in homes:
+            self.crash(
+                self._cluster.machines[home], fault.down_s * self._rng.uniform(0.5, 2.0), machine_too=fault.machine
+            )
+        self._met_by_agent(machine, "machine reboots" if fault.machine else "agent dies")
+        self.crash(machine, fault.down_s, machine_too=fault.machine)
+
     def crash_as_armed(self, machine: Machine, armed: plan.CrashAtSend) -> None:
         """It has said what it was to say."""
         if machine.node is not None:
@@ -199,6 +214,8 @@ class Driver:
 
     def crash(self, machine: Machine, down_s: float, *, machine_too: bool = False, loses_disk: bool = False) -> None:
         """The agent, or the whole machine, dies now and is back ``down_s`` later."""
+        if machine.is_gone or not machine.has_power:
+            return
         self._cluster.traced(machine.name, "machine dies" if machine_too else "agent dies")
         if machine_too:
             machine.crash_machine(loses_disk=loses_disk)

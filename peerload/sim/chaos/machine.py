@@ -25,6 +25,7 @@ from peerload.sim.chaos.launcher import Launcher
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.model.load import LoadReport
     from peerload.sim.chaos import plan
     from peerload.sim.chaos.cluster import Cluster
 
@@ -250,7 +251,7 @@ class Machine:
             if cluster.trace is not None:
                 cluster.trace.add(cluster.now_s, self.name, action)
             kind = type(action)
-            if kind is actions.Persist:
+            if isinstance(action, actions.Persist):
                 self._keep(action)
             elif kind not in OUTWARD:
                 self._perform_inward(action)
@@ -389,7 +390,7 @@ class Machine:
             case _:
                 raise InvariantBroken(f"nobody performs {type(action).__name__}")
 
-    def report(self) -> events.LoadReport | None:
+    def report(self) -> LoadReport | None:
         """Its load, as it is shown to a peer outside of what the core decides."""
         if self.node is None:
             return None

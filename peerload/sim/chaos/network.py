@@ -225,7 +225,7 @@ class Network:
             return
         if dst not in self._cluster.machines:
             return
-        if self.broker is not None and isinstance(message, ADVICE) and self.broker.send(src, dst, message):
+        if self.broker is not None and isinstance(message, ADVICE) and self.broker.send(src, dst, message):  # type: ignore[arg-type]
             return
         link = self.link(src.name, dst)
         if link.is_up:

@@ -40,6 +40,14 @@ class CrashAtCommit(Fault, frozen=True):
     down_s: float
 
 
+class BothCrash(Fault, frozen=True):
+    """An agent dies, and with it those of the homes whose tasks it has; ``machine``: the machines do."""
+
+    node: str
+    machine: bool
+    down_s: float
+
+
 class CrashAtSend(Fault, frozen=True):
     """From ``at_s`` on: the agent (or the whole machine) dies as soon as it has said a message of this kind."""
 
@@ -164,7 +172,7 @@ class PoliteStop(Fault, frozen=True):
 
 
 class Verb(Fault, frozen=True):
-    """A user's cancel, hold or release of the ``nth`` task (modulo those known then) of this home."""
+    """A user's cancel, hold or release of the ``nth`` task (modulo their number) of this home that is not over then."""
 
     node: str
     verb: str
@@ -257,6 +265,7 @@ class Plan(msgspec.Struct, frozen=True):
         AgentCrash
         | CrashAtCommit
         | CrashAtSend
+        | BothCrash
         | MachineCrash
         | DiskLost
         | MachineGone
