@@ -5,29 +5,25 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
-import os
 import re
 import shutil
 import sqlite3
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.model.errors import PeerloadError
-from tests.chaos_real.broker import Broker
-from tests.chaos_real.faults import Faults, plan
-from tests.chaos_real.ledger import Ledger, build_work
-from tests.chaos_real.machine import MARK, Machine, listen_words, remove_abandoned_disks
-from tests.chaos_real.network import Network
+from tests.chaos_real.faults import COPY, Faults, plan
+from tests.chaos_real.lab import Lab
 from tests.chaos_real.submitter import Submitter, Work
 from tests.chaos_real.verdict import FINAL, Verdict, recorded
 from tests.integration.cluster import processes_with
 from tests.support import wait_until
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.chaos_real.faults import Fault
 
 DISK_BYTES = 192 << 20
@@ -53,69 +49,16 @@ class Options(NamedTuple):
 
 
 class Campaign:
-    """Everything that is up while a campaign runs; what its processes leave behind is removed, whatever happens."""
+    """The clients and the faults of one campaign in a lab."""
 
-    def __init__(self, options: Options, mosquitto: Path | None) -> None:
+    def __init__(self, options: Options, lab: Lab) -> None:
         self.options = options
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{MARK}-{os.getpid()}-", dir="/tmp"))
-        self.machines: list[Machine] = []
-        self._stack = contextlib.ExitStack()
-        self._mosquitto = mosquitto
-        self._active: dict[concurrent.futures.Future[None], Fault] = {}
-
-    def __enter__(self) -> Self:
-        try:
-            self._set_up()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Switch everything off."""
-        self._stack.close()
-
-    def _set_up(self) -> None:
-        remove_abandoned_disks()
-        options = self.options
-        nodes = [f"n{number}" for number in range(1, options.machines + 1)]
-        self.network = self._stack.enter_context(Network([*nodes, "broker"]))
-        self.broker = None
-        if self._mosquitto is not None:
-            namespace = self.network.namespace("broker")
-            self.broker = Broker(self._mosquitto, self.directory, namespace, self.network.address("broker"))
-            self._stack.callback(self.broker.kill)
-            self.broker.start()
-        self.ledger = Ledger(self.directory / "ledger")
-        self.work = Work(build_work(self.directory), self.ledger, options.tasks, options.seed, options.guarantees)
-        for number, node in enumerate(nodes):
-            machine = Machine(
-                self.directory,
-                node,
-                self.network.namespace(node),
-                self._words(number, node),
-                disk_bytes=DISK_BYTES if number % 2 else 0,
-            )
-            self._stack.callback(machine.close)
-            self.machines.append(machine)
-            machine.boot()
-            machine.spawn()
-        for machine in self.machines:
-            machine.start()
-        submitters = {machine.node: Submitter(machine, self.work, options.seed) for machine in self.machines}
+        self.lab = lab
+        self.work = Work(lab.program, lab.ledger, options.tasks, options.seed, options.guarantees)
+        submitters = {machine.node: Submitter(machine, self.work, options.seed) for machine in lab.machines}
         self.submitters = list(submitters.values())
-        self.faults = Faults(self.machines, self.network, self.broker, submitters)
-
-    def _words(self, number: int, node: str) -> list[str]:
-        """What an agent's command line says besides its name and its place."""
-        config = self.directory / f"{node}.toml"
-        config.write_text(f"lease_s = {LEASES_S[number % len(LEASES_S)]}\n", encoding="ascii")
-        first = [] if number == 0 else [self.network.address("n1")]
-        words = [*listen_words(self.network.address(node), first), "--slots", str(self.options.slots)]
-        return [*words, "--config", str(config), *(["--mqtt", self.broker.url] if self.broker else [])]
+        self.faults = Faults(lab, submitters)
+        self._active: dict[concurrent.futures.Future[None], Fault] = {}
 
     # -- the campaign --------------------------------------------------------------------------------------------------
 
@@ -138,7 +81,7 @@ class Campaign:
             with concurrent.futures.ThreadPoolExecutor(FAULTS_AT_A_TIME_MAX) as pool:
                 while coming or self._active or not self.work.is_all_drawn:
                     share = (time.monotonic() - began_at) / options.seconds
-                    self.ledger.follow()
+                    self.lab.ledger.follow()
                     for submitter in self.submitters:
                         is_early = self.work.progress > share or self.work.waiting > WAITING_MAX
                         (submitter.held.set if is_early else submitter.held.clear)()
@@ -152,7 +95,7 @@ class Campaign:
                     pause.wait(TICK_S)
         finally:
             self.faults.over.set()
-            self.network.heal()
+            self.lab.network.heal()
             for submitter in self.submitters:
                 submitter.end()
 
@@ -166,7 +109,7 @@ class Campaign:
 
     def _mend(self) -> None:
         """Start agents again that have ended by themselves, as a service manager would."""
-        for machine in self.machines:
+        for machine in self.lab.machines:
             if not machine.runs and machine.busy.acquire(blocking=False):
                 try:
                     if not machine.runs:
@@ -176,7 +119,7 @@ class Campaign:
 
     def _settle(self) -> None:
         """No more faults: wait until every task has come to an end."""
-        for machine in self.machines:
+        for machine in self.lab.machines:
             machine.start()
         wait_until(lambda: not self._unfinished(), SETTLE_S_MAX, "every task to come to its end")
 
@@ -184,7 +127,7 @@ class Campaign:
         """Tasks that have not come to an end, or the node that cannot be asked; held ones are released."""
         self._mend()
         left = []
-        for machine in self.machines:
+        for machine in self.lab.machines:
             try:
                 tasks = machine.call("tasks")["tasks"]
             except PeerloadError:
@@ -196,7 +139,7 @@ class Campaign:
         return left
 
     def _stop(self) -> None:
-        for machine in self.machines:
+        for machine in self.lab.machines:
             machine.stop(ends_tasks=True)
         self.left_over = {}
         with contextlib.suppress(AssertionError):
@@ -204,19 +147,19 @@ class Campaign:
         self.left_over = self._work_processes()
 
     def _work_processes(self) -> dict[int, str]:
-        return {pid: line for pid, line in processes_with(str(self.ledger.path)).items() if line}
+        return {pid: line for pid, line in processes_with(str(self.lab.ledger.path)).items() if line}
 
     def _judge(self) -> Verdict:
         tasks = []
         reasons: collections.Counter[str] = collections.Counter()
-        for machine in self.machines:
+        for machine in self.lab.machines:
             database = machine.state / "peerload.db"
             tasks += recorded(machine.node, database)
             reasons.update(_reasons(database))
-        verdict = Verdict(self.work.asked, tasks, self.ledger.runs())
+        verdict = Verdict(self.work.asked, tasks, self.lab.ledger.runs())
         for pid, line in self.left_over.items():
             verdict.wrong[f"process {pid}"] = f"left over: {line}"
-        for machine in self.machines:
+        for machine in self.lab.machines:
             for number, end in enumerate(machine.own_ends, 1):
                 verdict.wrong[f"agent {machine.node}, end {number}"] = end
         self.reasons = reasons
@@ -249,17 +192,25 @@ def report(campaign: Campaign, verdict: Verdict, took_s: float) -> str:
 def hold(options: Options, mosquitto: Path | None) -> bool:
     """Run one campaign and print its story → whether all went well. The directory is kept if not."""
     began_at = time.monotonic()
-    campaign = Campaign(options, mosquitto)
+    lab = Lab(
+        options.machines,
+        slots=options.slots,
+        mosquitto=mosquitto,
+        leases_s=LEASES_S,
+        disks_bytes=(0, DISK_BYTES),
+        spare=[COPY],
+    )
     is_good = False
     try:
-        with campaign:
+        with lab:
+            campaign = Campaign(options, lab)
             verdict = campaign.run()
             text = report(campaign, verdict, time.monotonic() - began_at)
         is_good = verdict.is_good
         sys.stdout.write(text + "\n")
     finally:
         if is_good:
-            shutil.rmtree(campaign.directory)
+            shutil.rmtree(lab.directory)
         else:
-            sys.stdout.write(f"kept for study: {campaign.directory}\n")
+            sys.stdout.write(f"kept for study: {lab.directory}\n")
     return is_good

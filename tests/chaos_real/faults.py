@@ -5,7 +5,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import os
 import random
+import shutil
 import signal
 import threading
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,9 +18,8 @@ from tests.chaos_real.network import Trouble
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from tests.chaos_real.broker import Broker
+    from tests.chaos_real.lab import Lab
     from tests.chaos_real.machine import Machine
-    from tests.chaos_real.network import Network
     from tests.chaos_real.submitter import Submitter
 
 FREE_S_MAX = 120.0
@@ -28,6 +29,8 @@ BOOT_OFFSETS_S = (0, 0, 100, 86_400, 30_000_000)
 WALL_OFFSETS_S = (-3600, -60, 60, 3600)
 BURST = 25
 CUT = 100
+COPY = "copy"
+"""The member of the network where the second agent of a node id is started."""
 
 
 class Kind(NamedTuple):
@@ -63,15 +66,16 @@ def plan(count: int, seed: int, kinds: Sequence[str]) -> list[Fault]:
 class Faults:
     """Does faults to machines, network and broker; never two at a time to one machine, or to the broker."""
 
-    def __init__(
-        self, machines: Sequence[Machine], network: Network, broker: Broker | None, submitters: Mapping[str, Submitter]
-    ) -> None:
-        self.machines = machines
-        self.network = network
-        self.broker = broker
+    def __init__(self, lab: Lab, submitters: Mapping[str, Submitter]) -> None:
+        self.lab = lab
+        self.machines = lab.machines
+        self.network = lab.network
+        self.broker = lab.broker
         self.submitters = submitters
         self.over = threading.Event()
         self.done: collections.Counter[str] = collections.Counter()
+        self.copy: Machine | None = None
+        self._copy_busy = threading.Lock()
         self._broker_busy = threading.Lock()
         self._lock = threading.Lock()
 
@@ -178,6 +182,20 @@ class Faults:
             machine.start()
             machine.may_end = False
 
+    def same_node_id(self, chance: random.Random, lasts_s: float) -> None:
+        """Somebody starts a second agent under the name of one that is there, on a machine of its own, with nothing."""
+        if self.copy is None:
+            self.copy = self.lab.machine(COPY)
+        with self._copy_busy:
+            self.copy.node = chance.choice(self.machines).node
+            self.copy.may_end = True
+            self.copy.boot()
+            self.copy.spawn()
+            self._last(lasts_s)
+            self.copy.crash()
+            for path in self.copy.state.iterdir():
+                (shutil.rmtree if path.is_dir() else os.unlink)(path)
+
     # -- network -------------------------------------------------------------------------------------------------------
 
     def _links(self, chance: random.Random) -> list[tuple[str, str]]:
@@ -241,6 +259,7 @@ KINDS = {
     "machine crashed": Kind(10, (0.2, 12.0), "process", Faults.machine_crashed),
     "stopped politely": Kind(6, (0.0, 12.0), "process", Faults.stopped_politely),
     "wall clock wrong": Kind(3, (0.0, 1.0), "clock", Faults.wall_clock_wrong),
+    "same node id": Kind(2, (1.0, 6.0), "copy", Faults.same_node_id),
     "disk full": Kind(4, (0.5, 5.0), "disk", Faults.disk_full),
     "partition": Kind(8, (1.0, 15.0), "network", Faults.partition),
     "one-way cut": Kind(6, (1.0, 15.0), "network", Faults.one_way_cut),

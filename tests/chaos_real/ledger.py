@@ -13,7 +13,8 @@ BUILD_S_MAX = 60.0
 
 
 class Run(NamedTuple):
-    """One process of one attempt: the numbers of its first and last line in the ledger, and what it said."""
+    """One process of one attempt: the numbers of its first and last line in the ledger, what it said and when
+    (CLOCK_MONOTONIC)."""
 
     task: str
     attempt: int
@@ -22,6 +23,7 @@ class Run(NamedTuple):
     first: int
     last: int
     words: tuple[str, ...]
+    times_ns: tuple[int, ...]
 
     @property
     def is_whole(self) -> bool:
@@ -69,14 +71,15 @@ class Ledger:
 
     def runs(self) -> dict[str, list[Run]]:
         """task → its runs, in the order in which they began."""
-        found: dict[tuple[str, int, str, int], list[tuple[int, str]]] = {}
+        found: dict[tuple[str, int, str, int], list[tuple[int, str, int]]] = {}
         with self.path.open(encoding="ascii") as file:
             for number, line in enumerate(file, 1):
-                task, attempt, node, word, _, begun_ns, _ = line.split()
-                found.setdefault((task, int(attempt), node, int(begun_ns)), []).append((number, word))
+                task, attempt, node, word, at_ns, begun_ns, _ = line.split()
+                found.setdefault((task, int(attempt), node, int(begun_ns)), []).append((number, word, int(at_ns)))
         runs: dict[str, list[Run]] = {}
         for key, lines in found.items():
-            run = Run(*key, lines[0][0], lines[-1][0], tuple(word for _, word in lines))
+            numbers, words, times_ns = zip(*lines, strict=True)
+            run = Run(*key, numbers[0], numbers[-1], words, times_ns)
             runs.setdefault(run.task, []).append(run)
         return {task: sorted(those, key=lambda run: run.first) for task, those in runs.items()}
 

@@ -21,7 +21,7 @@ import msgpack
 
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable, PeerloadError
-from tests.chaos_real.network import NAMESPACES, PORT, command
+from tests.chaos_real.network import NAMESPACES, command
 from tests.integration.cluster import PATH, program
 from tests.support import wait_until
 
@@ -76,13 +76,13 @@ def _child(parent: int) -> int:
 
 
 class Machine:
-    """One node of the network and its agent. ``busy`` is held by the fault it is under."""
+    """One node of the network and its agent, with a new directory. ``busy`` is held by the fault it is under."""
 
     def __init__(
         self, directory: Path, node: str, namespace: str, words: Sequence[str], *, disk_bytes: int = 0
     ) -> None:
         self.node = node
-        self.directory = directory / node
+        self.directory = directory
         self.directory.mkdir(mode=0o700)
         self.state = self.directory / "state"
         self.state.mkdir(mode=0o700)
@@ -273,15 +273,10 @@ class Machine:
         (self.state / "filler").unlink(missing_ok=True)
 
 
-def listen_words(address: str, peers: Iterable[str]) -> list[str]:
-    """The part of an agent's command line that says where it listens and whom it knows."""
-    return ["--listen", f"{address}:{PORT}", *(word for peer in peers for word in ("--peer", f"{peer}:{PORT}"))]
-
-
-def spec(ledger_words: Sequence[str], **fields: object) -> dict[str, object]:
+def spec(words: Sequence[str], **fields: object) -> dict[str, object]:
     """A task's spec as the control socket takes it."""
     return {
-        "argv": [word.encode() for word in ledger_words],
+        "argv": [word.encode() for word in words],
         "directory": b"/tmp",
         "environment": msgpack.packb({b"PATH": PATH.encode()}),
         **fields,
