@@ -261,6 +261,7 @@ class Membership:
         """What is believed of a peer has changed."""
         node = now.node
         if now.standing is Standing.FORGOTTEN:
+            self._state.note("node", "forgotten", node=node, reason="an operator said so")
             self._remove(node)
             return
         peer = self._own(node)
@@ -275,7 +276,10 @@ class Membership:
             peer.identity = identity_of(now)
         state = STANDINGS[now.standing]
         is_back = state is PeerState.ALIVE and (is_new_run or peer.state is PeerState.DEAD)
-        self._become(peer, state, _reason(now, is_new=was is None))
+        reason = _reason(now, is_new=was is None)
+        if is_new_run and peer.state is state:  # the same, but another: met, or started anew
+            self._state.note("node", state.value, node=node, reason=reason)
+        self._become(peer, state, reason)
         if is_back:
             self._back.append(node)
         if state is PeerState.ALIVE and (not peer.knows_profile or peer.profile.version < now.profile_version):
