@@ -1,10 +1,11 @@
-"""What every test may use: waiting without sleeping, and free ports."""
+"""What every test may use: waiting without sleeping, free ports, and whether a process may execute."""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,3 +28,19 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def stands_still(pid: int) -> bool:
+    """Whether this process executes nothing: stopped by a signal, or frozen by its cgroup of either version."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    if text[text.rindex(")") + 2] in "Tt":
+        return True
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for _, place, system, options, *_ in mounts:
+            if not controllers and system == "cgroup2" and path != "/":
+                return "frozen 1" in Path(place + path, "cgroup.events").read_text(encoding="ascii")
+            if "freezer" in controllers and system == "cgroup" and "freezer" in options.split(",") and path != "/":
+                return Path(place + path, "freezer.state").read_text(encoding="ascii").strip() == "FROZEN"
+    return False

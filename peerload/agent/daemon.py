@@ -133,7 +133,7 @@ class Daemon:
     async def _serve_clients_and_peers(
         self,
         loop: asyncio.AbstractEventLoop,
-        running: tuple[tuple[str, float], ...],
+        running: events.Running,
         ended: tuple[tuple[str, object], ...],
     ) -> None:
         kept = await self._recovered()
@@ -226,9 +226,7 @@ class Daemon:
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
 
-    def _recover(
-        self, kept: Recovered, running: tuple[tuple[str, float], ...], ended: tuple[tuple[str, object], ...]
-    ) -> None:
+    def _recover(self, kept: Recovered, running: events.Running, ended: tuple[tuple[str, object], ...]) -> None:
         self.parts.inbox.put(
             events.AgentStarted(
                 tasks=kept.tasks,
@@ -239,6 +237,7 @@ class Daemon:
                 running=running,
                 ended=ended,  # type: ignore[arg-type]
                 past=kept.past,
+                drained=kept.drained,
             )
         )
         self._release_early()

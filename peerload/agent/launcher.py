@@ -28,7 +28,7 @@ from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_bo
 from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
 from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, Capture, Holes, spawn
 from peerload.agent.launcher_takeover import SPAWNS_NAME, Guard, end_left_overs, note_units
-from peerload.agent.launcher_task import LIMIT_EVERY_S, Task, failed
+from peerload.agent.launcher_task import FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
 from peerload.agent.launcher_units import PREFIX, ROOT_PREFIX, cgroup_units
 
 TYPE_CHECKING = False
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 PROTOCOL = 2
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
-there, and no ``ts``, ``run``, ``is_synced``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing."""
+there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing."""
 KEY_CHARS_MAX = 128
 DEADLINE_CHECK_S = 0.5
 """While a deadline is set it is compared with CLOCK_BOOTTIME at least this often (timers do not count suspend)."""
@@ -135,6 +135,9 @@ class Launcher:
             self._flush()
         self._agent.close()
         self._units.remove()
+        if self._guard is not None:
+            os.kill(self._guard.pid, signal.SIGKILL)  # there is nothing left for it to do
+            self._guard.close()
 
     def _timeout_s(self) -> float | None:
         now_s = time.monotonic()
@@ -226,12 +229,12 @@ class Launcher:
         del self._tasks[task.key]
         record = task.reap(self._holes)
         if task.lost_because:
-            self._lose(task.key, task.lost_because)
+            self._lose(task.key, task.lost_because, never_started=False)
         else:
             self._exits.add(task.key, record, is_synced=task.is_synced)
 
-    def _lose(self, key: str, reason: str) -> None:
-        self._events.append({"is": "expired", "key": key, "reason": reason})
+    def _lose(self, key: str, reason: str, *, never_started: bool) -> None:
+        self._events.append({"is": "expired", "key": key, "reason": reason, "never_started": never_started})
 
     def _reap_orphans(self) -> None:
         """What tasks have left to us, where orphans come to the launcher."""
@@ -267,7 +270,7 @@ class Launcher:
         elif do == "lease":
             task = self._tasks.get(request["key"])
             if task is not None:
-                ts = float(request.get("ts", task.ts))
+                ts = float(request.get("ts", 0.0)) or task.ts
                 if ts >= task.ts:  # an older word than the last comes too late
                     task.ts = ts
                     self._set_deadline(task, float(request["deadline_s"]))
@@ -327,7 +330,7 @@ class Launcher:
         limit, deadline_s = int(request["output_bytes_max"]), float(request["deadline_s"])
         if 0 < deadline_s <= time.clock_gettime(time.CLOCK_BOOTTIME):
             # Its home may have given it to another by now.
-            self._lose(key, "its lease ran out before it could be started")
+            self._lose(key, "its lease ran out before it could be started", never_started=True)
             return
         paths = [str(request["stdout"]), str(request["stderr"])]
         captures = (Capture(paths[0], limit), Capture(paths[1], limit))
@@ -338,15 +341,15 @@ class Launcher:
             for capture in captures:
                 capture.close(self._holes)
             record = failed(started_at, failure.exit_code, failure.reason)
-            self._exits.add(key, record, is_synced=bool(request.get("is_synced")))
+            self._exits.add(key, record, is_synced=bool(request.get("once")))
             return
         except OSError as error:
-            self._lose(key, f"no unit can be made for it: {error}")
+            self._lose(key, f"no unit can be made for it: {error}", never_started=True)
             return
         task = Task(key, pid, started_at, captures)
         task.ts = float(request.get("ts", 0.0))
-        task.is_synced = bool(request.get("is_synced"))
-        task.frozen_s_max = float(request.get("frozen_s_max", task.frozen_s_max))
+        task.is_synced = bool(request.get("once"))
+        task.frozen_s_max = float(request.get("frozen_s_max", 0.0)) or FROZEN_S_MAX
         task.kills_at_deadline = request.get("on_expiry") == "kill"
         self._tasks[key] = task
         self._by_pidfd[task.pidfd] = task

@@ -20,8 +20,8 @@ import msgspec
 import peerload
 from peerload.agent.launcher import ALREADY_RUNS
 from peerload.model.errors import PeerloadError
-from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskLost, TaskStarted
-from peerload.model.task import Exit
+from peerload.model.events import LauncherLost, LauncherReady, Running, TaskEnded, TaskLost, TaskStarted
+from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ FRAME_FILL_BYTES = 1 << 20
 _LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError, AttributeError)
 """What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
 
-Listing = tuple[tuple[tuple[str, float], ...], tuple[tuple[str, Exit], ...]]
+Listing = tuple[Running, tuple[tuple[str, Exit], ...]]
 
 
 class LauncherError(PeerloadError):
@@ -71,6 +71,11 @@ class LauncherLink:
         self._put = put
         self._output_bytes_max = output_bytes_max
         self._pid = 0
+        self._run = ""
+        self.units = ""
+        """How the launcher holds the processes of a task together: cgroup2, cgroup1 or bare; "" until it has answered."""
+        self.unenforced: tuple[str, ...] = ()
+        """What it cannot hold, in words for people."""
         self._writer: asyncio.StreamWriter | None = None
         self._requests: list[bytes] = []
         self._flushing = False
@@ -152,7 +157,11 @@ class LauncherLink:
                 "stdout": str(stdout),
                 "stderr": str(stderr),
                 "deadline_s": action.deadline_s,
+                "ts": action.ts,
+                "frozen_s_max": action.frozen_s_max,
+                "once": spec.guarantee is Guarantee.ONCE,
                 "output_bytes_max": self._output_bytes_max,
+                **({"run": self._run} if self._run else {}),
             }
         )
 
@@ -160,9 +169,9 @@ class LauncherLink:
         """Send a signal to a task."""
         self._request({"do": "signal", "key": key, "signal": number})
 
-    def set_lease(self, key: str, deadline_s: float) -> None:
-        """Move the time at which a task is frozen."""
-        self._request({"do": "lease", "key": key, "deadline_s": deadline_s})
+    def set_lease(self, key: str, deadline_s: float, ts: float) -> None:
+        """Move the time at which a task is frozen; ``ts``: what that was granted for, kept with it."""
+        self._request({"do": "lease", "key": key, "deadline_s": deadline_s, "ts": ts})
 
     def forget(self, key: str) -> None:
         """The exit record is not needed any more."""
@@ -225,7 +234,7 @@ class LauncherLink:
 
     async def _list(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Listing:
         writer.write(_frame([{"do": "list"}]))
-        running: list[tuple[str, float]] = []
+        running: list[tuple[str, float, float]] = []
         ended: list[tuple[str, Exit]] = []
         more = True
         while more:
@@ -233,11 +242,25 @@ class LauncherLink:
                 events = await _read_frame(reader)
             for event in events:
                 if event.get("is") == "listed":
-                    self._pid = int(event["pid"])
                     more = bool(event["more"])
-                    running += [(key, started_at) for key, started_at in event["running"]]
+                    leases = event.get("leases") or [(0.0,)] * len(event["running"])
+                    for (key, started_at), lease in zip(event["running"], leases, strict=True):
+                        running.append((key, float(started_at), float(lease[0])))
                     ended += [(key, msgspec.convert(exit_, Exit)) for key, exit_ in event["ended"]]
+                    if not more:
+                        self._met(event)
         return tuple(running), tuple(ended)
+
+    def _met(self, hello: dict[str, Any]) -> None:
+        """What it says of itself; one of the first version says nothing but its pid."""
+        self._pid = int(hello["pid"])
+        self._run = str(hello.get("run", ""))
+        self.units = str(hello.get("units", "bare"))
+        self.unenforced = tuple(map(str, hello.get("unenforced", ("a process that leaves the process group of its task",))))
+        version = int(hello.get("protocol", 1))
+        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, version, self.units)
+        for what in self.unenforced:
+            log.info("not held: %s", what)
 
     async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         deadline_s = time.monotonic() + START_S_MAX
@@ -335,7 +358,8 @@ class LauncherLink:
         if kind == "started":
             self._put(TaskStarted(event["key"], float(event["started_at"])))
         elif kind == "expired":
-            self._put(TaskLost(event["key"], "its lease ran out before it could be started"))
+            reason = event.get("reason", "its lease ran out before it could be started")
+            self._put(TaskLost(event["key"], reason, never_started=bool(event.get("never_started", True))))
         elif kind == "ended":
             self._put(TaskEnded(event["key"], msgspec.convert(event["exit"], Exit)))
 

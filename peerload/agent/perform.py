@@ -92,7 +92,7 @@ class Performer:
             case actions.SignalTask():
                 parts.launcher.signal(action.key, action.signal)
             case actions.SetLease():
-                parts.launcher.set_lease(action.key, action.deadline_s)
+                parts.launcher.set_lease(action.key, action.deadline_s, action.ts)
             case actions.SendResult():
                 self._send_result(action)
             case actions.KeepOutput():

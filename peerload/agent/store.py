@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent import store_schema as schema
-from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.model.actions import DropExecution, DropFloors, PutDrain, PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
-from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ _exit = msgspec.msgpack.Decoder(Exit)
 _execution = msgspec.msgpack.Decoder(ExecutionRecord)
 _COLUMNS = (
     "t.counter, t.member, t.uid, t.state, t.attempt, t.node, t.nonce, t.machine_boot, t.lease_s, t.migrations,"
-    " t.submitted_at, t.started_at, t.ended_at, t.exit, t.reason"
+    " t.submitted_at, t.started_at, t.ended_at, t.exit, t.reason, t.more"
 )
 
 
@@ -57,10 +57,26 @@ class Recovered(msgspec.Struct, frozen=True):
 
     tasks: tuple[TaskRow, ...]
     executions: tuple[ExecutionRecord, ...]
-    floors: tuple[tuple[bytes, int], ...]
+    floors: tuple[tuple[bytes, int, FloorKind], ...]
     tokens: tuple[tuple[str, bytes, str, int], ...]
     counter: int
     past: tuple[PastRun, ...] = ()
+    drained: str | None = None
+
+
+class _More(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a task's record rarely has: in one column of its own, empty for most."""
+
+    store: str = ""
+    parked_ts: float = 0.0
+    losses: int = 0
+    lost_on: tuple[str, ...] = ()
+    last_node: str = ""
+    retry_of: str = ""
+
+
+_NO_MORE = _More()
+_more = msgspec.msgpack.Decoder(_More)
 
 
 class Store:
@@ -150,6 +166,9 @@ class Store:
         if version == 0:
             made = f"INSERT INTO meta VALUES ('store_id', '{secrets.token_hex(8)}')"  # noqa: S608 -- hex digits of our own
             connection.executescript(f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION}; {made}; COMMIT;")
+        for number in range(version + 1, schema.VERSION + 1) if version else ():
+            step = f"BEGIN; {schema.MIGRATIONS[number]} PRAGMA user_version = {number}; COMMIT;"
+            connection.executescript(step)
 
     def _keep_node(self) -> None:
         """The ids of the tasks here begin with the node's name: another one on the same database would rename them."""
@@ -245,7 +264,14 @@ class Store:
     def _apply(self, writer: sqlite3.Connection, row: Row) -> None:
         match row:
             case PutFloor():
-                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at))
+                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind)))
+            case DropFloors():
+                writer.executemany(schema.DROP_FLOOR, [(uid,) for uid in row.uids])
+            case PutDrain():
+                if row.reason is None:
+                    writer.execute(schema.DROP_DRAIN)
+                else:
+                    writer.execute(schema.PUT_DRAIN, (row.reason,))
             case PutExecution():
                 record = row.record
                 writer.execute(schema.PUT_EXECUTION, (record.uid, record.attempt, _encode(record)))
@@ -282,9 +308,19 @@ class Store:
                 (time.time() - KEPT_S,),
             )
         ]
-        floors = [(uid, floor) for uid, floor in self._execute("SELECT uid, floor FROM floors ORDER BY uid")]
+        floors = [
+            (uid, floor, _floor_kind(kind))
+            for uid, floor, kind in self._execute("SELECT uid, floor, kind FROM floors ORDER BY at, uid")
+        ]
+        drained = self._execute("SELECT value FROM meta WHERE key = 'drained'")
         return Recovered(
-            tuple(tasks), tuple(executions), tuple(floors), tuple(tokens), self.last_counter() or 0, self.past_runs()
+            tuple(tasks),
+            tuple(executions),
+            tuple(floors),
+            tuple(tokens),
+            self.last_counter() or 0,
+            self.past_runs(),
+            drained[0][0] if drained else None,
         )
 
     def past_runs(self) -> tuple[PastRun, ...]:
@@ -390,6 +426,7 @@ class Store:
         except ValueError:
             raise StoreError(f"{name} has no state that is known", why=repr(row[3])) from None
         attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
+        more = _NO_MORE if row[15] is None else _decoded(_more, row[15], f"the record of {name}")
         return TaskRecord(
             task=name,
             uid=row[2],
@@ -405,7 +442,18 @@ class Store:
             ended_at=ended_at,
             exit=exit_,
             reason=row[14],
+            store=more.store,
+            parked_ts=more.parked_ts,
+            losses=more.losses,
+            lost_on=more.lost_on,
+            last_node=more.last_node,
+            retry_of=more.retry_of,
         )
+
+
+def _floor_kind(kind: int) -> FloorKind:
+    """What cannot be read counts as what promises most."""
+    return FloorKind(kind) if kind in tuple(FloorKind) else FloorKind.STARTED_ONCE
 
 
 def _where(counter: int, index: int | None) -> tuple[str, tuple[object, ...]]:
@@ -421,6 +469,7 @@ def _order(task: str) -> tuple[int, int]:
 
 def _task_values(record: TaskRecord) -> tuple[object, ...]:
     counter, member = _order(record.task)
+    more = _More(record.store, record.parked_ts, record.losses, record.lost_on, record.last_node, record.retry_of)
     return (
         counter,
         member,
@@ -437,6 +486,7 @@ def _task_values(record: TaskRecord) -> tuple[object, ...]:
         record.ended_at,
         None if record.exit is None else _encode(record.exit),
         record.reason,
+        None if more == _NO_MORE else _encode(more),
     )
 
 

@@ -121,7 +121,7 @@ class Node:
             case events.LauncherLost():
                 self.runs.launcher_lost()
             case events.LauncherReady():
-                self.runs.launcher_ready(dict(event.running), dict(event.ended))
+                self.runs.launcher_ready(_started_at(event.running), dict(event.ended))
             case events.SpeedMeasured():
                 self._speed_measured(event.speed)
             case events.BusChanged():
@@ -132,6 +132,17 @@ class Node:
             case events.AgentStopping():
                 for peer in self.membership:
                     self.state.send(peer.identity.node, messages.Leaving())
+            case (
+                events.HoldRequested()
+                | events.ReleaseRequested()
+                | events.DrainRequested()
+                | events.UndrainRequested()
+                | events.ForgetRequested()
+                | events.DiskRoomChanged()
+                | events.MachineSleeping()
+                | events.MachineWoke()
+            ):
+                self.state.count("events not understood")
             case _:
                 assert_never(event)
 
@@ -139,7 +150,7 @@ class Node:
 
     def _started(self, event: events.AgentStarted) -> None:
         self.submissions.restore(event.counter, event.tokens)
-        self.executor.floors.update(event.floors)
+        self.executor.floors.update((uid, floor) for uid, floor, _ in event.floors)
         for run in event.past:
             self.state.history.learn(run.spec, run.exit)
         waiting: list[HomeTask] = []
@@ -159,7 +170,7 @@ class Node:
             guest = self.executor.adopt(record)
             if guest.phase is not GuestPhase.ENDED:
                 self.runs.restore(guest)
-        self.runs.reconcile(dict(event.running), dict(event.ended))
+        self.runs.reconcile(_started_at(event.running), dict(event.ended))
         for task in waiting:
             self._arrives(task)
         self.state.set_timer_in(self.state.config.ping_s, "ping")
@@ -286,6 +297,8 @@ class Node:
                 self.executor.ack_received(src, message)
             case messages.RenewOk():
                 self.executor.renewed(src, message)
+            case messages.Park():
+                self.state.count("messages not understood")
             case messages.Renew():
                 self.handoff.renew_received(src, message)
             case messages.StateRequest():
@@ -404,6 +417,10 @@ class Node:
             self.handoff.ask(task)
         else:
             self.handoff.lease_ran_out(task)
+
+
+def _started_at(running: events.Running) -> dict[str, float]:
+    return {key: started_at for key, started_at, _ in running}
 
 
 def _no_directory(spec: TaskSpec) -> str:

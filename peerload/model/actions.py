@@ -10,7 +10,7 @@ import msgspec
 
 from peerload.model.events import Submission
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership
-from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
+from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -48,14 +48,28 @@ class DropExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep the highest attempt of a task that this node will never start (again): REFUSED(n) and START(n)."""
+    """Keep the highest attempt of a task that this node will never start (again), and why: REFUSED(n) and START(n). Of the
+    same attempt the last kind counts; a lower one changes nothing."""
 
     uid: bytes
     floor: int
     at: float
+    kind: FloorKind = FloorKind.STARTED
 
 
-Row = PutSubmission | PutTask | PutExecution | DropExecution | PutFloor
+class DropFloors(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Forget floors of tasks about which nothing can come any more."""
+
+    uids: tuple[bytes, ...]
+
+
+class PutDrain(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep that this node takes no tasks, and why; None: it does again."""
+
+    reason: str | None
+
+
+Row = PutSubmission | PutTask | PutExecution | DropExecution | PutFloor | DropFloors | PutDrain
 
 
 class Persist(_Action, frozen=True):
@@ -88,7 +102,8 @@ class Dial(_Action, frozen=True):
 
 
 class SpawnTask(_Action, frozen=True):
-    """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never."""
+    """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ``ts``:
+    what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer."""
 
     key: str
     task: str
@@ -96,6 +111,8 @@ class SpawnTask(_Action, frozen=True):
     home: str
     spec: TaskSpec
     deadline_s: float = 0.0
+    ts: float = 0.0
+    frozen_s_max: float = 0.0
 
 
 class SignalTask(_Action, frozen=True):
@@ -106,10 +123,12 @@ class SignalTask(_Action, frozen=True):
 
 
 class SetLease(_Action, frozen=True):
-    """Move the time at which the launcher freezes this attempt (CLOCK_BOOTTIME s); thaws it if it is frozen."""
+    """Move the time at which the launcher freezes this attempt (CLOCK_BOOTTIME s, 0 = never: parked); thaws it if it is
+    frozen. ``ts`` is kept with it, so that an agent's restart does not forget it."""
 
     key: str
     deadline_s: float
+    ts: float = 0.0
 
 
 class ForgetTask(_Action, frozen=True):

@@ -7,7 +7,9 @@ PeerloadError
 ├── ConfigError         a setting is unknown, out of range or contradicts another
 ├── ProtocolError       *their* bytes are malformed: dropped and counted, never fatal
 │   ├── FrameTooLarge
-│   └── BadMessage
+│   ├── BadMessage
+│   ├── NotAuthentic    sealed with another key, or changed on the way
+│   └── Replayed        sealed well, but seen before or too old to tell
 ├── AgentUnavailable    no agent answers at the socket
 ├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
 ├── StoreError          the disk did not keep what it was given: the agent stops
@@ -96,6 +98,18 @@ class BadMessage(ProtocolError):
     """A frame of the right size whose body fits no message."""
 
     code = "bad-message"
+
+
+class NotAuthentic(ProtocolError):
+    """A sealed message of another cluster, or one that was changed or cut on the way; nothing of it is believed."""
+
+    code = "not-authentic"
+
+
+class Replayed(ProtocolError):
+    """A sealed message that came before, or so far behind its sender's newest that this can no longer be told."""
+
+    code = "replayed"
 
 
 class AgentUnavailable(PeerloadError):

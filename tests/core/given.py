@@ -135,6 +135,10 @@ def _row(row: actions.Row) -> str:
             return f"floor={row.floor}"
         case actions.DropExecution():
             return "drop"
+        case actions.DropFloors():
+            return f"drop {len(row.uids)} floors"
+        case actions.PutDrain():
+            return "undrained" if row.reason is None else "drained"
 
 
 def assert_durable_first(done: list[actions.Action]) -> None:

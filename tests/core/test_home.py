@@ -334,7 +334,7 @@ def test_a_restart_finds_its_own_task(found: str) -> None:
         started=events.AgentStarted(
             (events.TaskRow(record, spec()),),
             counter=4,
-            running=((key, 5.0), ("stranger-1", 5.0)) if found == "running" else (),
+            running=((key, 5.0, 0.0), ("stranger-1", 5.0, 0.0)) if found == "running" else (),
             ended=((key, RESULT),) if found == "ended" else (),
         ),
     )

@@ -19,7 +19,7 @@ from peerload.agent.store import Store
 from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, TaskRecord, TaskSpec, TaskState
 from tests.support import wait_until
 
 NOW = 4e9  # far enough ahead for every retention
@@ -92,7 +92,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         )
         assert {row.spec for row in kept.tasks} == {SPEC}
         assert kept.executions == (guest,)
-        assert kept.floors == ((uid(9), 2),), "a floor never sinks"
+        assert kept.floors == ((uid(9), 2, FloorKind.STARTED),), "a floor never sinks"
         assert kept.tokens == (("token-1", b"d" * 32, "ws1/1", 0), ("token-2", b"d" * 32, "ws1/2", 2))
         assert (kept.counter, opened.store.last_counter()) == (2, 2)
         assert opened.store.records(2, 4)[0].exit == exit_
