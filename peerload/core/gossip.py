@@ -86,10 +86,10 @@ class Gossip:
         for node in self.shared.draw(LEAVE_TOLD_MAX):
             self.shared.tell(node, self.own)
 
-    def own_load(self, report: LoadReport) -> None:
+    def tell_load(self, report: LoadReport) -> None:
         """This node's load, for everybody."""
-        if self.shared.members:
-            self.shared.news.put_load(Load.of(self.shared.core.node, report))
+        if self.shared.there:
+            self.shared.news.put_load(Load.of(self.shared.core.node, report, is_news=True))
             self._spread_soon()
 
     # -- what is said of others ----------------------------------------------------------------------------------------
@@ -276,10 +276,10 @@ class Gossip:
             case Load():
                 self._load_told(message)
 
-    def _load_told(self, load: Load, *, spread: bool = True) -> None:
+    def _load_told(self, load: Load) -> None:
         if load.node == self.shared.core.node:
             return
-        if self.load_heard(load.node, load.report(), load.age_s) and spread:
+        if self.load_heard(load.node, load.report(), load.age_s) and load.is_news:
             self.shared.news.put_load(load)
             self._spread_soon()
 
@@ -308,7 +308,7 @@ class Gossip:
         for rumour in sync.rumours:
             self.told(rumour, src)
         for load in sync.loads:
-            self._load_told(load, spread=False)
+            self._load_told(load)
         if sync.asks:
             self.shared.core.send(src, self.everything(asks=False))
         elif before != (self.refutation, self.shared.core.identity.incarnation):

@@ -79,7 +79,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
 
-    ``lost`` is called with the name of a peer that is suspected, or called dead (True): for tasks that may run twice.
+    has_bus: whether a broker can be reached now. ``lost`` is called with the name of a peer that is suspected, or called dead (True): for tasks that may run twice.
     """
 
     def __init__(self, state: CoreState) -> None:
@@ -94,6 +94,7 @@ class Membership:
         self._eligible: dict[Need, Names] = {}
         self._declined: dict[tuple[str, str, bytes], float] = {}
         self._back: list[str] = []
+        self.has_bus = False
         self.lost: Callable[[str, bool], None] = lambda _node, _dead: None
         self.gossip = Gossip(state)
         self.gossip.changed = self._gossiped
@@ -146,6 +147,11 @@ class Membership:
     def changed_itself(self) -> None:
         """The profile or the identity of this node has changed: others are to know."""
         self.gossip.speak()
+
+    def tell_load(self, report: LoadReport) -> None:
+        """This node's load, for everybody; by gossip, unless a broker tells it."""
+        if not self.has_bus:
+            self.gossip.tell_load(report)
 
     def leave(self) -> None:
         """This node stops on purpose."""

@@ -128,6 +128,7 @@ class Node:
             case events.SpeedMeasured():
                 self._speed_measured(event.speed)
             case events.BusChanged():
+                self.membership.has_bus = event.connected
                 if event.connected:
                     self.sharing.information.tell()
             case events.LoadTold():
