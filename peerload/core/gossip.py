@@ -11,6 +11,7 @@ by `synced`, timers by `timer`.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,7 +31,7 @@ from peerload.model.gossip import (
     Standing,
     merged,
 )
-from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Sync
+from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, RUMOURS_MAX, Sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -105,7 +106,7 @@ class Gossip:
         if member is None:
             if age_s >= self.shared.preset.tombstone_s and rumour.standing >= Standing.LEFT:
                 return False
-            if not self.has_room():
+            if not self.has_room() or len(self.shared.members) >= 2 * self.shared.core.config.peers_max:
                 self.shared.core.count("members refused")
                 return False
             member = self.shared.members[rumour.node] = Member(rumour, self.shared.now_s - age_s)
@@ -118,7 +119,8 @@ class Gossip:
             if now.weight != was.weight:
                 member.since_s = self.shared.now_s - age_s
             self._believe(member, was, now, src)
-        if spread:
+            age_s = 0.0
+        if spread and age_s < self.shared.preset.sync_s:  # what is old and new here only is known elsewhere
             self.pass_on(member.rumour)
         return True
 
@@ -321,7 +323,7 @@ class Gossip:
             msgspec.structs.replace(member.rumour, age_s=max(now_s - member.since_s, 0.0))
             for member in self.shared.members.values()
         ]
-        return Sync((self.own, *rumours), tuple(self.loads()), asks)
+        return Sync((self.own, *rumours[: RUMOURS_MAX - 1]), tuple(islice(self.loads(), RUMOURS_MAX)), asks)
 
     def unreachable(self, node: str) -> None:
         """The link to a member broke, or could not be made: see at once whether it is there."""

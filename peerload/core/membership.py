@@ -19,6 +19,7 @@ from peerload.core.contacts import identity_of
 from peerload.core.directory import ELIGIBLE_KEPT_MAX, NOBODY, Names
 from peerload.core.gossip import Gossip, rumour_of
 from peerload.core.profiles import Profiles
+from peerload.model.actions import ForgetPeer
 from peerload.model.gossip import Load, Standing
 from peerload.model.load import LoadReport
 from peerload.model.messages import Hello, KnownProfile, Leaving, Need, Pong, ProfileTold
@@ -268,6 +269,7 @@ class Membership:
         node = now.node
         if now.standing is Standing.FORGOTTEN:
             self._remove(node)
+            self._state.actions.append(ForgetPeer(node))
             return
         peer = self._own(node)
         if peer is None:

@@ -256,7 +256,7 @@ class Node:
         is_new = self.membership.meet(
             event.identity,
             event.profile,
-            event.report,
+            event.report if not event.retained else None,  # how old it is, nobody knows
             refutation=event.refutation,
             in_person=told_by_itself,
         )

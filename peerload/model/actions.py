@@ -108,6 +108,12 @@ class DialAddress(_Action, frozen=True):
     address: str
 
 
+class ForgetPeer(_Action, frozen=True):
+    """This node is gone for good: its address may be forgotten, too."""
+
+    node: str
+
+
 class SendGossip(_Action, frozen=True):
     """Send a sealed datagram to a node at this address (HOST:PORT). It may be lost; nobody asks."""
 
@@ -234,6 +240,7 @@ OUTWARD: tuple[type, ...] = (
     Announce,
     Dial,
     DialAddress,
+    ForgetPeer,
     SpawnTask,
     SignalTask,
     SetLease,
@@ -251,6 +258,7 @@ Action = (
     | Announce
     | Dial
     | DialAddress
+    | ForgetPeer
     | SendGossip
     | SpawnTask
     | SignalTask

@@ -62,6 +62,7 @@ WITHOUT_MEANING = frozenset(
         actions.ForgetTask,
         actions.Dial,
         actions.DialAddress,
+        actions.ForgetPeer,
         actions.SendGossip,
     ),
 )
@@ -367,6 +368,7 @@ class IdealCluster:
                 | actions.ForgetTask()
                 | actions.Dial()
                 | actions.DialAddress()
+                | actions.ForgetPeer()
                 | actions.SendGossip()
             ):
                 pass  # WITHOUT_MEANING
