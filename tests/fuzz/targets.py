@@ -141,7 +141,7 @@ def _printable(raw: bytes) -> object:
 
 
 def _address(raw: bytes) -> object:
-    return parse_address("listen", raw.decode("utf-8", "replace"))
+    return parse_address("listen", raw.decode("utf-8", "replace"), loopback_only=False)
 
 
 class _Rows:
