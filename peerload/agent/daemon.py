@@ -22,7 +22,9 @@ from peerload import __version__
 from peerload.agent import cluster
 from peerload.agent.addresses import Addresses
 from peerload.agent.control import ControlServer
+from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
+from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import machine_boot_id, private_directory
 from peerload.agent.mqtt import MqttBus
@@ -36,7 +38,7 @@ from peerload.agent.release import Release
 from peerload.agent.sensors import Sensors, machine_facts
 from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
-from peerload.agent.store import Recovered, Store
+from peerload.agent.store import Store
 from peerload.agent.tls import Credentials
 from peerload.core.node import Node
 from peerload.model import events
@@ -52,6 +54,7 @@ from peerload.wire.seal import Sealer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.store_read import Recovered
     from peerload.model.actions import Action, Row
     from peerload.model.config import AgentConfig
     from peerload.model.errors import PeerloadError
@@ -92,7 +95,9 @@ class Daemon:
         self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
-        self.parts.store = Store(state / "peerload.db", self.config.node)
+        self.parts.disk = Disk(state)
+        self.parts.disk.prepare()
+        self.parts.store = Store(state / "peerload.db", self.config.node, self.parts.disk.reserve)
         self.parts.store.open()
         try:
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
@@ -119,6 +124,7 @@ class Daemon:
             lambda error: _threadsafe(loop, lambda: self.parts.fail(f"the store failed: {error}")),
         )
         self.parts.release = Release(self._persist)
+        self.parts.journal = Journal(self.parts.release, self.parts.fail)
         self.parts.launcher = LauncherLink(
             Path(self.config.state) / "launcher",
             self._from_launcher,
@@ -139,7 +145,7 @@ class Daemon:
     async def _serve_clients_and_peers(
         self,
         loop: asyncio.AbstractEventLoop,
-        running: tuple[tuple[str, float], ...],
+        running: events.Running,
         ended: tuple[tuple[str, object], ...],
     ) -> None:
         kept = await self._recovered()
@@ -179,10 +185,14 @@ class Daemon:
         self.performer = Performer(self.parts)
         self._record()
         self._recover(kept, running, ended)
+        self.parts.disk.changed = self._disk_changed
+        if self.parts.disk.state != "ok":
+            self._disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
             ]
+            background.append(group.create_task(self.parts.disk.watch()))
             if self._speed() is None:
                 background.append(group.create_task(find_out(self._speed_file(), self.parts.inbox.put)))
             if self.parts.bus is not None:
@@ -194,6 +204,9 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.parts.stop)
             log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
+            self.parts.journal.happened(
+                "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"
+            )
             await self.parts.stopping.wait()
             await self._wind_down()
             for task in background:
@@ -233,9 +246,7 @@ class Daemon:
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
 
-    def _recover(
-        self, kept: Recovered, running: tuple[tuple[str, float], ...], ended: tuple[tuple[str, object], ...]
-    ) -> None:
+    def _recover(self, kept: Recovered, running: events.Running, ended: tuple[tuple[str, object], ...]) -> None:
         self.parts.inbox.put(
             events.AgentStarted(
                 tasks=kept.tasks,
@@ -246,6 +257,7 @@ class Daemon:
                 running=running,
                 ended=ended,  # type: ignore[arg-type]
                 past=kept.past,
+                drained=kept.drained,
             )
         )
         self._release_early()
@@ -253,6 +265,7 @@ class Daemon:
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
         await self.control.close()
+        self.parts.journal.happened("agent", "stopping")
         self.parts.inbox.put(events.AgentStopping())
         with _suppressed(TimeoutError):
             async with asyncio.timeout(STOP_S_MAX):
@@ -348,6 +361,11 @@ class Daemon:
         early, self._early = self._early, None
         for event in early or ():
             self._from_launcher(event)
+
+    def _disk_changed(self, state: str, reason: str) -> None:
+        log.warning("the disk of %s is %s: %s", self.config.state, state, reason)
+        self.parts.journal.happened("disk", state, reason=reason)
+        self.parts.inbox.put(events.DiskRoomChanged(state == "ok"))
 
     def _from_peer(self, src: str, message: Message) -> None:
         self.performer.received(src, message)

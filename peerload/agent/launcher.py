@@ -39,7 +39,7 @@ ALREADY_RUNS = 75
 class _Task:
     """One running process, the leader of its own session."""
 
-    __slots__ = ("captures", "deadline_s", "frozen", "key", "limit_due_s", "pid", "pidfd", "started_at")
+    __slots__ = ("captures", "deadline_s", "frozen", "key", "limit_due_s", "pid", "pidfd", "started_at", "ts")
 
     def __init__(self, key: str, pid: int, started_at: float, captures: tuple[Capture, Capture]) -> None:
         self.key = key
@@ -48,6 +48,7 @@ class _Task:
         self.started_at = started_at
         self.captures = captures
         self.deadline_s = 0.0
+        self.ts = 0.0
         self.frozen = False
         self.limit_due_s = time.monotonic() + LIMIT_EVERY_S
 
@@ -174,7 +175,7 @@ class Launcher:
         elif do == "lease":
             task = self._tasks.get(request["key"])
             if task is not None:
-                self._set_deadline(task, float(request["deadline_s"]))
+                self._set_deadline(task, float(request["deadline_s"]), float(request.get("ts", 0.0)))
         elif do == "list":
             self._list()
         elif do == "stop":
@@ -186,7 +187,7 @@ class Launcher:
         """Everything known, in parts; events follow only from here on."""
         self._events.clear()
         self._agent.listed = True
-        running = [[task.key, task.started_at] for task in self._tasks.values()]
+        running = [[task.key, task.started_at, task.ts] for task in self._tasks.values()]
         ended = [[key, record] for key, record in self._ended.items()]
         step = EVENTS_PER_FRAME_MAX
         count = max(1, -(-max(len(running), len(ended)) // step))
@@ -254,12 +255,13 @@ class Launcher:
         self._tasks[key] = task
         self._by_pidfd[task.pidfd] = task
         self._epoll.register(task.pidfd, select.EPOLLIN)
-        self._set_deadline(task, deadline_s)
+        self._set_deadline(task, deadline_s, float(request.get("ts", 0.0)))
         self._events.append({"is": "started", "key": key, "pid": pid, "started_at": started_at})
 
-    def _set_deadline(self, task: _Task, deadline_s: float) -> None:
+    def _set_deadline(self, task: _Task, deadline_s: float, ts: float) -> None:
         self._deadlines += bool(deadline_s) - bool(task.deadline_s)
         task.deadline_s = deadline_s
+        task.ts = ts  # what this deadline was granted for: the next agent has to know
         if task.frozen and (not deadline_s or deadline_s > time.clock_gettime(time.CLOCK_BOOTTIME)):
             task.frozen = False
             task.signal(signal.SIGCONT)

@@ -20,8 +20,8 @@ import msgspec
 import peerload
 from peerload.agent.launcher import ALREADY_RUNS
 from peerload.model.errors import PeerloadError
-from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskLost, TaskStarted
-from peerload.model.task import Exit
+from peerload.model.events import LauncherLost, LauncherReady, Running, TaskEnded, TaskLost, TaskStarted
+from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ FRAME_FILL_BYTES = 1 << 20
 _LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError, AttributeError)
 """What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
 
-Listing = tuple[tuple[tuple[str, float], ...], tuple[tuple[str, Exit], ...]]
+Listing = tuple[Running, tuple[tuple[str, Exit], ...]]
 
 
 class LauncherError(PeerloadError):
@@ -152,6 +152,9 @@ class LauncherLink:
                 "stdout": str(stdout),
                 "stderr": str(stderr),
                 "deadline_s": action.deadline_s,
+                "ts": action.ts,
+                "frozen_s_max": action.frozen_s_max,
+                "once": spec.guarantee is Guarantee.ONCE,
                 "output_bytes_max": self._output_bytes_max,
             }
         )
@@ -160,9 +163,9 @@ class LauncherLink:
         """Send a signal to a task."""
         self._request({"do": "signal", "key": key, "signal": number})
 
-    def set_lease(self, key: str, deadline_s: float) -> None:
-        """Move the time at which a task is frozen."""
-        self._request({"do": "lease", "key": key, "deadline_s": deadline_s})
+    def set_lease(self, key: str, deadline_s: float, ts: float) -> None:
+        """Move the time at which a task is frozen; ``ts``: what that was granted for, kept with it."""
+        self._request({"do": "lease", "key": key, "deadline_s": deadline_s, "ts": ts})
 
     def forget(self, key: str) -> None:
         """The exit record is not needed any more."""
@@ -225,7 +228,7 @@ class LauncherLink:
 
     async def _list(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Listing:
         writer.write(_frame([{"do": "list"}]))
-        running: list[tuple[str, float]] = []
+        running: list[tuple[str, float, float]] = []
         ended: list[tuple[str, Exit]] = []
         more = True
         while more:
@@ -235,7 +238,7 @@ class LauncherLink:
                 if event.get("is") == "listed":
                     self._pid = int(event["pid"])
                     more = bool(event["more"])
-                    running += [(key, started_at) for key, started_at in event["running"]]
+                    running += [(row[0], float(row[1]), float(row[2])) for row in event["running"]]
                     ended += [(key, msgspec.convert(exit_, Exit)) for key, exit_ in event["ended"]]
         return tuple(running), tuple(ended)
 
@@ -335,7 +338,7 @@ class LauncherLink:
         if kind == "started":
             self._put(TaskStarted(event["key"], float(event["started_at"])))
         elif kind == "expired":
-            self._put(TaskLost(event["key"], "its lease ran out before it could be started"))
+            self._put(TaskLost(event["key"], "its lease ran out before it could be started", never_started=True))
         elif kind == "ended":
             self._put(TaskEnded(event["key"], msgspec.convert(event["exit"], Exit)))
 

@@ -13,7 +13,9 @@ from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
     from peerload.agent.cluster import Cluster
+    from peerload.agent.disk import Disk
     from peerload.agent.inbox import Inbox
+    from peerload.agent.journal import Journal
     from peerload.agent.launcher_link import LauncherLink
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.output import Output
@@ -49,12 +51,14 @@ class Parts:
     config: AgentConfig
     cluster: Cluster
     tls: Credentials
+    disk: Disk
     store: Store
     spool: Spool
     inbox: Inbox
     identity: Identity
     node: Node
     release: Release
+    journal: Journal
     launcher: LauncherLink
     output: Output
     links: PeerLinks

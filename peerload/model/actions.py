@@ -9,8 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from peerload.model.events import Submission
+from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership
-from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
+from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -27,7 +28,7 @@ class PutSubmission(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutTask(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep a task's record, and one line of its history: ``at`` Unix s, why it came to this state."""
+    """Keep a task's record, and with it the event that it came to this state: ``at`` Unix s, and why."""
 
     record: TaskRecord
     at: float
@@ -48,14 +49,64 @@ class DropExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep the highest attempt of a task that this node will never start (again): REFUSED(n) and START(n)."""
+    """Keep the highest attempt of a task that this node will never start (again), and why: REFUSED(n) and START(n). Of the
+    same attempt the last kind counts; a lower one changes nothing."""
 
     uid: bytes
     floor: int
     at: float
+    kind: FloorKind = FloorKind.STARTED
 
 
-Row = PutSubmission | PutTask | PutExecution | DropExecution | PutFloor
+class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep one line about what happened (`EVENTS` lists what can): at Unix s; node: the other one, where there is one."""
+
+    at: float
+    what: str
+    state: str
+    task: str = ""
+    attempt: int = 0
+    node: str = ""
+    reason: str = ""
+
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    "task": ("held", "queued", "leased", "running", "parked", "done", "failed", "cancelled", "unknown"),
+    "attempt": (
+        "accepted",
+        "started",
+        "running",
+        "frozen",
+        "thawed",
+        "parked",
+        "returned",
+        "refused",
+        "revoked",
+        "ended",
+        "lost",
+        "delivered",
+    ),
+    "node": ("alive", "suspect", "dead", "left", "forgotten"),
+    "agent": ("started", "stopping", "draining", "undrained"),
+    "launcher": ("lost", "ready"),
+    "disk": ("low", "full", "ok"),
+}
+"""What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
+
+
+class DropFloors(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Forget floors of tasks about which nothing can come any more."""
+
+    uids: tuple[bytes, ...]
+
+
+class PutDrain(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep that this node takes no tasks, and why; None: it does again."""
+
+    reason: str | None
+
+
+Row = PutSubmission | PutTask | PutExecution | DropExecution | PutFloor | DropFloors | PutDrain | PutEvent
 
 
 class Persist(_Action, frozen=True):
@@ -87,8 +138,23 @@ class Dial(_Action, frozen=True):
     identity: Identity
 
 
+class DialAddress(_Action, frozen=True):
+    """Make a peer link to whoever is at this HOST:PORT, if there is none."""
+
+    address: str
+
+
+class SendGossip(_Action, frozen=True):
+    """Send a sealed datagram to a node at this address (HOST:PORT). It may be lost; nobody asks."""
+
+    node: str
+    address: str
+    messages: tuple[GossipMessage, ...]
+
+
 class SpawnTask(_Action, frozen=True):
-    """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never."""
+    """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ``ts``:
+    what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer."""
 
     key: str
     task: str
@@ -96,6 +162,8 @@ class SpawnTask(_Action, frozen=True):
     home: str
     spec: TaskSpec
     deadline_s: float = 0.0
+    ts: float = 0.0
+    frozen_s_max: float = 0.0
 
 
 class SignalTask(_Action, frozen=True):
@@ -106,10 +174,12 @@ class SignalTask(_Action, frozen=True):
 
 
 class SetLease(_Action, frozen=True):
-    """Move the time at which the launcher freezes this attempt (CLOCK_BOOTTIME s); thaws it if it is frozen."""
+    """Move the time at which the launcher freezes this attempt (CLOCK_BOOTTIME s, 0 = never: parked); thaws it if it is
+    frozen. ``ts`` is kept with it, so that an agent's restart does not forget it."""
 
     key: str
     deadline_s: float
+    ts: float = 0.0
 
 
 class ForgetTask(_Action, frozen=True):
@@ -185,6 +255,13 @@ class ClearTimer(_Action, frozen=True):
     timer: tuple[str, ...]
 
 
+class Note(_Action, frozen=True):
+    """Keep an event with the rows of this turn, else with the next that are kept (or a second later): nothing waits for
+    it, and a crash may lose what came last."""
+
+    event: PutEvent
+
+
 class Decided(_Action, frozen=True):
     """Why a decision was as it was: the policy, the inputs with their age in seconds, the choice and the reason."""
 
@@ -199,6 +276,7 @@ OUTWARD: tuple[type, ...] = (
     Send,
     Announce,
     Dial,
+    DialAddress,
     SpawnTask,
     SignalTask,
     SetLease,
@@ -215,6 +293,8 @@ Action = (
     | Send
     | Announce
     | Dial
+    | DialAddress
+    | SendGossip
     | SpawnTask
     | SignalTask
     | SetLease
@@ -226,5 +306,6 @@ Action = (
     | TaskChanged
     | SetTimer
     | ClearTimer
+    | Note
     | Decided
 )

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from peerload.model.gossip import LAN, GossipPreset
 from peerload.model.resources import Name, NodeName, Speed
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
@@ -34,6 +35,13 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     repeat_s: Positive = 1.0
     """First pause before COMMIT or RESULT is repeated; it doubles up to repeat_s_max."""
     repeat_s_max: Positive = 15.0
+
+    lease_auto_s_max: Positive = 2400.0
+    """A lease that grows with the time its task has run (a tenth of it) grows up to this."""
+    frozen_s_max: Positive = 86_400.0
+    """A task whose lease has run out is ended after so long in the freezer."""
+    unknown_ask_s_max: Positive = 300.0
+    """A node whose run of a task that may run once only was lost sight of is asked about it this often at least."""
 
     # searching
     probe_timeout_s: Positive = 0.25
@@ -71,11 +79,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An older report is no longer believed."""
 
     # membership
-    ping_s: Positive = 2.0
-    """One peer, in turn, is pinged this often."""
-    suspect_after_s: Positive = 6.0
-    """A peer not heard of for this long after being pinged is suspected."""
-    dead_after_s: Positive = 15.0
+    gossip: GossipPreset = LAN
+    """How fast the loss of a node is noticed, and what that costs (docs/membership.md)."""
     peers_max: Limit = 1000
     reports_kept_max: Limit = 1000
     """Reports of peers that are kept; a further one drops the one that came longest ago."""
@@ -86,6 +91,15 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     tasks_queued_max: Limit = 1_000_000
     attempts_max: Limit = 5
     """Attempts that may end in the loss of their node before a task is failed."""
+    poison_nodes: Limit = 2
+    """A task under which so many nodes went away is held until somebody has looked at it."""
+    loss_backoff_s: Positive = 1.0
+    """A task whose attempt was lost waits for this, doubling with each loss up to the next."""
+    loss_backoff_s_max: Positive = 60.0
+    floor_kept_s: Positive = 3600.0
+    """What this node will not start again is remembered for so long after it was last of use; no message is that late."""
+    floors_kept_max: Limit = 100_000
+    """Of how many tasks; those that may run once only, and whose home has not taken note, are kept besides."""
     kill_after_s: Positive = 10.0
     """A revoked or timed-out task gets its signal, then SIGKILL after this."""
     environments_kept_max: Limit = 64

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
 from peerload.model.resources import Profile
-from peerload.model.task import ExecutionRecord, Exit, TaskRecord, TaskSpec
+from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -45,28 +46,38 @@ class PastRun(msgspec.Struct, frozen=True):
     exit: Exit
 
 
+Running = tuple[tuple[str, float, float], ...]
+"""Attempts that a launcher has alive: (execution key, started at in Unix s, the newest ts applied to its lease)."""
+
+
 class AgentStarted(_Event, frozen=True):
     """The first event: what was durable, and what the launcher still knows.
 
     tasks: unfinished ones of this home; executions: attempts for other homes without a ResultAck; floors: per uid the
-    highest attempt never to be started (again); counter: the last task number used; running / ended: attempts (by
-    execution key) that the launcher has alive (with their start, Unix s) or has an exit record of. A START that is in
-    neither has died. past: the last runs of tasks of this home, the oldest first, from which durations are learned.
+    highest attempt never to be started (again), and why; counter: the last task number used; running / ended: attempts
+    (by execution key) that the launcher has alive or has an exit record of. A START that is in neither has died.
+    past: the last runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node
+    takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
+    addresses (HOST:PORT) at which a member may be. They are tried for ever.
     """
 
     tasks: tuple[TaskRow, ...] = ()
     executions: tuple[ExecutionRecord, ...] = ()
-    floors: tuple[tuple[bytes, int], ...] = ()
+    floors: tuple[tuple[bytes, int, FloorKind], ...] = ()
     tokens: tuple[tuple[str, bytes, str, int], ...] = ()
     counter: int = 0
-    running: tuple[tuple[str, float], ...] = ()
+    running: Running = ()
     ended: tuple[tuple[str, Exit], ...] = ()
     past: tuple[PastRun, ...] = ()
+    drained: str | None = None
+    known: tuple[Identity, ...] = ()
+    seeds: tuple[str, ...] = ()
 
 
 class TaskSubmitted(_Event, frozen=True):
     """A client asks to run a command. directory_here: the working directory exists on this node; before: what the store
-    knows of an earlier submission with this token: (digest, id, members; 0 = a single task)."""
+    knows of an earlier submission with this token: (digest, id, members; 0 = a single task); held: it is kept back until
+    it is released; retry_of: the id of the task that it repeats."""
 
     request: int
     token: str
@@ -75,6 +86,8 @@ class TaskSubmitted(_Event, frozen=True):
     indices: tuple[int, ...] = ()
     directory_here: bool = True
     before: tuple[bytes, str, int] | None = None
+    held: bool = False
+    retry_of: str = ""
 
 
 class CancelRequested(_Event, frozen=True):
@@ -94,6 +107,60 @@ class SignalRequested(_Event, frozen=True):
     signal: int
 
 
+class HoldRequested(_Event, frozen=True):
+    """A client wants waiting tasks of this home kept back: ids of tasks or of whole arrays. Answered with ``held`` and
+    ``not_waiting`` (names of which no task waited)."""
+
+    request: int
+    tasks: tuple[str, ...]
+
+
+class ReleaseRequested(_Event, frozen=True):
+    """A client wants held tasks to go on; what was lost before is forgotten. Answered with ``released`` and
+    ``not_held``."""
+
+    request: int
+    tasks: tuple[str, ...]
+
+
+class DrainRequested(_Event, frozen=True):
+    """This node is to take no more tasks: what waits here for other homes goes back, what waits of its own looks for a
+    place elsewhere, what runs runs on. Answered with ``returned`` and ``running`` (numbers of tasks)."""
+
+    request: int
+    reason: str = ""
+
+
+class UndrainRequested(_Event, frozen=True):
+    """This node takes tasks again."""
+
+    request: int
+
+
+class ForgetRequested(_Event, frozen=True):
+    """A user asserts that a node is gone for good: that is proof for the tasks that are parked there. Answered with
+    ``node`` and ``tasks`` (how many had been waiting for it)."""
+
+    request: int
+    node: str
+
+
+class DiskRoomChanged(_Event, frozen=True):
+    """Whether the disk of this node's store has enough free room for more tasks."""
+
+    has_room: bool
+
+
+class MachineSleeping(_Event, frozen=True):
+    """This machine is about to sleep: tasks of this home that are elsewhere are parked."""
+
+
+class MachineWoke(_Event, frozen=True):
+    """This machine slept, and is back under a new boot id."""
+
+    boot: str
+
+
 class PeerMet(_Event, frozen=True):
     """A peer introduced itself, over the peer link (Hello) or over MQTT (State)."""
 
@@ -102,6 +169,7 @@ class PeerMet(_Event, frozen=True):
     report: LoadReport
     known: tuple[Identity, ...] = ()
     retained: bool = False
+    refutation: int = 0
 
 
 class PeerUnreachable(_Event, frozen=True):
@@ -117,6 +185,24 @@ class MessageReceived(_Event, frozen=True):
     src: str
     message: Membership | Advice | Ownership
     directory_here: bool = True
+
+
+class GossipReceived(_Event, frozen=True):
+    """A datagram came from this start of a node's agent, at this address (HOST:PORT, "": as known). protocol_min,
+    protocol_max: the versions that it speaks."""
+
+    src: str
+    src_boot: str
+    messages: tuple[GossipMessage, ...]
+    address: str = ""
+    protocol_min: int = 1
+    protocol_max: int = 1
+
+
+class LoopLagged(_Event, frozen=True):
+    """The agent did not run for so long when it should have: what it missed is its own fault, not that of others."""
+
+    lag_s: float
 
 
 class SendFailed(_Event, frozen=True):
@@ -147,10 +233,12 @@ class TaskEnded(_Event, frozen=True):
 
 
 class TaskLost(_Event, frozen=True):
-    """This attempt has no process and will have none: the launcher was told to start it after its lease had run out."""
+    """This attempt has no process and will have none. never_started: it had none before, either (the launcher was told to
+    start it after its lease had run out)."""
 
     key: str
     reason: str
+    never_started: bool = False
 
 
 class LauncherLost(_Event, frozen=True):
@@ -160,7 +248,7 @@ class LauncherLost(_Event, frozen=True):
 class LauncherReady(_Event, frozen=True):
     """A (new) launcher answers. Every attempt that it neither runs nor has an exit record of has died."""
 
-    running: tuple[tuple[str, float], ...] = ()
+    running: Running = ()
     ended: tuple[tuple[str, Exit], ...] = ()
 
 
@@ -207,9 +295,19 @@ Event = (
     | TaskSubmitted
     | CancelRequested
     | SignalRequested
+    | HoldRequested
+    | ReleaseRequested
+    | DrainRequested
+    | UndrainRequested
+    | ForgetRequested
+    | DiskRoomChanged
+    | MachineSleeping
+    | MachineWoke
     | PeerMet
     | PeerUnreachable
     | MessageReceived
+    | GossipReceived
+    | LoopLagged
     | SendFailed
     | TimerExpired
     | TaskStarted

@@ -12,26 +12,29 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from peerload.model.gossip import Load, Rumour
 from peerload.model.load import LoadReport
-from peerload.model.resources import NodeName, Placement, Profile, ResourceRequest
+from peerload.model.resources import Address, BootId, NodeName, Placement, Profile, ResourceRequest
 from peerload.model.task import Attempt, Exit, Nonce, TaskId, TaskSpec, Uid
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 
 PEERS_TOLD_MAX = 300
+RUMOURS_MAX = 4096
+"""Members that one `Sync` tells of."""
+PROFILES_MAX = 64
+"""Profiles asked for, or told, at a time."""
 RENEWALS_MAX = 4096
 PAIR_MOVES_MAX = 64
 """Tasks that change hands in one pairing."""
 
-DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy")
+DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy", "disk")
 """Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
-has promised not to start, or too many offers outstanding."""
+has promised not to start, too many offers outstanding, or little room left on its disk."""
 DECLINES_LASTING = ("directory",)
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
-Address = Annotated[str, Meta(max_length=300)]
-BootId = Annotated[str, Meta(min_length=1, max_length=64)]
 Reason = Annotated[str, Meta(max_length=512)]
 Search = Annotated[int, Meta(ge=0, le=1 << 62)]
 Captured = Annotated[bytes, Meta(max_length=64 << 10)]
@@ -68,6 +71,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     peers: Annotated[tuple[Identity, ...], Meta(max_length=PEERS_TOLD_MAX)] = ()
     stream: bool = False
     """This connection is for one output stream alone; it is no link."""
+    refutation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    """How often this run has spoken for itself in gossip (`Rumour.refutation`)."""
 
 
 class Ping(_Message, frozen=True, tag="ping"):
@@ -81,6 +86,33 @@ class Pong(_Message, frozen=True, tag="pong"):
 
     sequence: Search
     report: LoadReport
+
+
+class Sync(_Message, frozen=True, tag="sync"):
+    """All that this node knows of the members, and their loads. asks: tell me all that you know, too."""
+
+    rumours: Annotated[tuple[Rumour, ...], Meta(max_length=RUMOURS_MAX)] = ()
+    loads: Annotated[tuple[Load, ...], Meta(max_length=RUMOURS_MAX)] = ()
+    asks: bool = False
+
+
+class ProfileRequest(_Message, frozen=True, tag="profile-request"):
+    """What do these nodes have? Anybody who knows may answer."""
+
+    nodes: Annotated[tuple[NodeName, ...], Meta(max_length=PROFILES_MAX)]
+
+
+class KnownProfile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The profile of one run of a node."""
+
+    boot: BootId
+    profile: Profile
+
+
+class ProfileTold(_Message, frozen=True, tag="profile-told"):
+    """The profiles asked for, as far as they are known."""
+
+    profiles: Annotated[tuple[KnownProfile, ...], Meta(max_length=PROFILES_MAX)]
 
 
 class Leaving(_Message, frozen=True, tag="leaving"):
@@ -217,13 +249,16 @@ class Offer(_Message, frozen=True, tag="offer"):
 
 
 class Accept(_Message, frozen=True, tag="accept"):
-    """x → home: room is reserved. ``ts`` is x's own clock at sending; home hands it back and never reads it."""
+    """x → home: room is reserved. ``ts`` is x's own clock at sending; home hands it back and never reads it. machine_boot,
+    store: x's, as of this reservation; said again until the COMMIT comes or the reservation ends."""
 
     task: TaskId
     uid: Uid
     attempt: Attempt
     nonce: Nonce
     ts: Seconds
+    machine_boot: Annotated[str, Meta(max_length=64)] = ""
+    store: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Decline(_Message, frozen=True, tag="decline"):
@@ -249,13 +284,17 @@ class Commit(_Message, frozen=True, tag="commit"):
 
 
 class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One lease within a batch. started_at: 0 while the task waits in x's queue."""
+    """One lease within a batch. started_at: 0 while the task waits in x's queue; deadline_ts: the newest ts whose answer
+    set the present deadline, 0 while there is none (the home has parked it); ran_s: how long it has run, where its lease
+    grows with that."""
 
     task: TaskId
     uid: Uid
     attempt: Attempt
     ts: Seconds
     started_at: Seconds = 0.0
+    deadline_ts: Seconds = 0.0
+    ran_s: Seconds = 0.0
 
 
 class Renew(_Message, frozen=True, tag="renew"):
@@ -277,6 +316,21 @@ class RenewOk(_Message, frozen=True, tag="renew-ok"):
     """home → x: granted."""
 
     extensions: Annotated[tuple[LeaseExtension, ...], Meta(max_length=RENEWALS_MAX)]
+
+
+class Parking(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """One parked attempt. ts: the newest that home has heard of x for it, on x's clock."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    ts: Seconds
+
+
+class Park(_Message, frozen=True, tag="park"):
+    """home → x: I go away for a while; these run on without a deadline until I renew them for a newer ts."""
+
+    parkings: Annotated[tuple[Parking, ...], Meta(max_length=RENEWALS_MAX)]
 
 
 class Revoke(_Message, frozen=True, tag="revoke"):
@@ -307,22 +361,26 @@ class Query(_Message, frozen=True, tag="query"):
 
 
 class NotStarted(_Message, frozen=True, tag="not-started"):
-    """x → home: a durable promise that this attempt never started here and never will."""
+    """x → home: a durable promise that this attempt never started here and never will. store: the one that it is kept
+    in; a promise of another store than that of the ACCEPT is worth nothing, as it may have been forgotten."""
 
     task: TaskId
     uid: Uid
     attempt: Attempt
     reason: Reason = ""
+    store: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Died(_Message, frozen=True, tag="died"):
     """x → home: the attempt started and has no result; its processes are gone. Also said of one that an earlier start
-    of x's agent refused, where x cannot tell any more: either way it does not run and never will."""
+    of x's agent refused, where x cannot tell any more: either way it does not run and never will. store: as with
+    NotStarted."""
 
     task: TaskId
     uid: Uid
     attempt: Attempt
     reason: Reason = ""
+    store: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Return(_Message, frozen=True, tag="return"):
@@ -333,6 +391,7 @@ class Return(_Message, frozen=True, tag="return"):
     attempt: Attempt
     to: Annotated[str, Meta(max_length=40)] = ""
     reason: Reason = ""
+    store: Annotated[str, Meta(max_length=64)] = ""
 
 
 class Result(_Message, frozen=True, tag="result"):
@@ -349,7 +408,7 @@ class Result(_Message, frozen=True, tag="result"):
 
 
 class ResultAck(_Message, frozen=True, tag="result-ack"):
-    """home → x: recorded; x may drop the output."""
+    """home → x: recorded (a result, or that the attempt died): x may forget it but for its floor."""
 
     task: TaskId
     uid: Uid
@@ -393,7 +452,7 @@ class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
     boot: BootId
 
 
-Membership = Hello | Ping | Pong | Leaving | WrongBoot
+Membership = Hello | Ping | Pong | Sync | ProfileRequest | ProfileTold | Leaving | WrongBoot
 Broadcast = State | StateRequest | Enough
 Advice = (
     Broadcast
@@ -414,6 +473,7 @@ Ownership = (
     | Commit
     | Renew
     | RenewOk
+    | Park
     | Revoke
     | Signal
     | Query

@@ -20,6 +20,11 @@ ENVIRONMENT_BYTES_MAX = 256 << 10
 ARRAY_MEMBERS_MAX = 1_000_000
 PATH_BYTES_MAX = 4096
 TIME_LIMIT_EXIT_CODE = 124
+LEASE_S_MAX = 86_400.0
+
+FROZEN_TOO_LONG = "frozen for too long"
+"""The reason of an exit that the launcher made by ending a task frozen for longer than it may be: that is no result, the
+attempt has died."""
 
 TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z")]
 Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -28,6 +33,19 @@ Nonce = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 SCRATCH = b"-"
 """The working directory that stands for a fresh scratch directory on the node that runs the task."""
+
+
+class Guarantee(enum.StrEnum):
+    """What is promised about the executions of a task; in every case one result at most is recorded.
+
+    at-least-once: it runs until there is a result; two copies never execute at the same time. once: it is never started
+    twice, and may end up unknown. fast: as at-least-once, but queued again as soon as its node is called dead, so that
+    two copies may overlap.
+    """
+
+    AT_LEAST_ONCE = "at-least-once"
+    ONCE = "once"
+    FAST = "fast"
 
 
 class TaskState(enum.StrEnum):
@@ -57,7 +75,13 @@ TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
         TaskState.CANCELLED,
         TaskState.UNKNOWN,
     ),
-    TaskState.UNKNOWN: (TaskState.DONE, TaskState.FAILED, TaskState.LEASED, TaskState.CANCELLED),
+    TaskState.UNKNOWN: (
+        TaskState.QUEUED,  # it is proven that the command was never started
+        TaskState.DONE,
+        TaskState.FAILED,
+        TaskState.LEASED,
+        TaskState.CANCELLED,
+    ),
     TaskState.DONE: (),
     TaskState.FAILED: (),
     TaskState.CANCELLED: (),
@@ -69,7 +93,8 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One command line and what it asks for. Bytes where the operating system has bytes.
 
     environment: a MessagePack map of bytes to bytes, opaque to the core; directory: an absolute path, or SCRATCH;
-    umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first.
+    umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first. lease_s: how long the node that runs it
+    may be unheard of, 0 = as its home is set; lease_auto: that grows with the time it has run.
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -81,6 +106,9 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     placement: Placement = Placement()
     time_limit_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
     priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    lease_s: Annotated[float, Meta(ge=0.0, le=LEASE_S_MAX)] = 0.0
+    lease_auto: bool = False
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -112,7 +140,12 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     """The durable state of one task at its home: one row.
 
     attempt: the highest number ever granted (0 = none); node: whom the current attempt is leased to ("" = nobody);
-    nonce, machine_boot: those of the ACCEPT that the lease answers; migrations: voluntary placements elsewhere.
+    nonce, machine_boot, store: those of the ACCEPT that the lease answers; lease_s: the longest time that this attempt is
+    ever given at once; migrations: voluntary placements elsewhere. parked_ts: what this home had last heard of the node
+    (its clock) when the home went away politely, 0 = not away since: until the node confirms a newer deadline, the
+    attempt is taken back on proof alone. losses: attempts that ended without a result; lost_on: the nodes that went
+    away under them; last_node: who may still have the attempt that was given up; retry_of: the task that this one
+    repeats.
     """
 
     task: str
@@ -129,6 +162,21 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     ended_at: float = 0.0
     exit: Exit | None = None
     reason: str = ""
+    store: str = ""
+    parked_ts: float = 0.0
+    losses: int = 0
+    lost_on: tuple[str, ...] = ()
+    last_node: str = ""
+    retry_of: str = ""
+
+
+class FloorKind(enum.IntEnum):
+    """Why a node will never start an attempt (again): it did; it gave its word not to; or it did, and the task may run
+    once only, so that this is not forgotten before its home has taken note."""
+
+    STARTED = 0
+    REFUSED = 1
+    STARTED_ONCE = 2
 
 
 class ExecutionState(enum.StrEnum):

@@ -71,7 +71,9 @@ class Host:
         simulation = self._simulation
         rng = random.Random(f"{simulation.seed} {self.name} {self.starts}")  # noqa: S311 -- a seeded simulation
         self.node = Node(simulation.config, simulation.policies, self.identity, self.profile, rng)
-        running = {key: EPOCH_S + process.started_s for key, process in self.launcher.running.items()}
+        running = tuple(
+            (key, EPOCH_S + process.started_s, process.ts) for key, process in self.launcher.running.items()
+        )
         self.handle(self.store.started(running, dict(self.launcher.ended)))
 
     def crash_agent(self) -> None:
@@ -145,6 +147,8 @@ class Host:
                 self._simulation.at(at_s, lambda: self._expire(action, starts))
             case actions.ClearTimer():
                 self._timers.pop(action.timer, None)
+            case actions.SendGossip():
+                self._simulation.gossip(self, action)
             case _:
                 pass  # a record of a decision: it is in the trace
 
@@ -175,7 +179,7 @@ class Host:
             case actions.SignalTask():
                 self._signal(action.key, action.signal)
             case actions.SetLease():
-                self._lease(action.key, action.deadline_s - self.clock_offset_s)
+                self._lease(action)
             case actions.ForgetTask():
                 self.launcher.ended.pop(action.key, None)
             case actions.KeepOutput():
@@ -224,10 +228,12 @@ class Host:
         else:
             self._watch(process)
 
-    def _lease(self, key: str, deadline_s: float) -> None:
-        process = self.launcher.running.get(key)
+    def _lease(self, action: actions.SetLease) -> None:
+        process = self.launcher.running.get(action.key)
         if process is None or self.launcher.advance(process, self._simulation.now_s):
             return
+        deadline_s = action.deadline_s - self.clock_offset_s if action.deadline_s else 0.0
+        process.ts = action.ts
         self.launcher.lease(process, deadline_s, self._simulation.now_s)
         if process.since_s is not None:
             self._simulation.checker.runs(self._simulation.now_s, self.name, process)

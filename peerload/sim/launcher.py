@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 class Process:
     """One attempt. left_s: service still to be had; since_s: when it last began to run, None while it is frozen."""
 
-    __slots__ = ("deadline_s", "key", "left_s", "round", "since_s", "started_s", "task", "uid")
+    __slots__ = ("deadline_s", "key", "left_s", "round", "since_s", "started_s", "task", "ts", "uid")
 
     def __init__(self, spawn: SpawnTask, service_s: float, at_s: float) -> None:
         self.key = spawn.key
         self.uid = spawn.key.rpartition("-")[0]
         self.task = spawn.task
         self.deadline_s = spawn.deadline_s
+        self.ts = spawn.ts
         self.left_s = service_s
         self.started_s = at_s
         self.since_s: float | None = at_s

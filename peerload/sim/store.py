@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.model.actions import (
+    DropExecution,
+    DropFloors,
+    PutDrain,
+    PutEvent,
+    PutExecution,
+    PutFloor,
+    PutSubmission,
+    PutTask,
+)
 from peerload.model.events import AgentStarted, TaskRow
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row
-    from peerload.model.events import Submission
-    from peerload.model.task import ExecutionRecord, Exit, TaskRecord
+    from peerload.model.events import Running, Submission
+    from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord
 
 
 class Store:
@@ -21,9 +30,10 @@ class Store:
         self.submissions: dict[int, Submission] = {}
         self.tasks: dict[str, TaskRecord] = {}
         self.executions: dict[str, ExecutionRecord] = {}
-        self.floors: dict[bytes, int] = {}
+        self.floors: dict[bytes, tuple[int, FloorKind]] = {}
+        self.drained: str | None = None
 
-    def apply(self, row: Row) -> None:
+    def apply(self, row: Row) -> None:  # noqa: C901 -- one line a row
         """Keep one row."""
         match row:
             case PutTask():
@@ -35,9 +45,17 @@ class Store:
             case DropExecution():
                 self.executions.pop(execution_key(row.uid, row.attempt), None)
             case PutFloor():
-                self.floors[row.uid] = max(row.floor, self.floors.get(row.uid, 0))
+                if row.floor >= self.floors.get(row.uid, (0, row.kind))[0]:
+                    self.floors[row.uid] = (row.floor, row.kind)
+            case DropFloors():
+                for uid in row.uids:
+                    self.floors.pop(uid, None)
+            case PutDrain():
+                self.drained = row.reason
+            case PutEvent():
+                pass  # for people; nothing is read from it
 
-    def started(self, running: dict[str, float], ended: dict[str, Exit]) -> AgentStarted:
+    def started(self, running: Running, ended: dict[str, Exit]) -> AgentStarted:
         """What an agent that starts now is told."""
         rows = tuple(
             TaskRow(record, self.submissions[int(record.task.partition("/")[2].partition(".")[0])].spec)
@@ -51,11 +69,12 @@ class Store:
         return AgentStarted(
             tasks=rows,
             executions=tuple(self.executions.values()),
-            floors=tuple(self.floors.items()),
+            floors=tuple((uid, floor, kind) for uid, (floor, kind) in self.floors.items()),
             tokens=tokens,
             counter=max(self.submissions, default=0),
-            running=tuple(running.items()),
+            running=running,
             ended=tuple(ended.items()),
+            drained=self.drained,
         )
 
     def _home(self) -> str:

@@ -9,7 +9,7 @@ from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind
 from tests.core.given import RECEIVER, UID, Given, offer, spec
 
 KEY = f"{UID.hex()}-1"
@@ -181,7 +181,7 @@ def test_what_was_given_back_is_said_not_to_have_started_as_long_as_this_agent_k
     assert "Return to h" in x.hear("h", messages.Revoke("h/1", UID, 1, 9, "cancelled"))
     query = messages.Query("h/1", UID, 1)
     assert x.hear("h", query) == ["NotStarted to h"]
-    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1),)))
+    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1, FloorKind.STARTED),)))
     assert x.hear("h", query) == ["Died to h"]  # started or refused: the floor alone does not tell
 
 
@@ -230,8 +230,8 @@ def test_a_restart_adopts_what_is_there(found: str) -> None:
         peers=(),
         started=events.AgentStarted(
             executions=(record,),
-            floors=((UID, 1),),
-            running=((KEY, 5.0),) if found == "running" else (),
+            floors=((UID, 1, FloorKind.STARTED),),
+            running=((KEY, 5.0, 50.0),) if found == "running" else (),
             ended=((KEY, exit_),) if found == "ended" else (),
         ),
     )
@@ -242,7 +242,7 @@ def test_a_restart_adopts_what_is_there(found: str) -> None:
         "result": ["result to h", "timer result 1"],
     }
     told = {"running": ["Renew to h"], "died": []}.get(found, ["result to h", "timer result 1"])
-    assert x.started == [*expected[found], "timer ping 2", "Announce"]
+    assert x.started == [*expected[found], "Announce"]
     assert x.meet("h") == told
     assert x.hear("h", offer()) == [*told, "Decline to h"]
     assert x.sent(messages.Decline).code == "floor"

@@ -275,7 +275,7 @@ def test_after_a_restart_what_runs_has_run_for_as_long() -> None:
     x.submit()
     task = x.task()
     row = events.TaskRow(task.record, task.spec)
-    x = Given(peers=(), started=events.AgentStarted(tasks=(row,), running=((task.key, WALL_S + 100.0 - 7.5),)))
+    x = Given(peers=(), started=events.AgentStarted(tasks=(row,), running=((task.key, WALL_S + 100.0 - 7.5, 0.0),)))
     (running,) = x.node.sharing.information.view().running
     assert running.used_s == 7.5
 

@@ -129,7 +129,7 @@ def test_a_new_agent_finds_what_the_old_one_left(directory: Path) -> None:
         node.link = node.new_link()
         running, ended = await node.link.start()
         assert node.link.pid == pid
-        assert [key for key, _ in running] == ["runs"]
+        assert [key for key, *_ in running] == ["runs"]
         assert [(key, exit_.exit_code) for key, exit_ in ended] == [("ended", 4)]
         node.events.clear()
         node.link.signal("runs", signal.SIGTERM)

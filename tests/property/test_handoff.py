@@ -82,7 +82,7 @@ class Handoff(RuleBasedStateMachine):
         rng = random.Random(f"{name} {number}")
         self.nodes[name] = Node(CONFIG, PRESET, identity(name, number), self.profiles[name], rng)
         self.timers[name].clear()
-        mine = {key: 5.0 for key, (where, _) in self.running.items() if where == name}
+        mine = tuple((key, 5.0, 0.0) for key, (where, _) in self.running.items() if where == name)
         self.handle(name, self.stores[name].started(mine, dict(self.ended[name])))
 
     def handle(self, name: str, event: events.Event) -> None:

@@ -101,7 +101,7 @@ def floor_volatile(patch: pytest.MonkeyPatch) -> None:
     """D3, D6: the floors are gone after a restart of the agent."""
     started = Store.started
 
-    def forgetful(self: Store, running: dict[str, float], ended: dict[str, Any]) -> events.AgentStarted:
+    def forgetful(self: Store, running: events.Running, ended: dict[str, Any]) -> events.AgentStarted:
         return msgspec.structs.replace(started(self, running, ended), floors=())
 
     patch.setattr(Store, "started", forgetful)

@@ -176,7 +176,7 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
 
     told = [
         events.LauncherLost(),
-        events.LauncherReady(running=(("b-1", 1.0),), ended=((KEY, Exit(0, stdout_bytes=2)),)),
+        events.LauncherReady(running=(("b-1", 1.0, 0.0),), ended=((KEY, Exit(0, stdout_bytes=2)),)),
         events.TaskEnded("b-1", Exit(0)),
         events.LauncherLost(),
         events.LauncherReady(),
