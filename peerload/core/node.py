@@ -112,7 +112,7 @@ class Node:
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
-                self.membership.unreachable(event.node)
+                self.membership.gossip.unreachable(event.node)
             case events.SendFailed():
                 self._send_failed(event)
             case events.CancelRequested():
