@@ -103,7 +103,11 @@ class Performer:
                 self._announce(action)
             case actions.Dial():
                 parts.links.connect(action.identity)
-            case actions.Persist() | actions.SetTimer() | actions.ClearTimer() | actions.Decided():
+            case actions.DialAddress():
+                parts.links.dial(action.address)
+            case (
+                actions.Persist() | actions.SetTimer() | actions.ClearTimer() | actions.Decided() | actions.SendGossip()
+            ):
                 raise AssertionError("not outward")
             case _:
                 assert_never(action)

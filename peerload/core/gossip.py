@@ -19,6 +19,7 @@ from peerload.core.contacts import Contacts
 from peerload.core.detector import Detector
 from peerload.core.gossip_state import GossipState, Member
 from peerload.core.suspicion import Suspicion
+from peerload.model.events import GossipReceived
 from peerload.model.gossip import (
     GossipAck,
     GossipNack,
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from peerload.core.state import CoreState
-    from peerload.model.events import GossipReceived
+    from peerload.model.events import LoopLagged
+    from peerload.model.gossip import GossipMessage
     from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
     from peerload.model.resources import Profile
@@ -233,7 +235,14 @@ class Gossip:
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def received(self, event: GossipReceived) -> None:
+    def handle(self, event: GossipReceived | LoopLagged) -> None:
+        """What came from outside."""
+        if isinstance(event, GossipReceived):
+            self._received(event)
+        else:
+            self.detector.stalled()
+
+    def _received(self, event: GossipReceived) -> None:
         """A datagram of another node."""
         shared, src = self.shared, event.src
         if event.protocol_min > PROTOCOL_MAX or event.protocol_max < PROTOCOL_MIN:
@@ -247,21 +256,25 @@ class Gossip:
         if member is not None and is_current:
             self._spoke(member, over_link=False)
         for message in event.messages:
-            match message:
-                case GossipPing():
-                    self.detector.pinged(src, message, event.address)
-                case GossipAck():
-                    if is_current:
-                        self.detector.acked(src, message.sequence)
-                case GossipPingRequest():
-                    self.detector.asked(src, message, event.address)
-                case GossipNack():
-                    if is_current:
-                        self.detector.nacked(src, message.sequence)
-                case Rumour():
-                    self.told(message, src)
-                case Load():
-                    self._load_told(message)
+            self._said(src, message, event.address, is_current=is_current)
+
+    def _said(self, src: str, message: GossipMessage, address: str, *, is_current: bool) -> None:
+        """One message; ``is_current``: it is the run that is believed in who says it."""
+        match message:
+            case GossipPing():
+                self.detector.pinged(src, message, address)
+            case GossipPingRequest():
+                self.detector.asked(src, message, address)
+            case GossipAck():
+                if is_current:
+                    self.detector.acked(src, message.sequence)
+            case GossipNack():
+                if is_current:
+                    self.detector.nacked(src, message.sequence)
+            case Rumour():
+                self.told(message, src)
+            case Load():
+                self._load_told(message)
 
     def _load_told(self, load: Load, *, spread: bool = True) -> None:
         if load.node == self.shared.core.node:
@@ -315,10 +328,6 @@ class Gossip:
         member = self.shared.members.get(node)
         if member is not None and member.is_there:
             self.detector.probe(node)
-
-    def lagged(self) -> None:
-        """The agent did not run for a while."""
-        self.detector.stalled()
 
     def timer(self, kind: str, subject: str) -> None:
         """One of the timers that were armed."""

@@ -134,11 +134,9 @@ class Node:
                 self.sharing.information.was_told(event.report)
             case events.AgentStopping():
                 self.membership.leave()
-            case events.GossipReceived():
-                self.membership.gossip.received(event)
+            case events.GossipReceived() | events.LoopLagged():
+                self.membership.gossip.handle(event)
                 self._gossiped()
-            case events.LoopLagged():
-                self.membership.gossip.lagged()
             case (
                 events.HoldRequested()
                 | events.ReleaseRequested()

@@ -55,7 +55,15 @@ FIRST_WORDS = 2
 """Nodes whose announcement at the start is on its way where messages take time: enough for each to hear that it has
 peers. Those of all would be N² messages."""
 WITHOUT_MEANING = frozenset(
-    (actions.Persist, actions.Decided, actions.SetLease, actions.ForgetTask, actions.Dial),
+    (
+        actions.Persist,
+        actions.Decided,
+        actions.SetLease,
+        actions.ForgetTask,
+        actions.Dial,
+        actions.DialAddress,
+        actions.SendGossip,
+    ),
 )
 """Actions that change nothing in a world where everything is durable, known and kept for ever."""
 
@@ -352,7 +360,15 @@ class IdealCluster:
                         self._delivered(other, received, self._message_s)
             case actions.SignalTask():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
-            case actions.Persist() | actions.Decided() | actions.SetLease() | actions.ForgetTask() | actions.Dial():
+            case (
+                actions.Persist()
+                | actions.Decided()
+                | actions.SetLease()
+                | actions.ForgetTask()
+                | actions.Dial()
+                | actions.DialAddress()
+                | actions.SendGossip()
+            ):
                 pass  # WITHOUT_MEANING
             case _:
                 assert_never(action)

@@ -30,7 +30,12 @@ def spec_of(job: Job) -> TaskSpec:
     )
     placement = Placement(node=job.only or None, exclude=(job.exclude,) if job.exclude else ())
     return TaskSpec(
-        argv, SCRATCH, placement=placement, guarantee=Guarantee(job.guarantee), lease_s=job.lease_s, lease_auto=job.lease_auto
+        argv,
+        SCRATCH,
+        placement=placement,
+        guarantee=Guarantee(job.guarantee),
+        lease_s=job.lease_s,
+        lease_auto=job.lease_auto,
     )
 
 
@@ -71,7 +76,9 @@ class Clients:
         self._open[self._request] = (number, self._jobs[number].client == "dies")
         token = f"t{number}"
         indices = tuple(range(self._jobs[number].members))
-        event = events.TaskSubmitted(self._request, token, token.encode(), self._specs[number], indices, held=self._jobs[number].held)
+        event = events.TaskSubmitted(
+            self._request, token, token.encode(), self._specs[number], indices, held=self._jobs[number].held
+        )
         machine.later(CLIENT_S, machine.handle, event)
 
     def verb(self, machine: Machine, verb: str, nth: int) -> None:

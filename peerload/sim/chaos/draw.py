@@ -171,7 +171,9 @@ class _Draw:
         gone = [fault for fault in faults if isinstance(fault, plan.MachineGone)]
         others = [name for name in self._names if not any(fault.node == name for fault in gone)]
         for fault in gone:
-            faults += [plan.Forget(fault.at_s + rng.uniform(1.0, 60.0), fault.node, rng.choice(others))] if others else []
+            faults += (
+                [plan.Forget(fault.at_s + rng.uniform(1.0, 60.0), fault.node, rng.choice(others))] if others else []
+            )
         return faults
 
     def _time(self) -> float:

@@ -188,4 +188,3 @@ class Invariants:
     def is_executing(self, uid: bytes) -> bool:
         """Whether a copy of it executes now."""
         return uid.hex() in self._executing
-

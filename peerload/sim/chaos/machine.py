@@ -314,6 +314,8 @@ class Machine:
                 self.cluster.at(at_s, self._now, self.run, self._expire, (action.timer, action.at_s))
             case actions.ClearTimer():
                 self._timers.pop(action.timer, None)
+            case actions.SendGossip():
+                self.cluster.network.gossip(self, action)
             case _:
                 pass  # a record of a decision: it is in the trace
 
@@ -356,6 +358,8 @@ class Machine:
                 cluster.checker.shown(self, action)
             case actions.Dial():
                 cluster.network.dial(self, action.identity.node)
+            case actions.DialAddress():
+                cluster.network.dial(self, action.address.partition(":")[0])
             case _:
                 raise InvariantBroken(f"nobody performs {type(action).__name__}")
 

@@ -18,7 +18,7 @@ from peerload.sim.chaos.broker import Broker
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.model.actions import FetchOutput, SendResult
+    from peerload.model.actions import FetchOutput, SendGossip, SendResult
     from peerload.model.messages import Broadcast, Message
     from peerload.sim.chaos.cluster import Cluster
     from peerload.sim.chaos.machine import Machine
@@ -133,8 +133,9 @@ class Network:
         report = other.report()
         if report is None or other.node is None:
             return
-        known = other.node.membership.known()
-        machine.deliver(events.PeerMet(other.identity, other.node.state.profile, report, known))
+        hello = other.node.membership.hello(report)
+        met = events.PeerMet(hello.identity, hello.profile, report, refutation=hello.refutation)
+        machine.deliver(met)
 
     def tend(self) -> None:
         """Whoever is up and apart finds each other again."""
@@ -239,6 +240,16 @@ class Network:
             if name != src.name and name not in told and self.link(src.name, name).is_up:
                 self._carry(src, name, message, self.link(src.name, name))
 
+    def gossip(self, src: Machine, action: SendGossip) -> None:
+        """A datagram: no link, nobody told if it is lost; for whichever start of the receiver is there."""
+        self.sent += 1
+        receiver = self._cluster.machines.get(action.node)
+        if receiver is None:
+            return
+        event = events.GossipReceived(src.name, src.identity.boot, action.messages, f"{src.name}:1")
+        for delay_s in self.delays(src.name, action.node):
+            self._cluster.after(delay_s, receiver.deliver, event)
+
     def send_result(self, src: Machine, action: SendResult) -> None:
         """A RESULT, with its output unless outputs are large in this run."""
         inline = not self._evils.output_loss
@@ -297,9 +308,7 @@ class Network:
             return [delay_s, delay_s + rng.uniform(0.0, max(evils.late_s, 0.1))]
         return [delay_s]
 
-    def _arrive(
-        self, receiver: Machine, boot: int, event: events.MessageReceived, link: Link, generation: int
-    ) -> None:
+    def _arrive(self, receiver: Machine, boot: int, event: events.MessageReceived, link: Link, generation: int) -> None:
         if receiver.node is None:
             return
         if self._checks_boots and receiver.boot != boot:
