@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test ci-long chaos fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
+.PHONY: help setup test ci-long chaos chaos-real fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 CASES ?= tests/theory/cases.json
@@ -70,6 +70,10 @@ bench: setup  ## measure, on a quiet machine
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)
+
+chaos-real: setup  ## real processes, networks and faults, as root (TASKS=20000 FAULTS=400 SECONDS=600 SEED=1)
+	.venv/bin/python -m tests.chaos_real.run $(foreach word,TASKS FAULTS SECONDS SEED,\
+		$(if $($(word)),--$(shell echo $(word) | tr A-Z a-z) $($(word))))
 
 fuzz: setup  ## look for bytes that a decoder does not survive (FUZZ_SECONDS=60 each, FUZZ_TARGET=name)
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'atheris>=3,<4'

@@ -238,7 +238,7 @@ class Membership:
             rumour = msgspec.structs.replace(member.rumour, standing=Standing.LEFT, by=())
             self.gossip.told(rumour, node)
         elif (peer := self._own(node)) is not None:
-            self._become(peer, PeerState.LEFT)
+            self._become(peer, PeerState.LEFT, "it said good-bye")
 
     def forget(self, node: str) -> bool:
         """An operator says that it is gone for good: it is no member any more, here and everywhere. False if it is not
@@ -275,7 +275,7 @@ class Membership:
             peer.identity = identity_of(now)
         state = STANDINGS[now.standing]
         is_back = state is PeerState.ALIVE and (is_new_run or peer.state is PeerState.DEAD)
-        self._become(peer, state)
+        self._become(peer, state, _reason(now, is_new=was is None))
         if is_back:
             self._back.append(node)
         if state is PeerState.ALIVE and (not peer.knows_profile or peer.profile.version < now.profile_version):
@@ -426,9 +426,23 @@ class Membership:
             peer = self._peers[node] = self._listed(node)
         return peer
 
-    def _become(self, peer: Peer, state: PeerState) -> None:
+    def _become(self, peer: Peer, state: PeerState, reason: str) -> None:
         if peer.state is not state:
             peer.state = state
+            self._state.note("node", state.value, node=peer.identity.node, reason=reason)
             peer.since_s = self._state.now.boot_s
             self._eligible.clear()
             self._state.count(f"peers became {state.value}")
+
+
+def _reason(now: Rumour, *, is_new: bool) -> str:
+    """Why a peer is believed to be what it is now, for people."""
+    match now.standing:
+        case Standing.ALIVE:
+            return "met" if is_new else "heard again"
+        case Standing.SUSPECT:
+            return f"{', '.join(now.by) or 'a peer'} had no answer"
+        case Standing.DEAD:
+            return "it did not speak up in time"
+        case _:
+            return "it said good-bye"

@@ -125,7 +125,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     speed: Speed | None = None
     """How fast the node works beside the reference machine; None: measured once, kept in the state directory."""
-    cluster: NodeName = "default"
+    cluster: str = ""
+    """The cluster's directory (`peerload cluster init` makes one); "": this user's, else one of this machine alone."""
     site: NodeName = "main"
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
     """Captured per stream and task: half of it from the head and half from the tail are kept."""

@@ -57,6 +57,7 @@ peers. Those of all would be N² messages."""
 WITHOUT_MEANING = frozenset(
     (
         actions.Persist,
+        actions.Note,
         actions.Decided,
         actions.SetLease,
         actions.ForgetTask,
@@ -362,6 +363,7 @@ class IdealCluster:
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
             case (
                 actions.Persist()
+                | actions.Note()
                 | actions.Decided()
                 | actions.SetLease()
                 | actions.ForgetTask()

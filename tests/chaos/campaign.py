@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
@@ -40,8 +39,11 @@ def codec(envelope: Envelope, newer: bool) -> Envelope:
     return peer.decode(raw)
 
 
+AS_USUAL = Options()
+
+
 def run(
-    seed: int, options: Options = Options(), write: Callable[[str], object] | None = None, *, traced: bool = False
+    seed: int, options: Options = AS_USUAL, write: Callable[[str], object] | None = None, *, traced: bool = False
 ) -> Outcome:
     """One seed. ``write`` gets each line of its trace; ``traced``: its hash is wanted."""
     plan = draw(seed, PRESETS, nodes_min=options.nodes_min, nodes_max=options.nodes_max, minutes=options.minutes)

@@ -8,8 +8,14 @@ import sys
 import time
 from pathlib import Path
 
+from peerload.sim.chaos.cluster import Outcome
 from peerload.sim.chaos.draw import draw
-from tests.chaos.campaign import PRESETS, Options, Outcome, run, run_all, total
+from tests.chaos.campaign import PRESETS, Options, run, run_all, total
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def commit() -> str:
@@ -25,10 +31,10 @@ def commit() -> str:
 
 def say_broken(outcome: Outcome, flags: argparse.Namespace) -> None:
     size = f"NODES={flags.nodes} MINUTES={flags.minutes:g}"
-    print(f"seed {outcome.seed}, commit {commit()}: {outcome.broken}")
+    say(f"seed {outcome.seed}, commit {commit()}: {outcome.broken}")
     if outcome.story:
-        print(f"    {outcome.story}")
-    print(f"    again: make chaos SEED={outcome.seed} {size} TRACE=1", flush=True)
+        say(f"    {outcome.story}")
+    say(f"    again: make chaos SEED={outcome.seed} {size} TRACE=1")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -46,7 +52,7 @@ def main(words: list[str] | None = None) -> int:
     low, _, high = flags.nodes.partition("-")
     options = Options(int(low), int(high or low), flags.minutes)
     if flags.plan:
-        print(
+        say(
             draw(
                 flags.seed or flags.first,
                 PRESETS,
@@ -57,12 +63,12 @@ def main(words: list[str] | None = None) -> int:
         )
         return 0
     if flags.seed:
-        outcome = run(flags.seed, options, print if flags.trace else None)
+        outcome = run(flags.seed, options, say if flags.trace else None)
         outcomes = [outcome]
         if outcome.broken:
             say_broken(outcome, flags)
         else:
-            print(
+            say(
                 f"seed {outcome.seed}: nothing broken; {outcome.tasks} tasks, {outcome.steps} steps, at rest {outcome.rest_s:.1f} s after healing, trace {outcome.trace_hash}"
             )
     else:
@@ -74,13 +80,13 @@ def main(words: list[str] | None = None) -> int:
                 say_broken(outcome, flags)
         broken = sum(bool(outcome.broken) for outcome in outcomes)
         wall_s = time.monotonic() - started_s
-        print(
+        say(
             f"{len(outcomes)} seeds, {sum(outcome.tasks for outcome in outcomes)} tasks,"
             f" {sum(outcome.steps for outcome in outcomes)} steps, {broken} violations, {wall_s:.1f} s, commit {commit()}"
         )
     if flags.gauges:
         for name, count in sorted(total(outcomes).items()):
-            print(f"  {count:8d}  {name}")
+            say(f"  {count:8d}  {name}")
     return 1 if any(outcome.broken for outcome in outcomes) else 0
 
 

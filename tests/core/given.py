@@ -55,13 +55,16 @@ class Given:
         preset = build_preset("given", dict(policies))
         self.node = Node(config or CoreConfig(), preset, identity(node), self.profile, random.Random(1))
         self.last: list[actions.Action] = []
+        self.notes: list[actions.PutEvent] = []  # what people are told; apart, since nothing depends on it
         self.started = self.when(started or events.AgentStarted())
         for peer in peers:
             self.meet(peer)
 
     def when(self, event: events.Event) -> list[str]:
         """The shape of what is done about this event."""
-        self.last = self.node.handle(Instant(self.at_s, WALL_S + self.at_s), event)
+        done = self.node.handle(Instant(self.at_s, WALL_S + self.at_s), event)
+        self.notes = [action.event for action in done if isinstance(action, actions.Note)]
+        self.last = [action for action in done if not isinstance(action, actions.Note)]
         assert_durable_first(self.last)
         return [self._shape(action) for action in self.last if self.shows_gossip or not is_gossip(action)]
 
@@ -154,6 +157,8 @@ def _row(row: actions.Row) -> str:
             return f"floor={row.floor}"
         case actions.DropExecution():
             return "drop"
+        case actions.PutEvent():
+            return "event"
         case actions.DropFloors():
             return f"drop {len(row.uids)} floors"
         case actions.PutDrain():

@@ -83,7 +83,10 @@ class Clients:
 
     def verb(self, machine: Machine, verb: str, nth: int) -> None:
         """A user wants something of a task of this home."""
-        names = self.names.get(machine.name)
+        tasks = machine.disk.tasks
+        names = [
+            name for name in self.names.get(machine.name, ()) if name not in tasks or not tasks[name].state.is_final
+        ]
         if machine.node is None or not names:
             return
         self._request += 1

@@ -97,7 +97,7 @@ class Cluster:
     def at(self, at_s: float, call: Callable[..., object], *given: object) -> None:
         """Do this at that time; what is due at the same time is done in the order in which it was asked for."""
         self._sequence += 1
-        heapq.heappush(self._heap, (at_s if at_s > self.now_s else self.now_s, self._sequence, call, given))
+        heapq.heappush(self._heap, (max(self.now_s, at_s), self._sequence, call, given))
 
     def after(self, seconds: float, call: Callable[..., object], *given: object) -> None:
         """Do this later."""

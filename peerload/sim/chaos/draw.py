@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from peerload.sim.chaos import plan
 from peerload.sim.chaos.disk import POINTS
+from peerload.sim.chaos.plan import Evils, Job, Machine, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.sim.chaos.plan import Fault, Plan
+    from peerload.sim.chaos.plan import Fault
 
 LEASE_S, GRACE_S = 60.0, 5.0
 """As an agent has them unless it is told otherwise."""
@@ -48,11 +49,11 @@ class _Draw:
         count = rng.randint(nodes_min, nodes_max)
         self._names = [f"n{number}" for number in range(1, count + 1)]
         drift, grace_s = self._leases()
-        versions = rng.random() < 0.2
+        versions = self._chance(0.2)
         machines = tuple(self._machine(name, drift, versions=versions) for name in self._names)
-        has_broker = rng.random() < 0.4
+        has_broker = self._chance(0.4)
         faults = self._faults(has_broker=has_broker)
-        return plan.Plan(
+        return Plan(
             self._seed,
             rng.choice(list(presets)),
             self._lease_s,
@@ -62,32 +63,35 @@ class _Draw:
             rng.choice([2, 1000]),
             rng.choice([86_400.0, 86_400.0, 120.0]),
             has_broker,
-            versions or rng.random() < 0.1,
+            versions or self._chance(0.1),
             machines,
             self._evils(),
             tuple(sorted(self._jobs(machines), key=lambda job: job.at_s)),
-            tuple(sorted(faults, key=lambda fault: fault.at_s)),
+            tuple(sorted(faults, key=lambda fault: fault.at_s)),  # type: ignore[arg-type]
         )
+
+    def _chance(self, share: float) -> bool:
+        return self._rng.random() < share
 
     def _leases(self) -> tuple[float, float]:
         """The lease of this run; → the drift of its clocks and the grace that allows for it (R2)."""
         rng = self._rng
         drift = rng.choice([0.0, 0.001, 0.02, DRIFT_MAX])
-        if rng.random() < 0.5:
+        if self._chance(0.5):
             self._lease_s = rng.choice(SHORT_LEASES_S)
         needed_s = self._lease_s * ((1 + drift) / (1 - drift) - 1) + SLACK_S
         return drift, max(needed_s, GRACE_S if self._lease_s == LEASE_S else 0.0)
 
-    def _machine(self, name: str, drift: float, *, versions: bool) -> plan.Machine:
+    def _machine(self, name: str, drift: float, *, versions: bool) -> Machine:
         rng = self._rng
         slots = rng.choice([1, 2, 2, 3])
         rate = 1.0 + rng.choice([-drift, drift, rng.uniform(-drift, drift)])
         disk_s = rng.choice([0.0005, 0.004, 0.03])
-        return plan.Machine(name, slots, rate, rng.uniform(10.0, 1e6), disk_s, newer=versions and rng.random() < 0.5)
+        return Machine(name, slots, rate, rng.uniform(10.0, 1e6), disk_s, newer=versions and self._chance(0.5))
 
-    def _evils(self) -> plan.Evils:
+    def _evils(self) -> Evils:
         rng = self._rng
-        return plan.Evils(
+        return Evils(
             delay_s=rng.choice([0.0003, 0.0003, 0.002, 0.03]),
             jitter_s=rng.choice([0.0, 0.0, 0.005, 0.1]),
             loss=rng.choice([0.0, 0.0, 0.02, 0.1, 0.3, 0.5]),
@@ -99,7 +103,7 @@ class _Draw:
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
-    def _jobs(self, machines: Sequence[plan.Machine]) -> list[plan.Job]:
+    def _jobs(self, machines: Sequence[Machine]) -> list[Job]:
         """Some short, some that outlive leases; most at one home, so that others are asked to help."""
         rng = self._rng
         slots = sum(machine.slots for machine in machines)
@@ -107,29 +111,23 @@ class _Draw:
         busy = rng.choice(self._names)
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.8) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.7, 0.95])
-        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
+        shares = (1, 0, 0)
         jobs = []
         for _ in range(count):
-            kind = rng.random()
-            if kind < 0.5:
-                service_s = rng.uniform(0.05, 3.0)
-            elif kind < 0.88:
-                service_s = rng.uniform(3.0, 20.0)
-            else:
-                service_s = rng.uniform(20.0, 90.0)
-            in_burst = rng.random() < 0.6
+            service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), (20.0, 90.0)], [50, 38, 12])[0])
+            in_burst = self._chance(0.6)
             jobs.append(
-                plan.Job(
+                Job(
                     rng.choice(bursts_s) + rng.uniform(0.0, 0.5) if in_burst else rng.uniform(1.0, last_s),
-                    busy if in_burst or rng.random() < 0.5 else rng.choice(self._names),
+                    busy if in_burst or self._chance(0.5) else rng.choice(self._names),
                     round(service_s, 3),
-                    members=rng.choice([2, 4]) if rng.random() < 0.05 else 0,
+                    members=rng.choice([2, 4]) if self._chance(0.05) else 0,
                     exit_code=rng.choice([0, 0, 0, 1]),
                     guarantee=rng.choices(["at-least-once", "once", "fast"], shares)[0],
                     lease_s=rng.choice([0.0, 0.0, 0.0, 20.0]),
-                    lease_auto=rng.random() < 0.05,
-                    held=rng.random() < 0.03,
-                    stubborn=rng.random() < 0.2,
+                    lease_auto=self._chance(0.05),
+                    held=self._chance(0.03),
+                    stubborn=self._chance(0.2),
                     client=rng.choices(["waits", "repeats", "dies"], [16, 2, 1])[0],
                 )
             )
@@ -143,8 +141,9 @@ class _Draw:
         menu: list[tuple[float, int, Callable[[float], Fault]]] = [
             (0.5, 6, self._agent_crash),
             (0.35, 3, self._machine_crash),
-            (0.08, 1, self._disk_lost),
-            (0.12, 1, self._machine_gone),
+            (0.3, 2, self._both_crash),
+            (0.15, 1, self._disk_lost),
+            (0.2, 1, self._machine_gone),
             (0.35, 4, self._agent_pause),
             (0.4, 8, self._launcher_pause),
             (0.35, 3, self._launcher_crash),
@@ -156,7 +155,7 @@ class _Draw:
             (0.6, CUTS_MAX, self._cut),
             (0.4, 6, self._link_reset),
             (0.4, 4, self._polite_stop),
-            (0.5, 8, self._verb),
+            (0.6, 12, self._verb),
             (0.25, 2, self._drain),
             (0.15, 2, self._leave),
         ]
@@ -167,20 +166,22 @@ class _Draw:
             if rng.random() < share:
                 faults += [make(self._time()) for _ in range(rng.randint(1, most))]
         for point in POINTS:
-            faults += [self._crash_at(point, after=after) for after in (False, True) if rng.random() < 0.5]
+            faults += [self._crash_at(point, after=after) for after in (False, True) if self._chance(0.5)]
+        if self._chance(0.8):
+            faults += [self._crash_at_send(self._time()) for _ in range(rng.randint(1, 4))]
         gone = [fault for fault in faults if isinstance(fault, plan.MachineGone)]
-        others = [name for name in self._names if not any(fault.node == name for fault in gone)]
+        others = self._names
         for fault in gone:
-            faults += (
-                [plan.Forget(fault.at_s + rng.uniform(1.0, 60.0), fault.node, rng.choice(others))] if others else []
-            )
+            if fault.node != plan.HOST:
+                faults.append(plan.Forget(fault.at_s + rng.uniform(1.0, 60.0), fault.node, rng.choice(others)))
         return faults
 
     def _time(self) -> float:
         return self._rng.uniform(QUIET_S, self._healed_s)
 
     def _node(self) -> str:
-        return self._rng.choice(self._names)
+        """Any, or one that runs a task of another home then."""
+        return plan.HOST if self._chance(0.4) else self._rng.choice(self._names)
 
     def _down_s(self) -> float:
         return self._rng.choice([0.05, 1.0, self._rng.uniform(1.0, 20.0), self._rng.uniform(0.5, 1.6) * self._lease_s])
@@ -189,11 +190,21 @@ class _Draw:
         return plan.AgentCrash(at_s, self._node(), self._down_s())
 
     def _crash_at(self, point: str, *, after: bool) -> Fault:
-        machine = self._rng.random() < 0.4
-        return plan.CrashAtCommit(self._time() * 0.8, self._node(), point, after, machine, self._down_s())
+        machine = self._chance(0.4)
+        return plan.CrashAtCommit(
+            self._time() * 0.8, self._rng.choice(self._names), point, after, machine, self._down_s()
+        )
+
+    def _crash_at_send(self, at_s: float) -> Fault:
+        message = self._rng.choice(["Offer", "Accept", "Commit", "Result", "ResultAck", "Renew", "RenewOk"])
+        machine = self._chance(0.3)
+        return plan.CrashAtSend(at_s * 0.8, self._rng.choice(self._names), message, machine, self._down_s())
 
     def _machine_crash(self, at_s: float) -> Fault:
-        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._rng.random() < 0.06)
+        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._chance(0.1))
+
+    def _both_crash(self, at_s: float) -> Fault:
+        return plan.BothCrash(at_s, plan.HOST, self._chance(0.4), self._down_s())
 
     def _disk_lost(self, at_s: float) -> Fault:
         return plan.DiskLost(at_s, self._node(), self._down_s())
@@ -212,7 +223,7 @@ class _Draw:
 
     def _suspend(self, at_s: float) -> Fault:
         for_s = self._rng.choice([2.0, self._rng.uniform(5.0, 150.0)])
-        return plan.Suspend(at_s, self._node(), for_s, polite=self._rng.random() < 0.5)
+        return plan.Suspend(at_s, self._node(), for_s, polite=self._chance(0.5))
 
     def _clock_step(self, at_s: float) -> Fault:
         return plan.ClockStep(at_s, self._node(), self._rng.uniform(-3600.0, 3600.0))
@@ -246,7 +257,7 @@ class _Draw:
 
     def _verb(self, at_s: float) -> Fault:
         verb = self._rng.choice(["cancel", "hold", "release"])
-        return plan.Verb(at_s, self._node(), verb, self._rng.randrange(1000))
+        return plan.Verb(at_s, self._rng.choice(self._names), verb, self._rng.randrange(1000))
 
     def _drain(self, at_s: float) -> Fault:
         return plan.Drain(at_s, self._node(), self._rng.uniform(5.0, 60.0))
@@ -255,7 +266,7 @@ class _Draw:
         return plan.Leave(at_s, self._node(), self._down_s())
 
     def _broker_down(self, at_s: float) -> Fault:
-        return plan.BrokerDown(at_s, self._rng.uniform(0.5, 60.0), forgets=self._rng.random() < 0.5)
+        return plan.BrokerDown(at_s, self._rng.uniform(0.5, 60.0), forgets=self._chance(0.5))
 
     def _broker_slow(self, at_s: float) -> Fault:
         return plan.BrokerSlow(at_s, self._rng.uniform(5.0, 60.0), self._rng.choice([0.1, 2.0, 20.0]))

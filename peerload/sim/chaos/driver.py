@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from peerload.core.work import GuestPhase, HomePhase
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from peerload.sim.chaos.cluster import Cluster
     from peerload.sim.chaos.machine import Machine
 
+LOOK_FOR_HOST_S = 0.5
+"""A fault that is to meet a node with a task of another home looks for one this often."""
 UNDRAIN_AGAIN_S = 1.0
 """A user whose node is not up tries again after this."""
 
@@ -21,6 +24,7 @@ class Driver:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._rng = random.Random(f"{cluster.plan.seed} driver")  # noqa: S311 -- a seeded simulation
         for fault in cluster.plan.faults:
             cluster.at(fault.at_s, self._carry_out, fault)
         cluster.at(cluster.plan.healed_s, self._heal)
@@ -29,9 +33,14 @@ class Driver:
         cluster, gauges = self._cluster, self._cluster.gauges
         if cluster.now_s >= cluster.plan.healed_s:
             return
-        cluster.traced("-", fault)
-        kind = f"fault {type(fault).__name__}"
         name = getattr(fault, "node", "")
+        if name == plan.HOST:
+            name = self._host()
+            if not name:
+                cluster.after(LOOK_FOR_HOST_S, self._carry_out, fault)
+                return
+        cluster.traced(name or "-", fault)
+        kind = f"fault {type(fault).__name__}"
         machine = cluster.machines.get(name)
         if machine is not None and (machine.is_gone or not machine.has_power):
             return
@@ -46,6 +55,13 @@ class Driver:
                 assert machine is not None
                 machine.armed = fault
                 return  # counted when it goes off
+            case plan.CrashAtSend():
+                assert machine is not None
+                machine.armed_to_say = fault
+                return  # counted when it goes off
+            case plan.BothCrash():
+                assert machine is not None
+                self._both_crash(machine, fault)
             case plan.MachineCrash():
                 assert machine is not None
                 self._met_by_agent(machine, "machine reboots")
@@ -169,8 +185,37 @@ class Driver:
         else:
             self._cluster.after(UNDRAIN_AGAIN_S, self._undrain, machine)
 
+    def _host(self) -> str:
+        """Some node that runs a task of another home, "" if there is none."""
+        hosts = [
+            machine.name
+            for machine in self._cluster.machines.values()
+            if machine.node is not None and not machine.is_asleep and machine.runs_guests()
+        ]
+        return self._rng.choice(hosts) if hosts else ""
+
+    def _both_crash(self, machine: Machine, fault: plan.BothCrash) -> None:
+        """Homes first, so that what the node has is met without them."""
+        if machine.node is None:
+            return
+        homes = sorted({guest.home for guest in machine.node.executor.guests.values()})
+        for home in homes:
+            self.crash(
+                self._cluster.machines[home], fault.down_s * self._rng.uniform(0.5, 2.0), machine_too=fault.machine
+            )
+        self._met_by_agent(machine, "machine reboots" if fault.machine else "agent dies")
+        self.crash(machine, fault.down_s, machine_too=fault.machine)
+
+    def crash_as_armed(self, machine: Machine, armed: plan.CrashAtSend) -> None:
+        """It has said what it was to say."""
+        if machine.node is not None:
+            self._met_by_agent(machine, "machine reboots" if armed.machine else "agent dies")
+            self.crash(machine, armed.down_s, machine_too=armed.machine)
+
     def crash(self, machine: Machine, down_s: float, *, machine_too: bool = False, loses_disk: bool = False) -> None:
         """The agent, or the whole machine, dies now and is back ``down_s`` later."""
+        if machine.is_gone or not machine.has_power:
+            return
         self._cluster.traced(machine.name, "machine dies" if machine_too else "agent dies")
         if machine_too:
             machine.crash_machine(loses_disk=loses_disk)
@@ -184,11 +229,12 @@ class Driver:
     def _met_by_agent(self, machine: Machine, what: str) -> None:
         """Count the rows of the table of crash points that this fault makes true."""
         gauges, node = self._cluster.gauges, machine.node
-        running = machine.launcher.running
-        if any(process.task.partition("/")[0] != machine.name for process in running.values()):
+        if machine.runs_guests():
             gauges.count(f"row {what}: it runs tasks of others")
         if node is None:
             return
+        if any(self._cluster.machines[guest.home].node is None for guest in node.executor.guests.values()):
+            gauges.count(f"row {what}: so is the home of what it has")
         phases = {task.phase for task in node.home.tasks.values()}
         if HomePhase.OFFERED in phases:
             gauges.count(f"row {what}: home, its offer is out")
@@ -224,7 +270,7 @@ class Driver:
         for machine in cluster.machines.values():
             if machine.is_gone:
                 continue
-            machine.armed = machine.fsync_fails = None
+            machine.armed = machine.armed_to_say = machine.fsync_fails = None
             machine.stalled_until_s = 0.0
             machine.wake()
             machine.unpause()

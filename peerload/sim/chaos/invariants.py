@@ -25,6 +25,7 @@ class Invariants:
         self._specs: dict[str, TaskSpec] = {}
         self._executing: dict[str, dict[str, str]] = {}
         self._started: dict[str, str] = {}
+        """Where an attempt was started: machine and store."""
         self._starts: dict[str, int] = {}
         self._promised: set[tuple[str, str]] = set()
         self._finished: dict[int, str] = {}
@@ -47,9 +48,9 @@ class Invariants:
         self._specs.setdefault(uid, spec)
         if key in self._started:
             raise self._broken("I4", f"{process.task} starts again as {key} on {machine.name}")
-        if (machine.name, key) in self._promised:
+        if (machine.identity.store, key) in self._promised:
             raise self._broken("I4", f"{process.task} starts as {key} on {machine.name}, against its word")
-        self._started[key] = machine.name
+        self._started[key] = machine.identity.store
         self._starts[uid] = self._starts.get(uid, 0) + 1
         if self._starts[uid] > 1 and spec.guarantee is Guarantee.ONCE:
             raise self._broken("I5", f"{process.task}, at most once, starts as {key} on {machine.name}")
@@ -76,10 +77,11 @@ class Invariants:
         self._finished[process.serial] = process.key
 
     def promised(self, machine: Machine, key: str) -> None:
-        """A node says that this attempt never started there and never will: it did not, and it shall not."""
-        if self._started.get(key) == machine.name:
+        """A node says that this attempt never started there and never will: it did not, and it shall not. (The word of a
+        store that was lost since is another's.)"""
+        if self._started.get(key) == machine.identity.store:
             raise self._broken("I4", f"{machine.name} says that {key} never started there, and it did")
-        self._promised.add((machine.name, key))
+        self._promised.add((machine.identity.store, key))
 
     # -- rows (I3, I6, I7, I8) -----------------------------------------------------------------------------------------
 
@@ -89,7 +91,8 @@ class Invariants:
             case PutTask():
                 self._task(machine, row.record)
             case PutExecution():
-                if row.record.state is ExecutionState.RESULT:
+                exit_ = row.record.exit
+                if row.record.state is ExecutionState.RESULT and exit_ is not None and not exit_.signal:
                     self._results[execution_key(row.record.uid, row.record.attempt)] = machine.name
             case DropExecution():
                 self._dropped(machine, row)

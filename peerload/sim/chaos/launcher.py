@@ -223,6 +223,8 @@ class Launcher:
         exit_ = Exit(exit_code, signal, reason, started_at=started_at, ended_at=ended_at, usage=usage)
         self._cluster.checker.finished(process)
         self.ended[process.key] = exit_
+        if self._machine.node is None and process.task.partition("/")[0] != self._machine.name:
+            self._cluster.gauges.count("row agent down: a task of another home ends meanwhile")
         self._synced.discard(process.key)
         if process.is_once:
             self._synced.add(process.key)

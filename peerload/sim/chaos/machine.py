@@ -25,12 +25,15 @@ from peerload.sim.chaos.launcher import Launcher
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.model.load import LoadReport
     from peerload.sim.chaos import plan
     from peerload.sim.chaos.cluster import Cluster
 
 OUTWARD = frozenset(actions.OUTWARD)
 BACKLOG_MAX = 100_000
 """Events that may wait for an agent that does not run; more means that something is never bounded (I11)."""
+TIMER_LATE_S = 1e-6
+"""A timer is never early, whatever the rounding of the clock."""
 WAKE_FIRST = 0.5
 """How often an agent notices that its machine has slept before it looks at what has come meanwhile."""
 BOOT_BASE_S_MAX = 60.0
@@ -57,6 +60,7 @@ class Machine:
         self.is_suspended = False
         self.is_paused = False
         self.armed: plan.CrashAtCommit | None = None
+        self.armed_to_say: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
         self.has_room = True
@@ -247,14 +251,25 @@ class Machine:
             if cluster.trace is not None:
                 cluster.trace.add(cluster.now_s, self.name, action)
             kind = type(action)
-            if kind is actions.Persist or (self._held and kind in OUTWARD):
-                self._held.append(action)
-            elif kind in OUTWARD:
-                self._perform(action)
-            else:
+            if isinstance(action, actions.Persist):
+                self._keep(action)
+            elif kind not in OUTWARD:
                 self._perform_inward(action)
+            elif self._held and self._must_wait(action):
+                self._held.append(action)
+            else:
+                self._perform(action)
         if self._held and not self._committing:
             self._commit()
+
+    def _keep(self, persist: actions.Persist) -> None:
+        """Rows to make durable; what comes after them waits."""
+        self._held.append(persist)
+
+    def _must_wait(self, action: actions.Action) -> bool:
+        """Whether what can be seen from outside waits for the rows before it: always."""
+        del action
+        return True
 
     def _commit(self) -> None:
         """Let the disk begin with all that waits."""
@@ -301,6 +316,14 @@ class Machine:
                 return True
         return False
 
+    def _dies_saying(self, message: str) -> None:
+        """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
+        armed = self.armed_to_say
+        if armed is not None and armed.message == message:
+            self.armed_to_say = None
+            self.cluster.gauges.count(f"died having said {message}")
+            self.cluster.at(self.cluster.now_s, self.cluster.driver.crash_as_armed, self, armed)
+
     def _make_durable(self, persist: actions.Persist) -> None:
         for row in persist.rows:
             self.disk.apply(row)
@@ -310,7 +333,7 @@ class Machine:
         match action:
             case actions.SetTimer():
                 self._timers[action.timer] = action.at_s
-                at_s = self.clock.at_s(action.at_s)
+                at_s = self.clock.at_s(action.at_s) + TIMER_LATE_S
                 self.cluster.at(at_s, self._now, self.run, self._expire, (action.timer, action.at_s))
             case actions.ClearTimer():
                 self._timers.pop(action.timer, None)
@@ -335,8 +358,12 @@ class Machine:
                 if isinstance(action.message, NotStarted | Return):
                     cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
                 cluster.network.send(self, action.dst, action.message)
+                if self.armed_to_say is not None:
+                    self._dies_saying(type(action.message).__name__)
             case actions.SendResult():
                 cluster.network.send_result(self, action)
+                if self.armed_to_say is not None:
+                    self._dies_saying("Result")
             case actions.Announce():
                 cluster.network.announce(self, action.message)
             case actions.SpawnTask():
@@ -363,7 +390,7 @@ class Machine:
             case _:
                 raise InvariantBroken(f"nobody performs {type(action).__name__}")
 
-    def report(self) -> events.LoadReport | None:
+    def report(self) -> LoadReport | None:
         """Its load, as it is shown to a peer outside of what the core decides."""
         if self.node is None:
             return None
@@ -398,6 +425,10 @@ class Machine:
             running, ended = self.launcher.listing()
             self._launcher_lost = False
             self.handle(events.LauncherReady(running, ended))
+
+    def runs_guests(self) -> bool:
+        """Whether its launcher has a task of another home."""
+        return any(process.task.partition("/")[0] != self.name for process in self.launcher.running.values())
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from peerload.model import events
-from peerload.model.messages import ADVICE, PROTOCOL_MAX, Envelope, Result
+from peerload.model.messages import ADVICE, PROTOCOL_MAX, Accept, Commit, Envelope, Result, ResultAck
 from peerload.sim.chaos.broker import Broker
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     Codec = Callable[[Envelope, bool], Envelope]
 
+WATCHED = (Accept, Commit, Result, ResultAck)
+"""Messages whose loss is a row of the table of crash points."""
 KEEPALIVE_S = 15.0
 """A link over which nothing comes for so long is given up."""
 CONNECT_S = 2.0
@@ -223,7 +225,7 @@ class Network:
             return
         if dst not in self._cluster.machines:
             return
-        if self.broker is not None and isinstance(message, ADVICE) and self.broker.send(src, dst, message):
+        if self.broker is not None and isinstance(message, ADVICE) and self.broker.send(src, dst, message):  # type: ignore[arg-type]
             return
         link = self.link(src.name, dst)
         if link.is_up:
@@ -274,7 +276,10 @@ class Network:
         if self._codec is not None:
             message = self.coded(src, dst, message)
         event = events.MessageReceived(src.name, message)  # type: ignore[arg-type]
-        for delay_s in self.delays(src.name, dst):
+        delays_s = self.delays(src.name, dst)
+        if not delays_s and isinstance(message, WATCHED):
+            self._cluster.gauges.count(f"row {type(message).__name__} lost")
+        for delay_s in delays_s:
             self._cluster.after(delay_s, self._arrive, receiver, receiver.boot, event, link, link.generation)
 
     def coded(self, src: Machine, dst: str, message: Message) -> Message:

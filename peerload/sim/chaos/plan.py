@@ -18,6 +18,10 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     at_s: float
 
 
+HOST = "*"
+"""As a fault's node: one that runs a task of another home then, as soon as there is one."""
+
+
 class AgentCrash(Fault, frozen=True):
     """kill -9 of the agent; launcher and tasks go on. It is started again ``down_s`` later."""
 
@@ -32,6 +36,23 @@ class CrashAtCommit(Fault, frozen=True):
     node: str
     point: str
     after: bool
+    machine: bool
+    down_s: float
+
+
+class BothCrash(Fault, frozen=True):
+    """An agent dies, and with it those of the homes whose tasks it has; ``machine``: the machines do."""
+
+    node: str
+    machine: bool
+    down_s: float
+
+
+class CrashAtSend(Fault, frozen=True):
+    """From ``at_s`` on: the agent (or the whole machine) dies as soon as it has said a message of this kind."""
+
+    node: str
+    message: str
     machine: bool
     down_s: float
 
@@ -151,7 +172,7 @@ class PoliteStop(Fault, frozen=True):
 
 
 class Verb(Fault, frozen=True):
-    """A user's cancel, hold or release of the ``nth`` task (modulo those known then) of this home."""
+    """A user's cancel, hold or release of the ``nth`` task (modulo their number) of this home that is not over then."""
 
     node: str
     verb: str
@@ -243,6 +264,8 @@ class Plan(msgspec.Struct, frozen=True):
     faults: tuple[
         AgentCrash
         | CrashAtCommit
+        | CrashAtSend
+        | BothCrash
         | MachineCrash
         | DiskLost
         | MachineGone
@@ -265,6 +288,10 @@ class Plan(msgspec.Struct, frozen=True):
         | Forget,
         ...,
     ]
+
+    def without_grace(self) -> Plan:
+        """The same with a grace that allows for nothing."""
+        return msgspec.structs.replace(self, grace_s=0.001)
 
     def text(self) -> str:
         """For a terminal: one line a machine, job and fault."""
