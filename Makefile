@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test ci-long fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory chaos-real lock clean
+.PHONY: help setup test ci-long chaos chaos-real fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 CASES ?= tests/theory/cases.json
@@ -11,6 +11,11 @@ OUT ?= build/theory.json
 BUDGET_S ?= 600
 FUZZ_SECONDS ?= 60
 FUZZ_TARGET ?=
+SEEDS ?= 60
+FIRST ?= 1
+NODES ?= 3-7
+MINUTES ?= 5
+JOBS ?= 2
 export PYTHON
 
 # A strict editable install links each file, so the list of files is part of what is installed.
@@ -52,6 +57,10 @@ lint-imports:
 
 format: setup  ## lay the code out as lint wants it
 	.venv/bin/ruff check --fix && .venv/bin/ruff format
+
+chaos: setup  ## the cluster under faults, simulated (SEEDS=500 FIRST=1 NODES=3-7 MINUTES=5 JOBS=2; SEED=7 TRACE=1 or PLAN=1 for one)
+	@.venv/bin/python -m tests.chaos.run --seeds $(SEEDS) --first $(FIRST) --nodes $(NODES) --minutes $(MINUTES) \
+		--jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(if $(TRACE),--trace) $(if $(PLAN),--plan) $(if $(GAUGES),--gauges)
 
 demo: setup  ## three agents and a broker on this machine, sharing real commands
 	.venv/bin/peerload demo

@@ -1,14 +1,24 @@
-"""What every test may use: waiting without sleeping, and free ports."""
+"""What every test may use: waiting without sleeping, free ports, and clusters to be a member of."""
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
 import socket
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from peerload.agent import cluster
+from peerload.agent.tls import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from peerload.agent.cluster import Cluster
 
 
 def wait_until(predicate: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
@@ -27,3 +37,36 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@functools.cache
+def _scratch() -> Path:
+    """A directory for as long as the tests run."""
+    directory = Path(tempfile.mkdtemp(prefix="pl-clusters-", dir="/tmp"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+@functools.cache
+def _cluster(name: str) -> Cluster:
+    return cluster.make(_scratch() / name, name)
+
+
+def cluster_of(name: str = "default") -> Cluster:
+    """The cluster of this name, made once for all tests."""
+    return _cluster(name)
+
+
+@functools.cache
+def _credentials(node: str, name: str) -> Credentials:
+    return Credentials(_cluster(name), node, _scratch() / f"{name}-{node}")
+
+
+def credentials_of(node: str, name: str = "default") -> Credentials:
+    """What a node of that cluster proves itself with."""
+    return _credentials(node, name)
+
+
+def local_credentials_of(node: str) -> Credentials:
+    """The same in a cluster that never leaves this machine."""
+    return Credentials(cluster_of()._replace(is_local=True), node, _scratch() / f"default-{node}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import secrets
 import signal
@@ -18,9 +19,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload import __version__
+from peerload.agent import cluster
 from peerload.agent.addresses import Addresses
 from peerload.agent.control import ControlServer
+from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
+from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import machine_boot_id, private_directory
 from peerload.agent.mqtt import MqttBus
@@ -34,7 +38,8 @@ from peerload.agent.release import Release
 from peerload.agent.sensors import Sensors, machine_facts
 from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
-from peerload.agent.store import Recovered, Store
+from peerload.agent.store import Store
+from peerload.agent.tls import Credentials
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
@@ -48,6 +53,7 @@ from peerload.wire import recording
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.store_read import Recovered
     from peerload.model.actions import Action, Row
     from peerload.model.config import AgentConfig
     from peerload.model.errors import PeerloadError
@@ -83,10 +89,14 @@ class Daemon:
         """Start, serve until told to stop, stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
-        parse_address("listen", self.config.listen)
+        self.parts.cluster = cluster.find(self.config.cluster, os.environ)
+        parse_address("listen", self.config.listen, loopback_only=self.parts.cluster.is_local)
+        self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
-        self.parts.store = Store(state / "peerload.db", self.config.node)
+        self.parts.disk = Disk(state)
+        self.parts.disk.prepare()
+        self.parts.store = Store(state / "peerload.db", self.config.node, self.parts.disk.reserve)
         self.parts.store.open()
         try:
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
@@ -113,6 +123,7 @@ class Daemon:
             lambda error: _threadsafe(loop, lambda: self.parts.fail(f"the store failed: {error}")),
         )
         self.parts.release = Release(self._persist)
+        self.parts.journal = Journal(self.parts.release, self.parts.fail)
         self.parts.launcher = LauncherLink(
             Path(self.config.state) / "launcher",
             self._from_launcher,
@@ -140,7 +151,7 @@ class Daemon:
         self.parts.output = Output(self.parts.spool, self.parts.node)
         self.parts.links = PeerLinks(
             identity=self.parts.identity,
-            cluster=self.config.cluster,
+            tls=self.parts.tls,
             hello=self._hello,
             envelope=self.envelope,
             deliver=self._from_peer,
@@ -156,7 +167,7 @@ class Daemon:
         if self.config.mqtt:
             self.parts.bus = MqttBus(
                 urls=self.config.mqtt,
-                cluster=self.config.cluster,
+                cluster=self.parts.cluster.name,
                 site=self.config.site,
                 identity=self.parts.identity,
                 envelope=self.envelope,
@@ -172,10 +183,14 @@ class Daemon:
         self.performer = Performer(self.parts)
         self._record()
         self._recover(kept, running, ended)
+        self.parts.disk.changed = self._disk_changed
+        if self.parts.disk.state != "ok":
+            self._disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
             background = [
                 group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
             ]
+            background.append(group.create_task(self.parts.disk.watch()))
             if self._speed() is None:
                 background.append(group.create_task(find_out(self._speed_file(), self.parts.inbox.put)))
             if self.parts.bus is not None:
@@ -187,6 +202,9 @@ class Daemon:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.parts.stop)
             log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
+            self.parts.journal.happened(
+                "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"
+            )
             await self.parts.stopping.wait()
             await self._wind_down()
             for task in background:
@@ -196,7 +214,7 @@ class Daemon:
         """Listen for peers → the address. Where any port will do, the one of the last start is tried first, and the
         peers of that start are looked for: they may hold tasks of ours, or we of theirs."""
         self.addresses = Addresses(Path(self.config.state) / "addresses")
-        host, port = parse_address("listen", self.config.listen)
+        host, port = parse_address("listen", self.config.listen, loopback_only=self.parts.cluster.is_local)
         last = 0 if port else self.addresses.port_of(host)
         try:
             address = await self.parts.links.start(host, port or last)
@@ -245,6 +263,7 @@ class Daemon:
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
         await self.control.close()
+        self.parts.journal.happened("agent", "stopping")
         self.parts.inbox.put(events.AgentStopping())
         with _suppressed(TimeoutError):
             async with asyncio.timeout(STOP_S_MAX):
@@ -341,6 +360,11 @@ class Daemon:
         for event in early or ():
             self._from_launcher(event)
 
+    def _disk_changed(self, state: str, reason: str) -> None:
+        log.warning("the disk of %s is %s: %s", self.config.state, state, reason)
+        self.parts.journal.happened("disk", state, reason=reason)
+        self.parts.inbox.put(events.DiskRoomChanged(state == "ok"))
+
     def _from_peer(self, src: str, message: Message) -> None:
         self.performer.received(src, message)
 
@@ -387,7 +411,7 @@ class Daemon:
         self._sequence += 1
         return Envelope(
             v=PROTOCOL_MAX,
-            cluster=self.config.cluster,
+            cluster=self.parts.cluster.name,
             src=self.parts.identity.node,
             src_boot=self.parts.identity.boot,
             seq=self._sequence,

@@ -12,7 +12,10 @@ from peerload.agent.directories import SeenDirectories
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
+    from peerload.agent.cluster import Cluster
+    from peerload.agent.disk import Disk
     from peerload.agent.inbox import Inbox
+    from peerload.agent.journal import Journal
     from peerload.agent.launcher_link import LauncherLink
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.output import Output
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from peerload.agent.release import Release
     from peerload.agent.spool import Spool
     from peerload.agent.store import Store
+    from peerload.agent.tls import Credentials
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig
@@ -45,12 +49,16 @@ class Parts:
     """Filled by `Daemon` while it starts, in the order of the attributes; whole before the first event is handled."""
 
     config: AgentConfig
+    cluster: Cluster
+    tls: Credentials
+    disk: Disk
     store: Store
     spool: Spool
     inbox: Inbox
     identity: Identity
     node: Node
     release: Release
+    journal: Journal
     launcher: LauncherLink
     output: Output
     links: PeerLinks

@@ -153,6 +153,7 @@ class Executor:
                 guest.arrived_s = self._state.now.boot_s
                 self._queue.add(guest)
                 self._state.count("guests committed")
+                self._note(guest, "accepted", "committed by its home")
                 self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
                 self.arrived(guest)
                 return
@@ -167,6 +168,7 @@ class Executor:
         DIED, which promises as much and costs the task one of its attempts_max."""
         if attempt > self.floors.get(uid, 0):
             self._raise_floor(uid, attempt)
+            self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
         if self._refused.get(uid) == attempt:
             self._state.send(src, NotStarted(task, uid, attempt, reason))
         else:
@@ -201,15 +203,17 @@ class Executor:
             PutExecution(self._record(guest, ExecutionState.START)),
             PutFloor(guest.uid, guest.attempt, self._state.now.wall_s),
         )
+        self._note(guest, "started", "room here")
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
         self._state.actions.append(
             SpawnTask(guest.key, guest.task, guest.attempt, guest.home, guest.spec, guest.deadline_s)
         )
         return True
 
-    def started(self, guest: Guest, started_at: float) -> None:
+    def started(self, guest: Guest, started_at: float, reason: str = "its process is there") -> None:
         """The launcher has the process: say so, which is what users see as running."""
         guest.running_at = started_at
+        self._note(guest, "running", reason)
         if guest.spec.time_limit_s:
             left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
             self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), "limit", guest.key)
@@ -226,12 +230,14 @@ class Executor:
         if guest.spec.time_limit_s:
             self._state.clear_timer("limit", guest.key)
         self._state.persist(PutExecution(self._record(guest, ExecutionState.RESULT)))
+        self._note(guest, "ended", exit_.reason or f"exit code {exit_.exit_code}")
         self._say_result(guest)
 
     def died(self, guest: Guest, reason: str) -> None:
         """START without a result, and its processes are gone."""
         self._ledger.end(guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
+        self._note(guest, "lost", reason)
         self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason))
         self._remove(guest)
 
@@ -254,6 +260,7 @@ class Executor:
             return
         self._state.clear_timer("result", guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
+        self._note(guest, "delivered", "its home has the result")
         self._state.actions.append(ForgetTask(guest.key, output=True))
         self._remove(guest)
 
@@ -340,6 +347,7 @@ class Executor:
         elif guest.phase is GuestPhase.WAITING:
             self.give_back(guest, revoke.reason or "revoked")
         elif guest.phase is GuestPhase.HERE:
+            self._note(guest, "revoked", revoke.reason)
             self._state.actions.append(SignalTask(guest.key, revoke.signal))
             self._state.set_timer_in(self._state.config.kill_after_s, "kill", guest.key)
 
@@ -356,6 +364,7 @@ class Executor:
         self._queue.remove(guest)
         self._remove(guest)
         self._raise_floor(guest.uid, guest.attempt)
+        self._note(guest, "returned", reason)
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason))
 
     def home_is_back(self, home: str) -> None:
@@ -386,10 +395,13 @@ class Executor:
     def adopted_running(self, guest: Guest, started_at: float) -> None:
         """It runs on: hold its room, tell its home."""
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
-        self.started(guest, started_at)
+        self.started(guest, started_at, "it runs on; the agent is back")
         self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _note(self, guest: Guest, state: str, reason: str) -> None:
+        self._state.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)
 
     def _drop(self, guest: Guest) -> None:
         """A reservation ends; nothing was started and nothing is promised."""

@@ -194,6 +194,7 @@ class Handoff:
                     task.running_at = renewal.started_at
                     record = msgspec.structs.replace(task.record, started_at=renewal.started_at)
                     self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {src}"))
+                    self._home.seen_running(task, f"started on {src}")
                 extensions.append(LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, task.record.lease_s))
             elif task is None or task.phase is not HomePhase.COLLECTING:
                 self._state.send(

@@ -3,7 +3,9 @@
 PeerloadError
 ├── BadRequest          a user's mistake: what, why and the next command to type
 │   ├── NoSuchTask
-│   └── NeverRunnable   no known node could ever run the request
+│   ├── NeverRunnable   no known node could ever run the request
+│   ├── SlowDown        a named bound is reached
+│   └── DiskFull        the disk has no room for it (ENOSPC)
 ├── ConfigError         a setting is unknown, out of range or contradicts another
 ├── ProtocolError       *their* bytes are malformed: dropped and counted, never fatal
 │   ├── FrameTooLarge
@@ -60,6 +62,12 @@ class SlowDown(BadRequest):
     def __init__(self, what: str, *, why: str = "", retry_after_s: float = 1.0) -> None:
         super().__init__(what, why=why, hint=f"try again in {retry_after_s:g} s")
         self.retry_after_s = retry_after_s
+
+
+class DiskFull(BadRequest):
+    """The disk of this node has no room for what was asked (ENOSPC); nothing was changed."""
+
+    code = "disk-full"
 
 
 class ConfigError(PeerloadError):

@@ -23,7 +23,7 @@ import msgpack
 
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
-from tests.support import wait_until
+from tests.support import cluster_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -277,6 +277,7 @@ class Cluster:
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "XDG_STATE_HOME": str(self.directory / "xdg-state"),
             "XDG_RUNTIME_DIR": str(self.directory / "run"),
+            "PEERLOAD_CLUSTER": str(cluster_of().directory),
             "PEERLOAD_SPEED": "1",  # measuring would take a second of each agent's processor
             MARK: str(self.directory),
         }

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 class Handoff:
     """The protocol with these bounds. attempts: how many there may be; lease, grace: ticks; waits: a committed task may
     wait in the executor's queue; returns: and may be returned from it; reinstates: a
-    lease given up may be taken up again (R11); drops: reservations run out by themselves; prunes: messages without a future are dropped."""
+    lease given up may be taken up again (R11); loose: what only real nodes do:
+    reservations run out, a COMMIT never leaves home, START is decided in time and on disk too late to fork, a frozen
+    process is killed; prunes: messages without a future are dropped."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Handoff:
         returns: bool = True,
         nonces: bool = True,
         reinstates: bool = False,
-        drops: bool = False,
+        loose: bool = False,
         nodes: int = 2,
         without: tuple[str, ...] = (),
         prunes: bool = True,
@@ -69,7 +71,7 @@ class Handoff:
         self.returns = returns
         self.nonces = nonces
         self.reinstates = reinstates
-        self._drops = drops
+        self._loose = loose
         self.nodes = nodes
         self.without = frozenset(without)
         self.wire = Wire(attempts, nodes, lease, budget.parks)
@@ -141,8 +143,18 @@ class Handoff:
             parked = home._replace(parked=True, away=True, deadline=0, unsynced="park-not-durable" in self.without)
             budget = state.budget._replace(parks=state.budget.parks - 1)
             emit(Step("park", home.attempt), state._replace(home=parked, messages=state.messages | park, budget=budget))
+        if is_away and self._loose and not home.parked and 0 <= home.holder < self.nodes:
+            self._takes_back(state, emit)
         if home.away:
             emit(Step("home is back"), state._replace(home=home._replace(away=False)))
+
+    def _takes_back(self, state: State, emit: Emit) -> None:
+        """The only COMMIT never left home: nobody can have read it."""
+        attempt, node = state.home.attempt, state.home.holder
+        x = state.executors[node]
+        if attempt != x.has and attempt > x.floor:
+            unsent = state._replace(messages=state.messages & ~self.wire.some(attempt, node, COMMIT))
+            emit(Step("requeued", attempt, node, "COMMIT never left"), self.requeued(unsent))
 
     def offered(self, state: State, node: int) -> State:
         """An offer of the next attempt goes out."""
@@ -219,7 +231,7 @@ class Handoff:
     def _executor(self, state: State, node: int, emit: Emit) -> None:
         x = state.executors[node]
         waiting = x.waiting
-        if waiting and x.left != 0 and waiting > x.floor:
+        if waiting and (x.left != 0 or self._loose) and waiting > x.floor:
             begun = x._replace(floor=waiting, kept=Kept.START, kept_attempt=waiting)  # D3
             emit(Step("START", waiting, node), self.replaced(state, node, begun))
         if x.has_begun and x.left != 0:
@@ -227,12 +239,13 @@ class Handoff:
             emit(Step("forks", waiting, node), forked._replace(history=self.started(state.history, waiting)))
         if waiting and not x.has_begun and self.returns and waiting > x.floor:
             self._returns(state, node, emit)
-        if x.reserved and self._drops:
+        if x.reserved and self._loose:
             emit(Step("reservation ends", x.reserved, node), self.replaced(state, node, x._replace(reserved=0)))
-        if x.runs and x.left not in (0, UNWATCHED):
+        if x.runs and x.left != UNWATCHED and (x.left or self._loose):
+            what = "process ends" if x.left else "is killed"
             ended = x._replace(kept=Kept.EXIT, kept_attempt=x.runs, runs=0, left=0, applied=0, waiting=0)
             history = state.history._replace(finished=state.history.finished | 1 << x.runs)
-            emit(Step("process ends", x.runs, node), self.replaced(state, node, ended)._replace(history=history))
+            emit(Step(what, x.runs, node), self.replaced(state, node, ended)._replace(history=history))
         if x.kept is Kept.EXIT:
             result = self.wire.bit(RESULT, x.kept_attempt, node)  # D4
             after = self.replaced(state, node, x._replace(kept=Kept.RESULT), result)

@@ -38,7 +38,7 @@ def holding() -> list[Row]:
         Row("home's agent crashes", Handoff(QUIET._replace(home_agent=1, executor_agent=1, parks=1))),
         Row("a lease of two ticks", Handoff(QUIET._replace(parks=1), lease=2)),
         Row("a lease given up is taken up again", Handoff(Budget(0, 0, 1, 0, parks=1), reinstates=True)),
-        Row("reservations run out", Handoff(QUIET._replace(parks=1), drops=True)),
+        Row("loose", Handoff(QUIET._replace(parks=1), loose=True)),
         Row("home runs it, too", Handoff(QUIET._replace(home_machine=1, parks=1), local=True)),
     ]
 

@@ -9,7 +9,7 @@ from tests.model.refinement import Seen, explained
 from tests.model.rows import Row, breaking, holding
 from tests.model.state import Budget
 
-SHORT = ("no queue, no return", "queue and return, at most once", "reservations run out")
+SHORT = ("no queue, no return", "queue and return, at most once", "loose")
 SHORT_BREAKING = (
     "park-equal",
     "return-queued",
@@ -50,7 +50,7 @@ def test_every_row(row: Row) -> None:
 
 def lenient(**more: object) -> Handoff:
     budget = Budget(9, 9, 9, 9, 9)
-    return Handoff(budget, reinstates=True, drops=True, attempts=3, **more)  # type: ignore[arg-type]
+    return Handoff(budget, reinstates=True, loose=True, attempts=3, **more)  # type: ignore[arg-type]
 
 
 RUN = [
