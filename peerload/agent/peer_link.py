@@ -88,8 +88,10 @@ class PeerLinks:
         self._bans = Bans()
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeds: set[str] = set()
+        self._own_addresses: set[str] = set()
         self._listener = Listener(tls, self)
         self._is_closing = False
+        self.whereabouts: Callable[[str], Identity | None] = lambda _node: None
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class PeerLinks:
         Raises ConfigError if it is not `HOST:PORT`, or another machine's and we have no cluster directory.
         """
         parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
-        if address not in self._seeds and address != self.identity.address:
+        if address not in self._seeds and address not in self._own_addresses and address != self.identity.address:
             self._seeds.add(address)
             self._spawn(self._find(address), f"seed {address}")
 
@@ -195,6 +197,8 @@ class PeerLinks:
 
     def _dial(self, peer: Peer) -> None:
         """Make a link in the background; within the pause after a failure, fail at once."""
+        if (newest := self.whereabouts(peer.node)) is not None:
+            peer.learn(newest)  # gossip may have heard of a later start, or of one never linked to
         now_s = asyncio.get_running_loop().time()
         if peer.identity is None or not peer.identity.address:
             self._give_up(peer, "its address is not known")
@@ -230,6 +234,7 @@ class PeerLinks:
                 await self._open(address, address, self)
             except LinkUnavailable as error:
                 if address == self.identity.address or "this agent itself" in error.why:
+                    self._own_addresses.add(address)
                     break
                 if failures == 0:
                     _log.warning("no peer at %s yet (%s); trying on", address, error.why)
