@@ -195,6 +195,7 @@ class Daemon:
                 group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
             ]
             background.append(group.create_task(self.parts.disk.watch()))
+            background.append(group.create_task(self.parts.tls.keep_valid()))
             if self._speed() is None:
                 background.append(group.create_task(find_out(self._speed_file(), self.parts.inbox.put)))
             if self.parts.bus is not None:
