@@ -125,6 +125,14 @@ class PeerLinks:
         if identity.node != self.identity.node and (peer := self._peer(identity.node)) is not None:
             peer.learn(identity)
 
+    def forget(self, node: str) -> None:
+        """Have no link to this node any more, and do not know where it can be dialled."""
+        peer = self._peers.get(node)
+        if peer is not None:
+            peer.identity = None
+            for link in list(peer.links):
+                link.close(f"{node} is forgotten")
+
     def connect(self, identity: Identity) -> None:
         """Make a link to this node if there is none."""
         self.learn(identity)

@@ -107,6 +107,8 @@ class Performer:
                 self._announce(action)
             case actions.Dial():
                 parts.links.connect(action.identity)
+            case actions.ForgetPeer():
+                parts.links.forget(action.node)
             case actions.DialAddress():
                 parts.links.dial(action.address)
             case (
