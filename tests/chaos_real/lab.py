@@ -97,13 +97,13 @@ class Lab:
     def await_acquainted(self) -> None:
         """Return when every agent believes all the others to be alive."""
         for machine in self.machines:
-            wait_until(
-                lambda m=machine: self._alive(m) >= set(self._nodes), ACQUAINTED_S_MAX, f"{machine.node} to meet all"
-            )  # type: ignore[misc]
+            self._await_all_alive(machine)
 
-    @staticmethod
-    def _alive(machine: Machine) -> set[str]:
-        return {node["node"] for node in machine.call("nodes")["nodes"] if node["state"] == "alive"}
+    def _await_all_alive(self, machine: Machine) -> None:
+        def alive() -> set[str]:
+            return {node["node"] for node in machine.call("nodes")["nodes"] if node["state"] == "alive"}
+
+        wait_until(lambda: alive() >= set(self._nodes), ACQUAINTED_S_MAX, f"{machine.node} to meet all")
 
     def work(self, milliseconds: int, **fields: object) -> dict[str, object]:
         """A task's spec: work for so long, told in the ledger."""
