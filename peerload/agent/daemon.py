@@ -49,6 +49,7 @@ from peerload.model.resources import Profile
 from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.wire import recording
+from peerload.wire.seal import Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,6 +171,7 @@ class Daemon:
                 cluster=self.parts.cluster.name,
                 site=self.config.site,
                 identity=self.parts.identity,
+                sealer=self.sealer("mqtt"),
                 envelope=self.envelope,
                 deliver=self._from_bus,
                 on_change=lambda connected: self.parts.inbox.put(events.BusChanged(connected)),
@@ -191,6 +193,7 @@ class Daemon:
                 group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
             ]
             background.append(group.create_task(self.parts.disk.watch()))
+            background.append(group.create_task(self.parts.tls.keep_valid()))
             if self._speed() is None:
                 background.append(group.create_task(find_out(self._speed_file(), self.parts.inbox.put)))
             if self.parts.bus is not None:
@@ -419,6 +422,11 @@ class Daemon:
             dst=dst,
             dst_boot=dst_boot,
         )
+
+    def sealer(self, purpose: str) -> Sealer:
+        """What this start of this node seals with for one purpose; to be made once for each."""
+        of, identity = self.parts.cluster, self.parts.identity
+        return Sealer(of.key, of.id, identity.node, identity.boot, purpose=purpose)
 
     def _hello(self) -> Hello:
         return self.parts.node.membership.hello(self._report())

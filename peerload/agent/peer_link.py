@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CLOSE_S = 2.0
 LINKS_PER_PEER_MAX = 4
+NOTICE_EVERY_S = 60.0
+"""Strangers who are not let in are logged so often for each reason; all are counted."""
 STREAMS_MAX = 256
 """Output streams served at a time, and as many fetched."""
 
@@ -86,12 +88,18 @@ class PeerLinks:
         self._served: dict[PeerConnection, asyncio.Task[None] | None] = {}
         self._fetched = 0
         self._bans = Bans()
+        self._turned_away_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeds: set[str] = set()
         self._listener = Listener(tls, self)
         self._is_closing = False
 
     # -- for the agent -----------------------------------------------------------------------------------------------
+
+    @property
+    def bound(self) -> tuple[str, int]:
+        """The IP address and port that it listens on; the former may be "any"."""
+        return self._listener.bound
 
     async def start(self, host: str, port: int) -> str:
         """Listen → the `HOST:PORT` others can dial. Raises ConfigError if that cannot be, or the port is taken."""
@@ -250,10 +258,14 @@ class PeerLinks:
         self._strangers.add(connection)
         return connection
 
-    def turned_away(self, connection: PeerConnection, why: str) -> None:
-        """Count why: it was told nothing."""
+    def turned_away(self, connection: PeerConnection, address: str, why: str) -> None:
+        """Count why, and say it now and then: it was told nothing itself."""
         self._strangers.discard(connection)
         self._drop(f"no proof: {why}")
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._turned_away_at.get(why, -NOTICE_EVERY_S) >= NOTICE_EVERY_S:
+            self._turned_away_at[why] = now_s
+            _log.warning("somebody at %s was not let in: %s", address, why)
 
     # -- what connections say (Owner) ----------------------------------------------------------------------------------
 

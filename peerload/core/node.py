@@ -128,6 +128,7 @@ class Node:
             case events.SpeedMeasured():
                 self._speed_measured(event.speed)
             case events.BusChanged():
+                self.membership.has_bus = event.connected
                 if event.connected:
                     self.sharing.information.tell()
             case events.LoadTold():
@@ -255,7 +256,7 @@ class Node:
         is_new = self.membership.meet(
             event.identity,
             event.profile,
-            event.report,
+            event.report if not event.retained else None,  # how old it is, nobody knows
             refutation=event.refutation,
             in_person=told_by_itself,
         )

@@ -385,6 +385,8 @@ class Machine:
                 cluster.checker.shown(self, action)
             case actions.Dial():
                 cluster.network.dial(self, action.identity.node)
+            case actions.ForgetPeer():
+                pass  # addresses are their names
             case actions.DialAddress():
                 cluster.network.dial(self, action.address.partition(":")[0])
             case _:
