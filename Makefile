@@ -3,12 +3,19 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test ci-long lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
+.PHONY: help setup test ci-long chaos chaos-real fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 CASES ?= tests/theory/cases.json
 OUT ?= build/theory.json
 BUDGET_S ?= 600
+FUZZ_SECONDS ?= 60
+FUZZ_TARGET ?=
+SEEDS ?= 60
+FIRST ?= 1
+NODES ?= 3-7
+MINUTES ?= 5
+JOBS ?= 2
 export PYTHON
 
 # A strict editable install links each file, so the list of files is part of what is installed.
@@ -51,6 +58,10 @@ lint-imports:
 format: setup  ## lay the code out as lint wants it
 	.venv/bin/ruff check --fix && .venv/bin/ruff format
 
+chaos: setup  ## the cluster under faults, simulated (SEEDS=500 FIRST=1 NODES=3-7 MINUTES=5 JOBS=2; SEED=7 TRACE=1 or PLAN=1 for one)
+	@.venv/bin/python -m tests.chaos.run --seeds $(SEEDS) --first $(FIRST) --nodes $(NODES) --minutes $(MINUTES) \
+		--jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(if $(TRACE),--trace) $(if $(PLAN),--plan) $(if $(GAUGES),--gauges)
+
 demo: setup  ## three agents and a broker on this machine, sharing real commands
 	.venv/bin/peerload demo
 
@@ -59,6 +70,14 @@ bench: setup  ## measure, on a quiet machine
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)
+
+chaos-real: setup  ## real processes, networks and faults, as root (TASKS=20000 FAULTS=400 SECONDS=600 SEED=1)
+	.venv/bin/python -m tests.chaos_real.run $(foreach word,TASKS FAULTS SECONDS SEED,\
+		$(if $($(word)),--$(shell echo $(word) | tr A-Z a-z) $($(word))))
+
+fuzz: setup  ## look for bytes that a decoder does not survive (FUZZ_SECONDS=60 each, FUZZ_TARGET=name)
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'atheris>=3,<4'
+	.venv/bin/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --target '$(FUZZ_TARGET)'
 
 lock:  ## choose and pin the newest allowed versions of everything, with hashes
 	.ci/lock

@@ -1,14 +1,25 @@
-"""What every test may use: waiting without sleeping, and free ports."""
+"""What every test may use: waiting without sleeping, free ports, clusters to be a member of, and whether a process may
+execute."""
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
 import socket
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from peerload.agent import cluster
+from peerload.agent.tls import Credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from peerload.agent.cluster import Cluster
 
 
 def wait_until(predicate: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
@@ -27,3 +38,52 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@functools.cache
+def _scratch() -> Path:
+    """A directory for as long as the tests run."""
+    directory = Path(tempfile.mkdtemp(prefix="pl-clusters-", dir="/tmp"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+@functools.cache
+def _cluster(name: str) -> Cluster:
+    return cluster.make(_scratch() / name, name)
+
+
+def cluster_of(name: str = "default") -> Cluster:
+    """The cluster of this name, made once for all tests."""
+    return _cluster(name)
+
+
+@functools.cache
+def _credentials(node: str, name: str) -> Credentials:
+    return Credentials(_cluster(name), node, _scratch() / f"{name}-{node}")
+
+
+def credentials_of(node: str, name: str = "default") -> Credentials:
+    """What a node of that cluster proves itself with."""
+    return _credentials(node, name)
+
+
+def local_credentials_of(node: str) -> Credentials:
+    """The same in a cluster that never leaves this machine."""
+    return Credentials(cluster_of()._replace(is_local=True), node, _scratch() / f"default-{node}")
+
+
+def stands_still(pid: int) -> bool:
+    """Whether this process executes nothing: stopped by a signal, or frozen by its cgroup of either version."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    if text[text.rindex(")") + 2] in "Tt":
+        return True
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for _, place, system, options, *_ in mounts:
+            if not controllers and system == "cgroup2" and path != "/":
+                return "frozen 1" in Path(place + path, "cgroup.events").read_text(encoding="ascii")
+            if "freezer" in controllers and system == "cgroup" and "freezer" in options.split(",") and path != "/":
+                return Path(place + path, "freezer.state").read_text(encoding="ascii").strip() == "FROZEN"
+    return False

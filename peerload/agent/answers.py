@@ -10,7 +10,10 @@ from peerload.core.membership import PeerState
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from peerload.agent.parts import Parts
+    from peerload.agent.store_read import Damage, Happened
     from peerload.core.membership import Peer
     from peerload.core.node import Node
     from peerload.model.load import LoadReport
@@ -96,6 +99,36 @@ def used(record: TaskRecord) -> dict[str, object]:
     }
 
 
+def step(event: Happened) -> dict[str, object]:
+    """One line of a task's history."""
+    return {
+        "at": event.at,
+        "state": event.state,
+        "reason": event.reason,
+        "attempt": event.attempt,
+        "node": event.node or None,
+    }
+
+
+def event_object(event: Happened) -> dict[str, object]:
+    """One event, as `events` lists it."""
+    return {
+        "number": event.number,
+        "at": event.at,
+        "what": event.what,
+        "state": event.state,
+        "task": event.task or None,
+        "attempt": event.attempt or None,
+        "node": event.node or None,
+        "reason": event.reason,
+    }
+
+
+def damaged(rows: Sequence[Damage]) -> list[dict[str, object]]:
+    """Tasks whose rows cannot be read."""
+    return [{"id": row.task, "why": row.why} for row in rows]
+
+
 def _usage(record: TaskRecord) -> dict[str, object]:
     exit_ = record.exit
     return {
@@ -170,7 +203,7 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "slots": parts.node.state.profile.slots,
         "cpus": parts.node.state.profile.cpus,
         "mem_bytes": parts.node.state.profile.mem_bytes,
-        "cluster": parts.config.cluster,
+        "cluster": parts.cluster.name,
         "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
         "mqtt_configured": bool(parts.config.mqtt),
         "peers": len(list(parts.node.membership)),

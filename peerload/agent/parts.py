@@ -12,14 +12,19 @@ from peerload.agent.directories import SeenDirectories
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
+    from peerload.agent.cluster import Cluster
+    from peerload.agent.disk import Disk
     from peerload.agent.inbox import Inbox
+    from peerload.agent.journal import Journal
     from peerload.agent.launcher_link import LauncherLink
+    from peerload.agent.members import Members
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.output import Output
     from peerload.agent.peer_link import PeerLinks
     from peerload.agent.release import Release
     from peerload.agent.spool import Spool
     from peerload.agent.store import Store
+    from peerload.agent.tls import Credentials
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig
@@ -45,15 +50,20 @@ class Parts:
     """Filled by `Daemon` while it starts, in the order of the attributes; whole before the first event is handled."""
 
     config: AgentConfig
+    cluster: Cluster
+    tls: Credentials
+    disk: Disk
     store: Store
     spool: Spool
     inbox: Inbox
     identity: Identity
     node: Node
     release: Release
+    journal: Journal
     launcher: LauncherLink
     output: Output
     links: PeerLinks
+    members: Members
     bus: MqttBus | None
     clients: Clients
 
@@ -67,14 +77,16 @@ class Parts:
         self.exit_code = 0
         self.has_failed = False
         self.ends_tasks = False
+        self.leaves = False
 
     def now(self) -> Instant:
         """This moment."""
         return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
-    def stop(self, *, end_tasks: bool = False) -> None:
-        """Begin to stop; running tasks run on unless ``end_tasks``."""
+    def stop(self, *, end_tasks: bool = False, leaves: bool = False) -> None:
+        """Begin to stop; running tasks run on unless ``end_tasks``; ``leaves``: the next start is to know no peer."""
         self.ends_tasks = self.ends_tasks or end_tasks
+        self.leaves = self.leaves or leaves
         self.stopping.set()
 
     def fail(self, why: str) -> None:

@@ -1,7 +1,8 @@
-"""One TCP connection between two agents: frames in, frames out, and the introduction both ends must make first.
+"""One TLS connection between two agents: frames in, frames out, and the introduction both ends must make first.
 
 A frame is a 4-byte big-endian length and one MessagePack envelope (wire/peer.py). The length is judged before the body
-is awaited. Frames of one turn of the event loop leave in one write.
+is awaited. Frames of one turn of the event loop leave in one write. Whoever speaks is the node that its certificate
+names: in the introduction, and in every frame after it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 from typing import TYPE_CHECKING, Protocol, cast
 
 from peerload.agent.peer_address import parse_address
+from peerload.agent.tls import node_of, tls_says
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
 from peerload.wire import peer
@@ -19,9 +22,14 @@ from peerload.wire import peer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.tls import Credentials
     from peerload.model.errors import PeerloadError
 
 CONNECT_S = 5.0
+HANDSHAKE_S = 5.0
+"""Both ends have proven who they are within this, or the connection is closed."""
+SHUTDOWN_S = 2.0
+"""How long a good-bye may take that the other end does not answer."""
 HELLO_S = 5.0
 """Both ends have introduced themselves within this, or the connection is closed."""
 HELLO_BYTES_MAX = 256 << 10
@@ -76,6 +84,8 @@ class PeerConnection(asyncio.Protocol):
         self.dialled = dialled
         self.stream = stream
         self.hello: Hello | None = None
+        self.certified = ""
+        """The node that the other end has proven to be."""
         self.address = ""
         self.paused = False
         self.is_closed = False
@@ -103,8 +113,9 @@ class PeerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Introduce ourselves and start the clock."""
-        transport = cast("asyncio.Transport", transport)  # what TCP gives; that of uvloop is no subclass
+        transport = cast("asyncio.Transport", transport)  # what TLS gives; that of uvloop is no subclass
         self._transport = transport
+        self.certified = node_of(transport)
         transport.set_write_buffer_limits(high=BUFFERED_BYTES_MAX)
         sock = transport.get_extra_info("socket")
         for level, option, value in (
@@ -120,6 +131,8 @@ class PeerConnection(asyncio.Protocol):
         self.address = f"{peername[0]}:{peername[1]}" if peername else "?"
         self._timer = self._loop.call_later(HELLO_S, self._refuse, "no introduction in time")
         self._owner.opened(self)
+        if not self.certified:
+            self._refuse("no certificate of a node")
 
     def data_received(self, data: bytes) -> None:
         """Take the frames out of what came."""
@@ -173,7 +186,7 @@ class PeerConnection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self.is_closed = True
-        self.reason = self.reason or (str(exc) if exc is not None else "the other end closed the connection")
+        self.reason = self.reason or _why_lost(exc)
         self._drained.set()
         self._buffer.clear()
         if not self.gone.done():
@@ -207,6 +220,8 @@ class PeerConnection(asyncio.Protocol):
         told, profile = hello.identity, hello.profile
         if envelope.cluster != self._cluster:
             self._refuse("other cluster")
+        elif told.node != self.certified:
+            self._refuse("a name that its certificate does not have")
         elif told.node != envelope.src or told.boot != envelope.src_boot or profile.node != told.node:
             self._refuse("a frame in another's name")
         elif profile.protocol_min > PROTOCOL_MAX or profile.protocol_max < PROTOCOL_MIN:
@@ -300,19 +315,30 @@ class PeerConnection(asyncio.Protocol):
             self._transport.abort()
 
 
-async def dial(address: str, who: str, make: Callable[[], PeerConnection]) -> PeerConnection:
-    """A connection to `HOST:PORT` whose other end, ``who`` for people, has introduced itself. Raises LinkUnavailable."""
+async def dial(address: str, who: str, tls: Credentials, make: Callable[[], PeerConnection]) -> PeerConnection:
+    """A connection to `HOST:PORT` whose other end, ``who`` for people, is of our cluster and has introduced itself.
+    Raises LinkUnavailable."""
     what = f"no link to {who}"
     connection = make()
     try:
-        host, port = parse_address("peer", address)
+        host, port = parse_address("peer", address, loopback_only=tls.cluster.is_local)
         async with asyncio.timeout(CONNECT_S):
-            await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection,
+                host,
+                port,
+                ssl=tls.client,
+                server_hostname="",  # a peer is who its certificate says, wherever it was reached
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
     except asyncio.CancelledError:
         connection.abort("no longer wanted")  # it may have been made in the meantime
         raise
     except TimeoutError:
         raise LinkUnavailable(who, what, why=f"{address} does not answer within {CONNECT_S:g} s") from None
+    except ssl.SSLError as error:
+        raise LinkUnavailable(who, what, why=f"{address}: {tls_says(error)}") from None
     except OSError as error:
         raise LinkUnavailable(who, what, why=f"{address}: {operating_system_says(error)}") from None
     except ConfigError as error:
@@ -330,3 +356,9 @@ async def dial(address: str, who: str, make: Callable[[], PeerConnection]) -> Pe
 def operating_system_says(error: OSError) -> str:
     """The system's own words for it; asyncio and uvloop have different ones."""
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)
+
+
+def _why_lost(error: Exception | None) -> str:
+    if error is None:
+        return "the other end closed the connection"
+    return tls_says(error) if isinstance(error, ssl.SSLError) else str(error)

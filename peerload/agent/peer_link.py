@@ -1,4 +1,4 @@
-"""TCP links between agents: who is met, what is sent, and exactly what could not be.
+"""The links between agents: who is met, what is sent, and exactly what could not be.
 
 All calls come from the loop's own thread, and none of them waits except those that are coroutines. A message that was
 handed to the operating system counts as sent; every other one comes back through ``send_failed``, once.
@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from peerload.agent import peer_streams
-from peerload.agent.peer_address import join_address, loopback, parse_address
+from peerload.agent.peer_address import join_address, parse_address
 from peerload.agent.peer_book import Bans, Peer, backoff_s
-from peerload.agent.peer_connection import Owner, PeerConnection, dial, operating_system_says
-from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
+from peerload.agent.peer_connection import Owner, PeerConnection, dial
+from peerload.agent.peer_listen import STRANGERS_MAX, Listener
+from peerload.model.errors import LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import Envelope, Hello, Identity, Message, OutputChunk, OutputEnd, OutputRequest, WrongBoot
 from peerload.wire import peer as wire
 
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from peerload.agent.peer_streams import Piece
+    from peerload.agent.tls import Credentials
 
 CLOSE_S = 2.0
-STRANGERS_MAX = 64
-"""Connections to us that have not introduced themselves (rule J3)."""
 LINKS_PER_PEER_MAX = 4
+NOTICE_EVERY_S = 60.0
+"""Strangers who are not let in are logged so often for each reason; all are counted."""
 STREAMS_MAX = 256
 """Output streams served at a time, and as many fetched."""
 
@@ -47,7 +49,7 @@ class ServeOutput(Protocol):
 class PeerLinks:
     """The links of one node. `start` listens; `dial` finds a member by address; `send` reaches one by name.
 
-    identity: ours (`start` fills the address in); hello: a fresh introduction; envelope: puts a message into its frame
+    identity: ours (`start` fills the address in); tls: how we prove that, and to whom; hello: a fresh introduction; envelope: puts a message into its frame
     (and numbers it); deliver: called with (node, message); met: a peer introduced itself on a new link; unreachable:
     (node, reason), its last link broke or none could be made; send_failed: (node, message), it never left;
     serve_output: the output of an attempt that ran here; peers_max: links beyond it are refused.
@@ -57,7 +59,7 @@ class PeerLinks:
         self,
         *,
         identity: Identity,
-        cluster: str,
+        tls: Credentials,
         hello: Callable[[], Hello],
         envelope: Callable[[Message, str, str], Envelope],
         deliver: Callable[[str, Message], None],
@@ -69,7 +71,8 @@ class PeerLinks:
         peers_max: int = 1000,
     ) -> None:
         self.identity = identity
-        self._cluster = cluster
+        self._tls = tls
+        self._cluster = tls.cluster.name
         self._hello = hello
         self._envelope = envelope
         self._deliver = deliver
@@ -85,34 +88,35 @@ class PeerLinks:
         self._served: dict[PeerConnection, asyncio.Task[None] | None] = {}
         self._fetched = 0
         self._bans = Bans()
+        self._turned_away_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeds: set[str] = set()
-        self._server: asyncio.Server | None = None
+        self._own_addresses: set[str] = set()
+        self._listener = Listener(tls, self)
         self._is_closing = False
+        self.whereabouts: Callable[[str], Identity | None] = lambda _node: None
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
+    @property
+    def bound(self) -> tuple[str, int]:
+        """The IP address and port that it listens on; the former may be "any"."""
+        return self._listener.bound
+
     async def start(self, host: str, port: int) -> str:
-        """Listen → the `HOST:PORT` others can dial. Raises ConfigError: not a loopback address, or the port is taken."""
-        host = loopback("listen", host)
-        loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: self._connection(self, dialled=False), host, port, backlog=256
-            )
-        except OSError as error:
-            raise ConfigError("listen", f"cannot listen at {host}:{port}", why=operating_system_says(error)) from None
-        address = join_address(host, self._server.sockets[0].getsockname()[1])
+        """Listen → the `HOST:PORT` others can dial. Raises ConfigError if that cannot be, or the port is taken."""
+        host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
+        address = await self._listener.start(host, port)
         self.identity = msgspec.structs.replace(self.identity, address=address)
         return address
 
     def dial(self, address: str) -> None:
         """Find whoever is at this address, however long it takes; given up only if it turns out to be ourselves.
 
-        Raises ConfigError if it is not `HOST:PORT` on this machine.
+        Raises ConfigError if it is not `HOST:PORT`, or another machine's and we have no cluster directory.
         """
-        parse_address("peer", address)
-        if address not in self._seeds and address != self.identity.address:
+        parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
+        if address not in self._seeds and address not in self._own_addresses and address != self.identity.address:
             self._seeds.add(address)
             self._spawn(self._find(address), f"seed {address}")
 
@@ -120,6 +124,14 @@ class PeerLinks:
         """Keep where a node can be dialled; a later start of its agent replaces what was known."""
         if identity.node != self.identity.node and (peer := self._peer(identity.node)) is not None:
             peer.learn(identity)
+
+    def forget(self, node: str) -> None:
+        """Have no link to this node any more, and do not know where it can be dialled."""
+        peer = self._peers.get(node)
+        if peer is not None:
+            peer.identity = None
+            for link in list(peer.links):
+                link.close(f"{node} is forgotten")
 
     def connect(self, identity: Identity) -> None:
         """Make a link to this node if there is none."""
@@ -172,8 +184,7 @@ class PeerLinks:
     async def close(self) -> None:
         """Stop listening, write what is gathered, close every link; at most about twice CLOSE_S."""
         self._is_closing = True
-        if self._server is not None:
-            self._server.close()
+        await self._listener.close()
         for task in [*self._tasks, *(task for task in self._served.values() if task is not None)]:
             task.cancel()
         if self._tasks:
@@ -198,10 +209,12 @@ class PeerLinks:
 
     async def _open(self, address: str, who: str, owner: Owner, *, stream: bool = False) -> PeerConnection:
         """A connection whose other end has introduced itself. Raises LinkUnavailable."""
-        return await dial(address, who, lambda: self._connection(owner, dialled=True, stream=stream))
+        return await dial(address, who, self._tls, lambda: self._connection(owner, dialled=True, stream=stream))
 
     def _dial(self, peer: Peer) -> None:
         """Make a link in the background; within the pause after a failure, fail at once."""
+        if (newest := self.whereabouts(peer.node)) is not None:
+            peer.learn(newest)  # gossip may have heard of a later start, or of one never linked to
         now_s = asyncio.get_running_loop().time()
         if peer.identity is None or not peer.identity.address:
             self._give_up(peer, "its address is not known")
@@ -237,6 +250,7 @@ class PeerLinks:
                 await self._open(address, address, self)
             except LinkUnavailable as error:
                 if address == self.identity.address or "this agent itself" in error.why:
+                    self._own_addresses.add(address)
                     break
                 if failures == 0:
                     _log.warning("no peer at %s yet (%s); trying on", address, error.why)
@@ -246,17 +260,31 @@ class PeerLinks:
                 break
         self._seeds.discard(address)
 
+    # -- who comes (Door) ----------------------------------------------------------------------------------------------
+
+    def stranger(self) -> PeerConnection | None:
+        """A connection for somebody who has yet to prove who it is, if there is room."""
+        if self._is_closing or len(self._strangers) >= STRANGERS_MAX:
+            self._drop("too many strangers")
+            return None
+        connection = self._connection(self, dialled=False)
+        self._strangers.add(connection)
+        return connection
+
+    def turned_away(self, connection: PeerConnection, address: str, why: str) -> None:
+        """Count why, and say it now and then: it was told nothing itself."""
+        self._strangers.discard(connection)
+        self._drop(f"no proof: {why}")
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._turned_away_at.get(why, -NOTICE_EVERY_S) >= NOTICE_EVERY_S:
+            self._turned_away_at[why] = now_s
+            _log.warning("somebody at %s was not let in: %s", address, why)
+
     # -- what connections say (Owner) ----------------------------------------------------------------------------------
 
     def opened(self, connection: PeerConnection) -> None:
-        """Introduce ourselves, if there is room for a stranger."""
+        """Introduce ourselves: the other end is of our cluster."""
         self._connections.add(connection)
-        if not connection.dialled:
-            if self._is_closing or len(self._strangers) >= STRANGERS_MAX:
-                self._drop("too many strangers")
-                connection.abort("too many strangers")
-                return
-            self._strangers.add(connection)
         hello = self._greeting(stream=connection.stream)
         connection.write(hello, wire.encode_frame(self._envelope(hello, "", "")))
 

@@ -70,6 +70,10 @@ class Performer:
             handle = self._timers.pop(action.timer, None)
             if handle is not None:
                 handle.cancel()
+        elif isinstance(action, actions.SendGossip):
+            self._parts.members.send(action)
+        elif isinstance(action, actions.Note):
+            self._parts.journal.note(action.event)
         elif isinstance(action, actions.Decided):
             self._parts.clients.decided(action)
 
@@ -103,7 +107,18 @@ class Performer:
                 self._announce(action)
             case actions.Dial():
                 parts.links.connect(action.identity)
-            case actions.Persist() | actions.SetTimer() | actions.ClearTimer() | actions.Decided():
+            case actions.ForgetPeer():
+                parts.links.forget(action.node)
+            case actions.DialAddress():
+                parts.links.dial(action.address)
+            case (
+                actions.Persist()
+                | actions.SetTimer()
+                | actions.ClearTimer()
+                | actions.Note()
+                | actions.Decided()
+                | actions.SendGossip()
+            ):
                 raise AssertionError("not outward")
             case _:
                 assert_never(action)
@@ -289,6 +304,7 @@ class Performer:
 
     async def drained(self) -> None:
         """Wait until everything decided is durable and out."""
+        self._parts.journal.settle()
         while len(self._parts.inbox) or self._parts.release.held:
             durable = asyncio.Event()
             self._parts.release.outward(durable.set)

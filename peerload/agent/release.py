@@ -22,14 +22,28 @@ class Release:
     def __init__(self, persist: Callable[[list[Row], Callable[[], None]], None]) -> None:
         self._persist = persist
         self._rows: list[Row] = []
+        self._notes: list[Row] = []
         self._given = 0
         self._durable = 0
         self._broken = False
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
+        self.committed: Callable[[], None] = lambda: None
+        """Called when rows have become durable."""
 
     def keep(self, rows: tuple[Row, ...]) -> None:
         """Rows to make durable with this turn."""
         self._rows.extend(rows)
+
+    def note(self, row: Row) -> None:
+        """A row that nothing waits for: kept with the next rows, before them, or when `settle` says so."""
+        self._notes.append(row)
+
+    def settle(self) -> None:
+        """Keep the notes now."""
+        if self._notes:
+            self._rows[:0] = self._notes
+            self._notes = []
+            self.flush()
 
     def outward(self, act: Callable[[], None]) -> None:
         """Do it now if nothing undurable stands before it, else in its turn."""
@@ -42,9 +56,9 @@ class Release:
     def flush(self) -> None:
         """The end of a turn: hand its rows over. Once that has failed nothing is kept and nothing goes out any more:
         what was decided on top of lost rows must not be seen."""
-        rows, self._rows = self._rows, []
-        if not rows or self._broken:
+        if not self._rows or self._broken:
             return
+        rows, self._rows, self._notes = [*self._notes, *self._rows], [], []
         self._given += 1
         ticket = self._given
         try:
@@ -57,6 +71,7 @@ class Release:
         self._durable = max(self._durable, ticket)
         while self._held and self._held[0][0] <= self._durable:
             self._held.popleft()[1]()
+        self.committed()
 
     @property
     def held(self) -> int:

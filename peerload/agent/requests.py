@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import pwd
-import re
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from peerload.agent import answers
-from peerload.agent.environment import variables_of
+from peerload.agent.changes import Changes
+from peerload.agent.naming import Names
 from peerload.agent.streams import OutputStream, Watch
 from peerload.core.work import HomePhase
-from peerload.model.errors import BadRequest, NoSuchTask
-from peerload.model.events import CancelRequested, SignalRequested, TaskSubmitted
-from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, execution_key
+from peerload.model.errors import NoSuchTask
+from peerload.model.task import execution_key
 from peerload.policy import registry
 from peerload.wire import control
 
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
 
 SHOWN_AT_A_TIME = 256
 """Tasks put together before they are sent and others have their turn."""
-REF = re.compile(r"(?:(?P<home>[a-z0-9-]{1,40})/)?(?P<counter>[0-9]{1,18})(?:\.(?P<index>[0-9]{1,9}))?")
+EVENTS_AT_A_TIME = 256
 
 
 class Requests:
@@ -41,23 +37,34 @@ class Requests:
 
     def __init__(self, parts: Parts, pending: Pending, decisions: Decisions) -> None:
         self._parts = parts
-        self._pending = pending
         self._decisions = decisions
+        self._names = Names(parts)
+        self._changes = Changes(parts, pending, self._names, self._durable)
         self._watches: dict[str, set[Watch]] = {}
         self._users: dict[int, str] = {}
         self._policies: dict[str, list[str]] = {}
 
     def handle(self, connection: Connection, request: control.Request) -> None:
         """Do it now, or start what does it."""
+        spawn = connection.spawn
+        changes = self._changes
         now: dict[type, Callable[[], None]] = {
-            control.Submit: lambda: connection.spawn(request.id, self._submit(connection, request)),  # type: ignore[arg-type]
-            control.Tasks: lambda: connection.spawn(request.id, self._tasks(connection, request)),  # type: ignore[arg-type]
-            control.History: lambda: connection.spawn(request.id, self._history(connection, request)),  # type: ignore[arg-type]
-            control.Show: lambda: connection.spawn(request.id, self._show(connection, request)),  # type: ignore[arg-type]
-            control.Wait: lambda: connection.spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
-            control.Output: lambda: connection.spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
-            control.Cancel: lambda: connection.spawn(request.id, self._cancel(connection, request)),  # type: ignore[arg-type]
-            control.Signal: lambda: connection.spawn(request.id, self._signal(connection, request)),  # type: ignore[arg-type]
+            control.Submit: lambda: spawn(request.id, changes.submit(connection, request)),  # type: ignore[arg-type]
+            control.Tasks: lambda: spawn(request.id, self._tasks(connection, request)),  # type: ignore[arg-type]
+            control.History: lambda: spawn(request.id, self._history(connection, request)),  # type: ignore[arg-type]
+            control.Show: lambda: spawn(request.id, self._show(connection, request)),  # type: ignore[arg-type]
+            control.Events: lambda: spawn(request.id, self._events(connection, request)),  # type: ignore[arg-type]
+            control.Wait: lambda: spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
+            control.Output: lambda: spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
+            control.Cancel: lambda: spawn(request.id, changes.cancel(connection, request)),  # type: ignore[arg-type]
+            control.Signal: lambda: spawn(request.id, changes.signal(connection, request)),  # type: ignore[arg-type]
+            control.Retry: lambda: spawn(request.id, changes.retry(connection, request)),  # type: ignore[arg-type]
+            control.Hold: lambda: spawn(request.id, changes.hold(connection, request)),  # type: ignore[arg-type]
+            control.Release: lambda: spawn(request.id, changes.release(connection, request)),  # type: ignore[arg-type]
+            control.Drain: lambda: changes.drain(connection, request),  # type: ignore[arg-type]
+            control.Undrain: lambda: changes.undrain(connection, request),  # type: ignore[arg-type]
+            control.Leave: lambda: changes.leave(connection, request),  # type: ignore[arg-type]
+            control.Forget: lambda: changes.forget(connection, request),  # type: ignore[arg-type]
             control.Info: lambda: connection.ok(request.id, answers.agent_object(self._parts)),
             control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes(self._parts.node)}),
             control.Policy: lambda: connection.ok(request.id, self._policy()),
@@ -67,39 +74,13 @@ class Requests:
         now[type(request)]()
 
     async def _durable(self) -> None:
-        """Wait until everything decided so far is on disk and has gone out."""
+        """Wait until everything decided so far is on disk and has gone out. While the disk is full nothing gets there:
+        then what is there is what is true."""
+        if self._parts.store.is_stalled:
+            return
         reached = asyncio.Event()
         self._parts.release.outward(reached.set)
         await reached.wait()
-
-    # -- naming tasks --------------------------------------------------------------------------------------------------
-
-    def _resolve(self, ref: str) -> tuple[int, int | None]:
-        """A name as (counter, index). Raises NoSuchTask or BadRequest."""
-        node = self._parts.config.node
-        if ref.startswith("@"):
-            last = self._parts.store.last_counter()
-            if last is None:
-                raise NoSuchTask("@ stands for your last task, and there is none yet", hint="peerload submit CMD")
-            ref = f"{last}{ref[1:]}"
-        parsed = REF.fullmatch(ref)
-        if parsed is None:
-            raise BadRequest(f"{ref!r} is no task id", why="ids look like 42, 42.7, ws1/42 or @", hint="peerload ls")
-        if parsed["home"] not in (None, node):
-            raise NoSuchTask(f"no task {ref} here", why=f"its home is {parsed['home']}", hint="ask the agent there")
-        return int(parsed["counter"]), int(parsed["index"]) if parsed["index"] is not None else None
-
-    def _records(self, ref: str) -> list[TaskRecord]:
-        records = self._parts.store.records(*self._resolve(ref))
-        if not records:
-            raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
-        return records
-
-    def _single(self, ref: str) -> TaskRecord:
-        records = self._records(ref)
-        if len(records) > 1:
-            raise BadRequest(f"{ref} is an array", why="name one of its members", hint=f"such as {records[0].task}")
-        return records[0]
 
     def _user(self) -> str:
         uid = os.getuid()
@@ -112,40 +93,33 @@ class Requests:
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
-    async def _submit(self, connection: Connection, request: control.Submit) -> None:
-        indices = _members(request)
-        directories = self._parts.directories
-        here = directories.seen_lately(request.spec.directory) or await directories.look(request.spec.directory)
-        digest = hashlib.sha256(msgspec.msgpack.encode((request.spec, request.array))).digest()
-        before = self._parts.store.submission_of(request.token)
-        number = self._pending.expect(connection, request.id)
-        self._parts.inbox.put(
-            TaskSubmitted(number, request.token, digest, request.spec, indices, directory_here=here, before=before)
-        )
-
     def _running_at(self, record: TaskRecord) -> float:
         task = self._parts.node.home.tasks.get(record.uid)
         return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
 
     async def _tasks(self, connection: Connection, request: control.Tasks) -> None:
         await self._durable()
-        rows, truncated = self._parts.store.list_tasks(
-            ended_after=self._parts.now().wall_s - request.ended_within_s, limit=request.limit
+        states = {"leased" if state == "running" else state for state in request.states}
+        listing = self._parts.store.list_tasks(
+            ended_after=self._parts.now().wall_s - request.ended_within_s,
+            limit=request.limit,
+            states=tuple(states),
+            node=request.node,
         )
         user = self._user()
         tasks: list[dict[str, object]] = []
-        for record, spec in rows:
+        for record, spec in listing.rows:
             if len(tasks) >= SHOWN_AT_A_TIME:
                 tasks = await self._hand_over(connection, request.id, tasks)
             shown = answers.task_object(record, spec, user, running_at=self._running_at(record))
             if request.states and shown["state"] not in request.states:
                 continue
-            if request.node and shown["node"] != request.node:
-                continue
             if shown["state"] == "queued":
                 shown["reason"] = self._why_waiting(record)
             tasks.append(shown)
-        connection.ok(request.id, {"tasks": tasks, "truncated": truncated})
+        counts = self._parts.store.counts() if listing.truncated else {}
+        answer = {"tasks": tasks, "truncated": listing.truncated, "unfinished": counts}
+        connection.ok(request.id, answer | {"damaged": answers.damaged(listing.damaged)})
 
     async def _history(self, connection: Connection, request: control.History) -> None:
         await self._durable()
@@ -156,17 +130,23 @@ class Requests:
             after = store.before_the_last(since, left)
         truncated = after is not None
         tasks: list[dict[str, object]] = []
-        while rows := store.ended(since, after, SHOWN_AT_A_TIME, oldest_first=request.oldest_first):
+        damaged: list[dict[str, object]] = []
+        while True:
+            page = store.ended(since, after, SHOWN_AT_A_TIME, oldest_first=request.oldest_first)
+            if page.last is None:
+                break
+            rows = page.rows
             if left is not None:
                 truncated = truncated or len(rows) > left
                 rows = rows[:left]
                 left -= len(rows)
-            if not rows:
-                break
-            after = rows[-1][0]
+                if not left and not rows:
+                    break
+            after = page.last
+            damaged += answers.damaged(page.damaged)
             tasks = [answers.task_object(record, spec, user) | answers.used(record) for record, spec in rows]
             tasks = await self._hand_over(connection, request.id, tasks)
-        connection.ok(request.id, {"tasks": tasks, "truncated": truncated})
+        connection.ok(request.id, {"tasks": tasks, "truncated": truncated, "damaged": damaged})
 
     def _why_waiting(self, record: TaskRecord) -> str:
         task = self._parts.node.home.tasks.get(record.uid)
@@ -188,11 +168,12 @@ class Requests:
         return []
 
     async def _show(self, connection: Connection, request: control.Show) -> None:
+        self._parts.journal.settle()
         await self._durable()
         shown: list[dict[str, object]] = []
         store = self._parts.store
         for ref in request.tasks:
-            counter, index = self._resolve(ref)
+            counter, index = self._names.resolve(ref)
             rows = store.task_rows(counter, index)
             if not rows:
                 raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
@@ -204,36 +185,31 @@ class Requests:
                 if task["state"] == "queued":
                     task["reason"] = self._why_waiting(record)
                 task |= answers.detail(spec, record)
-                history = [
-                    {"at": at, "state": state, "reason": reason, "attempt": attempt, "node": node or None}
-                    for at, state, reason, attempt, node in store.history(record.task)
-                ]
-                if task["state"] == "running":
-                    history.append(
-                        {
-                            "at": running_at,
-                            "state": "running",
-                            "reason": f"started on {record.node}",
-                            "attempt": record.attempt,
-                            "node": record.node,
-                        }
-                    )
-                task["history"] = history
+                task["history"] = [answers.step(event) for event in store.history(record.task)]
                 task["decision"] = self._decisions.about(record.task)
                 shown.append(task)
         connection.ok(request.id, {"tasks": shown})
 
-    async def _cancel(self, connection: Connection, request: control.Cancel) -> None:
+    async def _events(self, connection: Connection, request: control.Events) -> None:
+        self._parts.journal.settle()
         await self._durable()
-        names = [record.task for ref in request.tasks for record in self._records(ref)]
-        number = self._pending.expect(connection, request.id)
-        self._parts.inbox.put(CancelRequested(number, tuple(names), request.signal, request.force))
-
-    async def _signal(self, connection: Connection, request: control.Signal) -> None:
-        await self._durable()
-        records = self._records(request.task)
-        number = self._pending.expect(connection, request.id)
-        self._parts.inbox.put(SignalRequested(number, records[0].task, request.signal))
+        names = [self._names.full(ref) for ref in request.tasks]
+        store = self._parts.store
+        with self._parts.journal.followed() as news:
+            last = store.last_event()  # no await since it is followed: what comes later is told to us
+            shown = store.events(0, request.limit, newest=True, what=request.what, tasks=names) if request.limit else []
+            while True:
+                if shown:
+                    connection.more(request.id, {"events": [answers.event_object(event) for event in shown]})
+                    await connection.drain()
+                if not request.follow:
+                    break
+                shown = store.events(last, EVENTS_AT_A_TIME, what=request.what, tasks=names)
+                last = shown[-1].number if shown else last
+                if not shown:
+                    await news.wait()
+                    news.clear()
+        connection.ok(request.id, {"events": []})
 
     def _policy(self) -> dict[str, object]:
         if not self._policies:
@@ -283,7 +259,7 @@ class Requests:
 
     async def _wait(self, connection: Connection, request: control.Wait) -> None:
         await self._durable()
-        records = [record for ref in request.tasks for record in self._records(ref)]
+        records = [record for ref in request.tasks for record in self._names.records(ref)]
         # No await between reading the store and watching: what ends later is told to the watch.
         left = {record.task for record in records if not record.state.is_final}
         watch = self._watch(left)
@@ -328,29 +304,9 @@ class Requests:
 
     async def _output(self, connection: Connection, request: control.Output) -> None:
         await self._durable()
-        record = self._single(request.task)
+        record = self._names.single(request.task)
         watch = self._watch({record.task})  # no await since the store was read: what happens later is told
         try:
             await OutputStream(self._parts, connection, request, watch).run(record)
         finally:
             self._unwatch(watch)
-
-
-def _members(request: control.Submit) -> tuple[int, ...]:
-    """The members of the array, () for a single task. Raises BadRequest for what no task may be."""
-    size = sum(len(word) for word in request.spec.argv)
-    if size > ARGV_BYTES_MAX:
-        raise BadRequest(f"the command line has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
-    if any(b"\0" in word for word in (*request.spec.argv, request.spec.directory)):
-        raise BadRequest("the command line has a NUL byte in it")
-    if request.spec.directory != SCRATCH and not request.spec.directory.startswith(b"/"):
-        raise BadRequest("the directory is no absolute path", why=answers.text(request.spec.directory))
-    variables_of(request.spec.environment)
-    indices: set[int] = set()
-    for first, last, step in request.array:
-        if last < first:
-            raise BadRequest(f"the array range {first}-{last} is empty")
-        if len(indices) + (last - first) // step + 1 > ARRAY_MEMBERS_MAX:
-            raise BadRequest("the array is too large", why=f"at most {ARRAY_MEMBERS_MAX} members are allowed")
-        indices.update(range(first, last + 1, step))
-    return tuple(sorted(indices))

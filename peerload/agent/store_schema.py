@@ -4,7 +4,17 @@ from __future__ import annotations
 
 VERSION = 2
 
-SCHEMA = """
+_EVENTS = """
+CREATE TABLE events (
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, state TEXT NOT NULL, counter INTEGER,
+    member INTEGER, task TEXT, attempt INTEGER NOT NULL, node TEXT NOT NULL, reason TEXT NOT NULL);
+CREATE INDEX event_of ON events (counter, member) WHERE counter IS NOT NULL;
+"""
+"""What happened. Of a task of this home counter and member are set, of another home's task its id; of an array as a
+whole, that is of its submission, member is SINGLE."""
+
+SCHEMA = (
+    """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE environments (digest BLOB PRIMARY KEY, environment BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE submissions (
@@ -16,29 +26,39 @@ CREATE TABLE tasks (
     node TEXT NOT NULL, nonce INTEGER NOT NULL, machine_boot TEXT NOT NULL, lease_s REAL NOT NULL,
     migrations INTEGER NOT NULL, submitted_at REAL NOT NULL, started_at REAL NOT NULL, ended_at REAL NOT NULL,
     exit BLOB, reason TEXT NOT NULL, more BLOB, PRIMARY KEY (counter, member)) WITHOUT ROWID;
-CREATE INDEX unfinished ON tasks (counter, member) WHERE ended_at = 0;
+CREATE INDEX unfinished ON tasks (state, counter, member) WHERE ended_at = 0;
 CREATE INDEX ended ON tasks (ended_at) WHERE ended_at > 0;
-CREATE TABLE history (
-    counter INTEGER NOT NULL, member INTEGER NOT NULL, at REAL NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
-    attempt INTEGER NOT NULL, node TEXT NOT NULL);
-CREATE INDEX history_of ON history (counter, member);
 CREATE TABLE executions (
     uid BLOB NOT NULL, attempt INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (uid, attempt)) WITHOUT ROWID;
 CREATE TABLE floors (
     uid BLOB PRIMARY KEY, floor INTEGER NOT NULL, at REAL NOT NULL, kind INTEGER NOT NULL) WITHOUT ROWID;
 """
+    + _EVENTS
+)
+
 MIGRATIONS: dict[int, str] = {
-    2: """
+    2: _EVENTS  # noqa: S608 -- constants
+    + """
+INSERT INTO events (at, what, state, counter, member, attempt, node, reason)
+    SELECT at, 'task', state, counter, member, attempt, node, reason FROM history ORDER BY rowid;
+DROP TABLE history;
+DROP INDEX unfinished;
+CREATE INDEX unfinished ON tasks (state, counter, member) WHERE ended_at = 0;
 ALTER TABLE tasks ADD COLUMN more BLOB;
 ALTER TABLE floors ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
 """,
 }
-"""What makes a database of the version before into one of this version."""
+"""What makes a database of version n - 1 one of version n."""
 
 PUT_ENVIRONMENT = "INSERT OR IGNORE INTO environments VALUES (?, ?)"
 PUT_SUBMISSION = "INSERT INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?)"
 PUT_TASK = "INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-PUT_HISTORY = "INSERT INTO history VALUES (?, ?, ?, ?, ?, ?, ?)"
+PUT_EVENT = "INSERT INTO events (at, what, state, counter, member, task, attempt, node, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+PRUNE_EVENTS = (
+    "DELETE FROM events WHERE number <= (SELECT max(number) FROM events) - ?"
+    " AND number < (SELECT min(number) FROM events) + ?"
+)
+EVENT_COLUMNS = "number, at, what, state, counter, member, task, attempt, node, reason"
 PUT_EXECUTION = "INSERT OR REPLACE INTO executions VALUES (?, ?, ?)"
 DROP_EXECUTION = "DELETE FROM executions WHERE uid = ? AND attempt = ?"
 PUT_FLOOR = (

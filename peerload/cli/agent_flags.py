@@ -15,7 +15,21 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-KEYS = ("node", "state", "socket", "listen", "peer", "mqtt", "slots", "policy", "label", "speed", "record", "config")
+KEYS = (
+    "node",
+    "state",
+    "socket",
+    "listen",
+    "cluster",
+    "peer",
+    "mqtt",
+    "slots",
+    "policy",
+    "label",
+    "speed",
+    "record",
+    "config",
+)
 _REPEATABLE = ("peer", "mqtt", "label")
 
 
@@ -25,6 +39,7 @@ def agent_options(verb: str, says: str) -> Options:
     reader.flag("--node", metavar="NAME", help="this node's name (default: the host's)")
     reader.flag("--state", metavar="DIR", help="where tasks and outputs are kept")
     reader.flag("--listen", metavar="HOST:PORT", help="where peers find it (default 127.0.0.1:0)")
+    reader.flag("--cluster", metavar="DIR", help="the cluster's directory, made by `peerload cluster init`")
     reader.flag("--peer", action="append", metavar="HOST:PORT", help="a member of the cluster to join (repeatable)")
     reader.flag("--mqtt", action="append", metavar="URL", help="an MQTT broker (repeatable: for fail-over)")
     reader.flag("--slots", type=whole(0, 65_536), metavar="N", help="tasks at a time (default: as the cpus allow)")
@@ -42,8 +57,9 @@ def given_settings(flags: Namespace) -> dict[str, Any]:
     for key in ("config", "policy"):
         if str(given.get(key, "")).endswith(".toml"):
             given[key] = os.path.abspath(given[key])
-    if given.get("record"):
-        given["record"] = os.path.abspath(given["record"])
+    for key in ("record", "cluster"):
+        if given.get(key):
+            given[key] = os.path.abspath(given[key])
     return given
 
 

@@ -124,7 +124,7 @@ def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **m
 
 
 def submit(
-    client: Client, spec: dict[str, Any], secret: list[str], array: list[tuple[int, int, int]]
+    client: Client, spec: dict[str, Any], secret: list[str], array: list[tuple[int, int, int]], *, held: bool = False
 ) -> dict[str, Any]:
     """Queue the task, and say on a terminal what was left out of its environment."""
     if secret and sys.stderr.isatty():
@@ -133,7 +133,7 @@ def submit(
             f"to send one:  --export {secret[0]}",
         )
     try:
-        return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array)
+        return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array, held=held)
     except AgentUnavailable as error:
         raise AgentUnavailable(
             "the agent went away before it had answered",

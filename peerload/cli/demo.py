@@ -16,6 +16,7 @@ import threading
 import time
 from pathlib import Path
 
+from peerload.agent import cluster
 from peerload.agent.broker import find_broker, start_broker
 from peerload.cli import demo_report, environment, up
 from peerload.cli.demo_work import commands
@@ -121,7 +122,8 @@ class Demo:
         broker = self._stack.enter_context(start_broker(self.directory, kind))
         self.broker = kind
         config = self.directory / "config.toml"
-        config.write_text(_CONFIG.format(cluster=f"demo-{os.getpid()}"), encoding="utf-8")
+        made = cluster.make(self.directory / "cluster", f"demo-{os.getpid()}")
+        config.write_text(_CONFIG.format(cluster=made.directory), encoding="utf-8")
         for node, slots in SLOTS.items():
             info = up.start(
                 {

@@ -24,7 +24,7 @@ def main(words: list[str]) -> int:
     flags = reader.read(words)
     with Client(flags.socket) as client:
         info = client.call("info")
-        watched = {key: _watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))}
+        watched = {key: watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))}
         try:
             client.call("stop", all=flags.all)
         except AgentUnavailable:
@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
                 raise  # nothing can tell whether it stops; else the wait below does
     for key, descriptor in watched.items():
         if descriptor is not None:
-            _await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
+            await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
     node = printable(info.get("node", ""))
     if flags.json:
         print_json({"pid": info.get("pid"), "node": info.get("node"), "all": flags.all})
@@ -43,7 +43,7 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _watch(pid: object) -> int | None:
+def watch(pid: object) -> int | None:
     """A descriptor that tells when this process ends; None if it has ended, or is not of this machine's."""
     if not isinstance(pid, int) or pid <= 0:
         return None
@@ -55,7 +55,8 @@ def _watch(pid: object) -> int | None:
         raise
 
 
-def _await_end(descriptor: int, who: str) -> None:
+def await_end(descriptor: int, who: str) -> None:
+    """Wait until that process has ended, and close the descriptor. Raises PeerloadError if it takes too long."""
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)

@@ -28,7 +28,7 @@ def main(words: list[str]) -> int:
     reader.flag("--node", default="", metavar="NAME", help="only those on this node")
     reader.switch("--all", help="tasks of all users")
     reader.switch("--watch", help="draw it again each second, until Ctrl-C")
-    reader.flag("--limit", type=whole(1, 100_000), default=10_000, metavar="N", help="at most the newest N (10000)")
+    reader.flag("--limit", type=whole(1, 100_000), default=200, metavar="N", help="at most so many (200)")
     flags = reader.read(words)
     states = [name for value in flags.state for name in value.split(",") if name]
     for name in states:
@@ -39,7 +39,7 @@ def main(words: list[str]) -> int:
             return redrawn(lambda: lines(client, flags, states))
         if flags.json:
             reply = listed(client, flags, states)
-            print_json({"tasks": reply["tasks"], "truncated": bool(reply.get("truncated"))})
+            print_json({key: reply.get(key) for key in ("tasks", "truncated", "unfinished", "damaged")})
             return 0
         sys.stdout.write("".join(f"{line}\n" for line in lines(client, flags, states)))
     return 0
@@ -57,10 +57,17 @@ def lines(client: Client, flags: Namespace, states: list[str]) -> list[str]:
     reply = listed(client, flags, states)
     if not flags.watch:
         if reply.get("truncated"):
-            say(f"only the newest {flags.limit} tasks are shown", "more:  --limit N")
+            say(f"only {len(reply['tasks'])} tasks are shown{_unfinished(reply)}", "more:  --limit N  or  --state S")
+        for task in reply.get("damaged", ()):
+            say(f"{task['id']} cannot be read", task["why"])
         if reply["hidden"]:
             say(f"{reply['hidden']} tasks of other users are not shown", "to see them:  peerload ls --all")
     now = time.time()
     if not reply["tasks"]:
         return ["no tasks"] if sys.stdout.isatty() else table(HEADINGS, [])
     return table(HEADINGS, [tasks.row(task, now) for task in reply["tasks"]], right=("TIME",))
+
+
+def _unfinished(reply: dict[str, Any]) -> str:
+    counts = [f"{number} {state}" for state, number in sorted((reply.get("unfinished") or {}).items()) if number]
+    return f" (unfinished: {', '.join(counts)})" if counts else ""

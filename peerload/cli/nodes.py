@@ -12,14 +12,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-HEADINGS = ("NODE", "STATE", "LOAD", "REGION", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "AGE")
-RIGHT = ("LOAD", "CPUS", "RUNNING", "QUEUED", "AGE")
+HEADINGS = ("NODE", "STATE", "LOAD", "REGION", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
+RIGHT = ("LOAD", "CPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
-        "nodes", "Every node: state, load index and region, cpu, memory, GPUs, tasks, and how old what we know is."
+        "nodes",
+        "Every node: state, load index and region, cpu, memory, GPUs, tasks, incarnation (which grows with each start of\n"
+        "its agent), and how old what we know is.",
     )
     flags = reader.read(words)
     with Client(flags.socket) as client:
@@ -46,5 +48,6 @@ def row(node: dict[str, Any]) -> list[str]:
         str(len(gpus)) if isinstance(gpus, list) else number_text(gpus),
         number_text(node.get("tasks_running")),
         number_text(node.get("tasks_queued")),
+        number_text(node.get("incarnation")),
         duration_text(node.get("age_s")),
     ]

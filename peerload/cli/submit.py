@@ -22,13 +22,14 @@ def main(words: list[str]) -> int:
         epilog="The flags end at the first word that is none; the rest is the command.",
     )
     reader.flag("--array", metavar="1-100", help="one task for each number: 1-100, 0-9:3, 1,5,7 (PEERLOAD_ARRAY_INDEX)")
+    reader.switch("--held", help="keep it back until  peerload release")
     flags, rest = reader.read_command(words)
     ranges = array_ranges(flags.array) if flags.array is not None else []
     spec, secret = command.specification(flags, rest, "submit")
     if flags.dry_run:
         return command.print_dry_run(spec, secret, flags, array=ranges)
     with Client(flags.socket) as client:
-        reply = command.submit(client, spec, secret, ranges)
+        reply = command.submit(client, spec, secret, ranges, held=flags.held)
         members = reply.get("members")
         if flags.json:
             print_json({"id": reply["id"]} | ({"members": members} if members else {}))
@@ -36,7 +37,7 @@ def main(words: list[str]) -> int:
             task = printable(reply["id"])
             many = f"  {len(members)} tasks" if isinstance(members, list) else f"  {members} tasks" if members else ""
             sys.stdout.write(
-                f"{task}{many}  {printable(shortened(spec['name']))}  queued      follow it:  peerload logs -f {task}\n"
+                f"{task}{many}  {printable(shortened(spec['name']))}  {'held' if flags.held else 'queued'}      follow it:  peerload logs -f {task}\n"
             )
         else:
             sys.stdout.write(f"{printable(reply['id'])}\n")

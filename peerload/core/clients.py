@@ -96,9 +96,18 @@ class Clients:
 
     def forget(self, event: events.ForgetRequested) -> None:
         """A user asserts that a node is gone for good."""
-        tasks = self._leases.forgotten(event.node)
-        self._membership.left(event.node)
-        self._answer(event.request, node=event.node, tasks=tasks)
+        peer = self._membership.get(event.node)
+        error: BadRequest | None = None
+        if event.node == self._state.node:
+            error = BadRequest(f"{event.node} is this node itself", hint="peerload leave")
+        elif peer is None:
+            error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
+        elif not self._membership.forget(event.node):
+            error = BadRequest(f"{event.node} is {peer.state}", hint="stop it first; there:  peerload leave")
+        reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
+        if error is None:
+            reply["tasks"] = self._leases.forgotten(event.node)
+        self._state.actions.append(Answer(event.request, reply, error=error))
 
     def _answer(self, request: int, **reply: object) -> None:
         self._state.actions.append(Answer(request, reply))

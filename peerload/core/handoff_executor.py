@@ -157,6 +157,7 @@ class Executor:
                 guest.arrived_s = self._state.now.boot_s
                 self._queue.add(guest)
                 self._state.count("guests committed")
+                self._note(guest, "accepted", "committed by its home")
                 self.leases.began(guest)
                 self.arrived(guest)
                 return
@@ -168,7 +169,9 @@ class Executor:
         one that the launcher is still ending (R8): home asks again."""
         if self.is_ending(execution_key(uid, attempt)):
             return
-        self.floors.raise_to(uid, attempt, FloorKind.REFUSED)
+        if attempt > self.floors.attempt(uid):
+            self.floors.raise_to(uid, attempt, FloorKind.REFUSED)
+            self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
         store = self._state.identity.store
         if self.floors.was_refused(uid, attempt):
             self._state.send(src, NotStarted(task, uid, attempt, reason, store))
@@ -199,6 +202,7 @@ class Executor:
             PutExecution(self._record(guest, ExecutionState.START)),
             self.floors.row(guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED),
         )
+        self._note(guest, "started", "room here")
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
         self._state.actions.append(
             SpawnTask(
@@ -214,9 +218,10 @@ class Executor:
         )
         return True
 
-    def started(self, guest: Guest, started_at: float) -> None:
+    def started(self, guest: Guest, started_at: float, reason: str = "its process is there") -> None:
         """The launcher has the process: say so, which is what users see as running."""
         guest.running_at = started_at
+        self._note(guest, "running", reason)
         if guest.spec.time_limit_s:
             left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
             self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), "limit", guest.key)
@@ -233,12 +238,14 @@ class Executor:
         if guest.spec.time_limit_s:
             self._state.clear_timer("limit", guest.key)
         self._state.persist(PutExecution(self._record(guest, ExecutionState.RESULT)))
+        self._note(guest, "ended", exit_.reason or f"exit code {exit_.exit_code}")
         self._say_result(guest)
 
     def died(self, guest: Guest, reason: str) -> None:
         """START without a result, and its processes are gone."""
         self._ledger.end(guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
+        self._note(guest, "lost", reason)
         store = self._state.identity.store
         self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason, store))
         self._remove(guest)
@@ -248,6 +255,7 @@ class Executor:
         self._ledger.end(guest.key)
         refused = self.floors.row(guest.uid, guest.attempt, FloorKind.REFUSED)
         self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
+        self._note(guest, "refused", reason)
         store = self._state.identity.store
         self._state.send(guest.home, NotStarted(guest.task, guest.uid, guest.attempt, reason, store))
         self._remove(guest)
@@ -274,6 +282,7 @@ class Executor:
         self._state.clear_timer("result", guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
         self.floors.noted(ack.uid, ack.attempt)
+        self._note(guest, "delivered", "its home has the result")
         self._state.actions.append(ForgetTask(guest.key, output=True))
         self._remove(guest)
 
@@ -321,6 +330,7 @@ class Executor:
         elif guest.phase is GuestPhase.WAITING:
             self.give_back(guest, revoke.reason or "revoked")
         elif guest.phase is GuestPhase.HERE:
+            self._note(guest, "revoked", revoke.reason)
             self._state.actions.append(SignalTask(guest.key, revoke.signal))
             self._state.set_timer_in(self._state.config.kill_after_s, "kill", guest.key)
 
@@ -337,6 +347,7 @@ class Executor:
         self._queue.remove(guest)
         self._remove(guest)
         self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED)
+        self._note(guest, "returned", reason)
         store = self._state.identity.store
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))
 
@@ -379,10 +390,13 @@ class Executor:
         """It runs on: hold its room, tell its home. ts: the newest that the launcher was told with its deadline."""
         guest.ts = max(guest.ts, ts)
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
-        self.started(guest, started_at)
+        self.started(guest, started_at, "it runs on; the agent is back")
         self.leases.began(guest)
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _note(self, guest: Guest, state: str, reason: str) -> None:
+        self._state.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)
 
     def _drop(self, guest: Guest) -> None:
         """A reservation ends; nothing was started and nothing is promised."""

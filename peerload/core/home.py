@@ -210,13 +210,19 @@ class Home:
         self._ledger.start(task.key, task.spec.request, is_local=True)
         self._state.actions.append(SpawnTask(task.key, task.task, task.record.attempt, self._state.node, task.spec))
 
-    def started_here(self, task: HomeTask, started_at: float) -> None:
+    def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
         """The launcher has the process."""
         task.running_at = started_at
         self._arm_time_limit(task, started_at)
         self._state.actions.append(
             TaskChanged(msgspec.structs.replace(task.record, started_at=started_at), running=True, reason="started")
         )
+        self.seen_running(task, reason)
+
+    def seen_running(self, task: HomeTask, reason: str) -> None:
+        """Its process is there: no state of the record, but one that users see."""
+        record = task.record
+        self._state.note("task", "running", task=record.task, attempt=record.attempt, node=record.node, reason=reason)
 
     def ended_here(self, task: HomeTask, exit_: Exit) -> None:
         """The process is gone; its output lies in this home's spool already."""

@@ -1,25 +1,29 @@
-"""Who is there: the peers this node has heard of, what they last said, and whom it suspects.
+"""Who is there: the peers this node knows, what they have and last said, and what gossip believes of them.
 
-One peer, in turn, is pinged every `ping_s`; whoever has not been heard of for `suspect_after_s` is suspected, later
-called dead. That is advice: it stops new probes and offers, it never re-queues a task.
+Gossip (`gossip.py`) finds out who is alive. What it says is advice: it stops probes and offers to whoever is suspected
+or called dead; no task is ever taken back because of it.
 
-Peers meet one by one (`meet`), or all at once through a shared directory (`meet_all`): then nothing is kept here of
-those of whom nothing else was heard.
+Peers become known one by one (`meet`, and by gossip), or all at once through a shared directory (`meet_all`): then there
+is no gossip, and nothing is kept here of those of whom nothing else was heard.
 """
 
 from __future__ import annotations
 
 import enum
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from peerload.core.admission import why_never
+from peerload.core.contacts import identity_of
 from peerload.core.directory import ELIGIBLE_KEPT_MAX, NOBODY, Names
-from peerload.model.actions import Dial
+from peerload.core.gossip import Gossip, rumour_of
+from peerload.core.profiles import Profiles
+from peerload.model.actions import ForgetPeer
+from peerload.model.gossip import Load, Standing
 from peerload.model.load import LoadReport
-from peerload.model.messages import PEERS_TOLD_MAX, Hello, Need, Ping, Pong
+from peerload.model.messages import Hello, KnownProfile, Leaving, Need, Pong, ProfileTold
+from peerload.model.resources import Profile
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
@@ -27,8 +31,11 @@ if TYPE_CHECKING:
 
     from peerload.core.directory import Directory
     from peerload.core.state import CoreState
-    from peerload.model.messages import Identity
-    from peerload.model.resources import Profile
+    from peerload.model.gossip import Rumour
+    from peerload.model.messages import Identity, Ping, ProfileRequest
+
+LEAVING_SAID_MAX = 4
+"""Members that are told over the peer link that this node stops, besides what gossip tells."""
 
 
 class PeerState(enum.StrEnum):
@@ -40,16 +47,26 @@ class PeerState(enum.StrEnum):
     LEFT = "left"
 
 
+STANDINGS = {
+    Standing.ALIVE: PeerState.ALIVE,
+    Standing.SUSPECT: PeerState.SUSPECT,
+    Standing.DEAD: PeerState.DEAD,
+    Standing.LEFT: PeerState.LEFT,
+    Standing.FORGOTTEN: PeerState.LEFT,
+}
+
+
 class Peer:
-    """One peer as seen from here. heard_s: boot time of the last live word; pinged_s: of a ping since then, 0 = none."""
+    """One peer as seen from here. heard_s: boot time of its last word to this node; since_s: since when it is in this
+    state; knows_profile: whether its profile is that of this run, else it is an old one or, at first, an empty one."""
 
-    __slots__ = ("heard_s", "identity", "pinged_s", "profile", "state")
+    __slots__ = ("heard_s", "identity", "knows_profile", "profile", "since_s", "state")
 
-    def __init__(self, identity: Identity, profile: Profile, heard_s: float) -> None:
+    def __init__(self, identity: Identity, profile: Profile | None, heard_s: float) -> None:
         self.identity = identity
-        self.profile = profile
-        self.heard_s = heard_s
-        self.pinged_s = 0.0
+        self.profile = profile or Profile(identity.node, 0, 0.0)
+        self.knows_profile = profile is not None
+        self.heard_s = self.since_s = heard_s
         self.state = PeerState.ALIVE
 
 
@@ -62,7 +79,9 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 
 class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
-    ``died(node)`` is called when one is called dead."""
+
+    has_bus: whether a broker can be reached now. ``lost`` is called with the name of a peer that is suspected, or called dead (True): for tasks that may run twice.
+    """
 
     def __init__(self, state: CoreState) -> None:
         self._state = state
@@ -75,9 +94,16 @@ class Membership:
         self._reports: dict[str, Heard] = {}
         self._eligible: dict[Need, Names] = {}
         self._declined: dict[tuple[str, str, bytes], float] = {}
-        self._turn = 0
-        self._sequence = 0
-        self.died: Callable[[str], None] = lambda _node: None
+        self._back: list[str] = []
+        self.has_bus = False
+        self.lost: Callable[[str, bool], None] = lambda _node, _dead: None
+        self.gossip = Gossip(state)
+        self.gossip.changed = self._gossiped
+        self.gossip.load_heard = self.heard_report
+        self.gossip.loads = self._loads
+        self.gossip.has_room = self._make_room
+        self.gossip.contacts.buried = self._remove
+        self._profiles = Profiles(self.gossip.shared)
 
     def __iter__(self) -> Iterator[Peer]:
         yield from self._peers.values()
@@ -101,11 +127,6 @@ class Membership:
             return self._is_listed(node) and not self._directory.members[node][1].drained
         return peer.state is PeerState.ALIVE and not peer.profile.drained
 
-    def known(self) -> tuple[Identity, ...]:
-        """Members to tell a newcomer about, at most PEERS_TOLD_MAX."""
-        alive = (peer.identity for peer in self if peer.state is PeerState.ALIVE and peer.identity.address)
-        return tuple(islice(alive, PEERS_TOLD_MAX))
-
     def report(self, node: str) -> KnownReport | None:
         """The newest report of a peer, unless it is too old to be believed."""
         heard = self._reports.get(node)
@@ -118,6 +139,33 @@ class Membership:
         """The newest report of a peer, however old."""
         return self._reports.get(node)
 
+    # -- this node itself ----------------------------------------------------------------------------------------------
+
+    def start(self, known: Sequence[Identity], seeds: Sequence[str]) -> None:
+        """Look for the members of earlier starts, and for whoever is at these addresses."""
+        self.gossip.contacts.start(known, seeds)
+
+    def changed_itself(self) -> None:
+        """The profile or the identity of this node has changed: others are to know."""
+        self.gossip.speak()
+
+    def tell_load(self, report: LoadReport) -> None:
+        """This node's load, for everybody; by gossip, unless a broker tells it."""
+        if not self.has_bus:
+            self.gossip.tell_load(report)
+
+    def leave(self) -> None:
+        """This node stops on purpose."""
+        alive = [node for node in self._names if (peer := self.get(node)) is not None and peer.state is PeerState.ALIVE]
+        told = alive if len(alive) <= LEAVING_SAID_MAX else self._state.rng.sample(alive, LEAVING_SAID_MAX)
+        for node in told:
+            self._state.send(node, Leaving())
+        self.gossip.leave()
+
+    def hello(self, report: LoadReport) -> Hello:
+        """How this node introduces itself."""
+        return Hello(self._state.identity, self._state.profile, report, refutation=self.gossip.refutation)
+
     # -- what was heard ------------------------------------------------------------------------------------------------
 
     def meet_all(self, directory: Directory) -> None:
@@ -127,46 +175,56 @@ class Membership:
         self._names = Names(directory.names, without=self._state.node)
         self._eligible.clear()
 
-    def meet(self, identity: Identity, profile: Profile, report: LoadReport | None) -> bool:
-        """A peer introduced itself. True if it is new here, or another start of one that was known."""
-        if identity.node == self._state.node:
+    def meet(
+        self,
+        identity: Identity,
+        profile: Profile,
+        report: LoadReport | None,
+        *,
+        refutation: int = 0,
+        in_person: bool = True,
+    ) -> bool:
+        """A peer introduced itself, ``in_person`` over its own link, else by way of a broker. True if it is new here, or
+        another start of one that was known."""
+        node = identity.node
+        if node == self._state.node:
             return False
-        peer = self._own(identity.node)
-        now_s = self._state.now.boot_s
-        is_new = peer is None or peer.identity.boot != identity.boot
+        known = self.get(node)
+        is_new = known is None or known.identity.boot != identity.boot
         if (
-            peer is not None
-            and identity.incarnation < peer.identity.incarnation
-            and identity.store == peer.identity.store
+            known is not None
+            and identity.incarnation < known.identity.incarnation
+            and identity.store == known.identity.store
         ):
             return False  # a late word of an earlier start
+        was_back = list(self._back)
+        self.gossip.told(rumour_of(identity, profile, refutation), node, spread=in_person)
+        self._back = was_back  # the caller knows
+        peer = self._own(node)
         if peer is None:
-            if len(self._names) >= self._state.config.peers_max:
-                self._state.count("peers refused")
-                return False
-            peer = Peer(identity, profile, now_s)
-            self._peers[identity.node] = peer
-            self._names = sorted([*self._names, identity.node])
-            self._eligible.clear()
+            self._state.count("peers refused")
+            return False
         if is_new:
-            self._reports.pop(identity.node, None)
-        if profile != peer.profile or is_new:
-            self._eligible.clear()
+            self._reports.pop(node, None)
         peer.identity = identity
-        peer.profile = profile
-        self._alive(peer)
+        self._has(peer, profile, is_new=is_new)
+        if in_person:
+            peer.heard_s = self._state.now.boot_s
+            self.gossip.contacts.linked(node)
         if report is not None:
-            self.heard_report(identity.node, report)
+            self.heard_report(node, report)
         return is_new
 
     def heard(self, node: str) -> None:
-        """Any word of a peer shows that it is there."""
+        """A peer said something over its link."""
         peer = self._peers.get(node)
         if peer is not None:
-            self._alive(peer)
+            peer.heard_s = self._state.now.boot_s
+            if peer.state is not PeerState.ALIVE:
+                self.gossip.heard(node)
 
-    def heard_report(self, node: str, report: LoadReport) -> bool:
-        """A peer told its load. The newest (incarnation, sequence) wins; True if this one did."""
+    def heard_report(self, node: str, report: LoadReport, age_s: float = 0.0) -> bool:
+        """A peer told its load, so long ago. The newest (incarnation, sequence) wins; True if this one did."""
         known = self._reports.get(node)
         if known is None:
             if node not in self._peers and not self._is_listed(node):
@@ -177,53 +235,144 @@ class Membership:
             return False
         else:
             del self._reports[node]  # so that the first is the one that came longest ago
-        self._reports[node] = Heard(report, self._state.now.boot_s)
+        self._reports[node] = Heard(report, self._state.now.boot_s - age_s)
         return True
 
     def left(self, node: str) -> None:
         """A peer said good-bye."""
-        self._become(node, PeerState.LEFT)
+        member = self.gossip.shared.members.get(node)
+        if member is not None:
+            rumour = msgspec.structs.replace(member.rumour, standing=Standing.LEFT, by=())
+            self.gossip.told(rumour, node)
+        elif (peer := self._own(node)) is not None:
+            self._become(peer, PeerState.LEFT, "it said good-bye")
 
-    def unreachable(self, node: str) -> None:
-        """The link to a peer broke: ask it at once rather than in its turn."""
-        peer = self._own(node)
-        if peer is not None and peer.state is PeerState.ALIVE:
-            self._become(node, PeerState.SUSPECT)
-            self._ping(peer)
+    def forget(self, node: str) -> bool:
+        """An operator says that it is gone for good: it is no member any more, here and everywhere. False if it is not
+        known, or is there."""
+        peer = self._peers.get(node)
+        self.gossip.contacts.known.pop(node, None)
+        if peer is None or peer.state is PeerState.ALIVE:
+            return False
+        self.gossip.forget(node)
+        return True
 
-    def learn(self, known: Sequence[Identity]) -> None:
-        """Others' members: whoever is new here is dialled, and introduces itself."""
-        for identity in known:
-            if identity.node == self._state.node or not identity.address:
-                continue
-            peer = self.get(identity.node)
-            if peer is None or (peer.state is not PeerState.ALIVE and peer.identity.boot != identity.boot):
-                self._state.actions.append(Dial(identity))
+    def back(self) -> list[str]:
+        """The peers of which gossip told since this was last asked that they are there again, or anew."""
+        back, self._back = self._back, []
+        return back
 
-    # -- asking --------------------------------------------------------------------------------------------------------
+    # -- what gossip tells ---------------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """Every `ping_s`: suspect the silent, ping the next in turn."""
-        state = self._state
-        state.set_timer_in(state.config.ping_s, "ping")
-        if not self._names:
+    def _gossiped(self, was: Rumour | None, now: Rumour, src: str) -> None:
+        """What is believed of a peer has changed."""
+        node = now.node
+        if now.standing is Standing.FORGOTTEN:
+            self._state.note("node", "forgotten", node=node, reason="an operator said so")
+            self._remove(node)
+            self._state.actions.append(ForgetPeer(node))
             return
-        self._turn = (self._turn + 1) % len(self._names)
-        peer = self._own(self._names[self._turn])
-        if peer is not None:
-            self._ping(peer)
-        for peer in self._peers.values():
-            self._judge(peer)
-        for key in [key for key, until_s in self._declined.items() if until_s < state.now.boot_s]:
-            del self._declined[key]
+        peer = self._own(node)
+        if peer is None:
+            peer = self._peers[node] = Peer(identity_of(now), None, self._state.now.boot_s)
+            self._names = sorted([*self._names, node])
+        is_new_run = was is None or was.boot != now.boot
+        if is_new_run or now.incarnation != peer.identity.incarnation or now.address != peer.identity.address:
+            if now.boot != peer.identity.boot:
+                self._reports.pop(node, None)
+                peer.knows_profile = False  # it may be another
+            peer.identity = identity_of(now)
+        state = STANDINGS[now.standing]
+        is_back = state is PeerState.ALIVE and (is_new_run or peer.state is PeerState.DEAD)
+        reason = _reason(now, is_new=was is None)
+        if is_new_run and peer.state is state:  # the same, but another: met, or started anew
+            self._state.note("node", state.value, node=node, reason=reason)
+        self._become(peer, state, reason)
+        if is_back:
+            self._back.append(node)
+        if state is PeerState.ALIVE and (not peer.knows_profile or peer.profile.version < now.profile_version):
+            self._profiles.want(node, src)
+        elif state is not PeerState.ALIVE:
+            self._profiles.have(node)
+            if was is not None and was.standing is not now.standing and state is not PeerState.LEFT:
+                self.lost(node, state is PeerState.DEAD)
+
+    def _loads(self) -> Iterator[Load]:
+        """The loads known, for a newcomer."""
+        now_s = self._state.now.boot_s
+        for node, heard in self._reports.items():
+            if self.is_usable(node):
+                yield Load.of(node, heard.report, max(now_s - heard.at_s, 0.0))
+
+    def _make_room(self) -> bool:
+        """Whether there is room for one more peer; one that was lost longest ago makes it."""
+        if len(self._names) < self._state.config.peers_max:
+            return True
+        gone = [peer for peer in self._peers.values() if peer.state in (PeerState.DEAD, PeerState.LEFT)]
+        if not gone:
+            return False
+        node = min(gone, key=lambda peer: (peer.since_s, peer.identity.node)).identity.node
+        self.gossip.drop(node)
+        self._remove(node)
+        return True
+
+    def _remove(self, node: str) -> None:
+        if self._peers.pop(node, None) is not None:
+            self._names = [name for name in self._names if name != node]
+            self._reports.pop(node, None)
+            self._profiles.have(node)
+            self._eligible.clear()
+
+    def timer(self, kind: str, subject: str) -> None:
+        """One of gossip's."""
+        if kind == "profiles":
+            self.gossip.shared.expired_s(kind, subject)
+            self._profiles.ask()
+        else:
+            self.gossip.timer(kind, subject)
+
+    # -- asked over the peer link --------------------------------------------------------------------------------------
 
     def pinged(self, src: str, ping: Ping, report: LoadReport) -> None:
         """Answer."""
         self._state.send(src, Pong(ping.sequence, report))
 
-    def hello(self, report: LoadReport) -> Hello:
-        """How this node introduces itself."""
-        return Hello(self._state.identity, self._state.profile, report, self.known())
+    def ponged(self, src: str, pong: Pong) -> None:
+        """A ping over the link was answered."""
+        self.gossip.detector.acked(src, pong.sequence)
+
+    def profiles_requested(self, src: str, request: ProfileRequest) -> None:
+        """Tell those that are known, this node's own, too."""
+        told = []
+        for node in request.nodes:
+            peer = self._peers.get(node)
+            if node == self._state.node:
+                told.append(KnownProfile(self._state.identity.boot, self._state.profile))
+            elif peer is not None and peer.knows_profile:
+                told.append(KnownProfile(peer.identity.boot, peer.profile))
+        if told:
+            self._state.send(src, ProfileTold(tuple(told)))
+
+    def profiles_told(self, told: ProfileTold) -> bool:
+        """What was asked for. True if a peer became known by it, or has changed."""
+        found = False
+        for known in told.profiles:
+            peer = self._peers.get(known.profile.node)
+            if peer is not None and peer.identity.boot == known.boot:
+                found = self._has(peer, known.profile, is_new=False) or found
+        return found
+
+    def _has(self, peer: Peer, profile: Profile, *, is_new: bool) -> bool:
+        """The profile of this run, unless a newer one is known."""
+        if peer.knows_profile and not is_new and profile.version < peer.profile.version:
+            return False
+        was_known, peer.knows_profile = peer.knows_profile, True
+        self._profiles.have(peer.identity.node)
+        if was_known and not is_new and profile == peer.profile:
+            return False
+        peer.profile = profile
+        self._eligible.clear()
+        return True
 
     # -- who may run what ----------------------------------------------------------------------------------------------
 
@@ -252,14 +401,18 @@ class Membership:
     def could_ever(self, need: Need, home: str) -> bool:
         """Whether any peer not known to have left could run this, also one that is silent or drained now."""
         return any(
-            peer.state is not PeerState.LEFT and not why_never(peer.profile, need.request, need.placement, home)
+            peer.state is not PeerState.LEFT
+            and (not peer.knows_profile or not why_never(peer.profile, need.request, need.placement, home))
             for peer in self
         )
 
     def remember_decline(self, node: str, code: str, subject: bytes) -> None:
         """A decline for a lasting reason: do not probe again for a while."""
+        now_s = self._state.now.boot_s
+        for key in [key for key, until_s in self._declined.items() if until_s < now_s]:
+            del self._declined[key]
         if len(self._declined) < self._state.config.declines_remembered_max:
-            self._declined[(node, code, subject)] = self._state.now.boot_s + self._state.config.decline_memory_s
+            self._declined[(node, code, subject)] = now_s + self._state.config.decline_memory_s
 
     def has_declined(self, node: str, code: str, subject: bytes) -> bool:
         """Whether this node declined that lately."""
@@ -285,34 +438,23 @@ class Membership:
             peer = self._peers[node] = self._listed(node)
         return peer
 
-    def _alive(self, peer: Peer) -> None:
-        peer.heard_s = self._state.now.boot_s
-        peer.pinged_s = 0.0
-        if peer.state is not PeerState.ALIVE:
-            self._become(peer.identity.node, PeerState.ALIVE)
-
-    def _become(self, node: str, state: PeerState) -> None:
-        peer = self._own(node)
-        if peer is not None and peer.state is not state:
+    def _become(self, peer: Peer, state: PeerState, reason: str) -> None:
+        if peer.state is not state:
             peer.state = state
+            self._state.note("node", state.value, node=peer.identity.node, reason=reason)
+            peer.since_s = self._state.now.boot_s
             self._eligible.clear()
             self._state.count(f"peers became {state.value}")
 
-    def _ping(self, peer: Peer) -> None:
-        if peer.state is PeerState.LEFT:
-            return
-        self._sequence += 1
-        if not peer.pinged_s:
-            peer.pinged_s = self._state.now.boot_s
-        self._state.send(peer.identity.node, Ping(self._sequence))
 
-    def _judge(self, peer: Peer) -> None:
-        if peer.state is PeerState.LEFT or not peer.pinged_s:
-            return
-        silent_s = self._state.now.boot_s - max(peer.heard_s, peer.pinged_s)
-        if silent_s > self._state.config.dead_after_s:
-            if peer.state is not PeerState.DEAD:
-                self._become(peer.identity.node, PeerState.DEAD)
-                self.died(peer.identity.node)
-        elif silent_s > self._state.config.suspect_after_s and peer.state is PeerState.ALIVE:
-            self._become(peer.identity.node, PeerState.SUSPECT)
+def _reason(now: Rumour, *, is_new: bool) -> str:
+    """Why a peer is believed to be what it is now, for people."""
+    match now.standing:
+        case Standing.ALIVE:
+            return "met" if is_new else "heard again"
+        case Standing.SUSPECT:
+            return f"{', '.join(now.by) or 'a peer'} had no answer"
+        case Standing.DEAD:
+            return "it did not speak up in time"
+        case _:
+            return "it said good-bye"

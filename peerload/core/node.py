@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from peerload.model.actions import Action
     from peerload.model.config import CoreConfig
     from peerload.model.instant import Instant
+    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
     from peerload.model.resources import Profile
     from peerload.policy.preset import PolicySet
@@ -88,11 +89,13 @@ class Node:
         )
         self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain)
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
-        self.membership.died = self.handoff.leases.peer_died
+        self.membership.lost = self.handoff.leases.peer_lost
         self.home.lost = self.handoff.losses.died
         self.executor.is_ending = self.runs.is_ending
         self.sharing.information.running = self.runs.works
         self.runs.completed = self.sharing.completed
+        self.membership.gossip.load_heard = self._load_gossiped
+        self.membership.gossip.shared.own_load = self.sharing.report
         self.home.requeued = self.arrivals.requeued
         self.home.placed = self.sharing.sender.placed
         self.handoff.declined = self.sharing.sender.offer_declined
@@ -141,7 +144,7 @@ class Node:
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
-                self.membership.unreachable(event.node)
+                self.membership.gossip.unreachable(event.node)
             case events.SendFailed():
                 self._send_failed(event)
             case events.CancelRequested():
@@ -157,6 +160,7 @@ class Node:
             case events.SpeedMeasured():
                 self._speed_measured(event.speed)
             case events.BusChanged():
+                self.membership.has_bus = event.connected
                 if event.connected:
                     self.sharing.information.tell()
             case events.LoadTold():
@@ -177,27 +181,25 @@ class Node:
             case events.MachineSleeping():
                 self.handoff.parking.go_away("this machine goes to sleep")
             case events.MachineWoke():
-                self._woke(event.boot)
+                self.handoff.parking.come_back()
+                self.handoff.leases.ask_all()
             case events.AgentStopping():
                 self.handoff.parking.go_away("this agent stops")
-                for peer in self.membership:
-                    self.state.send(peer.identity.node, messages.Leaving())
+                self.membership.leave()
+            case events.GossipReceived() | events.LoopLagged():
+                self.membership.gossip.handle(event)
+                self._gossiped()
             case _:
                 assert_never(event)
 
     # -- start and restart ---------------------------------------------------------------------------------------------
-
-    def _woke(self, boot: str) -> None:
-        """This home is back, under a new boot id, so that nothing said to it before is taken for an answer now."""
-        self.state.identity = msgspec.structs.replace(self.state.identity, boot=boot)
-        self.handoff.parking.come_back()
-        self.handoff.leases.ask_all()
 
     def _speed_measured(self, speed: float) -> None:
         """A fact of this node has changed: peers are told."""
         profile = self.state.profile
         profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
         self.state.profile = self.ledger.profile = profile
+        self.membership.changed_itself()
         self.sharing.information.tell()
 
     # -- peers ---------------------------------------------------------------------------------------------------------
@@ -205,18 +207,40 @@ class Node:
     def _met(self, event: events.PeerMet, *, told_by_itself: bool) -> None:
         """``told_by_itself``: over its own link, just now; what came by way of a broker is no proof of anything."""
         node = event.identity.node
-        is_new = self.membership.meet(event.identity, event.profile, event.report)
+        is_new = self.membership.meet(
+            event.identity,
+            event.profile,
+            event.report if not event.retained else None,  # how old it is, nobody knows
+            refutation=event.refutation,
+            in_person=told_by_itself,
+        )
         peer = self.membership.get(node)
         if told_by_itself and peer is not None and peer.identity == event.identity:  # not a late word
             self.handoff.leases.machine_changed(event.identity)
         if is_new:
-            self.handoff.leases.peer_is_back(node)
-            self.executor.home_is_back(node)
-            self.sharing.sender.peer_met()
-        self.membership.learn(event.known)
+            self._is_back(node)
+        for identity in event.known:
+            self.membership.gossip.contacts.learn(identity)
         newest = self.membership.last_report(node)
         if newest is not None and newest.report is event.report:
             self.sharing.report_met(node, event.report)
+
+    def _is_back(self, node: str) -> None:
+        """A peer is there anew, or again: what is between us is settled at once."""
+        self.handoff.leases.peer_is_back(node)
+        self.executor.home_is_back(node)
+        self.sharing.sender.peer_met()
+
+    def _gossiped(self) -> None:
+        for node in self.membership.back():
+            self._is_back(node)
+
+    def _load_gossiped(self, node: str, report: LoadReport, age_s: float) -> bool:
+        """A load that came by gossip: kept, and acted upon."""
+        is_news = self.membership.heard_report(node, report, age_s)
+        if is_news:
+            self.sharing.report_met(node, report)
+        return is_news
 
     def _send_failed(self, event: events.SendFailed) -> None:
         message = event.message
@@ -287,7 +311,16 @@ class Node:
             case messages.Ping():
                 self.membership.pinged(src, message, self.sharing.report())
             case messages.Pong():
+                self.membership.ponged(src, message)
                 self.sharing.report_received(src, message.report)
+            case messages.Sync():
+                self.membership.gossip.synced(src, message)
+                self._gossiped()
+            case messages.ProfileRequest():
+                self.membership.profiles_requested(src, message)
+            case messages.ProfileTold():
+                if self.membership.profiles_told(message):
+                    self.sharing.sender.peer_met()
             case messages.State():
                 if message.identity.node == src:
                     met = events.PeerMet(message.identity, message.profile, message.report)
@@ -314,8 +347,9 @@ class Node:
                 self.sharing.probe_timed_out(int(subject))
             case "renew":
                 self.executor.leases.renew()
-            case "ping":
-                self.membership.tick()
+            case "gossip":
+                self.membership.timer(subject, timer[2] if len(timer) > 2 else "")  # noqa: PLR2004 -- a name of three parts
+                self._gossiped()
             case "region":
                 self.sharing.information.region_held()
             case "period":

@@ -29,7 +29,7 @@ def restart(node: Node, event: AgentStarted) -> None:
     for task in queued:
         if not node.handoff.losses.rest_after_restart(task):
             node.arrivals.arrives(task)
-    node.state.set_timer_in(node.state.config.ping_s, "ping")
+    node.membership.start(event.known, event.seeds)
     node.state.set_timer_in(node.state.config.floor_kept_s, "floors")
 
 

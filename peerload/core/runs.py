@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SIGTERM = 15
 SIGKILL = 9
 TIME_LIMIT = "time limit"
+RUNS_ON = "it runs on; the agent is back"
 
 
 class Runs:
@@ -157,10 +158,12 @@ class Runs:
     def launcher_lost(self) -> None:
         """Nothing can be started for a while."""
         self._launcher_away = True
+        self._state.note("launcher", "lost", reason="its tasks are ended, another one is on its way")
 
     def launcher_ready(self, running: Running, ended: dict[str, Exit]) -> None:
         """A (new) launcher answers."""
         self._launcher_away = False
+        self._state.note("launcher", "ready")
         self.reconcile(running, ended)
 
     def reconcile(self, listed: Running, ended: dict[str, Exit]) -> None:
@@ -175,7 +178,7 @@ class Runs:
                 work.started_s = self._state.now.boot_s - max(self._state.now.wall_s - started_at, 0.0)
                 if isinstance(work, HomeTask):
                     self._ledger.start(key, work.spec.request, is_local=True)
-                    self._home.started_here(work, started_at)
+                    self._home.started_here(work, started_at, RUNS_ON)
                 else:
                     self._executor.adopted_running(work, started_at, ts)
             else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.history import History
-from peerload.model.actions import ClearTimer, Persist, Send, SetTimer
+from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, Send, SetTimer
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
@@ -73,6 +73,12 @@ class CoreState:
     def persist(self, *rows: Row) -> None:
         """Keep rows; what is said after this waits until they are durable."""
         self.actions.append(Persist(rows))
+
+    def note(
+        self, what: str, state: str, *, task: str = "", attempt: int = 0, node: str = "", reason: str = ""
+    ) -> None:
+        """Keep an event for people (`EVENTS` lists what can happen); nothing waits for it."""
+        self.actions.append(Note(PutEvent(self.now.wall_s, what, state, task, attempt, node, reason)))
 
     def set_timer_in(self, seconds: float, *timer: str) -> None:
         """Be told after ``seconds``, if that is not FOREVER_S or more."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from peerload.model.events import Submission
+from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership
 from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
 
@@ -27,7 +28,7 @@ class PutSubmission(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class PutTask(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Keep a task's record, and one line of its history: ``at`` Unix s, why it came to this state."""
+    """Keep a task's record, and with it the event that it came to this state: ``at`` Unix s, and why."""
 
     record: TaskRecord
     at: float
@@ -57,6 +58,42 @@ class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
     kind: FloorKind = FloorKind.STARTED
 
 
+class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep one line about what happened (`EVENTS` lists what can): at Unix s; node: the other one, where there is one."""
+
+    at: float
+    what: str
+    state: str
+    task: str = ""
+    attempt: int = 0
+    node: str = ""
+    reason: str = ""
+
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    "task": ("held", "queued", "leased", "running", "parked", "done", "failed", "cancelled", "unknown"),
+    "attempt": (
+        "accepted",
+        "started",
+        "running",
+        "frozen",
+        "thawed",
+        "parked",
+        "returned",
+        "refused",
+        "revoked",
+        "ended",
+        "lost",
+        "delivered",
+    ),
+    "node": ("alive", "suspect", "dead", "left", "forgotten"),
+    "agent": ("started", "stopping", "draining", "undrained"),
+    "launcher": ("lost", "ready"),
+    "disk": ("low", "full", "ok"),
+}
+"""What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
+
+
 class DropFloors(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Forget floors of tasks about which nothing can come any more."""
 
@@ -69,7 +106,7 @@ class PutDrain(msgspec.Struct, frozen=True, gc=False, tag=True):
     reason: str | None
 
 
-Row = PutSubmission | PutTask | PutExecution | DropExecution | PutFloor | DropFloors | PutDrain
+Row = PutSubmission | PutTask | PutExecution | DropExecution | PutFloor | DropFloors | PutDrain | PutEvent
 
 
 class Persist(_Action, frozen=True):
@@ -99,6 +136,26 @@ class Dial(_Action, frozen=True):
     """Make a peer link to this node if there is none."""
 
     identity: Identity
+
+
+class DialAddress(_Action, frozen=True):
+    """Make a peer link to whoever is at this HOST:PORT, if there is none."""
+
+    address: str
+
+
+class ForgetPeer(_Action, frozen=True):
+    """This node is gone for good: its address may be forgotten, too."""
+
+    node: str
+
+
+class SendGossip(_Action, frozen=True):
+    """Send a sealed datagram to a node at this address (HOST:PORT). It may be lost; nobody asks."""
+
+    node: str
+    address: str
+    messages: tuple[GossipMessage, ...]
 
 
 class SpawnTask(_Action, frozen=True):
@@ -204,6 +261,13 @@ class ClearTimer(_Action, frozen=True):
     timer: tuple[str, ...]
 
 
+class Note(_Action, frozen=True):
+    """Keep an event with the rows of this turn, else with the next that are kept (or a second later): nothing waits for
+    it, and a crash may lose what came last."""
+
+    event: PutEvent
+
+
 class Decided(_Action, frozen=True):
     """Why a decision was as it was: the policy, the inputs with their age in seconds, the choice and the reason."""
 
@@ -218,6 +282,8 @@ OUTWARD: tuple[type, ...] = (
     Send,
     Announce,
     Dial,
+    DialAddress,
+    ForgetPeer,
     SpawnTask,
     SignalTask,
     SetLease,
@@ -234,6 +300,9 @@ Action = (
     | Send
     | Announce
     | Dial
+    | DialAddress
+    | ForgetPeer
+    | SendGossip
     | SpawnTask
     | SignalTask
     | SetLease
@@ -245,5 +314,6 @@ Action = (
     | TaskChanged
     | SetTimer
     | ClearTimer
+    | Note
     | Decided
 )

@@ -6,11 +6,12 @@ variables and TOML files (`agent/settings.py`); the simulator makes them directl
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from peerload.model.gossip import LAN, GossipPreset
 from peerload.model.resources import Name, NodeName, Speed
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
@@ -78,11 +79,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An older report is no longer believed."""
 
     # membership
-    ping_s: Positive = 2.0
-    """One peer, in turn, is pinged this often."""
-    suspect_after_s: Positive = 6.0
-    """A peer not heard of for this long after being pinged is suspected."""
-    dead_after_s: Positive = 15.0
+    gossip: GossipPreset = LAN
+    """How fast the loss of a node is noticed, and what that costs (docs/membership.md)."""
     peers_max: Limit = 1000
     reports_kept_max: Limit = 1000
     """Reports of peers that are kept; a further one drops the one that came longest ago."""
@@ -127,7 +125,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     speed: Speed | None = None
     """How fast the node works beside the reference machine; None: measured once, kept in the state directory."""
-    cluster: NodeName = "default"
+    cluster: str = ""
+    """The cluster's directory (`peerload cluster init` makes one); "": this user's, else one of this machine alone."""
+    gossip: Literal["local", "lan", "wan"] = "lan"
+    """How fast the loss of a node is noticed: agents on one machine, on one network, or far apart."""
     site: NodeName = "main"
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
     """Captured per stream and task: half of it from the head and half from the tail are kept."""

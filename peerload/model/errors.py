@@ -3,11 +3,15 @@
 PeerloadError
 ├── BadRequest          a user's mistake: what, why and the next command to type
 │   ├── NoSuchTask
-│   └── NeverRunnable   no known node could ever run the request
+│   ├── NeverRunnable   no known node could ever run the request
+│   ├── SlowDown        a named bound is reached
+│   └── DiskFull        the disk has no room for it (ENOSPC)
 ├── ConfigError         a setting is unknown, out of range or contradicts another
 ├── ProtocolError       *their* bytes are malformed: dropped and counted, never fatal
 │   ├── FrameTooLarge
-│   └── BadMessage
+│   ├── BadMessage
+│   ├── NotAuthentic    sealed with another key, or changed on the way
+│   └── Replayed        sealed well, but seen before or too old to tell
 ├── AgentUnavailable    no agent answers at the socket
 ├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
 ├── StoreError          the disk did not keep what it was given: the agent stops
@@ -60,6 +64,12 @@ class SlowDown(BadRequest):
         self.retry_after_s = retry_after_s
 
 
+class DiskFull(BadRequest):
+    """The disk of this node has no room for what was asked (ENOSPC); nothing was changed."""
+
+    code = "disk-full"
+
+
 class ConfigError(PeerloadError):
     """A setting cannot be used; ``key`` names it, ``says`` is the mistake alone, ``file`` and ``line`` say where it
     stands ("" and 0: not known)."""
@@ -96,6 +106,18 @@ class BadMessage(ProtocolError):
     """A frame of the right size whose body fits no message."""
 
     code = "bad-message"
+
+
+class NotAuthentic(ProtocolError):
+    """A sealed message of another cluster, or one that was changed or cut on the way; nothing of it is believed."""
+
+    code = "not-authentic"
+
+
+class Replayed(ProtocolError):
+    """A sealed message that came before, or so far behind its sender's newest that this can no longer be told."""
+
+    code = "replayed"
 
 
 class AgentUnavailable(PeerloadError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
 from peerload.model.resources import Profile
@@ -56,7 +57,8 @@ class AgentStarted(_Event, frozen=True):
     highest attempt never to be started (again), and why; counter: the last task number used; running / ended: attempts
     (by execution key) that the launcher has alive or has an exit record of. A START that is in neither has died.
     past: the last runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node
-    takes no tasks ("" is a reason, too), None if it does.
+    takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
+    addresses (HOST:PORT) at which a member may be. They are tried for ever.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -68,6 +70,8 @@ class AgentStarted(_Event, frozen=True):
     ended: tuple[tuple[str, Exit], ...] = ()
     past: tuple[PastRun, ...] = ()
     drained: str | None = None
+    known: tuple[Identity, ...] = ()
+    seeds: tuple[str, ...] = ()
 
 
 class TaskSubmitted(_Event, frozen=True):
@@ -152,9 +156,7 @@ class MachineSleeping(_Event, frozen=True):
 
 
 class MachineWoke(_Event, frozen=True):
-    """This machine slept, and is back under a new boot id."""
-
-    boot: str
+    """This machine slept, and is back."""
 
 
 class PeerMet(_Event, frozen=True):
@@ -165,6 +167,7 @@ class PeerMet(_Event, frozen=True):
     report: LoadReport
     known: tuple[Identity, ...] = ()
     retained: bool = False
+    refutation: int = 0
 
 
 class PeerUnreachable(_Event, frozen=True):
@@ -180,6 +183,24 @@ class MessageReceived(_Event, frozen=True):
     src: str
     message: Membership | Advice | Ownership
     directory_here: bool = True
+
+
+class GossipReceived(_Event, frozen=True):
+    """A datagram came from this start of a node's agent, at this address (HOST:PORT, "": as known). protocol_min,
+    protocol_max: the versions that it speaks."""
+
+    src: str
+    src_boot: str
+    messages: tuple[GossipMessage, ...]
+    address: str = ""
+    protocol_min: int = 1
+    protocol_max: int = 1
+
+
+class LoopLagged(_Event, frozen=True):
+    """The agent did not run for so long when it should have: what it missed is its own fault, not that of others."""
+
+    lag_s: float
 
 
 class SendFailed(_Event, frozen=True):
@@ -283,6 +304,8 @@ Event = (
     | PeerMet
     | PeerUnreachable
     | MessageReceived
+    | GossipReceived
+    | LoopLagged
     | SendFailed
     | TimerExpired
     | TaskStarted

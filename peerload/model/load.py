@@ -26,7 +26,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A node's own word on its load.
 
     load_tasks: n = running + waiting + inbound; load: the load index per slot (what policies compare);
-    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now.
+    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; gpus_free: devices that no task holds.
     Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
     """
 
@@ -41,6 +41,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     gives: bool = False
     cpus_busy: Share = 0.0
     mem_used_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    gpus_free: Count = 0
     incarnation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     sequence: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
 

@@ -12,14 +12,19 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from peerload.model.gossip import Load, Rumour
 from peerload.model.load import LoadReport
-from peerload.model.resources import NodeName, Placement, Profile, ResourceRequest
+from peerload.model.resources import Address, BootId, NodeName, Placement, Profile, ResourceRequest
 from peerload.model.task import Attempt, Exit, Nonce, TaskId, TaskSpec, Uid
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 
 PEERS_TOLD_MAX = 300
+RUMOURS_MAX = 4096
+"""Members that one `Sync` tells of."""
+PROFILES_MAX = 64
+"""Profiles asked for, or told, at a time."""
 RENEWALS_MAX = 4096
 PAIR_MOVES_MAX = 64
 """Tasks that change hands in one pairing."""
@@ -30,8 +35,6 @@ has promised not to start, too many offers outstanding, or little room left on i
 DECLINES_LASTING = ("directory",)
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
-Address = Annotated[str, Meta(max_length=300)]
-BootId = Annotated[str, Meta(min_length=1, max_length=64)]
 Reason = Annotated[str, Meta(max_length=512)]
 Search = Annotated[int, Meta(ge=0, le=1 << 62)]
 Captured = Annotated[bytes, Meta(max_length=64 << 10)]
@@ -68,6 +71,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     peers: Annotated[tuple[Identity, ...], Meta(max_length=PEERS_TOLD_MAX)] = ()
     stream: bool = False
     """This connection is for one output stream alone; it is no link."""
+    refutation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    """How often this run has spoken for itself in gossip (`Rumour.refutation`)."""
 
 
 class Ping(_Message, frozen=True, tag="ping"):
@@ -81,6 +86,33 @@ class Pong(_Message, frozen=True, tag="pong"):
 
     sequence: Search
     report: LoadReport
+
+
+class Sync(_Message, frozen=True, tag="sync"):
+    """All that this node knows of the members, and their loads. asks: tell me all that you know, too."""
+
+    rumours: Annotated[tuple[Rumour, ...], Meta(max_length=RUMOURS_MAX)] = ()
+    loads: Annotated[tuple[Load, ...], Meta(max_length=RUMOURS_MAX)] = ()
+    asks: bool = False
+
+
+class ProfileRequest(_Message, frozen=True, tag="profile-request"):
+    """What do these nodes have? Anybody who knows may answer."""
+
+    nodes: Annotated[tuple[NodeName, ...], Meta(max_length=PROFILES_MAX)]
+
+
+class KnownProfile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """The profile of one run of a node."""
+
+    boot: BootId
+    profile: Profile
+
+
+class ProfileTold(_Message, frozen=True, tag="profile-told"):
+    """The profiles asked for, as far as they are known."""
+
+    profiles: Annotated[tuple[KnownProfile, ...], Meta(max_length=PROFILES_MAX)]
 
 
 class Leaving(_Message, frozen=True, tag="leaving"):
@@ -420,7 +452,7 @@ class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
     boot: BootId
 
 
-Membership = Hello | Ping | Pong | Leaving | WrongBoot
+Membership = Hello | Ping | Pong | Sync | ProfileRequest | ProfileTold | Leaving | WrongBoot
 Broadcast = State | StateRequest | Enough
 Advice = (
     Broadcast

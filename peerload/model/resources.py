@@ -11,6 +11,8 @@ Cpus = Annotated[float, Meta(ge=0.0, le=65536.0)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 Name = Annotated[str, Meta(max_length=128)]
 Speed = Annotated[float, Meta(gt=0.0, le=1000.0)]
+Address = Annotated[str, Meta(max_length=300)]
+BootId = Annotated[str, Meta(min_length=1, max_length=64)]
 NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 
 

@@ -24,7 +24,7 @@ from peerload.sim.report import Report, percentile
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from peerload.model.actions import Answer, TaskChanged
+    from peerload.model.actions import Answer, SendGossip, TaskChanged
     from peerload.model.events import Submission
     from peerload.model.messages import Advice, Membership, Ownership
     from peerload.policy.preset import PolicySet
@@ -163,7 +163,9 @@ class Simulation:
         if other.node is not None:
             report = other.node.sharing.shown()
             other.handle(events.LoadTold(report))
-            met = events.PeerMet(other.identity, other.profile, report)
+            met = events.PeerMet(
+                other.identity, other.profile, report, refutation=other.node.membership.gossip.refutation
+            )
             self.after(self._network_options.delay_s, lambda: host.handle(met))
 
     def crash(self, host: Host, down_s: float, *, machine: bool = False) -> None:
@@ -193,6 +195,15 @@ class Simulation:
         for at_s in self.network.arrivals(self.now_s, src.name, dst):
             self.at(at_s, lambda: other.handle(event))
         return True
+
+    def gossip(self, src: Host, action: SendGossip) -> None:
+        """A datagram, for whichever start of its receiver is there when it comes."""
+        other = self.hosts.get(action.node)
+        if other is None:
+            return
+        event = events.GossipReceived(src.name, src.identity.boot, action.messages)
+        for at_s in self.network.arrivals(self.now_s, src.name, action.node):
+            self.at(at_s, lambda: other.handle(event))
 
     def submitted(self, node: str, submission: Submission) -> None:
         """A submission is durable: from now on the launcher knows how long its task takes."""

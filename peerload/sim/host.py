@@ -147,6 +147,8 @@ class Host:
                 self._simulation.at(at_s, lambda: self._expire(action, starts))
             case actions.ClearTimer():
                 self._timers.pop(action.timer, None)
+            case actions.SendGossip():
+                self._simulation.gossip(self, action)
             case _:
                 pass  # a record of a decision: it is in the trace
 

@@ -55,7 +55,17 @@ FIRST_WORDS = 2
 """Nodes whose announcement at the start is on its way where messages take time: enough for each to hear that it has
 peers. Those of all would be N² messages."""
 WITHOUT_MEANING = frozenset(
-    (actions.Persist, actions.Decided, actions.SetLease, actions.ForgetTask, actions.Dial),
+    (
+        actions.Persist,
+        actions.Note,
+        actions.Decided,
+        actions.SetLease,
+        actions.ForgetTask,
+        actions.Dial,
+        actions.DialAddress,
+        actions.ForgetPeer,
+        actions.SendGossip,
+    ),
 )
 """Actions that change nothing in a world where everything is durable, known and kept for ever."""
 
@@ -75,9 +85,6 @@ IDEAL_CONFIG = CoreConfig(
     settle_s=3600.0,
     tell_s_min=0.0,
     report_age_s_max=NEVER_S,
-    ping_s=NEVER_S,
-    suspect_after_s=NEVER_S,
-    dead_after_s=NEVER_S,
     peers_max=100_000,
     reports_kept_max=100_000,
     guests_max=100_000_000,
@@ -355,7 +362,17 @@ class IdealCluster:
                         self._delivered(other, received, self._message_s)
             case actions.SignalTask():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
-            case actions.Persist() | actions.Decided() | actions.SetLease() | actions.ForgetTask() | actions.Dial():
+            case (
+                actions.Persist()
+                | actions.Note()
+                | actions.Decided()
+                | actions.SetLease()
+                | actions.ForgetTask()
+                | actions.Dial()
+                | actions.DialAddress()
+                | actions.ForgetPeer()
+                | actions.SendGossip()
+            ):
                 pass  # WITHOUT_MEANING
             case _:
                 assert_never(action)

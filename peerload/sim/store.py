@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.actions import DropExecution, DropFloors, PutDrain, PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.model.actions import (
+    DropExecution,
+    DropFloors,
+    PutDrain,
+    PutEvent,
+    PutExecution,
+    PutFloor,
+    PutSubmission,
+    PutTask,
+)
 from peerload.model.events import AgentStarted, TaskRow
 from peerload.model.task import execution_key
 
@@ -24,7 +33,7 @@ class Store:
         self.floors: dict[bytes, tuple[int, FloorKind]] = {}
         self.drained: str | None = None
 
-    def apply(self, row: Row) -> None:
+    def apply(self, row: Row) -> None:  # noqa: C901 -- one line a row
         """Keep one row."""
         match row:
             case PutTask():
@@ -43,6 +52,8 @@ class Store:
                     self.floors.pop(uid, None)
             case PutDrain():
                 self.drained = row.reason
+            case PutEvent():
+                pass  # for people; nothing is read from it
 
     def started(self, running: Running, ended: dict[str, Exit]) -> AgentStarted:
         """What an agent that starts now is told."""

@@ -13,10 +13,13 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.errors import BadMessage
+from peerload.model.resources import NodeName
 from peerload.model.task import TaskSpec
 
 TASKS_NAMED_MAX = 10_000
 RANGES_MAX = 1_000
+EVENT_TASKS_MAX = 100
+DRAIN_REASON_CHARS_MAX = 256
 
 RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
 TaskRef = Annotated[str, Meta(min_length=1, max_length=80)]
@@ -38,21 +41,24 @@ class Info(_Request, frozen=True, tag="info"):
 
 class Submit(_Request, frozen=True, tag="submit"):
     """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no node known
-    can run it now). array: inclusive (first, last, step) ranges."""
+    can run it now). array: inclusive (first, last, step) ranges; held: it is kept back until it is released."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
     array: Annotated[tuple[Range, ...], Meta(max_length=RANGES_MAX)] = ()
+    held: bool = False
 
 
 class Tasks(_Request, frozen=True, tag="tasks"):
     """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most
-    ``limit`` (the newest), ``truncated`` tells."""
+    ``limit``, ``truncated`` tells: those that a node has come first, then as many of those that wait (who is next) as of
+    those that ended (who was last). unfinished: where it is truncated, how many there are in each state. damaged: those
+    that cannot be read (id, why)."""
 
     ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
     states: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
     node: Annotated[str, Meta(max_length=40)] = ""
-    limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
 
 
 class History(_Request, frozen=True, tag="history"):
@@ -71,6 +77,17 @@ class Show(_Request, frozen=True, tag="show"):
     tasks: TaskRefs
 
 
+class Events(_Request, frozen=True, tag="events"):
+    """What happened → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
+    also what happens from now on, until the client hangs up. tasks: only of these (of an array: of its members, too);
+    what: only of these kinds. docs/cli.md lists the keys."""
+
+    limit: Annotated[int, Meta(ge=0, le=100_000)] = 50
+    follow: bool = False
+    tasks: Annotated[tuple[TaskRef, ...], Meta(max_length=EVENT_TASKS_MAX)] = ()
+    what: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
+
+
 class Wait(_Request, frozen=True, tag="wait"):
     """Block until tasks ended → a ``more`` for each that ended (id state exit_code signal node reason), then ok with
     ``timed_out``. any: the first is enough."""
@@ -86,6 +103,37 @@ class Cancel(_Request, frozen=True, tag="cancel"):
     tasks: TaskRefs
     signal: Annotated[int, Meta(ge=1, le=64)] = 15
     force: bool = False
+
+
+class Retry(_Request, frozen=True, tag="retry"):
+    """Queue what a task was to run as a new one → as `submit`. The task has ended, or is unknown; of an array those members
+    that have not succeeded are queued, with ``all`` every one that has ended. ``token``: as with `submit`."""
+
+    token: Annotated[str, Meta(min_length=8, max_length=64)]
+    task: TaskRef
+    all: bool = False
+
+
+class Hold(_Request, frozen=True, tag="hold"):
+    """Keep waiting tasks back → held, not_waiting (names of which no task waited)."""
+
+    tasks: TaskRefs
+
+
+class Release(_Request, frozen=True, tag="release"):
+    """Let held tasks go on → released, not_held (names of which no task was held)."""
+
+    tasks: TaskRefs
+
+
+class Drain(_Request, frozen=True, tag="drain"):
+    """This node takes no more tasks; those of others that wait here go back → returned, running (numbers)."""
+
+    reason: Annotated[str, Meta(max_length=DRAIN_REASON_CHARS_MAX)] = ""
+
+
+class Undrain(_Request, frozen=True, tag="undrain"):
+    """This node takes tasks again → nothing."""
 
 
 class Output(_Request, frozen=True, tag="output"):
@@ -124,7 +172,42 @@ class Stop(_Request, frozen=True, tag="stop"):
     all: bool = False
 
 
-Request = Info | Submit | Tasks | History | Show | Wait | Cancel | Output | Signal | Nodes | Policy | Stats | Stop
+class Leave(_Request, frozen=True, tag="leave"):
+    """Take this node out of its cluster → pid, node; then the agent stops and forgets whom it knew. force: although it
+    has tasks of others, or others have tasks of it."""
+
+    force: bool = False
+
+
+class Forget(_Request, frozen=True, tag="forget"):
+    """A node is gone for good → node, was (the state it had). Refused if it is not known, or alive."""
+
+    node: NodeName
+
+
+Request = (
+    Info
+    | Submit
+    | Tasks
+    | History
+    | Show
+    | Events
+    | Wait
+    | Cancel
+    | Retry
+    | Hold
+    | Release
+    | Drain
+    | Undrain
+    | Output
+    | Signal
+    | Nodes
+    | Policy
+    | Stats
+    | Stop
+    | Leave
+    | Forget
+)
 
 _decoder = msgspec.msgpack.Decoder(Request)
 

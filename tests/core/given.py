@@ -10,6 +10,7 @@ from peerload.core.node import Node
 from peerload.core.work import HomeTask
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
+from peerload.model.gossip import Rumour, Standing
 from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
@@ -48,20 +49,24 @@ class Given:
         labels: tuple[str, ...] = (),
     ) -> None:
         self.at_s = 100.0
+        self.shows_gossip = False
         self.profile = Profile(node, slots, float(slots), slots_fixed=True, labels=labels)
         self.requests = 0
         preset = build_preset("given", dict(policies))
         self.node = Node(config or CoreConfig(), preset, identity(node), self.profile, random.Random(1))
         self.last: list[actions.Action] = []
+        self.notes: list[actions.PutEvent] = []  # what people are told; apart, since nothing depends on it
         self.started = self.when(started or events.AgentStarted())
         for peer in peers:
             self.meet(peer)
 
     def when(self, event: events.Event) -> list[str]:
         """The shape of what is done about this event."""
-        self.last = self.node.handle(Instant(self.at_s, WALL_S + self.at_s), event)
+        done = self.node.handle(Instant(self.at_s, WALL_S + self.at_s), event)
+        self.notes = [action.event for action in done if isinstance(action, actions.Note)]
+        self.last = [action for action in done if not isinstance(action, actions.Note)]
         assert_durable_first(self.last)
-        return [self._shape(action) for action in self.last]
+        return [self._shape(action) for action in self.last if self.shows_gossip or not is_gossip(action)]
 
     def after(self, seconds: float) -> Given:
         self.at_s += seconds
@@ -77,6 +82,12 @@ class Given:
         facts = {"slots": 1, "cpus": 1.0, "slots_fixed": True, **profile}
         met = events.PeerMet(identity(peer, start, machine), Profile(peer, **facts), LoadReport(), retained=retained)
         return self.when(met)
+
+    def rumour(self, peer: str, standing: Standing, refutation: int = 0, start: int = 1) -> list[str]:
+        """Somebody far away says this of a peer."""
+        who = identity(peer, start)
+        said = Rumour(who.node, who.boot, who.machine_boot, who.store, start, refutation, standing, who.address)
+        return self.when(events.GossipReceived("far", "far-boot-1", (said,)))
 
     def submit(self, task: TaskSpec | None = None, token: str = "", **event: Any) -> list[str]:
         self.requests += 1
@@ -123,6 +134,17 @@ class Given:
                 return type(action).__name__
 
 
+def is_gossip(action: actions.Action) -> bool:
+    """Whether it concerns who is there: what most tests are not about (tests/core/test_membership.py is)."""
+    match action:
+        case actions.SetTimer() | actions.ClearTimer():
+            return action.timer[0] == "gossip"
+        case actions.Send():
+            return isinstance(action.message, messages.Sync | messages.ProfileRequest)
+        case _:
+            return isinstance(action, actions.SendGossip)
+
+
 def _row(row: actions.Row) -> str:
     match row:
         case actions.PutTask():
@@ -135,6 +157,8 @@ def _row(row: actions.Row) -> str:
             return f"floor={row.floor}"
         case actions.DropExecution():
             return "drop"
+        case actions.PutEvent():
+            return "event"
         case actions.DropFloors():
             return f"drop {len(row.uids)} floors"
         case actions.PutDrain():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -42,7 +43,7 @@ def members(**profiles: dict[str, object]) -> Directory:
     )
 
 
-def membership(node: str, directory: Directory, **config: int) -> Membership:
+def membership(node: str, directory: Directory, **config: Any) -> Membership:
     preset = build_preset("given", {})
     state = CoreState(CoreConfig(**config), preset, identity(node), Profile(node, 1, 1.0), random.Random(1))
     met = Membership(state)

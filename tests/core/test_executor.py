@@ -236,7 +236,7 @@ def test_a_restart_adopts_what_is_there(found: str) -> None:
         "result": ["result to h", "timer result 1"],
     }
     told = {"running": ["Renew to h"], "died": []}.get(found, ["result to h", "timer result 1"])
-    assert x.started == [*expected[found], "timer ping 2", "timer floors 3600", "Announce"]
+    assert x.started == [*expected[found], "timer floors 3600", "Announce"]
     assert x.meet("h") == told
     assert x.hear("h", offer()) == [*told, "Decline to h"]
     assert x.sent(messages.Decline).code == "floor"

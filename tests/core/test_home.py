@@ -348,7 +348,7 @@ def test_a_restart_finds_its_own_task(found: str) -> None:
         "ended": ["persist done", "changed done", "ForgetTask"],
         "died": ["persist queued", "changed queued", "timer rest 1", "ForgetTask"],
     }
-    assert x.started == [*expected[found], "timer ping 2", "timer floors 3600", "Announce"]
+    assert x.started == [*expected[found], "timer floors 3600", "Announce"]
 
 
 def test_a_pinned_task_waits_at_the_only_node_that_may_run_it() -> None:

@@ -1,4 +1,4 @@
-"""Membership, load regions, policies that fail, and what an event may cost."""
+"""Load regions, policies that fail, and what an event may cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 import msgspec
 import pytest
 
-from peerload.core.membership import PeerState
 from peerload.core.state import FOREVER_S
 from peerload.model import events, messages
 from peerload.model.actions import Announce, TaskChanged
@@ -15,42 +14,6 @@ from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.task import Exit, TaskRecord, TaskState
 from tests.core.given import ACCEPTS, RECEIVER, SENDER, WALL_S, Given, identity, spec
-
-
-def state(x: Given, peer: str) -> PeerState:
-    known = x.node.membership.get(peer)
-    assert known is not None
-    return known.state
-
-
-def test_the_silent_are_suspected_later_called_dead_and_welcome_back() -> None:
-    x = Given()
-    assert x.timer("ping") == ["timer ping 2", "Ping to y"]
-    x.after(7).timer("ping")
-    assert state(x, "y") is PeerState.SUSPECT
-    assert not x.node.membership.is_usable("y")
-    x.after(9).timer("ping")
-    assert state(x, "y") is PeerState.DEAD
-    x.hear("y", messages.Pong(1, LoadReport()))
-    assert state(x, "y") is PeerState.ALIVE
-
-
-def test_a_broken_link_is_asked_about_at_once_and_requeues_nothing() -> None:
-    x = Given()
-    assert x.when(events.PeerUnreachable("y", "reset")) == ["Ping to y"]
-    assert state(x, "y") is PeerState.SUSPECT
-    x.hear("y", messages.Leaving())
-    assert state(x, "y") is PeerState.LEFT
-    assert x.hear("y", messages.Ping(4)) == ["Pong to y"]
-
-
-def test_members_of_members_are_dialled_once_met_never_oneself() -> None:
-    x = Given()
-    y = x.node.membership.get("y")
-    assert y is not None
-    met = events.PeerMet(identity("y"), y.profile, LoadReport(), (identity("x"), identity("y"), identity("z")))
-    assert x.when(met) == ["Dial"]
-    assert not x.node.membership.meet(identity("x"), y.profile, None)
 
 
 def test_stopping_says_good_bye() -> None:
@@ -84,7 +47,7 @@ def test_looking_at_the_load_changes_nothing() -> None:
     sharing = x.node.sharing
     assert sharing.shown() == sharing.shown()
     assert sharing.shown().sequence > 0
-    x.timer("ping")
+    x.hear("y", messages.Ping(1))
     first = sharing.shown().sequence
     x.hear("y", messages.Ping(1))
     assert first < x.sent(messages.Pong).report.sequence < sharing.shown().sequence
@@ -221,5 +184,7 @@ def test_steady_marks_are_asked_for_once(steady: bool) -> None:
 
 
 def test_nothing_is_timed_that_never_comes() -> None:
-    never = Given(config=CoreConfig(ping_s=FOREVER_S))
-    assert never.timer("ping") == ["Ping to y"]
+    never = Given(
+        config=CoreConfig(settle_s=FOREVER_S), policies={**SENDER, "information": {"policy": "region-change"}}
+    )
+    assert "timer region" not in " ".join(never.submit())

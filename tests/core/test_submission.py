@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerload.model import events, messages
+from peerload.model import messages
 from peerload.model.actions import Answer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NeverRunnable, SlowDown
+from peerload.model.gossip import Standing
 from peerload.model.resources import Placement, ResourceRequest
 from peerload.model.task import TaskSpec
 from tests.core.given import ACCEPTS, Given, spec
@@ -61,8 +62,9 @@ def test_the_answer_says_why_nobody_can_run_it_now() -> None:
     )
     x.hear("y", messages.Pong(1, ACCEPTS))
     assert told(x, pinned) is None
-    x.when(events.PeerUnreachable("y", "reset"))
+    x.rumour("y", Standing.SUSPECT)
     assert told(x, pinned) == "the task is for y; y: suspect"
+    x.rumour("y", Standing.ALIVE, refutation=1)
     x.meet("y", drained=True)
     assert told(x, pinned) == "the task is for y; y: drained"
     for peer in ("a", "b"):

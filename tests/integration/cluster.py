@@ -23,7 +23,7 @@ import msgpack
 
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
-from tests.support import wait_until
+from tests.support import cluster_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -54,12 +54,6 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return text[text.rindex(")") + 2] not in "ZX"
-
-
-def is_frozen(pid: int) -> bool:
-    """Whether this process is stopped by a signal."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
-    return text[text.rindex(")") + 2] == "T"
 
 
 def processes_with(mark: str) -> dict[int, str]:
@@ -277,6 +271,7 @@ class Cluster:
             "XDG_CONFIG_HOME": str(self.directory / "config"),
             "XDG_STATE_HOME": str(self.directory / "xdg-state"),
             "XDG_RUNTIME_DIR": str(self.directory / "run"),
+            "PEERLOAD_CLUSTER": str(cluster_of().directory),
             "PEERLOAD_SPEED": "1",  # measuring would take a second of each agent's processor
             MARK: str(self.directory),
         }

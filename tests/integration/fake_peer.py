@@ -1,4 +1,4 @@
-"""A peer that is none: a test that speaks the peer protocol over one TCP connection, and may break off anywhere."""
+"""A peer that is none: a test that speaks the peer protocol over one TLS connection, and may break off anywhere."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from peerload.model.messages import (
 )
 from peerload.model.resources import Profile
 from peerload.wire import peer
+from tests.support import credentials_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,9 +37,11 @@ IDLE = LoadReport(slots=8, accepts=True, incarnation=1, sequence=1)
 
 class FakePeer:
     """Dials an agent, introduces itself and says that it is idle and takes everything. Pings, probes and requests to
-    give are answered while it waits for something else."""
+    give are answered while it waits for something else. ``certified``: whose certificate it shows, if not its own."""
 
-    def __init__(self, address: str, node: str = "ghost", *, boot: str = "boot", report: LoadReport = IDLE) -> None:
+    def __init__(
+        self, address: str, node: str = "ghost", *, boot: str = "boot", report: LoadReport = IDLE, certified: str = ""
+    ) -> None:
         host, _, port = address.rpartition(":")
         self.node = node
         self.boot = boot
@@ -47,7 +50,8 @@ class FakePeer:
         self.profile = Profile(node=node, slots=8, cpus=8.0)
         self.peer: Hello | None = None
         self._sequence = 0
-        self._socket = socket.create_connection((host, int(port)), timeout=10)
+        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=10)
+        self._socket = credentials_of(certified or node).client.wrap_socket(plain)
         self._buffer = b""
         self.send(Hello(self.identity, self.profile, report))
         self.peer = self.expect(Hello)

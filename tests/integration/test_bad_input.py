@@ -472,7 +472,10 @@ def test_a_mistake_in_a_preset_is_told_with_its_line(cluster: Cluster) -> None:
     assert (done.returncode, says in done.stderr.decode()) == (125, True)
 
 
-def test_listening_to_the_world_is_refused(cluster: Cluster) -> None:
+def test_listening_to_the_world_is_refused_without_a_cluster_directory(cluster: Cluster) -> None:
+    del cluster.environment["PEERLOAD_CLUSTER"]
+    agent = cluster.add("n0", "--listen", "0.0.0.0:0")
+    refused(start_and_fail(agent), 125, "listen", "without a cluster directory", "peerload cluster init DIR")
     for address in ("0.0.0.0:0", "[::]:0", ":0", "127.0.0.1:99999", "127.0.0.1"):
         refused(start_and_fail(cluster.add(f"n{len(cluster.agents)}", "--listen", address)), 125, "listen")
 

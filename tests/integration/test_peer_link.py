@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import socket
+import ssl
 import struct
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ import msgspec
 import pytest
 
 from peerload.agent import peer_connection
+from peerload.agent.peer_address import join_address, reachable
 from peerload.agent.peer_link import PeerLinks
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.load import LoadReport
@@ -33,7 +36,7 @@ from peerload.model.resources import Profile
 from peerload.model.task import TaskSpec
 from peerload.wire import peer
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- a fixture
-from tests.support import free_port, wait_until
+from tests.support import credentials_of, free_port, local_credentials_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -47,6 +50,7 @@ class LinkNode:
     def __init__(self, loop: LoopThread, node: str, **more: Any) -> None:
         self.loop = loop
         self.cluster: str = more.pop("cluster", "default")
+        host: str = more.pop("host", "127.0.0.1")
         self.protocol: tuple[int, int] = more.pop("protocol", (1, 1))
         self.heard: list[tuple[str, Message]] = []
         self.met: list[Hello] = []
@@ -57,11 +61,12 @@ class LinkNode:
         self.counters: Counter[str] = Counter()
         self.sequence = 0
         identity = more.pop("identity", None) or identity_of(node)
+        tls = more.pop("tls", None) or credentials_of(identity.node, self.cluster)
 
         async def make() -> PeerLinks:
             return PeerLinks(
                 identity=identity,
-                cluster=self.cluster,
+                tls=tls,
                 hello=self.hello,
                 envelope=self.envelope,
                 deliver=lambda src, message: self.heard.append((src, message)),
@@ -74,7 +79,7 @@ class LinkNode:
             )
 
         self.links = loop.run(make())
-        self.address = loop.run(self.links.start("127.0.0.1", 0))
+        self.address = loop.run(self.links.start(host, 0))
 
     @property
     def identity(self) -> Identity:
@@ -139,11 +144,18 @@ def nodes(loop_thread: LoopThread) -> Iterator[Nodes]:  # noqa: F811 -- a fixtur
 
 
 class Stranger:
-    """Raw bytes to a node's port."""
+    """Raw bytes to a node's port, by a member of its cluster. ``context``: what it shows, if not its own certificate."""
 
-    def __init__(self, node: LinkNode, name: str = "stranger", boot: str = "boot-of-stranger") -> None:
+    def __init__(
+        self,
+        node: LinkNode,
+        name: str = "stranger",
+        boot: str = "boot-of-stranger",
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         host, _, port = node.address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        plain = socket.create_connection((host, int(port)), timeout=10)
+        self.socket = (context or credentials_of(name).client).wrap_socket(plain)
         self.told = identity_of(name, boot)
         self.to = node.identity.node
         self.sequence = 0
@@ -173,7 +185,7 @@ class Stranger:
 
     def is_closed(self) -> bool:
         """Read to the end; a reset is one too."""
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             while self.socket.recv(1 << 16):
                 pass
         self.socket.close()
@@ -289,7 +301,7 @@ def test_messages_that_a_stalled_peer_does_not_take_come_back(nodes: Nodes) -> N
 def test_garbage_hurts_nobody_else(nodes: Nodes, with_hello: bool) -> None:
     a, b = nodes.linked("a", "b")
     stranger = Stranger(a)
-    with contextlib.suppress(ConnectionError):
+    with contextlib.suppress(OSError):
         stranger.send(
             *([stranger.hello()] if with_hello else []), b"\x00\x00\x00\x10" + b"\xc1" * 16, b"\xff" * (10 << 20)
         )
@@ -343,7 +355,8 @@ def test_strangers_are_bounded(nodes: Nodes) -> None:
     strangers = [Stranger(a) for _ in range(64)]
     for stranger in strangers:
         assert isinstance(stranger.read().body, Hello)
-    assert Stranger(a).is_closed()
+    with pytest.raises(OSError, match=r"EOF|reset"):
+        Stranger(a)
     assert a.counters["peer dropped: too many strangers"] == 1
     for stranger in strangers:
         stranger.close()
@@ -426,7 +439,7 @@ def test_seeds_are_tried_until_somebody_is_there_and_ourselves_are_dropped(nodes
     a.dial(f"127.0.0.2:{a.address.rpartition(':')[2]}")
 
     async def start() -> None:
-        b.links._server.close()  # type: ignore[union-attr]
+        await b.links._listener.close()
         await b.links.start("127.0.0.1", port)
 
     b = nodes("b")
@@ -455,14 +468,29 @@ def test_the_memory_of_peers_is_bounded(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "example.org", "::"])
-def test_only_the_loopback_interface(nodes: Nodes, host: str) -> None:
-    a = nodes("a")
+def test_only_the_loopback_interface_without_a_cluster_directory(nodes: Nodes, host: str) -> None:
+    a = nodes("a", tls=local_credentials_of("a"))
     with pytest.raises(ConfigError) as caught:
         a.loop.run(a.links.start(host, 0))
     assert caught.value.key == "listen"
-    assert "encryption" in str(caught.value)
+    assert "without a cluster directory" in str(caught.value)
+    assert "peerload cluster init" in caught.value.hint
     with pytest.raises(ConfigError):
         a.dial(f"[{host}]:7000")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "localhost"])
+def test_any_address_of_this_machine_with_one(nodes: Nodes, host: str) -> None:
+    try:
+        reachable(host)
+    except OSError as error:
+        pytest.skip(f"this machine has no way to others over {host}: {error}")
+    a, b = nodes("a"), nodes("b", host=host)
+    heard_at, _, port = b.address.rpartition(":")
+    assert not ipaddress.ip_address(heard_at.strip("[]")).is_unspecified
+    a.dial(join_address("localhost" if host != "::" else "::1", int(port)))
+    wait_until(lambda: a.met, what="they meet")
+    assert a.met[0].identity.address == b.address
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", ":1", "127.0.0.1:99999", "127.0.0.1:x"])

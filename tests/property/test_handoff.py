@@ -265,7 +265,7 @@ class HandoffParked(Handoff):
         if stops:
             self.agent_restarts("h")
         else:
-            self.handle("h", events.MachineWoke("another boot"))
+            self.handle("h", events.MachineWoke())
 
     @precondition(lambda self: self.parks)
     @rule(data=st.data())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 from functools import partial
 
+import msgspec
 import pytest
 
 from peerload.model.config import CoreConfig
+from peerload.model.gossip import LOCAL
 from peerload.model.messages import Envelope
 from peerload.policy.registry import load_preset
 from peerload.sim.engine import Simulation
@@ -25,9 +27,7 @@ CONFIG = CoreConfig(
     offer_timeout_s=0.5,
     repeat_s=0.2,
     repeat_s_max=1.0,
-    ping_s=0.2,
-    suspect_after_s=0.4,
-    dead_after_s=2.0,
+    gossip=msgspec.structs.replace(LOCAL, reconnect_s=1.0, sync_s=2.0),
     attempts_max=1000,
     loss_backoff_s=0.1,
     loss_backoff_s_max=0.1,

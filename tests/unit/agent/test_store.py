@@ -14,9 +14,10 @@ from typing import Any, Self
 
 import pytest
 
-from peerload.agent import store
+from peerload.agent import store, store_read
+from peerload.agent.disk import Reserve
 from peerload.agent.store import Store
-from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutSubmission, PutTask, Row
+from peerload.model.actions import DropExecution, PutEvent, PutExecution, PutFloor, PutSubmission, PutTask, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, TaskRecord, TaskSpec, TaskState
@@ -46,8 +47,8 @@ def put(counter: int, state: TaskState = TaskState.QUEUED, member: int | None = 
 class Opened:
     """A store with its writer, on threads as the daemon has it."""
 
-    def __init__(self, path: Path) -> None:
-        self.store = Store(path, "ws1")
+    def __init__(self, path: Path, reserve: Reserve | None = None) -> None:
+        self.store = Store(path, "ws1", reserve)
         self.store.open()
         self.errors: list[Exception] = []
         self.batches: list[int] = []
@@ -98,10 +99,11 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert opened.store.records(2, 4)[0].exit == exit_
         assert [r.task for r, _ in opened.store.task_rows(2, None)] == ["ws1/2.4", "ws1/2.5"]
         assert opened.store.task_rows(3, None) == []
-        assert opened.store.history("ws1/1") == [
+        assert steps(opened.store, "ws1/1") == [
             (NOW, "queued", "became queued", 0, ""),
             (NOW, "leased", "became leased", 1, "ws2"),
         ]
+        assert [state for _, state, *_ in steps(opened.store, "ws1/2.4")] == ["queued", "done"]
 
 
 def test_a_list_has_what_is_unfinished_and_what_ended_lately(tmp_path: Path) -> None:
@@ -110,12 +112,111 @@ def test_a_list_has_what_is_unfinished_and_what_ended_lately(tmp_path: Path) -> 
             ended = counter % 2 == 0
             state = TaskState.DONE if ended else TaskState.QUEUED
             opened.keep(submission(counter), put(counter, state, ended_at=NOW + counter if ended else 0.0))
-        rows, truncated = opened.store.list_tasks(ended_after=NOW + 3, limit=10)
-        assert [r.task for r, _ in rows] == ["ws1/1", "ws1/3", "ws1/4", "ws1/5", "ws1/6"]
-        assert not truncated
-        rows, truncated = opened.store.list_tasks(ended_after=NOW, limit=2)
-        assert [r.task for r, _ in rows] == ["ws1/5", "ws1/6"]
-        assert truncated
+        assert listed(opened.store, ended_after=NOW + 3, limit=10) == (
+            ["ws1/1", "ws1/3", "ws1/4", "ws1/5", "ws1/6"],
+            False,
+        )
+        assert opened.store.counts() == {"queued": 3}
+
+
+def listed(store: Store, **asked: Any) -> tuple[list[str], bool]:
+    listing = store.list_tasks(**asked)
+    return [record.task for record, _ in listing.rows], listing.truncated
+
+
+def test_a_list_that_is_too_long_keeps_what_runs_who_is_next_and_who_ended_last(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(submission(1, tuple(range(9))))
+        states = [TaskState.DONE] * 3 + [TaskState.LEASED] * 2 + [TaskState.QUEUED] * 3 + [TaskState.HELD]
+        for member, state in enumerate(states):
+            ended_at = NOW + member if state.is_final else 0.0
+            opened.keep(put(1, state, member, ended_at=ended_at, node="ws2" if state is TaskState.LEASED else ""))
+        store = opened.store
+
+        def members(limit: int, **asked: Any) -> str:
+            names, truncated = listed(store, ended_after=0.0, limit=limit, **asked)
+            return "".join(name.partition(".")[2] for name in names) + ("…" if truncated else "")
+
+        assert members(9) == "012345678"
+        assert members(8) == "12345678…"  # three that a node has or that are held, three that wait, two that ended
+        assert members(7) == "1234568…"
+        assert members(5) == "23458…"
+        assert members(4) == "3458…"
+        assert members(3) == "348…"
+        assert members(2) == "34…"
+        assert members(1) == "3…"
+        assert members(2, states=("queued",)) == "56…"
+        assert members(3, states=("queued",)) == "567"
+        assert members(2, states=("done",)) == "12…"
+        assert members(4, states=("done", "held")) == "0128"
+        assert members(9, node="ws2") == "34"
+        assert store.counts() == {"leased": 2, "queued": 3, "held": 1}
+
+
+def steps(store: Store, task: str) -> list[tuple[float, str, str, int, str]]:
+    return [(step.at, step.state, step.reason, step.attempt, step.node) for step in store.history(task)]
+
+
+def test_an_array_is_submitted_in_one_event_and_each_change_is_another(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        members = [put(1, member=member) for member in range(1000)]
+        opened.keep(submission(1, tuple(range(1000))), *members, put(1, TaskState.LEASED, 7, attempt=1, node="ws1"))
+        opened.keep(PutEvent(NOW + 1, "task", "running", "ws1/1.7", 1, "ws1", "started here"))
+        opened.keep(
+            PutEvent(NOW + 2, "attempt", "started", "ws2/5", 3, "ws2"), PutEvent(NOW + 3, "node", "dead", node="ws3")
+        )
+        store = opened.store
+        assert [(event.task, event.state) for event in store.events(0, 10)] == [
+            ("ws1/1", "queued"),
+            ("ws1/1.7", "leased"),
+            ("ws1/1.7", "running"),
+            ("ws2/5", "started"),
+            ("", "dead"),
+        ]
+        assert store.events(0, 1)[0].reason == "became queued: 1000 tasks"
+        assert [state for _, state, *_ in steps(store, "ws1/1.7")] == ["queued", "leased", "running"]
+        assert [state for _, state, *_ in steps(store, "ws1/1.8")] == ["queued"]
+
+        def told(**asked: Any) -> list[int]:
+            return [event.number for event in store.events(asked.pop("after", 0), asked.pop("limit", 10), **asked)]
+
+        assert told(newest=True, limit=2) == [4, 5]
+        assert told(after=3) == [4, 5]
+        assert told(tasks=["ws1/1.8"]) == [1]
+        assert told(tasks=["ws1/1", "ws2/5"]) == [1, 2, 3, 4]
+        assert told(what=["node", "attempt"]) == [4, 5]
+        assert store.last_event() == 5
+
+
+def test_events_are_bounded_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "EVENTS_KEPT_MAX", 50)
+    monkeypatch.setattr(store, "PRUNE_EVERY", 10)
+    with Opened(tmp_path / "db") as opened:
+        for number in range(500):
+            opened.keep(PutEvent(NOW + number, "node", "alive", node="ws3"))
+        kept = opened.store.events(0, 1000)
+        assert 50 <= len(kept) <= 60
+        assert kept[-1].number == 500
+
+
+def test_a_database_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Opened(path) as opened:
+        opened.keep(submission(1), put(1), submission(2), put(2, TaskState.DONE, ended_at=NOW))
+        before = steps(opened.store, "ws1/1"), opened.store.recover()
+    with sqlite3.connect(path) as old:
+        old.executescript(
+            "CREATE TABLE history (counter INTEGER NOT NULL, member INTEGER NOT NULL, at REAL NOT NULL, state TEXT NOT NULL,"
+            " reason TEXT NOT NULL, attempt INTEGER NOT NULL, node TEXT NOT NULL);"
+            "CREATE INDEX history_of ON history (counter, member);"
+            "INSERT INTO history SELECT counter, member, at, state, reason, attempt, node FROM events ORDER BY number;"
+            "DROP TABLE events; DROP INDEX unfinished;"
+            "CREATE INDEX unfinished ON tasks (counter, member) WHERE ended_at = 0;"
+            "ALTER TABLE tasks DROP COLUMN more; ALTER TABLE floors DROP COLUMN kind; PRAGMA user_version = 1;"
+        )
+    old.close()
+    with Opened(path) as opened:
+        assert (steps(opened.store, "ws1/1"), opened.store.recover()) == before
 
 
 def test_the_last_ends_are_there_to_learn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +235,7 @@ def test_the_last_ends_are_there_to_learn_from(tmp_path: Path, monkeypatch: pyte
         kept = opened.store.recover().past
         assert [run.exit for run in kept] == [exit_of(6, NOW + 5), exit_of(3, NOW + 7), exit_of(2, NOW + 9)]
         assert {(run.spec.argv, run.spec.directory) for run in kept} == {(SPEC.argv, SPEC.directory)}
-        monkeypatch.setattr(store, "PAST_RUNS_MAX", 2)
+        monkeypatch.setattr(store_read, "PAST_RUNS_MAX", 2)
         assert len(opened.store.recover().past) == 2
 
 
@@ -150,11 +251,11 @@ def test_an_end_that_cannot_be_read_teaches_nothing(tmp_path: Path) -> None:
 
 def paged(store: Store, limit: int, *, oldest_first: bool = False, since: float = 0.0) -> list[str]:
     names: list[str] = []
-    after: TaskRecord | None = None
-    while page := store.ended(since, after, limit, oldest_first=oldest_first):
-        assert len(page) <= limit
-        names += [record.task for record, _ in page]
-        after = page[-1][0]
+    page = store.ended(since, None, limit, oldest_first=oldest_first)
+    while page.last is not None:
+        assert len(page.rows) <= limit
+        names += [record.task for record, _ in page.rows]
+        page = store.ended(since, page.last, limit, oldest_first=oldest_first)
     return names
 
 
@@ -168,8 +269,7 @@ def test_ended_tasks_come_in_pages_none_twice_and_none_left_out(tmp_path: Path, 
         assert paged(opened.store, limit, oldest_first=True) == ["ws1/1", "ws1/2.0", "ws1/2.1", "ws1/4"]
         assert paged(opened.store, limit, since=NOW + 5.5) == ["ws1/1"]
         before = opened.store.before_the_last(0.0, 2)
-        assert before is not None
-        assert before.task == "ws1/2.0"
+        assert before == (NOW + 5, 2, 0)
         assert opened.store.before_the_last(0.0, 4) is None
 
 

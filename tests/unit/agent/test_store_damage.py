@@ -8,13 +8,16 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from peerload.agent.disk import Reserve
 from peerload.agent.store import Store
-from peerload.model.actions import PutSubmission, Row
+from peerload.model.actions import PutFloor, PutSubmission, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
 from tests.support import wait_until
@@ -35,18 +38,99 @@ def failed(opened: Opened, *rows: Row) -> Exception:
     return opened.errors[0]
 
 
-def test_a_full_disk_is_final(tmp_path: Path) -> None:
+def filled(opened: Opened) -> tuple[list[Row], Callable[[], None]]:
+    """The store's disk is as full as a database at its limit → rows that do not fit, and what makes room for them."""
+    opened.keep(submission(1), put(1))
+    writer = opened.store._writer
+    assert writer is not None
+    pages = writer.execute("PRAGMA page_count").fetchone()[0]
+    writer.execute(f"PRAGMA max_page_count = {pages}")
+    large = msgspec.structs.replace(SPEC, environment=b"x" * 200_000)
+    rows: list[Row] = [PutSubmission(Submission(2, "t", b"d" * 32, large, (), NOW)), put(2)]
+
+    def make_room() -> None:
+        writer.execute(f"PRAGMA max_page_count = {pages + 1000}")
+
+    return rows, make_room
+
+
+def test_on_a_full_disk_what_is_written_waits_for_room_and_is_told_then(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        rows, make_room = filled(opened)
+        told: list[str] = []
+        opened.store.persist(rows, lambda: told.append("done"))
+        wait_until(lambda: opened.store.is_stalled)
+        opened.store.persist([PutFloor(b"u" * 16, 1, NOW)], lambda: told.append("the next"))
+        assert told == []
+        assert [row.record.task for row in opened.store.recover().tasks] == ["ws1/1"]
+        make_room()
+        wait_until(lambda: told == ["done", "the next"])
+        assert not opened.store.is_stalled
+        assert [row.record.task for row in opened.store.recover().tasks] == ["ws1/1", "ws1/2"]
+        assert opened.errors == []
+
+
+def test_the_reserve_makes_room_slice_by_slice(tmp_path: Path) -> None:
+    class Given(Reserve):
+        slices = 3
+
+        def give(self) -> bool:
+            self.slices -= 1
+            if not self.slices:
+                make_room()
+            return self.slices >= 0
+
+    reserve = Given(tmp_path / "reserve", 0)
+    opened = Opened(tmp_path / "db", reserve)
+    with opened:
+        rows, make_room = filled(opened)
+        opened.keep(*rows)
+        assert (reserve.slices, opened.errors) == (0, [])
+
+
+def test_an_agent_that_stops_on_a_full_disk_has_told_nobody_what_is_not_kept(tmp_path: Path) -> None:
+    opened = Opened(tmp_path / "db")
+    rows, _ = filled(opened)
+    told: list[str] = []
+    opened.store.persist(rows, lambda: told.append("done"))
+    wait_until(lambda: opened.store.is_stalled)
+    opened.store.close()
+    assert told == []
+    assert "full" in str(opened.errors)
+    with Opened(tmp_path / "db") as again:
+        assert [row.record.task for row in again.store.recover().tasks] == ["ws1/1"]
+
+
+class FailingSync:
+    """A database whose every commit fails as a sync does that the disk has refused (EIO)."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self.commits = 0
+
+    def execute(self, statement: str, values: tuple[object, ...] = ()) -> sqlite3.Cursor:
+        if statement != "COMMIT":
+            return self._connection.execute(statement, values)
+        self.commits += 1
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        raise error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def test_a_sync_that_failed_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "peerload.agent.store.has_no_room", lambda _directory: True
+    )  # not even if the disk is full, too
     opened = Opened(tmp_path / "db")
     opened.keep(submission(1), put(1))
     assert opened.store._writer is not None
-    pages = opened.store._writer.execute("PRAGMA page_count").fetchone()[0]
-    opened.store._writer.execute(f"PRAGMA max_page_count = {pages}")
-    large = msgspec.structs.replace(SPEC, environment=b"x" * 200_000)
-    error = failed(opened, PutSubmission(Submission(2, "t", b"d" * 32, large, (), NOW)), put(2))
-    assert isinstance(error, StoreError)
-    assert "full" in str(error)
-    with Opened(tmp_path / "db") as again:
-        assert [row.record.task for row in again.store.recover().tasks] == ["ws1/1"]
+    failing = FailingSync(opened.store._writer)
+    opened.store._writer = failing  # type: ignore[assignment]
+    assert "I/O" in str(failed(opened, submission(2), put(2)))
+    assert failing.commits == 1
 
 
 def test_a_commit_that_a_rule_of_the_database_refuses_is_final_and_keeps_nothing_of_itself(tmp_path: Path) -> None:
@@ -129,6 +213,7 @@ INCARNATION = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
+from peerload.agent.disk import Reserve
 from peerload.agent.store import Store
 store = Store(Path({path!r}), "ws1")
 store.open()
@@ -183,9 +268,11 @@ def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
         assert (len(kept.tasks), len(kept.tokens), kept.counter) == (100_000, 100_000, 100_000)
         assert took_s < 5.0
         before_s = time.process_time()
-        rows, truncated = opened.store.list_tasks(0.0, 100)
+        listing = opened.store.list_tasks(0.0, 100)
+        assert opened.store.counts() == {"queued": 100_000}
         assert time.process_time() - before_s < 0.5
-        assert ([rows[0][0].task, rows[-1][0].task], truncated) == (["ws1/99901", "ws1/100000"], True)
+        shown = [record.task for record, _ in listing.rows]
+        assert ([shown[0], shown[-1]], listing.truncated) == (["ws1/1", "ws1/100"], True)
 
 
 def test_the_files_are_private(tmp_path: Path) -> None:

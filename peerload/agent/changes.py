@@ -1,0 +1,196 @@
+"""The verbs that change something: submit, retry, cancel, signal, hold, release, drain, undrain, leave and forget.
+
+Each is put to the core as an event; its answer goes out when what it decided is on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.agent.environment import variables_of
+from peerload.model.errors import BadRequest
+from peerload.model.events import (
+    CancelRequested,
+    DrainRequested,
+    ForgetRequested,
+    HoldRequested,
+    ReleaseRequested,
+    SignalRequested,
+    TaskSubmitted,
+    UndrainRequested,
+)
+from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from peerload.agent.connection import Connection
+    from peerload.agent.naming import Names
+    from peerload.agent.parts import Parts
+    from peerload.agent.pending import Pending
+    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.wire import control
+
+
+class Changes:
+    """``durable()`` returns when everything decided so far is on disk."""
+
+    def __init__(self, parts: Parts, pending: Pending, names: Names, durable: Callable[[], Awaitable[None]]) -> None:
+        self._parts = parts
+        self._pending = pending
+        self._names = names
+        self._durable = durable
+
+    async def submit(self, connection: Connection, request: control.Submit) -> None:
+        """Queue a command."""
+        indices = members(request)
+        spec = request.spec
+        directory_here = await self._admitted(spec, len(indices))
+        digest = hashlib.sha256(msgspec.msgpack.encode((spec, request.array))).digest()
+        before = self._parts.store.submission_of(request.token)
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(
+            TaskSubmitted(
+                number,
+                request.token,
+                digest,
+                spec,
+                indices,
+                directory_here=directory_here,
+                before=before,
+                held=request.held,
+            )
+        )
+
+    async def retry(self, connection: Connection, request: control.Retry) -> None:
+        """Queue what a task was to run as a new task; of an array those members that have not succeeded."""
+        await self._durable()
+        name = self._names.known(request.task)
+        rows = self._parts.store.task_rows(*self._names.resolve(request.task))
+        spec = rows[0][1]
+        chosen = _to_retry(name, [record for record, _ in rows], all_ended=request.all)
+        indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
+        directory_here = await self._admitted(spec, len(indices))
+        digest = hashlib.sha256(f"retry {name} {request.all}".encode()).digest()
+        before = self._parts.store.submission_of(request.token)
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(
+            TaskSubmitted(
+                number,
+                request.token,
+                digest,
+                spec,
+                indices,
+                directory_here=directory_here,
+                before=before,
+                retry_of=name,
+            )
+        )
+
+    async def _admitted(self, spec: TaskSpec, tasks: int) -> bool:
+        """Whether its directory is here. Raises DiskFull where there is no room for so many tasks of it."""
+        size = len(spec.environment) + sum(len(word) for word in spec.argv)
+        self._parts.disk.admit(max(tasks, 1), size)
+        directories = self._parts.directories
+        return bool(directories.seen_lately(spec.directory) or await directories.look(spec.directory))
+
+    async def cancel(self, connection: Connection, request: control.Cancel) -> None:
+        """Stop tasks."""
+        await self._durable()
+        names = [record.task for ref in request.tasks for record in self._names.records(ref)]
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(CancelRequested(number, tuple(names), request.signal, request.force))
+
+    async def signal(self, connection: Connection, request: control.Signal) -> None:
+        """Send a signal to a running task."""
+        await self._durable()
+        records = self._names.records(request.task)
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(SignalRequested(number, records[0].task, request.signal))
+
+    async def hold(self, connection: Connection, request: control.Hold) -> None:
+        """Keep waiting tasks back."""
+        await self._durable()
+        names = tuple(self._names.known(ref) for ref in request.tasks)
+        self._parts.inbox.put(HoldRequested(self._pending.expect(connection, request.id), names))
+
+    async def release(self, connection: Connection, request: control.Release) -> None:
+        """Let held tasks go on."""
+        await self._durable()
+        names = tuple(self._names.known(ref) for ref in request.tasks)
+        self._parts.inbox.put(ReleaseRequested(self._pending.expect(connection, request.id), names))
+
+    def drain(self, connection: Connection, request: control.Drain) -> None:
+        """This node takes no more tasks."""
+        self._parts.journal.happened("agent", "draining", reason=request.reason)
+        self._parts.inbox.put(DrainRequested(self._pending.expect(connection, request.id), request.reason))
+
+    def undrain(self, connection: Connection, request: control.Undrain) -> None:
+        """It takes tasks again."""
+        self._parts.journal.happened("agent", "undrained")
+        self._parts.inbox.put(UndrainRequested(self._pending.expect(connection, request.id)))
+
+    def leave(self, connection: Connection, request: control.Leave) -> None:
+        """This node leaves its cluster, and its agent stops. Raises BadRequest while tasks would suffer from it."""
+        parts = self._parts
+        here = parts.config.node
+        guests = len(parts.node.executor.guests)
+        away = sum(
+            task.record.state is TaskState.LEASED and task.record.node != here
+            for task in parts.node.home.tasks.values()
+        )
+        if (guests or away) and not request.force:
+            why = f"{guests} tasks of other nodes are here, {away} of its own are at other nodes"
+            hint = "peerload drain, and wait until there are none; or  peerload leave --force"
+            raise BadRequest(f"{here} cannot leave now", why=why, hint=hint)
+        parts.journal.happened("agent", "leaving")
+        connection.ok(request.id, {"node": here, "pid": os.getpid()})
+        parts.stop(leaves=True)
+
+    def forget(self, connection: Connection, request: control.Forget) -> None:
+        """A node is gone for good."""
+        self._parts.inbox.put(ForgetRequested(self._pending.expect(connection, request.id), request.node))
+
+
+def members(request: control.Submit) -> tuple[int, ...]:
+    """The members of the array, () for a single task. Raises BadRequest for what no task may be."""
+    size = sum(len(word) for word in request.spec.argv)
+    if size > ARGV_BYTES_MAX:
+        raise BadRequest(f"the command line has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
+    if any(b"\0" in word for word in (*request.spec.argv, request.spec.directory)):
+        raise BadRequest("the command line has a NUL byte in it")
+    if request.spec.directory != SCRATCH and not request.spec.directory.startswith(b"/"):
+        directory = request.spec.directory.decode("utf-8", "backslashreplace")
+        raise BadRequest("the directory is no absolute path", why=directory)
+    variables_of(request.spec.environment)
+    indices: set[int] = set()
+    for first, last, step in request.array:
+        if last < first:
+            raise BadRequest(f"the array range {first}-{last} is empty")
+        if len(indices) + (last - first) // step + 1 > ARRAY_MEMBERS_MAX:
+            raise BadRequest("the array is too large", why=f"at most {ARRAY_MEMBERS_MAX} members are allowed")
+        indices.update(range(first, last + 1, step))
+    return tuple(sorted(indices))
+
+
+def _to_retry(name: str, records: list[TaskRecord], *, all_ended: bool) -> list[TaskRecord]:
+    """Which of these are tried again. Raises BadRequest if none is."""
+    over = [record for record in records if record.state.is_final or record.state is TaskState.UNKNOWN]
+    if len(records) == 1 and over:
+        return over  # whoever names one task means it, however it ended
+    chosen = [record for record in over if all_ended or record.state is not TaskState.DONE]
+    if chosen:
+        return chosen
+    if not over:
+        raise BadRequest(
+            f"{name} has not ended", why=f"it is {records[0].state}", hint=f"peerload cancel {name}  ends it"
+        )
+    raise BadRequest(
+        f"nothing of {name} has failed",
+        why=f"{len(over)} of {len(records)} members have ended, all with success",
+        hint=f"all of them again:  peerload retry --all {name}",
+    )

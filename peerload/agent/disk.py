@@ -1,0 +1,176 @@
+"""Room on the disk that the state directory lies on: how much there is, a reserve for when there is none.
+
+A full disk must not lose a task. New work is refused while little is left (`Disk.admit`); for what runs already, a
+reserve file is given up in slices, each just before the write that needs it, so that whoever fills the disk does not get
+it all at once. It is taken again when there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from peerload.model.errors import DiskFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = logging.getLogger("peerload.agent")
+
+RESERVE_BYTES = 64 << 20
+RESERVE_SHARE_MAX = 1 / 16
+"""On a small disk the reserve is smaller: at most this share of it."""
+SLICE_BYTES = 1 << 20
+LOW_SHARE = 0.05
+LOW_BYTES_MAX = 10 << 30
+"""A disk is low with less than LOW_SHARE of it free; of a very large one, with less than this."""
+ROOM_SHARE = 1.2
+"""A disk that was low has room again when so many times the low mark is free: a disk at the mark must not flap."""
+ADMIT_BYTES = 2 << 20
+"""What must be left beyond a submission's own rows: the tasks that run have to record their ends, too."""
+TASK_ROW_BYTES = 1024
+"""What a queued task takes on disk, at most: its row in the log, then in the database."""
+START_BYTES = 4 << 20
+"""An agent that starts wants this much for its own files."""
+LOOK_EVERY_S = 2.0
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Reserve:
+    """A file that takes room while nobody needs it. May be used from any thread."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self.wanted_bytes = size_bytes
+        self.size_bytes = 0
+        with contextlib.suppress(OSError):
+            self.size_bytes = path.stat().st_size
+
+    def take(self) -> bool:
+        """Fill it up; False if the disk has no room for that."""
+        with self._lock:
+            if self.size_bytes >= self.wanted_bytes:
+                return True
+            try:
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError:
+                return False
+            try:
+                os.posix_fallocate(fd, 0, self.wanted_bytes)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, self.size_bytes)
+                return False
+            finally:
+                os.close(fd)
+            self.size_bytes = self.wanted_bytes
+            return True
+
+    def give(self) -> bool:
+        """Give up one slice; False if nothing was left."""
+        with self._lock:
+            if not self.size_bytes:
+                return False
+            left = max(self.size_bytes - SLICE_BYTES, 0)
+            try:
+                os.truncate(self._path, left)
+            except OSError:
+                return False
+            self.size_bytes = left
+            return True
+
+
+class Disk:
+    """The disk below ``directory``. ``changed(state, reason)`` is called, in the loop's thread, when it gets ``low``,
+    ``full`` or ``ok`` again (``full``: the reserve has been touched)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        status = os.statvfs(directory)
+        self.total_bytes = status.f_blocks * status.f_frsize
+        size = min(RESERVE_BYTES, int(self.total_bytes * RESERVE_SHARE_MAX))
+        self.reserve = Reserve(directory / "reserve", size)
+        self.state = "ok"
+        self.changed: Callable[[str, str], None] = lambda _state, _reason: None
+
+    @property
+    def low_bytes(self) -> int:
+        """With less than this free the disk is low."""
+        return min(int(self.total_bytes * LOW_SHARE), LOW_BYTES_MAX)
+
+    def free_bytes(self) -> int:
+        """What an ordinary user may still write."""
+        status = os.statvfs(self._directory)
+        return status.f_bavail * status.f_frsize
+
+    def prepare(self) -> None:
+        """At the agent's start: room for its own files, from the reserve if need be; else the reserve is filled up."""
+        while self.free_bytes() < START_BYTES and self.reserve.give():
+            log.warning("the disk is full: a part of the reserve is given up")
+        self._refill()
+        self.state = self._judged()
+
+    def admit(self, tasks: int, spec_bytes: int) -> None:
+        """Whether so many tasks may be taken on. Raises DiskFull."""
+        needed = ADMIT_BYTES + tasks * TASK_ROW_BYTES + 2 * spec_bytes
+        free = self.free_bytes()
+        if free < needed:
+            raise DiskFull(
+                "the disk of this node is full; nothing was submitted",
+                why=f"{_mib(free)} are free at {self._directory}, this needs {_mib(needed)}",
+                hint="running tasks go on, and their results are kept; make room there, then submit again",
+            )
+
+    async def watch(self) -> None:
+        """Look every LOOK_EVERY_S, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def look(self) -> None:
+        """How is it now?"""
+        self._refill()
+        now = self._judged()
+        if now != self.state:
+            self.state = now
+            self.changed(now, f"{_mib(self.free_bytes())} of {_mib(self.total_bytes)} are free")
+
+    def _refill(self) -> None:
+        missing = self.reserve.wanted_bytes - self.reserve.size_bytes
+        if missing > 0 and self.free_bytes() >= 2 * missing + ADMIT_BYTES:
+            self.reserve.take()
+
+    def _judged(self) -> str:
+        free = self.free_bytes()
+        if free < ADMIT_BYTES:
+            return "full"
+        mark = self.low_bytes * (1 if self.state == "ok" else ROOM_SHARE)
+        return "low" if free < mark else "ok"
+
+
+def has_no_room(directory: Path) -> bool:
+    """Whether a small file cannot be written there for want of room (also: of quota)."""
+    path = directory / "room"
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, SLICE_BYTES // 16)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return error.errno in NO_ROOM
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return False
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.1f} MiB"

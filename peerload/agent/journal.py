@@ -1,0 +1,68 @@
+"""What happened, for people: events on their way into the store, and who follows them.
+
+An event of a task's own record is written with that record. All others are *notes*: they ride along with the next
+commit, or make one of their own after a second, so that they cost no sync while there is work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from peerload.model.actions import PutEvent
+from peerload.model.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from peerload.agent.release import Release
+
+NOTES_WITHIN_S = 1.0
+"""A note is on its way to the disk after this, at the latest."""
+
+
+class Journal:
+    """The events of one agent; ``failed(why)`` is called if they cannot be kept. From the loop's thread only."""
+
+    def __init__(self, release: Release, failed: Callable[[str], None]) -> None:
+        self._release = release
+        self._failed = failed
+        self._timer: asyncio.TimerHandle | None = None
+        self._followers: set[asyncio.Event] = set()
+        release.committed = self._committed
+
+    def note(self, event: PutEvent) -> None:
+        """Something happened."""
+        self._release.note(event)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(NOTES_WITHIN_S, self.settle)
+
+    def happened(self, what: str, state: str, *, node: str = "", reason: str = "") -> None:
+        """The same, of something the core does not decide about, now."""
+        self.note(PutEvent(time.time(), what, state, node=node, reason=reason))
+
+    def settle(self) -> None:
+        """Hand over what was noted."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            self._release.settle()
+        except StoreError as error:
+            self._failed(f"the store failed: {error}")
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever there may be new ones in the store."""
+        news = asyncio.Event()
+        self._followers.add(news)
+        try:
+            yield news
+        finally:
+            self._followers.discard(news)
+
+    def _committed(self) -> None:
+        for news in self._followers:
+            news.set()

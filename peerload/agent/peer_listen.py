@@ -1,0 +1,128 @@
+"""The listening end of the peer links: whoever connects proves who it is before a byte of it is looked at.
+
+Nobody who cannot do that within HANDSHAKE_S is told anything but what TLS itself has to say, and at most STRANGERS_MAX
+of them are held at a time (rule J3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from typing import TYPE_CHECKING, Protocol
+
+from peerload.agent.peer_address import join_address, numeric, reachable
+from peerload.agent.peer_connection import HANDSHAKE_S, SHUTDOWN_S, operating_system_says
+from peerload.agent.tls import tls_says
+from peerload.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.tls import Credentials
+
+STRANGERS_MAX = 64
+"""Connections to us that have not introduced themselves (rule J3)."""
+BACKLOG_MAX = 256
+ACCEPT_PAUSE_S = 1.0
+"""The pause after a connection could not be accepted, for want of descriptors say."""
+
+_log = logging.getLogger("peerload.peer")
+
+
+class Door(Protocol):
+    """Who decides on strangers, and makes connections of them."""
+
+    def stranger(self) -> PeerConnection | None:
+        """Somebody connects: the connection it will be, or None if there is no room."""
+        raise NotImplementedError
+
+    def turned_away(self, connection: PeerConnection, address: str, why: str) -> None:
+        """It has not proven to be of the cluster, and is gone; ``address``: where it came from."""
+
+
+class Listener:
+    """Listens for peers. `start`, then `close`; what becomes of strangers is told to ``door``."""
+
+    def __init__(self, tls: Credentials, door: Door) -> None:
+        self._tls = tls
+        self._door = door
+        self._socket: socket.socket | None = None
+        self.bound = ("", 0)
+        """The IP address and port that it listens on."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> str:
+        """Listen → the `HOST:PORT` others can dial. Raises ConfigError."""
+        try:
+            host = await numeric(host)
+            self._socket = _listening(host, port)
+            self.bound = (host, self._socket.getsockname()[1])
+            address = join_address(reachable(host), self.bound[1])
+        except OSError as error:
+            if self._socket is not None:
+                self._socket.close()
+            what = f"cannot listen at {join_address(host, port)}"
+            hint = "name an address of this machine that others reach"
+            raise ConfigError("listen", what, why=operating_system_says(error), hint=hint) from None
+        self._spawn(self._accept(self._socket), "peers listen")
+        return address
+
+    async def close(self) -> None:
+        """Listen no more, and let strangers go."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(listening):
+            while True:
+                try:
+                    accepted, came_from = await loop.sock_accept(listening)
+                except OSError as error:
+                    _log.warning("no peer can be let in for a moment: %s", operating_system_says(error))
+                    await asyncio.sleep(ACCEPT_PAUSE_S)
+                    continue
+                connection = self._door.stranger()
+                if connection is None:
+                    accepted.close()
+                else:
+                    self._spawn(self._secure(accepted, str(came_from[0]), connection), "handshake")
+
+    async def _secure(self, accepted: socket.socket, address: str, connection: PeerConnection) -> None:
+        """Have the other end prove who it is; `connection_made` is called when it has."""
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                accepted,
+                ssl=self._tls.server,
+                ssl_handshake_timeout=HANDSHAKE_S,
+                ssl_shutdown_timeout=SHUTDOWN_S,
+            )
+        except OSError as error:  # an SSLError is one too, and so are ours for a handshake that takes too long
+            self._door.turned_away(connection, address, tls_says(error))
+
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listening.family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "any" is IPv4's too
+        listening.bind((host, port))
+        listening.listen(BACKLOG_MAX)
+    except OSError:
+        listening.close()
+        raise
+    return listening

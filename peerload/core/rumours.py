@@ -1,0 +1,95 @@
+"""The news that is still to be passed on: what is sent next, how often, and when it has been sent often enough.
+
+News rides on every datagram that is sent anyway; while there is any, rounds of datagrams are sent for its sake. Of each
+member only the newest is kept. What concerns life and death goes first, then who is there, then loads; among those,
+what was sent least ([SWIM02] section 4.1). Size: one piece of news and one load per member at most.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from peerload.model.gossip import MESSAGES_BYTES_MAX, MESSAGES_MAX, Rumour, Standing, size_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from peerload.model.gossip import GossipMessage, Load
+
+GRAVE, PRESENCE, LOADS = range(3)
+
+
+class _News:
+    """One piece. urgency: GRAVE, PRESENCE or LOADS; sent: in so many datagrams."""
+
+    __slots__ = ("bytes", "message", "number", "sent", "urgency")
+
+    def __init__(self, message: GossipMessage, urgency: int, number: int) -> None:
+        self.message = message
+        self.urgency = urgency
+        self.bytes = size_bytes(message)
+        self.number = number
+        self.sent = 0
+
+
+def transmissions(mult: int, members: int) -> int:
+    """How often each node sends each piece of news: mult · ceil(log10(n + 1))."""
+    return mult * math.ceil(math.log10(members + 1))
+
+
+class Rumours:
+    """The queue. ``mult``: the preset's retransmit_mult."""
+
+    def __init__(self, mult: int) -> None:
+        self._mult = mult
+        self._news: dict[tuple[bool, str], _News] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._news)
+
+    def put(self, rumour: Rumour, *, grave: bool = False) -> None:
+        """What is to be known of a member from now on. ``grave``: it goes first whatever it says."""
+        grave = grave or rumour.standing in (Standing.SUSPECT, Standing.DEAD)
+        self._put((True, rumour.node), rumour, GRAVE if grave else PRESENCE)
+
+    def put_load(self, load: Load) -> None:
+        """The newest load of a member."""
+        self._put((False, load.node), load, LOADS)
+
+    def _put(self, key: tuple[bool, str], message: GossipMessage, urgency: int) -> None:
+        self._number += 1
+        self._news[key] = _News(message, urgency, self._number)
+
+    def drop(self, node: str) -> None:
+        """Nothing more is to be said of it."""
+        self._news.pop((True, node), None)
+        self._news.pop((False, node), None)
+
+    def take(self, room: Iterable[GossipMessage], members: int) -> list[GossipMessage]:
+        """What goes on a datagram that already has ``room`` taken by these; each counts as sent once more.
+        members: n, on which depends what was sent often enough."""
+        taken = list(room)
+        if not self._news:
+            return taken
+        left = MESSAGES_BYTES_MAX - sum(size_bytes(message) for message in taken)
+        told = {message.node for message in taken if isinstance(message, Rumour)}
+        limit = transmissions(self._mult, members)
+        for key, news in sorted(self._news.items(), key=_order):
+            if len(taken) >= MESSAGES_MAX:
+                break
+            if news.bytes > left or (key[0] and key[1] in told):
+                continue
+            taken.append(news.message)
+            left -= news.bytes
+            news.sent += 1
+            if news.sent >= limit:
+                del self._news[key]
+        return taken
+
+
+def _order(item: tuple[tuple[bool, str], _News]) -> tuple[int, int, int]:
+    """The graver first, then what was sent less, then the newer."""
+    news = item[1]
+    return news.urgency, news.sent, -news.number

@@ -1,0 +1,148 @@
+"""The clients of one run: they submit with a token until they are answered, and now and then want something of a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.model import events
+from peerload.model.resources import Placement
+from peerload.model.task import SCRATCH, Guarantee, TaskSpec
+
+if TYPE_CHECKING:
+    from peerload.model.actions import Answer
+    from peerload.sim.chaos.cluster import Cluster
+    from peerload.sim.chaos.machine import Machine
+    from peerload.sim.chaos.plan import Job
+
+CLIENT_S = 0.0002
+"""A word between client and agent takes so long."""
+ASK_AGAIN_S = 2.0
+"""A client without an answer submits again, with the same token."""
+
+
+def spec_of(job: Job) -> TaskSpec:
+    """What the job submits: what its process does is in its argv."""
+    argv = (
+        b"task",
+        repr(job.service_s).encode(),
+        str(job.exit_code).encode(),
+        b"stubborn" if job.stubborn else b"obeys",
+    )
+    placement = Placement(node=job.only or None, exclude=(job.exclude,) if job.exclude else ())
+    return TaskSpec(
+        argv,
+        SCRATCH,
+        placement=placement,
+        guarantee=Guarantee(job.guarantee),
+        lease_s=job.lease_s,
+        lease_auto=job.lease_auto,
+    )
+
+
+class Clients:
+    """Every job of the plan by its number, which is also its token."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._jobs = cluster.plan.jobs
+        self._specs = [spec_of(job) for job in self._jobs]
+        self._open: dict[int, tuple[int, bool]] = {}
+        self._verbs: dict[int, tuple[str, str]] = {}
+        self._request = 0
+        self.answered_jobs: set[int] = set()
+        self.names: dict[str, list[str]] = {}
+        """The ids that clients were told, by home."""
+        for number, job in enumerate(self._jobs):
+            cluster.at(job.at_s, self._submit, number)
+
+    def _submit(self, number: int) -> None:
+        if number in self.answered_jobs:
+            return
+        job = self._jobs[number]
+        machine = self._cluster.machines[job.node]
+        if machine.is_gone or machine.disk.number > 1:
+            self.answered_jobs.add(number)  # nobody submits there any more
+            return
+        if machine.node is not None:
+            self._ask(number, machine)
+            if job.client == "dies":
+                self.answered_jobs.add(number)
+                self._cluster.gauges.count("row client dies before SUBMITTED")
+                return
+        self._cluster.after(ASK_AGAIN_S, self._submit, number)
+
+    def _ask(self, number: int, machine: Machine) -> None:
+        self._request += 1
+        self._open[self._request] = (number, self._jobs[number].client == "dies")
+        token = f"t{number}"
+        indices = tuple(range(self._jobs[number].members))
+        event = events.TaskSubmitted(
+            self._request, token, token.encode(), self._specs[number], indices, held=self._jobs[number].held
+        )
+        machine.later(CLIENT_S, machine.handle, event)
+
+    def verb(self, machine: Machine, verb: str, nth: int) -> None:
+        """A user wants something of a task of this home."""
+        tasks = machine.disk.tasks
+        names = [
+            name for name in self.names.get(machine.name, ()) if name not in tasks or not tasks[name].state.is_final
+        ]
+        if machine.node is None or not names:
+            return
+        self._request += 1
+        task = names[nth % len(names)]
+        self._verbs[self._request] = (verb, task)
+        event: events.Event
+        match verb:
+            case "cancel":
+                event = events.CancelRequested(self._request, (task,))
+            case "hold":
+                event = events.HoldRequested(self._request, (task,))
+            case "release":
+                event = events.ReleaseRequested(self._request, (task,))
+            case _:
+                raise AssertionError(verb)
+        self._cluster.gauges.count(f"verb {verb}")
+        machine.later(CLIENT_S, machine.handle, event)
+
+    def drain(self, machine: Machine, *, begins: bool) -> None:
+        """A user drains a node, or ends that."""
+        self._request += 1
+        if begins:
+            machine.deliver(events.DrainRequested(self._request, "a test"))
+        else:
+            machine.deliver(events.UndrainRequested(self._request))
+
+    def forget(self, machine: Machine, node: str) -> None:
+        """A user says at this node that another one is gone for good."""
+        self._request += 1
+        machine.deliver(events.ForgetRequested(self._request, node))
+
+    def answered(self, machine: Machine, answer: Answer) -> None:
+        """The agent says something to a client."""
+        verb = self._verbs.pop(answer.request, None)
+        if verb is not None:
+            self._told(machine, answer, *verb)
+            return
+        number, is_dead = self._open.pop(answer.request, (-1, True))
+        if is_dead or number < 0 or answer.error is not None:
+            return
+        name = str(answer.reply["id"])
+        if number in self.answered_jobs:
+            if name not in self.names.get(machine.name, ()):
+                self._cluster.checker.broken_token(number, name)
+            return
+        self.answered_jobs.add(number)
+        self.names.setdefault(machine.name, []).append(name)
+        self._cluster.checker.acknowledge(machine, name)
+        if self._jobs[number].client == "repeats":
+            self._cluster.gauges.count("submits repeated")
+            self._cluster.after(1.0, self._repeat, number, machine)
+
+    def _repeat(self, number: int, machine: Machine) -> None:
+        if machine.node is not None and machine.disk.number == 1:
+            self._ask(number, machine)
+
+    def _told(self, machine: Machine, answer: Answer, verb: str, task: str) -> None:
+        if verb == "cancel" and task in answer.reply.get("cancelled", ()):  # type: ignore[operator]
+            self._cluster.checker.cancelled(machine, task)

@@ -1,0 +1,193 @@
+"""The promises (I1 … I12), checked at every step, each where it could be broken; `at_rest` holds the cluster against what it
+was before when all work is over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.model.actions import DropExecution, PutExecution, PutTask
+from peerload.model.errors import InvariantBroken
+from peerload.model.task import ExecutionState, Guarantee, TaskState, execution_key
+
+if TYPE_CHECKING:
+    from peerload.model.actions import Row, TaskChanged
+    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.sim.chaos.cluster import Cluster
+    from peerload.sim.chaos.launcher import Process
+    from peerload.sim.chaos.machine import Machine
+
+
+class Invariants:
+    """Raises InvariantBroken, whose text begins with the number of the promise. Tasks are known by their uid."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._specs: dict[str, TaskSpec] = {}
+        self._executing: dict[str, dict[str, str]] = {}
+        self._started: dict[str, str] = {}
+        """Where an attempt was started: machine and store."""
+        self._starts: dict[str, int] = {}
+        self._promised: set[tuple[str, str]] = set()
+        self._finished: dict[int, str] = {}
+        self._granted: dict[str, str] = {}
+        self._attempts: dict[bytes, int] = {}
+        self._final: dict[bytes, TaskRecord] = {}
+        self._shown: dict[bytes, tuple[int, TaskState]] = {}
+        self._results: dict[str, str] = {}
+        self.acknowledged: dict[bytes, tuple[str, str]] = {}
+        """uid → home and id of every task that a client was told of, less those whose home's disk was lost."""
+
+    def _broken(self, promise: str, what: str, story: str = "") -> InvariantBroken:
+        return InvariantBroken(f"{promise}: {what}, at {self._cluster.now_s:.6f} s", story=story)
+
+    # -- processes (I2, I4, I5, I9) ------------------------------------------------------------------------------------
+
+    def spawned(self, machine: Machine, process: Process, spec: TaskSpec) -> None:
+        """An attempt starts at most once, not where it was promised never to, and only where there is room."""
+        key, uid = process.key, process.uid
+        self._specs.setdefault(uid, spec)
+        if key in self._started:
+            raise self._broken("I4", f"{process.task} starts again as {key} on {machine.name}")
+        if (machine.identity.store, key) in self._promised:
+            raise self._broken("I4", f"{process.task} starts as {key} on {machine.name}, against its word")
+        self._started[key] = machine.identity.store
+        self._starts[uid] = self._starts.get(uid, 0) + 1
+        if self._starts[uid] > 1 and spec.guarantee is Guarantee.ONCE:
+            raise self._broken("I5", f"{process.task}, at most once, starts as {key} on {machine.name}")
+        if len(machine.launcher.running) > machine.facts.slots:
+            raise self._broken("I9", f"{len(machine.launcher.running)} tasks in {machine.facts.slots} slots")
+
+    def executes(self, machine: Machine, process: Process) -> None:
+        """It executes from now on."""
+        copies = self._executing.setdefault(process.uid, {})
+        copies[process.key] = machine.name
+        if len(copies) > 1 and self._specs[process.uid].guarantee is not Guarantee.FAST:
+            raise self._broken("I2", f"{process.task} executes more than once", story=repr(copies))
+
+    def rests(self, process: Process) -> None:
+        """It does not execute (ended or frozen)."""
+        copies = self._executing.get(process.uid)
+        if copies is not None:
+            copies.pop(process.key, None)
+            if not copies:
+                del self._executing[process.uid]
+
+    def finished(self, process: Process) -> None:
+        """It has ended, and this is what its exit record is known by."""
+        self._finished[process.serial] = process.key
+
+    def promised(self, machine: Machine, key: str) -> None:
+        """A node says that this attempt never started there and never will: it did not, and it shall not. (The word of a
+        store that was lost since is another's.)"""
+        if self._started.get(key) == machine.identity.store:
+            raise self._broken("I4", f"{machine.name} says that {key} never started there, and it did")
+        self._promised.add((machine.identity.store, key))
+
+    # -- rows (I3, I6, I7, I8) -----------------------------------------------------------------------------------------
+
+    def durable(self, machine: Machine, row: Row) -> None:
+        """A row is on disk."""
+        match row:
+            case PutTask():
+                self._task(machine, row.record)
+            case PutExecution():
+                exit_ = row.record.exit
+                if row.record.state is ExecutionState.RESULT and exit_ is not None and not exit_.signal:
+                    self._results[execution_key(row.record.uid, row.record.attempt)] = machine.name
+            case DropExecution():
+                self._dropped(machine, row)
+            case _:
+                pass
+
+    def _task(self, machine: Machine, record: TaskRecord) -> None:
+        final = self._final.get(record.uid)
+        if final is not None and (final.state, final.attempt, final.exit) != (
+            record.state,
+            record.attempt,
+            record.exit,
+        ):
+            raise self._broken("I3", f"{record.task} changed after its end", story=f"{final!r} → {record!r}")
+        if record.attempt < self._attempts.get(record.uid, 0):
+            raise self._broken("I8", f"{record.task} went back to attempt {record.attempt}")
+        if record.state is TaskState.LEASED:
+            key = execution_key(record.uid, record.attempt)
+            holder = self._granted.setdefault(key, record.node)
+            if holder != record.node:
+                raise self._broken("I8", f"{key} of {record.task} was granted to {holder} and to {record.node}")
+        self._attempts[record.uid] = record.attempt
+        if record.state.is_final and final is None:
+            self._final[record.uid] = record
+            if record.exit is not None:
+                self._result(record)
+        del machine
+
+    def _result(self, record: TaskRecord) -> None:
+        """The recorded result is that of a granted attempt whose process has ended so."""
+        assert record.exit is not None
+        key = self._finished.get(record.exit.usage.memory_bytes_max, "")
+        if not key.startswith(record.uid.hex()):
+            raise self._broken("I6", f"{record.task} has a result that no process of it had", story=repr(record))
+        if key not in self._granted:
+            raise self._broken("I6", f"{record.task} has the result of {key}, which was never granted")
+
+    def _dropped(self, machine: Machine, row: DropExecution) -> None:
+        """An executor forgets an attempt: its result, if there was one, is recorded at home by now."""
+        key = execution_key(row.uid, row.attempt)
+        if self._results.pop(key, None) is None or row.uid in self._final:
+            return
+        if row.uid in self.acknowledged:
+            raise self._broken("I7", f"{machine.name} dropped the result of {key}, which nobody has recorded")
+
+    # -- clients (I1, I10) ---------------------------------------------------------------------------------------------
+
+    def acknowledge(self, machine: Machine, name: str) -> None:
+        """A client is told this id: the task and all members of the array are on disk."""
+        records = [
+            record for record in machine.disk.tasks.values() if name in (record.task, record.task.rpartition(".")[0])
+        ]
+        if not records:
+            raise self._broken("I1", f"{name} is acknowledged and not on disk")
+        for record in records:
+            self.acknowledged[record.uid] = (machine.name, record.task)
+
+    def recovered(self, machine: Machine) -> None:
+        """An agent starts with what is on disk: all that was acknowledged is there."""
+        for home, task in self.acknowledged.values():
+            if home == machine.name and task not in machine.disk.tasks:
+                raise self._broken("I1", f"{task} was acknowledged and is lost")
+
+    def disk_lost(self, machine: Machine) -> None:
+        """What was on it is excused."""
+        for uid in [uid for uid, (home, _) in self.acknowledged.items() if home == machine.name]:
+            del self.acknowledged[uid]
+        for key in [key for key, node in self._results.items() if node == machine.name]:
+            del self._results[key]
+
+    def cancelled(self, machine: Machine, name: str) -> None:
+        """A client was told that this task (or array) is cancelled: that is on disk, or it had ended before."""
+        for task, record in machine.disk.tasks.items():
+            if name in (task, task.rpartition(".")[0]) and not record.state.is_final:
+                raise self._broken("I10", f"{task} was confirmed to be cancelled and is {record.state} on disk")
+
+    def broken_token(self, number: int, name: str) -> None:
+        """A client that repeated itself was told another id."""
+        raise self._broken("I1", f"token t{number} was answered with another id, {name}")
+
+    def shown(self, machine: Machine, change: TaskChanged) -> None:
+        """A user sees a task's new state: never an earlier attempt, nothing after the end."""
+        del machine
+        record = change.record
+        attempt, state = self._shown.get(record.uid, (0, TaskState.QUEUED))
+        if record.attempt < attempt or (state.is_final and record.state is not state):
+            raise self._broken("I10", f"{record.task} was shown as {state} {attempt}", story=repr(record))
+        self._shown[record.uid] = (record.attempt, record.state)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def final(self, uid: bytes) -> TaskRecord | None:
+        """The record with which a task ended."""
+        return self._final.get(uid)
+
+    def is_executing(self, uid: bytes) -> bool:
+        """Whether a copy of it executes now."""
+        return uid.hex() in self._executing

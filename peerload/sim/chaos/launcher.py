@@ -1,0 +1,304 @@
+"""The launcher of one simulated machine: a process of its own that starts, freezes, stops and reaps tasks.
+
+It outlives the agent, hears requests over a socket (so a little later, and not while it is stopped), enforces leases on
+CLOCK_BOOTTIME, and keeps exit records. Tasks end with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.model import events
+from peerload.model.task import FROZEN_TOO_LONG, Exit, Guarantee, Usage
+
+if TYPE_CHECKING:
+    import random
+
+    from peerload.model.actions import SpawnTask
+    from peerload.sim.chaos.cluster import Cluster
+    from peerload.sim.chaos.machine import Machine
+
+SOCKET_S = 0.0002
+"""A word between agent and launcher takes so long."""
+SURVIVES = 0.5
+"""Of the exit records that were not synced, so many outlive a power loss."""
+SIGKILL = 9
+FOREVER_S = float("inf")
+
+
+class Process:
+    """One attempt's process. What it does is in its argv (`clients.spec_of`): how long it runs, with which exit code, and
+    whether it ignores SIGTERM. left_s: service still to be had; since_s: since when it has been executing, None = it is not."""
+
+    __slots__ = (
+        "deadline_s",
+        "exit_code",
+        "frozen",
+        "frozen_s_max",
+        "is_once",
+        "key",
+        "left_s",
+        "round",
+        "serial",
+        "signalled",
+        "since_s",
+        "started_at",
+        "stubborn",
+        "task",
+        "ts",
+        "uid",
+    )
+
+    def __init__(self, spawn: SpawnTask, serial: int, started_at: float) -> None:
+        _, service, code, stubborn = spawn.spec.argv
+        self.key = spawn.key
+        self.uid = spawn.key.rpartition("-")[0]
+        self.task = spawn.task
+        self.serial = serial
+        self.started_at = started_at
+        self.deadline_s = spawn.deadline_s
+        self.ts = spawn.ts
+        self.frozen_s_max = spawn.frozen_s_max
+        self.is_once = spawn.spec.guarantee is Guarantee.ONCE
+        self.exit_code = int(code)
+        self.stubborn = stubborn == b"stubborn"
+        self.left_s = float(service)
+        self.since_s: float | None = None
+        self.frozen = False
+        self.signalled = 0
+        self.round = 0
+
+
+class Launcher:
+    """``running`` and ``ended`` by execution key; ``ended`` is a file and outlives the launcher (not always the machine)."""
+
+    def __init__(self, cluster: Cluster, machine: Machine, rng: random.Random) -> None:
+        self._cluster = cluster
+        self._machine = machine
+        self._rng = rng
+        self.running: dict[str, Process] = {}
+        self.ended: dict[str, Exit] = {}
+        self._synced: set[str] = set()
+        self.generation = 1
+        self.is_up = True
+        self.is_paused = False
+        self._unheard: list[tuple[str, tuple[object, ...]]] = []
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def request(self, do: str, *given: object) -> None:
+        """The agent says something; it is heard a moment later, unless this launcher is gone by then."""
+        if self.is_up:
+            self._cluster.after(SOCKET_S, self._hear, self.generation, do, given)
+
+    def _hear(self, generation: int, do: str, given: tuple[object, ...]) -> None:
+        if generation != self.generation or not self.is_up:
+            return
+        if self.is_paused or self._machine.is_suspended:
+            self._unheard.append((do, given))
+        else:
+            getattr(self, do)(*given)
+
+    def listing(self) -> tuple[events.Running, tuple[tuple[str, Exit], ...]]:
+        """What an agent that connects is told; what an earlier agent said before is heard first."""
+        self._hear_all()
+        running = tuple((process.key, process.started_at, process.ts) for process in self.running.values())
+        return running, tuple(self.ended.items())
+
+    def _hear_all(self) -> None:
+        unheard, self._unheard = self._unheard, []
+        for do, given in unheard:
+            getattr(self, do)(*given)
+
+    def spawn(self, action: SpawnTask) -> None:
+        """Start a process, unless its lease has run out or it is known already."""
+        key, now_s = action.key, self._cluster.now_s
+        if key in self.ended:
+            self._tell(events.TaskEnded(key, self.ended[key]))
+            return
+        if key in self.running:
+            self._tell(events.TaskStarted(key, self.running[key].started_at))
+            return
+        if 0 < action.deadline_s <= self._machine.clock.boot_s(now_s):
+            self._tell(events.TaskLost(key, "its lease ran out before it could be started", never_started=True))
+            return
+        process = Process(action, self._cluster.next_serial(), self._machine.clock.wall_s(now_s))
+        self.running[key] = process
+        self._cluster.checker.spawned(self._machine, process, action.spec)
+        self._tell(events.TaskStarted(key, process.started_at))
+        self._go_on(process)
+
+    def signal(self, key: str, number: int) -> None:
+        """SIGKILL ends it at once, SIGTERM when it executes next (a frozen one cannot obey), unless it ignores that."""
+        process = self.running.get(key)
+        if process is None or (process.stubborn and number != SIGKILL):
+            return
+        if process.frozen and number != SIGKILL:
+            process.signalled = number
+        else:
+            self._end(process, 128 + number, number)
+
+    def lease(self, key: str, deadline_s: float, ts: float) -> None:
+        """Move its deadline (0: none); thaw it if the new one lies ahead. ``ts`` is kept for the next agent."""
+        process = self.running.get(key)
+        if process is None:
+            return
+        process.ts = ts
+        process.deadline_s = deadline_s
+        if process.frozen and (not deadline_s or deadline_s > self._machine.clock.boot_s(self._cluster.now_s)):
+            process.frozen = False
+            if process.signalled:
+                self._end(process, 128 + process.signalled, process.signalled)
+            else:
+                self._go_on(process)
+        elif not process.frozen:
+            self._watch(process)
+
+    def forget(self, key: str) -> None:
+        """Its exit record is not needed any more."""
+        self.ended.pop(key, None)
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def _go_on(self, process: Process) -> None:
+        process.since_s = self._cluster.now_s
+        self._cluster.checker.executes(self._machine, process)
+        self._watch(process)
+
+    def _rest(self, process: Process) -> None:
+        """It does not execute for now (or any more); account for what it has had."""
+        if process.since_s is not None:
+            process.left_s -= self._cluster.now_s - process.since_s
+            process.since_s = None
+            self._cluster.checker.rests(process)
+        process.round += 1
+
+    def _watch(self, process: Process) -> None:
+        """Look again when it will have ended or its lease will have run out, whichever is first."""
+        if process.since_s is None:
+            return
+        process.round += 1
+        at_s = process.since_s + process.left_s
+        if process.deadline_s:
+            at_s = min(at_s, self._machine.clock.at_s(process.deadline_s))
+        self._cluster.at(at_s, self._due, process, process.round)
+
+    def _due(self, process: Process, number: int) -> None:
+        if process.round != number or process.since_s is None:
+            return
+        now_s = self._cluster.now_s
+        if process.since_s + process.left_s <= now_s + 1e-9:
+            self._end(process, process.exit_code, 0)
+        elif self.is_paused:
+            process.round += 1  # what it did not see is looked at when it goes on
+            self._cluster.at(process.since_s + process.left_s, self._due, process, process.round)
+        else:
+            self._enforce(process)
+
+    def _enforce(self, process: Process) -> None:
+        if process.deadline_s and process.deadline_s <= self._machine.clock.boot_s(self._cluster.now_s) + 1e-9:
+            self._freeze(process)
+        else:
+            self._watch(process)
+
+    def _freeze(self, process: Process) -> None:
+        process.frozen = True
+        self._cluster.gauges.count("frozen at the end of a lease")
+        self._rest(process)
+        if process.frozen_s_max:
+            self._cluster.after(process.frozen_s_max, self._frozen_too_long, process, process.round)
+
+    def _frozen_too_long(self, process: Process, number: int) -> None:
+        if process.frozen and process.round == number and process.key in self.running:
+            self._cluster.gauges.count("frozen for too long")
+            self._end(process, 137, SIGKILL, FROZEN_TOO_LONG)
+
+    def _end(self, process: Process, exit_code: int, signal: int, reason: str = "") -> None:
+        self._rest(process)
+        self.running.pop(process.key, None)
+        clock = self._machine.clock
+        ended_at = clock.wall_s(self._cluster.now_s)
+        usage = Usage(memory_bytes_max=process.serial)
+        started_at = min(process.started_at, ended_at)
+        exit_ = Exit(exit_code, signal, reason, started_at=started_at, ended_at=ended_at, usage=usage)
+        self._cluster.checker.finished(process)
+        self.ended[process.key] = exit_
+        if self._machine.node is None and process.task.partition("/")[0] != self._machine.name:
+            self._cluster.gauges.count("row agent down: a task of another home ends meanwhile")
+        self._synced.discard(process.key)
+        if process.is_once:
+            self._synced.add(process.key)
+        self._tell(events.TaskEnded(process.key, exit_))
+
+    def _tell(self, event: events.Event) -> None:
+        self._machine.later(SOCKET_S, self._machine.from_launcher, event, self.generation)
+
+    # -- what befalls it -----------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """It gets no processor."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """It does again: what was said is heard, and deadlines that have passed are enforced."""
+        if self.is_paused and self.is_up:
+            self.is_paused = False
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        for process in list(self.running.values()):
+            if process.since_s is not None:
+                self._enforce(process)
+        self._hear_all()
+
+    def fall_asleep(self) -> None:
+        """The machine is suspended: nothing executes."""
+        for process in self.running.values():
+            self._rest(process)
+
+    def wake_up(self) -> None:
+        """Deadlines have passed meanwhile: they are looked at before anything executes."""
+        boot_s = self._machine.clock.boot_s(self._cluster.now_s)
+        for process in list(self.running.values()):
+            if process.frozen:
+                continue
+            if process.deadline_s and process.deadline_s <= boot_s:
+                self._freeze(process)
+            else:
+                self._go_on(process)
+        if not self.is_paused:
+            self._hear_all()
+
+    def crash(self) -> None:
+        """It is killed, and its tasks end with it (the kernel sees to that); they leave no exit record."""
+        self.is_up = False
+        self.is_paused = False
+        self.generation += 1
+        self._unheard.clear()
+        self.end_left_overs()
+
+    def end_left_overs(self) -> None:
+        """Whatever runs is gone."""
+        for process in list(self.running.values()):
+            self._rest(process)
+            del self.running[process.key]
+
+    def start(self) -> None:
+        """Another launcher, which ends what its predecessor may have left."""
+        if not self.is_up:
+            self.end_left_overs()
+            self.is_up = True
+
+    def power_lost(self) -> None:
+        """Exit records are written, and synced only for tasks that may run once: of the others some survive, some are torn."""
+        self.crash()
+        self.is_up = True
+        self.ended = {key: self.read(key, exit_) for key, exit_ in self.ended.items() if self._survives(key)}
+
+    def _survives(self, key: str) -> bool:
+        return key in self._synced or self._rng.random() < SURVIVES
+
+    def read(self, key: str, exit_: Exit) -> Exit:
+        """A record after a power loss; one whose checksum is wrong counts as none, so that it is complete."""
+        del key
+        return exit_

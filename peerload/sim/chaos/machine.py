@@ -1,0 +1,375 @@
+"""One simulated machine: clock, disk, launcher and, while its agent is up, the same `Node` that the real agent drives.
+
+Actions are performed in order; outward ones behind a `Persist` wait until the disk has it. Whatever befalls the machine
+(`driver.py` decides what and when) is a method here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.node import Node
+from peerload.model import actions, events
+from peerload.model.errors import InvariantBroken
+from peerload.model.messages import Identity, NotStarted, Return
+from peerload.model.resources import Profile
+from peerload.model.task import execution_key
+from peerload.sim.chaos.clock import Clock
+from peerload.sim.chaos.disk import Disk
+from peerload.sim.chaos.launcher import Launcher
+from peerload.sim.chaos.release import Release
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.model.load import LoadReport
+    from peerload.sim.chaos import plan
+    from peerload.sim.chaos.cluster import Cluster
+
+OUTWARD = frozenset(actions.OUTWARD)
+BACKLOG_MAX = 100_000
+"""Events that may wait for an agent that does not run; more means that something is never bounded (I11)."""
+TIMER_LATE_S = 1e-6
+"""A timer is never early, whatever the rounding of the clock."""
+WAKE_FIRST = 0.5
+"""How often an agent notices that its machine has slept before it looks at what has come meanwhile."""
+BOOT_BASE_S_MAX = 60.0
+"""CLOCK_BOOTTIME when an agent starts after a boot, at most."""
+
+
+class Machine:
+    """``run`` numbers the starts and ends of its agent: what was arranged by another run is void."""
+
+    def __init__(self, cluster: Cluster, facts: plan.Machine) -> None:
+        self.cluster = cluster
+        self.facts = facts
+        self.name = facts.name
+        self.profile = Profile(facts.name, facts.slots, float(facts.slots), slots_fixed=True)
+        self.rng = random.Random(f"{cluster.plan.seed} {facts.name}")  # noqa: S311 -- a seeded simulation
+        self.clock = Clock(facts.rate, facts.base_s)
+        self.disk = Disk(self.name, 1)
+        self.launcher = Launcher(cluster, self, self.rng)
+        self.node: Node | None = None
+        self.run = 0
+        self.boots = 1
+        self.is_gone = False
+        self.has_power = True
+        self.is_suspended = False
+        self.is_paused = False
+        self.armed: plan.CrashAtCommit | None = None
+        self.armed_to_say: plan.CrashAtSend | None = None
+        self.fsync_fails: plan.FsyncError | None = None
+        self.stalled_until_s = 0.0
+        self.has_room = True
+        self.boot = 0
+        self.identity = self._identity()
+        self._backlog: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._timers: dict[tuple[str, ...], float] = {}
+        self.release = Release(self)
+        self._launcher_lost = False
+
+    def _identity(self) -> Identity:
+        return Identity(
+            self.name,
+            f"{self.name}-boot-{self.boot}",
+            f"{self.name}-machine-{self.boots}",
+            f"{self.name}-store-{self.disk.number}",
+            self.disk.starts,
+            f"{self.name}:1",
+        )
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether its agent gets no processor."""
+        return self.is_paused or self.is_suspended
+
+    # -- start and crash -----------------------------------------------------------------------------------------------
+
+    def start_agent(self) -> None:
+        """A fresh core from what is durable and from what the launcher knows."""
+        if self.node is not None or not self.has_power or self.is_gone:
+            return
+        if self.is_suspended:
+            self.cluster.after(1.0, self.start_agent)
+            return
+        self.run += 1
+        self.boot += 1
+        self.disk.starts += 1
+        self.identity = self._identity()
+        self.launcher.start()
+        self._launcher_lost = False
+        rng = random.Random(f"{self.cluster.plan.seed} {self.name} {self.boot}")  # noqa: S311 -- seeded
+        self.node = Node(self.cluster.config, self.cluster.policies, self.identity, self.profile, rng)
+        self.cluster.checker.recovered(self)
+        running, ended = self.launcher.listing()
+        self.handle(self.disk.started(running, dict(ended)))
+        if not self.has_room:
+            self.handle(events.DiskRoomChanged(has_room=False))
+        self.cluster.network.agent_started(self)
+
+    def crash_agent(self) -> None:
+        """The agent is gone at once; of what was being written a prefix survives. Launcher and tasks go on."""
+        if self.node is None:
+            return
+        self.run += 1
+        self.release.crash()
+        self._agent_ends()
+
+    def _agent_ends(self) -> None:
+        self.cluster.traced(self.name, "agent ends")
+        if self.node is not None:
+            self.cluster.collect(self.node)
+        self.node = None
+        self.run += 1
+        self.is_paused = False
+        self._backlog.clear()
+        self._timers.clear()
+        self.release = Release(self)
+        self.cluster.network.agent_ended(self)
+
+    def crash_machine(self, *, loses_disk: bool = False) -> None:
+        """Power loss: agent, launcher and tasks are gone; the disk stays, unless it is lost."""
+        self.crash_agent()
+        self.is_suspended = False
+        self.has_power = False
+        self.launcher.power_lost()
+        self.boots += 1
+        if loses_disk:
+            self.lose_disk()
+            self.launcher.ended.clear()
+
+    def power_on(self) -> None:
+        """It boots; its agent starts."""
+        if not self.has_power and not self.is_gone:
+            self.has_power = True
+            self.clock.booted(self.cluster.now_s, self.rng.uniform(5.0, BOOT_BASE_S_MAX))
+            self.start_agent()
+
+    def lose_disk(self) -> None:
+        """An empty database in place of the one there was."""
+        self.cluster.checker.disk_lost(self)
+        self.disk = Disk(self.name, self.disk.number + 1)
+
+    def stop_agent(self) -> None:
+        """`peerload down`: it says good-bye, what was decided becomes durable and goes out."""
+        if self.node is None or self.is_asleep:
+            return
+        self.handle(events.AgentStopping())
+        self._when_drained(self._agent_ends)
+
+    def _when_drained(self, then: Callable[[], None]) -> None:
+        if self.release.is_waiting:
+            self.later(0.01, self._when_drained, then)
+        else:
+            then()
+
+    # -- sleep ---------------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """SIGSTOP to the agent."""
+        if self.node is not None:
+            self.is_paused = True
+
+    def unpause(self) -> None:
+        """SIGCONT."""
+        self.is_paused = False
+        self._catch_up()
+
+    def say_sleeping(self) -> None:
+        """Its agent is told that the machine is about to sleep; what it decides then becomes durable and goes out."""
+        self.handle(events.MachineSleeping())
+        self._when_drained(self.suspend)
+
+    def suspend(self) -> None:
+        """The whole machine sleeps."""
+        if self.has_power and not self.is_suspended:
+            self.is_suspended = True
+            self.launcher.fall_asleep()
+
+    def wake(self) -> None:
+        """It wakes up; CLOCK_BOOTTIME has gone on."""
+        if self.is_suspended:
+            self.is_suspended = False
+            self.launcher.wake_up()
+            if self.node is not None:
+                self._back_from_sleep()
+            self._catch_up()
+
+    def _back_from_sleep(self) -> None:
+        """Its agent notices: another boot id, and its links are made anew. What had come for the old one may be read before."""
+        self.boot += 1
+        self.identity = self._identity()
+        woke = (self.handle, (events.MachineWoke(),))
+        if self.rng.random() < WAKE_FIRST:
+            self._backlog.appendleft(woke)
+        else:
+            self._backlog.append(woke)
+        self.cluster.network.agent_woke(self)
+
+    def _catch_up(self) -> None:
+        while self._backlog and not self.is_asleep:
+            call, given = self._backlog.popleft()
+            call(*given)
+
+    # -- events in, actions out ----------------------------------------------------------------------------------------
+
+    def later(self, seconds: float, call: Callable[..., object], *given: object) -> None:
+        """Something its agent will do, if that is still the same run then; when it is awake."""
+        self.cluster.after(seconds, self._now, self.run, call, given)
+
+    def _now(self, run: int, call: Callable[..., object], given: tuple[object, ...]) -> None:
+        if run != self.run:
+            return
+        if self.is_paused or self.is_suspended:
+            if len(self._backlog) >= BACKLOG_MAX:
+                raise InvariantBroken(f"I11: {self.name} has {BACKLOG_MAX} events waiting")
+            self._backlog.append((call, given))
+        else:
+            call(*given)
+
+    def deliver(self, event: events.Event) -> None:
+        """An event from outside, now or as soon as the agent is awake."""
+        if self.node is not None:
+            self._now(self.run, self.handle, (event,))
+
+    def handle(self, event: events.Event) -> None:
+        """One event for the core, and what it wants done."""
+        node, cluster = self.node, self.cluster
+        if node is None:
+            return
+        cluster.steps += 1
+        if cluster.trace is not None:
+            cluster.trace.add(cluster.now_s, self.name, event)
+        for action in node.handle(self.clock.instant(cluster.now_s), event):
+            if cluster.trace is not None:
+                cluster.trace.add(cluster.now_s, self.name, action)
+            kind = type(action)
+            if isinstance(action, actions.Persist):
+                self.release.keep(action)
+            elif kind in OUTWARD:
+                self.release.outward(action)
+            else:
+                self._perform_inward(action)
+        self.release.end_turn()
+
+    def _dies_saying(self, message: str) -> None:
+        """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
+        armed = self.armed_to_say
+        if armed is not None and armed.message == message:
+            self.armed_to_say = None
+            self.cluster.gauges.count(f"died having said {message}")
+            self.cluster.at(self.cluster.now_s, self.cluster.driver.crash_as_armed, self, armed)
+
+    def _perform_inward(self, action: actions.Action) -> None:
+        match action:
+            case actions.SetTimer():
+                self._timers[action.timer] = action.at_s
+                at_s = self.clock.at_s(action.at_s) + TIMER_LATE_S
+                self.cluster.at(at_s, self._now, self.run, self._expire, (action.timer, action.at_s))
+            case actions.ClearTimer():
+                self._timers.pop(action.timer, None)
+            case actions.SendGossip():
+                self.cluster.network.gossip(self, action)
+            case _:
+                pass  # a record of a decision: it is in the trace
+
+    def _expire(self, timer: tuple[str, ...], at_s: float) -> None:
+        if self._timers.get(timer) == at_s:
+            del self._timers[timer]
+            self.handle(events.TimerExpired(timer))
+
+    def timers(self) -> int:
+        """How many are set."""
+        return len(self._timers)
+
+    def perform(self, action: actions.Action) -> None:  # noqa: C901 PLR0912 -- one line an action
+        """Carry out an outward action; `Release` says when."""
+        cluster = self.cluster
+        match action:
+            case actions.Send():
+                if isinstance(action.message, NotStarted | Return):
+                    cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
+                cluster.network.send(self, action.dst, action.message)
+                if self.armed_to_say is not None:
+                    self._dies_saying(type(action.message).__name__)
+            case actions.SendResult():
+                cluster.network.send_result(self, action)
+                if self.armed_to_say is not None:
+                    self._dies_saying("Result")
+            case actions.Announce():
+                cluster.network.announce(self, action.message)
+            case actions.SpawnTask():
+                if self.node is not None and self.node.holds(action.key):
+                    self._request("spawn", action)
+            case actions.SignalTask():
+                self._request("signal", action.key, action.signal)
+            case actions.SetLease():
+                self._request("lease", action.key, action.deadline_s, action.ts)
+            case actions.ForgetTask():
+                self._request("forget", action.key)
+            case actions.KeepOutput():
+                self.later(self.facts.disk_s, self.handle, events.OutputArrived(action.uid, action.attempt))
+            case actions.FetchOutput():
+                cluster.network.fetch_output(self, action)
+            case actions.Answer():
+                cluster.clients.answered(self, action)
+            case actions.TaskChanged():
+                cluster.checker.shown(self, action)
+            case actions.Dial():
+                cluster.network.dial(self, action.identity.node)
+            case actions.ForgetPeer():
+                pass  # addresses are their names
+            case actions.DialAddress():
+                cluster.network.dial(self, action.address.partition(":")[0])
+            case _:
+                raise InvariantBroken(f"nobody performs {type(action).__name__}")
+
+    def report(self) -> LoadReport | None:
+        """Its load, as it is shown to a peer outside of what the core decides."""
+        if self.node is None:
+            return None
+        report = self.node.sharing.shown()
+        self.handle(events.LoadTold(report))
+        return report
+
+    # -- the launcher --------------------------------------------------------------------------------------------------
+
+    def _request(self, do: str, *given: object) -> None:
+        if not self._launcher_lost:  # else LauncherReady will tell what is true then
+            self.launcher.request(do, *given)
+
+    def from_launcher(self, event: events.Event, generation: int) -> None:
+        """A word of the launcher, if it is still that one."""
+        if generation == self.launcher.generation:
+            self.handle(event)
+
+    def crash_launcher(self, down_s: float) -> None:
+        """It is killed with its tasks; the agent, if it is up, starts another."""
+        if not self.has_power:
+            return
+        self.launcher.crash()
+        self._launcher_lost = True
+        if self.node is not None:
+            self.deliver(events.LauncherLost())
+            self.later(down_s, self._launcher_is_back, self.launcher.generation)
+
+    def _launcher_is_back(self, generation: int) -> None:
+        if generation == self.launcher.generation:
+            self.launcher.start()
+            running, ended = self.launcher.listing()
+            self._launcher_lost = False
+            self.handle(events.LauncherReady(running, ended))
+
+    def runs_guests(self) -> bool:
+        """Whether its launcher has a task of another home."""
+        return any(process.task.partition("/")[0] != self.name for process in self.launcher.running.values())
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def becomes(self, **changes: object) -> None:
+        """Another profile from its next start on."""
+        self.profile = msgspec.structs.replace(self.profile, version=self.profile.version + 1, **changes)

@@ -1,0 +1,303 @@
+"""What happens in one run, as data: the cluster, its work, its network, and every fault with its time.
+
+A plan is drawn from a seed (`draw.py`), printed by ``--plan``, and carried out by `driver.py`. Times are simulated seconds
+from the start; nodes are named n1 … nN. Each fault struct is one evil with one meaning.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+Pairs = tuple[tuple[str, str], ...]
+"""Ordered (from, to): what the first says does not reach the second."""
+
+
+class Fault(msgspec.Struct, frozen=True, tag=True):
+    """Root of all faults; its tag names the kind."""
+
+    at_s: float
+
+
+HOST = "*"
+"""As a fault's node: one that runs a task of another home then, as soon as there is one."""
+
+
+class AgentCrash(Fault, frozen=True):
+    """kill -9 of the agent; launcher and tasks go on. It is started again ``down_s`` later."""
+
+    node: str
+    down_s: float
+
+
+class CrashAtCommit(Fault, frozen=True):
+    """From ``at_s`` on: at the next commit that holds this durability point the agent (or the whole machine) dies, just
+    before the row is durable, or just after it and before anything that waited for it went out."""
+
+    node: str
+    point: str
+    after: bool
+    machine: bool
+    down_s: float
+
+
+class BothCrash(Fault, frozen=True):
+    """An agent dies, and with it those of the homes whose tasks it has; ``machine``: the machines do."""
+
+    node: str
+    machine: bool
+    down_s: float
+
+
+class CrashAtSend(Fault, frozen=True):
+    """From ``at_s`` on: the agent (or the whole machine) dies as soon as it has said a message of this kind."""
+
+    node: str
+    message: str
+    machine: bool
+    down_s: float
+
+
+class MachineCrash(Fault, frozen=True):
+    """Power loss. ``loses_disk``: it comes back with an empty one."""
+
+    node: str
+    down_s: float
+    loses_disk: bool = False
+
+
+class DiskLost(Fault, frozen=True):
+    """The database is replaced by an empty one while the machine and its tasks run on; the agent is started again."""
+
+    node: str
+    down_s: float
+
+
+class MachineGone(Fault, frozen=True):
+    """It never comes back."""
+
+    node: str
+
+
+class AgentPause(Fault, frozen=True):
+    """SIGSTOP to the agent: what arrives meanwhile waits for it."""
+
+    node: str
+    for_s: float
+
+
+class LauncherPause(Fault, frozen=True):
+    """The launcher gets no processor: leases are enforced that much later."""
+
+    node: str
+    for_s: float
+
+
+class LauncherCrash(Fault, frozen=True):
+    """kill -9 of the launcher: its tasks end with it, the agent starts another ``down_s`` later."""
+
+    node: str
+    down_s: float
+
+
+class Suspend(Fault, frozen=True):
+    """The machine sleeps; CLOCK_BOOTTIME goes on. ``polite``: its agent was told before."""
+
+    node: str
+    for_s: float
+    polite: bool
+
+
+class ClockStep(Fault, frozen=True):
+    """The wall clock is set."""
+
+    node: str
+    by_s: float
+
+
+class FsyncError(Fault, frozen=True):
+    """From ``at_s`` on: the next fsync fails, which ends the agent."""
+
+    node: str
+    down_s: float
+
+
+class DiskStall(Fault, frozen=True):
+    """Nothing becomes durable for so long."""
+
+    node: str
+    for_s: float
+
+
+class DiskFull(Fault, frozen=True):
+    """No room for new tasks for so long; what the reserve is for goes on."""
+
+    node: str
+    for_s: float
+
+
+class Cut(Fault, frozen=True):
+    """A partition. ``kind``: split, one-way or partial; ``pairs``: what is cut."""
+
+    kind: str
+    pairs: Pairs
+    for_s: float
+
+
+class LinkReset(Fault, frozen=True):
+    """The peer link between two nodes breaks, perhaps in the middle of a frame."""
+
+    a: str
+    b: str
+
+
+class BrokerDown(Fault, frozen=True):
+    """The broker is gone for so long; ``forgets``: its retained states, too."""
+
+    for_s: float
+    forgets: bool
+
+
+class BrokerSlow(Fault, frozen=True):
+    """What goes over the broker takes up to so much longer, and comes twice now and then."""
+
+    for_s: float
+    delay_s_max: float
+
+
+class PoliteStop(Fault, frozen=True):
+    """`peerload down`, and `up` again later: the agent says good-bye; launcher and tasks go on."""
+
+    node: str
+    down_s: float
+
+
+class Verb(Fault, frozen=True):
+    """A user's cancel, hold or release of the ``nth`` task (modulo their number) of this home that is not over then."""
+
+    node: str
+    verb: str
+    nth: int
+
+
+class Drain(Fault, frozen=True):
+    """The node takes no more work for so long."""
+
+    node: str
+    for_s: float
+
+
+class Leave(Fault, frozen=True):
+    """The node leaves the cluster (its tasks run on) and joins again later."""
+
+    node: str
+    down_s: float
+
+
+class Forget(Fault, frozen=True):
+    """The user of ``by`` asserts that ``node`` is gone for good (it is)."""
+
+    node: str
+    by: str
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One `peerload submit`. service_s: how long the command runs; members: > 0 for an array; exit_code: its result;
+    guarantee: as `submit` takes it; lease_s: 0 = the node's own; lease_auto: that grows; stubborn: ignores SIGTERM; client: what becomes of the
+    client: "waits" for its answer, "repeats" (asks a second time although it was answered), or "dies" after it has asked."""
+
+    at_s: float
+    node: str
+    service_s: float
+    members: int = 0
+    exit_code: int = 0
+    guarantee: str = "at-least-once"
+    lease_s: float = 0.0
+    lease_auto: bool = False
+    held: bool = False
+    stubborn: bool = False
+    client: str = "waits"
+    only: str = ""
+    exclude: str = ""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """One machine: its slots, its clock, how long a commit takes, and whether its agent is of a newer version."""
+
+    name: str
+    slots: int
+    rate: float
+    base_s: float
+    disk_s: float
+    newer: bool = False
+
+
+class Evils(msgspec.Struct, frozen=True):
+    """What becomes of messages until the cluster heals. delay_s: one way, at least; jitter_s: mean of an exponential
+    addition, which reorders; loss, duplication: shares; late: the share that is delayed by up to late_s more (a
+    duplicate always is, so that it may come after restarts)."""
+
+    delay_s: float
+    jitter_s: float = 0.0
+    loss: float = 0.0
+    duplication: float = 0.0
+    late: float = 0.0
+    late_s: float = 0.0
+    output_loss: float = 0.0
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A whole run. healed_s: from then on nothing fails; codec: messages pass the wire's codec."""
+
+    seed: int
+    preset: str
+    lease_s: float
+    grace_s: float
+    healed_s: float
+    attempts_max: int
+    poison_nodes: int
+    frozen_s_max: float
+    has_broker: bool
+    codec: bool
+    machines: tuple[Machine, ...]
+    evils: Evils
+    jobs: tuple[Job, ...]
+    faults: tuple[
+        AgentCrash
+        | CrashAtCommit
+        | CrashAtSend
+        | BothCrash
+        | MachineCrash
+        | DiskLost
+        | MachineGone
+        | AgentPause
+        | LauncherPause
+        | LauncherCrash
+        | Suspend
+        | ClockStep
+        | FsyncError
+        | DiskStall
+        | DiskFull
+        | Cut
+        | LinkReset
+        | BrokerDown
+        | BrokerSlow
+        | PoliteStop
+        | Verb
+        | Drain
+        | Leave
+        | Forget,
+        ...,
+    ]
+
+    def without_grace(self) -> Plan:
+        """The same with a grace that allows for nothing."""
+        return msgspec.structs.replace(self, grace_s=0.001)
+
+    def text(self) -> str:
+        """For a terminal: one line a machine, job and fault."""
+        head = (
+            f"seed {self.seed}: {len(self.machines)} nodes, preset {self.preset}, lease {self.lease_s:g}+{self.grace_s:g} s,"
+            f" {'a' if self.has_broker else 'no'} broker, {'with' if self.codec else 'without'} the codec,"
+            f" healed at {self.healed_s:g} s"
+        )
+        return "\n".join([head, repr(self.evils), *map(repr, (*self.machines, *self.jobs, *self.faults))])

@@ -1,0 +1,119 @@
+"""Liveness: a healed cluster comes to rest in bounded time, and then nothing is left over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.membership import PeerState
+from peerload.model.errors import InvariantBroken
+from peerload.model.task import TaskState
+
+if TYPE_CHECKING:
+    from peerload.model.task import TaskRecord
+    from peerload.sim.chaos.cluster import Cluster
+    from peerload.sim.chaos.machine import Machine
+
+LEASES_MAX = 3.0
+"""So many times lease and grace after the last fault has ended, everything is finished or running."""
+TIMERS_AT_REST_MAX = 40
+"""Timers that an idle agent may have set."""
+
+
+class Rest:
+    """Asked once a second after the cluster has healed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        plan = cluster.plan
+        self._due_s = plan.healed_s + LEASES_MAX * (plan.lease_s + plan.grace_s)
+        work_s = sum(job.service_s * max(job.members, 1) for job in plan.jobs)
+        self._over_s = self._due_s + work_s
+        self._is_due = True
+
+    def has_come(self) -> bool:
+        """Whether all work is over and nothing is left of it. Raises InvariantBroken if the time for that has passed."""
+        cluster = self._cluster
+        if self._is_due and cluster.now_s >= self._due_s:
+            self._is_due = False
+            self._everything_moves()
+        left = self._left_over()
+        if left and cluster.now_s >= self._over_s:
+            raise InvariantBroken(f"liveness: {left}, {cluster.now_s - cluster.plan.healed_s:.0f} s after it healed")
+        return not left
+
+    # -- the bound of 3 leases ---------------------------------------------------------------------------------------
+
+    def _everything_moves(self) -> None:
+        """Every task is over, executes, is held, or waits behind others that execute; no two nodes disagree on who is there."""
+        for uid, (home, task) in self._cluster.checker.acknowledged.items():
+            record = self._cluster.machines[home].disk.tasks[task]
+            if not (record.state.is_final or self._moves(uid, record, home)):
+                raise InvariantBroken(
+                    f"liveness: {task} is {record.state} and nothing happens to it", story=repr(record)
+                )
+        views = self._views()
+        if views:
+            raise InvariantBroken(f"liveness: {views}")
+
+    def _moves(self, uid: bytes, record: TaskRecord, home: str) -> bool:
+        checker = self._cluster.checker
+        if checker.is_executing(uid) or record.state in (TaskState.HELD, TaskState.UNKNOWN):
+            return True
+        where = record.node or home
+        machine = self._cluster.machines[where]
+        if machine.is_gone:
+            return False
+        return len(machine.launcher.running) >= machine.facts.slots and not self._frozen(machine)
+
+    def _frozen(self, machine: Machine) -> bool:
+        return all(process.frozen for process in machine.launcher.running.values())
+
+    # -- nothing left over -------------------------------------------------------------------------------------------
+
+    def _left_over(self) -> str:
+        """What is not as it was before there was any work; "" at rest."""
+        cluster = self._cluster
+        for home, task in cluster.checker.acknowledged.values():
+            record = cluster.machines[home].disk.tasks[task]
+            if not record.state.is_final and record.state not in (TaskState.HELD, TaskState.UNKNOWN):
+                return f"{task} is {record.state}"
+        for machine in cluster.machines.values():
+            left = "" if machine.is_gone else self._left_at(machine)
+            if left:
+                return left
+        return self._views()
+
+    def _left_at(self, machine: Machine) -> str:
+        node = machine.node
+        if node is None:
+            return f"the agent of {machine.name} is down"
+        for guest in node.executor.guests.values():
+            if not self._is_orphan(guest.uid, guest.home):
+                return f"{machine.name} has {guest.key} of {guest.home}, {guest.phase}"
+        for key, process in machine.launcher.running.items():
+            if not self._is_orphan(bytes.fromhex(process.uid), process.task.partition("/")[0]):
+                return f"{key} {'is frozen' if process.frozen else 'runs'} on {machine.name}"
+        return ""
+
+    def _is_orphan(self, uid: bytes, home: str) -> bool:
+        """Whether its home has lost its disk or is gone: nobody can say what is to become of it."""
+        return uid not in self._cluster.checker.acknowledged and (
+            self._cluster.machines[home].is_gone or self._cluster.machines[home].disk.number > 1
+        )
+
+    def _views(self) -> str:
+        """Whether each node that is there sees each other as alive (and nobody who is gone)."""
+        machines = self._cluster.machines.values()
+        for machine in machines:
+            if machine.node is None:
+                continue
+            for other in machines:
+                peer = machine.node.membership.get(other.name)
+                if other is machine:
+                    continue
+                if other.is_gone:
+                    if peer is not None and peer.state is PeerState.ALIVE:
+                        return f"{machine.name} believes that {other.name} is alive, which is gone"
+                elif peer is None or peer.state is not PeerState.ALIVE:
+                    return f"{machine.name} believes that {other.name} is {peer.state if peer else 'unknown'}"
+        return ""

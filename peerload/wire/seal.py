@@ -1,0 +1,164 @@
+"""Sealing: what travels where anybody may read and write (datagrams, a broker) is encrypted and authenticated.
+
+Whoever holds the cluster's key can seal and open; nobody else learns or forges anything, and each sealed message is
+taken once (rule J5). A sealed message is
+
+    version (1 byte, 1) · length and bytes of src · length and bytes of src_boot · counter (8 bytes) · ciphertext and tag
+
+with ChaCha20-Poly1305 (RFC 8439). The key is one start of one sender's own: HKDF-SHA256 (RFC 5869) over the cluster's
+key, salted with the cluster's id, for (purpose, src, src_boot). So the counter alone is the nonce: it never repeats
+under one key, since a boot id never returns. The header and the caller's ``aad`` (a topic, say) are authenticated too.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from peerload.model.errors import NotAuthentic, Replayed
+
+VERSION = 1
+KEY_BYTES = 32
+TAG_BYTES = 16
+COUNTER_BYTES = 8
+NONCE_BYTES = 12
+NAME_BYTES_MAX = 40
+"""A node's name."""
+BOOT_BYTES_MAX = 64
+WINDOW_MESSAGES = 4096
+"""A message this far behind the newest of its sender counts as replayed."""
+SENDERS_MAX = 4096
+"""Starts of agents whose counters are remembered; the one not heard of for longest is forgotten first. An old message of
+a forgotten one opens again: what is inside must say how new it is."""
+
+
+class _Sender:
+    """One start of one sender: its key, and which of its last WINDOW_MESSAGES counters were seen (bit i: newest - i)."""
+
+    __slots__ = ("cipher", "newest", "seen")
+
+    def __init__(self, cipher: ChaCha20Poly1305) -> None:
+        self.cipher = cipher
+        self.newest = -1
+        self.seen = 0
+
+    def is_new(self, counter: int) -> bool:
+        """Whether this counter was not seen yet, and is not too old to tell."""
+        behind = self.newest - counter
+        return behind < 0 or (behind < WINDOW_MESSAGES and not self.seen >> behind & 1)
+
+    def add(self, counter: int) -> None:
+        """Remember a counter that is new."""
+        ahead = counter - self.newest
+        if ahead > 0:
+            self.seen = (self.seen << ahead) & ((1 << WINDOW_MESSAGES) - 1) if ahead < WINDOW_MESSAGES else 0
+            self.newest = counter
+            ahead = 0
+        self.seen |= 1 << -ahead
+
+
+class Sealer:
+    """Seals in the name of one start of one node, opens what others of the cluster sealed for the same purpose.
+
+    key: KEY_BYTES random bytes, the cluster's; cluster: its id; node, boot: who seals; purpose: what for: messages of one
+    purpose do not open as another's. There is to be one sealer for each purpose in a start of an agent: two would use the
+    same counters under the same key.
+    """
+
+    def __init__(self, key: bytes, cluster: str, node: str, boot: str, *, purpose: str = "gossip") -> None:
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"a key of {len(key)} bytes; it has {KEY_BYTES}")
+        if not 0 < len(node.encode()) <= NAME_BYTES_MAX or not 0 < len(boot.encode()) <= BOOT_BYTES_MAX:
+            raise ValueError(f"{node!r} of {boot!r} cannot be a sender")
+        self._key = key
+        self._salt = cluster.encode()
+        self._purpose = purpose.encode()
+        self._counter = 0
+        self._own = (node, boot)
+        self._header = bytes((VERSION,)) + _prefixed(node.encode()) + _prefixed(boot.encode())
+        self._cipher = self._derived(node.encode(), boot.encode())
+        self._senders: OrderedDict[tuple[str, str], _Sender] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"Sealer(node={self._own[0]!r}, purpose={self._purpose.decode()!r})"
+
+    @property
+    def overhead_bytes(self) -> int:
+        """How much longer a message is once it is sealed."""
+        return len(self._header) + COUNTER_BYTES + TAG_BYTES
+
+    def seal(self, plaintext: bytes, aad: bytes = b"") -> bytes:
+        """A sealed message. ``aad`` does not travel: who opens it must have the same."""
+        counter = self._counter.to_bytes(COUNTER_BYTES, "big")
+        self._counter += 1
+        header = self._header + counter
+        return header + self._cipher.encrypt(_nonce(counter), plaintext, header + aad)
+
+    def open(self, datagram: bytes, aad: bytes = b"") -> tuple[str, str, bytes]:
+        """→ (src, src_boot, plaintext), once for each sealed message.
+
+        Raises NotAuthentic, whatever the bytes are; Replayed if it was opened before, is too old to tell, or is our own.
+        """
+        header_bytes, src, boot, counter = _parsed(datagram)
+        who = (_text(src), _text(boot))
+        if who == self._own:
+            raise Replayed("our own sealed message came back")
+        sender = self._senders.get(who) or _Sender(self._derived(src, boot))
+        number = int.from_bytes(counter, "big")
+        if not sender.is_new(number):
+            raise Replayed("a sealed message came twice or late")
+        header = datagram[:header_bytes]
+        try:
+            plaintext = sender.cipher.decrypt(_nonce(counter), datagram[header_bytes:], header + aad)
+        except InvalidTag:
+            raise NotAuthentic("a sealed message does not open", why="another key, or it was changed") from None
+        sender.add(number)  # only now: a forged counter must not shut out those that follow
+        self._senders[who] = sender
+        self._senders.move_to_end(who)
+        if len(self._senders) > SENDERS_MAX:
+            self._senders.popitem(last=False)
+        return *who, plaintext
+
+    def _derived(self, src: bytes, boot: bytes) -> ChaCha20Poly1305:
+        info = b"peerload seal" + bytes((VERSION,)) + b"".join(map(_prefixed, (self._purpose, src, boot)))
+        return ChaCha20Poly1305(HKDF(SHA256(), KEY_BYTES, self._salt, info).derive(self._key))
+
+
+def _prefixed(part: bytes) -> bytes:
+    return bytes((len(part),)) + part
+
+
+def _nonce(counter: bytes) -> bytes:
+    return counter.rjust(NONCE_BYTES, b"\0")
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise NotAuthentic("not a sealed message", why="its sender has no name") from None
+
+
+def _parsed(datagram: bytes) -> tuple[int, bytes, bytes, bytes]:
+    """→ (length of the header, src, src_boot, counter). Raises NotAuthentic."""
+    if not datagram or datagram[0] != VERSION:
+        raise NotAuthentic("not a sealed message", why=f"it is not of version {VERSION}")
+    src, place = _part(datagram, 1, NAME_BYTES_MAX)
+    boot, place = _part(datagram, place, BOOT_BYTES_MAX)
+    end = place + COUNTER_BYTES
+    if len(datagram) < end + TAG_BYTES:
+        raise NotAuthentic("not a sealed message", why="it is cut off")
+    return end, src, boot, datagram[place:end]
+
+
+def _part(datagram: bytes, place: int, size_max: int) -> tuple[bytes, int]:
+    """The length-prefixed part at this place, and where the next one begins. Raises NotAuthentic."""
+    size = datagram[place] if place < len(datagram) else 0
+    end = place + 1 + size
+    if not 0 < size <= size_max or end > len(datagram):
+        raise NotAuthentic("not a sealed message", why="its header is malformed")
+    return datagram[place + 1 : end], end

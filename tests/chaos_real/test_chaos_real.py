@@ -1,0 +1,35 @@
+"""The short form of `make chaos-real`: every kind of fault once, on real processes in namespaces of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.chaos_real.campaign import Options, hold
+from tests.chaos_real.faults import KINDS
+from tests.conftest import require_program
+
+_NEEDED = "nsenter --net=/proc/self/ns/net unshare --net --mount --pid --fork --mount-proc --time --boottime 1 true"
+
+
+@pytest.fixture(scope="session")
+def namespaces() -> None:
+    """Skip where no namespaces can be made."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make machines of namespaces")
+    for program, package in (("ip", "iproute2"), ("nft", "nftables"), ("sysctl", "procps"), ("cc", "gcc")):
+        require_program(program, package)
+    tried = subprocess.run(_NEEDED.split(), capture_output=True, text=True, check=False)
+    if tried.returncode or not Path("/dev/net/tun").exists():
+        pytest.skip(f"this system cannot make machines of namespaces: {tried.stderr.strip() or 'no /dev/net/tun'}")
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_a_short_campaign_loses_nothing(mosquitto: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    is_good = hold(Options(tasks=250, faults=len(KINDS), seconds=15.0, seed=1), mosquitto)
+    told = capfd.readouterr().out
+    assert is_good, told
+    assert told.splitlines()[-1] == f"tasks 250, faults {len(KINDS)}, lost 0, overlapped 0, recorded twice 0", told

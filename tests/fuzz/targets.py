@@ -1,0 +1,236 @@
+"""What reads bytes that somebody else wrote. Each target takes any bytes and raises nothing but the errors it names.
+
+`test_targets.py` drives them with hypothesis, `run.py` (``make fuzz``) with coverage as a guide. A target's ``examples``
+are well-formed: a fuzzer gets further from them than from nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+import unicodedata
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgpack
+import msgspec
+
+from peerload.agent import settings
+from peerload.agent.launcher_records import RecordLog
+from peerload.agent.mqtt_inbox import AdviceFilter, Topics
+from peerload.agent.peer_address import parse_address
+from peerload.agent.store import Store
+from peerload.cli.text import printable
+from peerload.model import messages
+from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.model.errors import BadRequest, ConfigError, PeerloadError, ProtocolError, StoreError
+from peerload.model.events import Submission
+from peerload.model.load import LoadReport
+from peerload.model.messages import Envelope, Identity
+from peerload.model.resources import Profile
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
+from peerload.policy import registry
+from peerload.policy.reading import parsed
+from peerload.wire import control, frame, peer, recording
+from peerload.wire.seal import KEY_BYTES, Sealer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UID = bytes(range(16))
+KEY = bytes(KEY_BYTES)
+SPEC = TaskSpec((b"true",), b"/tmp")
+EXIT = Exit(exit_code=3, signal=0, reason="as said", started_at=1.0, ended_at=2.0)
+IDENTITY = Identity("n2", "boot-2", "machine-2", "store-2", 2, "127.0.0.1:2")
+
+
+BIDI_CONTROLS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+class Target(NamedTuple):
+    """``reads`` takes any bytes; ``raises`` is all that may come of it; ``examples`` are what it is made for."""
+
+    reads: Callable[[bytes], object]
+    raises: tuple[type[Exception], ...]
+    examples: tuple[bytes, ...]
+
+
+def _envelopes() -> tuple[bytes, ...]:
+    bodies: list[messages.Message] = [
+        messages.Hello(IDENTITY, Profile("n2", 2, 2.0)),
+        messages.Ping(1),
+        messages.Offer("n2/1", UID, 1, SPEC, 60.0),
+        messages.Accept("n1/1", UID, 1, 7, 12.5),
+        messages.Commit("n2/1", UID, 1, 7, 12.5, 60.0),
+        messages.Renew((messages.Renewal("n1/1", UID, 1, 13.0, 5.0),)),
+        messages.RenewOk((messages.LeaseExtension(UID, 1, 13.0, 60.0),)),
+        messages.Result("n1/1", UID, 1, EXIT, inline=True, stdout=b"out"),
+        messages.OutputChunk(1, 0, b"out"),
+        messages.State(IDENTITY, Profile("n2", 2, 2.0), LoadReport()),
+        messages.WrongBoot("boot-1"),
+    ]
+    return tuple(
+        peer.encode(Envelope(1, "default", "n2", "boot-2", number, body, "n1", "boot-1"))
+        for number, body in enumerate(bodies)
+    )
+
+
+def _requests() -> tuple[bytes, ...]:
+    spec = msgspec.to_builtins(SPEC, builtin_types=(bytes,))
+    requests: list[dict[str, object]] = [
+        {"id": 1, "verb": "info"},
+        {"id": 2, "verb": "submit", "token": "12345678", "spec": spec, "array": [[1, 9, 2]]},
+        {"id": 3, "verb": "tasks", "states": ["queued"], "limit": 5},
+        {"id": 4, "verb": "output", "task": "n1/1.2", "streams": [1], "follow": True},
+        {"id": 5, "verb": "cancel", "tasks": ["@"], "signal": 2},
+    ]
+    return tuple(msgpack.packb(request) for request in requests)
+
+
+def _mqtt_payload(raw: bytes) -> object:
+    topics = Topics("default", "main", "n1")
+    me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
+    believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), Counter())
+    member = Sealer(KEY, "id", "n2", "boot-2", purpose="mqtt")
+    ways = [f"peerload/default/main/n2/{way}" for way in ("state", "ask", "to/n1")]
+    return [
+        believed.accept(way, payload) for way in ways for payload in (raw, member.seal(raw, way.encode()))
+    ]  # a stranger's, and a member's
+
+
+def _sealed(raw: bytes) -> object:
+    return Sealer(KEY, "id", "n1", "boot-1").open(raw)
+
+
+def _frame(raw: bytes) -> object:
+    return frame.unpack(raw)
+
+
+def _recording(raw: bytes) -> object:
+    return [
+        (recording.decode_event(entry.event), recording.plain(entry.actions))
+        for entry in recording.entries(memoryview(raw))
+        if isinstance(entry, recording.Handled)
+    ]
+
+
+def _config(raw: bytes) -> object:
+    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
+        file.write(raw)
+        file.flush()
+        return settings.load({"config": file.name}, {"state": "/s", "socket": "/s/a"}, {"HOME": "/nowhere"})
+
+
+def _preset(raw: bytes) -> object:
+    table, _ = parsed(raw, "p.toml")
+    if any("file" in str(value) or ".py" in str(value) for value in table.values()):
+        return None  # a preset may name a file of the user's own to be run: that is not for strangers to write
+    return registry.build_preset("p", table)
+
+
+def _exit_records(raw: bytes) -> object:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(raw)
+        file.flush()
+        log = RecordLog(file.name)
+        try:
+            records = log.read()
+            assert log.read() == records, "what was read is not what stays"
+            return records
+        finally:
+            log.close()
+
+
+def _printable(raw: bytes) -> object:
+    shown = printable(raw)
+    for character in shown:
+        assert unicodedata.category(character) not in {"Cc", "Zl", "Zp", "Cs"}, repr(shown)
+        assert unicodedata.bidirectional(character) not in BIDI_CONTROLS, repr(shown)
+    return shown
+
+
+def _address(raw: bytes) -> object:
+    return parse_address("listen", raw.decode("utf-8", "replace"), loopback_only=False)
+
+
+class _Rows:
+    """A database with one row of each kind; the fuzzer's bytes take the place of one value after the other."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory()
+        self._path = Path(self._directory.name) / "peerload.db"
+        store = Store(self._path, "n1")
+        store.open()
+        record = TaskRecord("n1/1", UID, TaskState.QUEUED, 1.0)
+        store._commit(
+            [
+                PutSubmission(Submission(1, "12345678", b"d" * 32, SPEC, (), 1.0)),
+                PutTask(record, 1.0, "submitted"),
+                PutExecution(ExecutionRecord("n2/1", UID, 1, "n2", ExecutionState.START, SPEC, 1.0, 60.0)),
+                PutFloor(UID, 1, 1.0),
+            ]
+        )
+        store.close()
+        self._sound = self._path.read_bytes()
+        with sqlite3.connect(self._path) as connection:
+            tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            self.columns = [
+                (table, column[1]) for table in tables for column in connection.execute(f"PRAGMA table_info({table})")
+            ]
+        connection.close()
+
+    def read(self, raw: bytes) -> object:
+        """The first byte chooses the column, the second the type of the value."""
+        if len(raw) < 2:
+            return None
+        table, column = self.columns[raw[0] % len(self.columns)]
+        rest = raw[2:]
+        value = (rest, rest.decode("utf-8", "replace"), int.from_bytes(rest[:8], "big", signed=True), None)[raw[1] % 4]
+        self._path.write_bytes(self._sound)
+        for suffix in ("-wal", "-shm"):
+            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        with sqlite3.connect(self._path) as connection:
+            try:
+                connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+            except sqlite3.Error:
+                return None  # the schema itself does not allow it
+            finally:
+                connection.commit()
+        connection.close()
+        store = Store(self._path, "n1")
+        try:
+            store.open()
+            return store.recover(), store.list_tasks(0.0, 10), store.history("n1/1")
+        finally:
+            store.close()
+
+
+def targets() -> dict[str, Target]:
+    """All of them by name."""
+    rows = _Rows()
+    protocol = (ProtocolError,)
+    return {
+        "peer": Target(peer.decode, protocol, _envelopes()),
+        "sealed": Target(_sealed, protocol, (Sealer(KEY, "id", "n2", "boot-2").seal(b"hello"),)),
+        "mqtt": Target(_mqtt_payload, (), _envelopes()),
+        "request": Target(control.decode_request, protocol, _requests()),
+        "frame": Target(_frame, (ValueError,), _requests()),
+        "recording": Target(_recording, protocol, ()),
+        "config": Target(_config, (ConfigError,), (b'node = "a"\nslots = 3\n', b'peer = ["h:1"]\nlease_s = 2.5\n')),
+        "preset": Target(
+            _preset, (PeerloadError,), (b"[transfer]\nthreshold = 2\n", b'[location.sender]\npolicy = "random"\n')
+        ),
+        "exit-record": Target(_exit_records, (), (_records(),)),
+        "row": Target(rows.read, (StoreError,), tuple(bytes((n, 0)) + b"\x80" for n in range(len(rows.columns)))),
+        "text": Target(_printable, (), ("\x1b[31m\u202e\u2028é".encode(), b"\xff\xfe\x00")),
+        "address": Target(_address, (ConfigError, BadRequest), (b"127.0.0.1:7000", b"[::1]:0", b"host:99999")),
+    }
+
+
+def _records() -> bytes:
+    with tempfile.NamedTemporaryFile() as file:
+        log = RecordLog(file.name)
+        log.append([{"key": "a-1", "exit_code": 0}, ["b", 2]])
+        log.close()
+        return Path(file.name).read_bytes()

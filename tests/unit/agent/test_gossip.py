@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import asyncio
+import collections
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+import uvloop
+
+from peerload.agent.gossip import BATCH_MAX, LAG_TICK_S, GossipSocket, LagWatch
+from peerload.model.errors import BadMessage, ConfigError
+from peerload.model.gossip import DATAGRAM_BYTES_MAX
+from peerload.wire.seal import KEY_BYTES, Sealer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+KEY = b"k" * KEY_BYTES
+WITHIN_S = 10.0
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
+
+
+class End:
+    """One socket and what came in."""
+
+    def __init__(self, node: str, host: str = "127.0.0.1", key: bytes = KEY, **more: bool) -> None:
+        self.counters: collections.Counter[str] = collections.Counter()
+        self.heard: list[tuple[str, str, bytes]] = []
+        self.came = asyncio.Event()
+        self.socket: GossipSocket[bytes, bytes] = GossipSocket(
+            Sealer(key, "c", node, f"boot-{node}"), bytes, self.decode, self.deliver, self.counters, **more
+        )
+        self.port = self.socket.start(host, 0)
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+    @staticmethod
+    def decode(plaintext: bytes) -> bytes:
+        if plaintext.startswith(b"bad"):
+            raise BadMessage("bad")
+        return plaintext
+
+    def deliver(self, src: str, boot: str, address: str, messages: bytes) -> None:
+        self.heard.append((src, boot, messages))
+        self.heard_from = address
+        self.came.set()
+
+    async def hears(self, count: int) -> None:
+        async with asyncio.timeout(WITHIN_S):
+            while len(self.heard) < count:
+                self.came.clear()
+                await self.came.wait()
+
+
+def play(test: Callable[[], Coroutine[None, None, None]], make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner(loop_factory=make) as runner:
+        runner.run(test())
+
+
+@pytest.mark.parametrize("make", LOOPS)
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.AbstractEventLoop], host: str) -> None:
+    async def test() -> None:
+        one, two = End("n1", host), End("n2", host)
+        one.socket.send(two.address, b"hello")
+        await two.hears(1)
+        assert two.heard == [("n1", "boot-n1", b"hello")]
+        assert two.heard_from == one.address
+        assert one.counters["gossip sent"] == two.counters["gossip received"] == 1
+        one.socket.close()
+        two.socket.close()
+
+    play(test, make)
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def test() -> None:
+        end, stranger, friend = End("n1"), End("n2", key=b"x" * KEY_BYTES), End("n3")
+        stranger.socket.send(end.address, b"hello")
+        sealed = Sealer(KEY, "c", "n4", "b").seal(b"twice")
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+            for datagram in (b"", b"plain text", sealed, sealed, bytes(DATAGRAM_BYTES_MAX + 1)):
+                plain.sendto(datagram, ("127.0.0.1", end.port))
+        friend.socket.send(end.address, b"bad messages")
+        friend.socket.send(end.address, b"good ones")
+        await end.hears(2)
+        assert [heard[2] for heard in end.heard] == [b"twice", b"good ones"]
+        dropped = {name.partition(": ")[2]: n for name, n in end.counters.items() if "dropped" in name}
+        assert dropped == {"not of this cluster": 3, "replayed": 1, "too large": 1, "malformed": 1}
+        for each in (end, stranger, friend):
+            each.socket.close()
+
+    play(test, make)
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_a_burst_leaves_others_their_turn(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def test() -> None:
+        end, friend = End("n1"), End("n2")
+        most = 0
+        before = 0
+        for number in range(4 * BATCH_MAX):
+            friend.socket.send(end.address, b"%d" % number)
+        async with asyncio.timeout(WITHIN_S):
+            while len(end.heard) < 4 * BATCH_MAX:
+                await asyncio.sleep(0)
+                most, before = max(most, len(end.heard) - before), len(end.heard)
+        assert 0 < most <= BATCH_MAX
+        end.socket.close()
+        friend.socket.close()
+
+    play(test, make)
+
+
+def test_what_cannot_be_sent_is_counted() -> None:
+    async def test() -> None:
+        end, kept_in = End("n1"), End("n2", loopback_only=True)
+        for address in ("", "nobody", "127.0.0.1:x", "[::1]:7117"):
+            end.socket.send(address, b"x")
+        assert end.counters["gossip not sent"] == 4
+        end.socket.send("127.0.0.1:7117", bytes(DATAGRAM_BYTES_MAX))
+        assert end.counters["gossip not sent: too large"] == 1
+        end.socket.send("255.255.255.255:7117", b"x")  # broadcasting is not permitted to this socket
+        assert end.counters["gossip send errors"] == 1
+        kept_in.socket.send("192.0.2.1:7117", b"x")
+        assert kept_in.counters == {"gossip not sent": 1}
+        end.socket.close()
+        end.socket.send("127.0.0.1:7117", b"x")
+        assert end.counters["gossip not sent"] == 5
+        kept_in.socket.close()
+
+    play(test, uvloop.new_event_loop)
+
+
+def test_a_host_name_is_looked_up_on_the_side() -> None:
+    async def test() -> None:
+        one, two = End("n1"), End("n2")
+        async with asyncio.timeout(WITHIN_S):
+            while not two.heard:
+                one.socket.send(f"localhost:{two.port}", b"hello")
+                await asyncio.sleep(0.01)
+        assert one.counters["gossip not sent"] >= 1
+        assert two.heard[0][2] == b"hello"
+        one.socket.close()
+        two.socket.close()
+
+    play(test, uvloop.new_event_loop)
+
+
+def test_a_taken_port_is_refused() -> None:
+    async def test() -> None:
+        end = End("n1")
+        other: GossipSocket[bytes, bytes] = GossipSocket(
+            Sealer(KEY, "c", "n2", "b"), bytes, bytes, lambda *_: None, collections.Counter()
+        )
+        with pytest.raises(ConfigError, match="cannot receive datagrams"):
+            other.start("127.0.0.1", end.port)
+        end.socket.close()
+
+    play(test, uvloop.new_event_loop)
+
+
+def test_a_stall_is_told_once() -> None:
+    async def test() -> None:
+        told: list[float] = []
+        second = asyncio.Event()
+
+        def lagged(lag_s: float) -> None:
+            told.append(lag_s)
+            if len(told) == 2:
+                second.set()
+
+        watch = LagWatch(0.1, lagged)
+        watch.start()
+        watch.look()
+        assert told == []
+        time.sleep(LAG_TICK_S + 0.3)  # noqa: ASYNC251 -- the stall itself
+        watch.look()
+        watch.look()
+        assert len(told) == 1
+        assert 0.3 <= told[0] < 5.0
+        time.sleep(LAG_TICK_S + 0.3)  # noqa: ASYNC251 -- as above
+        async with asyncio.timeout(WITHIN_S):
+            await second.wait()  # its own tick sees it, too
+        watch.close()
+        watch.look()
+        assert len(told) == 2
+
+    play(test, uvloop.new_event_loop)
