@@ -90,7 +90,7 @@ class Node:
         """Whether this attempt is to run here."""
         return self.runs.holds(key)
 
-    def _route(self, event: events.Event) -> None:  # noqa: PLR0912 C901 -- one line an event
+    def _route(self, event: events.Event) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line an event
         match event:  # the frequent ones first
             case events.MessageReceived():
                 self._message(event)
@@ -112,7 +112,7 @@ class Node:
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
-                self.membership.gossip.unreachable(event.node)
+                self.membership.unreachable(event.node)
             case events.SendFailed():
                 self._send_failed(event)
             case events.CancelRequested():
@@ -186,7 +186,6 @@ class Node:
         profile = self.state.profile
         profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
         self.state.profile = self.ledger.profile = profile
-        self.membership.changed_itself()
         self.sharing.information.tell()
 
     # -- arrivals ------------------------------------------------------------------------------------------------------
@@ -361,9 +360,9 @@ class Node:
                 self.membership.gossip.synced(src, message)
                 self._gossiped()
             case messages.ProfileRequest():
-                self.membership.profiles_requested(src, message)
+                self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
-                if self.membership.profiles_told(message):
+                if self.membership.profiles.told(message):
                     self.sharing.sender.peer_met()
             case messages.State():
                 if message.identity.node == src:
