@@ -1,4 +1,5 @@
-"""What every test may use: waiting without sleeping, free ports, and clusters to be a member of."""
+"""What every test may use: waiting without sleeping, free ports, clusters to be a member of, and whether a process may
+execute."""
 
 from __future__ import annotations
 
@@ -70,3 +71,19 @@ def credentials_of(node: str, name: str = "default") -> Credentials:
 def local_credentials_of(node: str) -> Credentials:
     """The same in a cluster that never leaves this machine."""
     return Credentials(cluster_of()._replace(is_local=True), node, _scratch() / f"default-{node}")
+
+
+def stands_still(pid: int) -> bool:
+    """Whether this process executes nothing: stopped by a signal, or frozen by its cgroup of either version."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    if text[text.rindex(")") + 2] in "Tt":
+        return True
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for _, place, system, options, *_ in mounts:
+            if not controllers and system == "cgroup2" and path != "/":
+                return "frozen 1" in Path(place + path, "cgroup.events").read_text(encoding="ascii")
+            if "freezer" in controllers and system == "cgroup" and "freezer" in options.split(",") and path != "/":
+                return Path(place + path, "freezer.state").read_text(encoding="ascii").strip() == "FROZEN"
+    return False

@@ -2,10 +2,14 @@
 
 Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent; both sides send frames (4-byte length,
 MessagePack), each a list of maps. Requests have ``do``: spawn, signal, lease, forget, list, stop; events have ``is``:
-started, ended, expired (told to start after its lease had run out: never started), listed. An agent hears of events only after it has asked for the list, so that the list and the events
+started, ended, expired (it has no process and will have none, and no exit: its lease had run out, or its unit could not
+be made), listed. An agent hears of events only after it has asked for the list, so that the list and the events
 after it tell everything once. Whatever an agent says, the launcher goes on: garbage costs it the connection.
 
-Tasks end with their launcher: a new one first ends what its predecessor has left, then answers. One thread, epoll over
+An agent may be older or newer than its launcher: fields that came later may be missing (PROTOCOL says which).
+
+Tasks end with their launcher: its guard ends them at once, and a new launcher first ends what its predecessor has left,
+then answers. All processes of a task are in its unit (launcher_units.py). One thread, epoll over
 sockets and pidfds; it wakes up by itself only while tasks run. Keep the imports few: it must stay small.
 """
 
@@ -19,65 +23,51 @@ import sys
 import time
 from typing import Any
 
-from peerload.agent.launcher_records import RecordLog, end_left_overs, machine_boot, process_start, say
+from peerload.agent.launcher_exits import Exits
+from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
 from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
 from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, Capture, Holes, spawn
+from peerload.agent.launcher_takeover import SPAWNS_NAME, Guard, end_left_overs, note_units
+from peerload.agent.launcher_task import FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
+from peerload.agent.launcher_units import PREFIX, ROOT_PREFIX, cgroup_units
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.agent.launcher_units import Units
+
+PROTOCOL = 2
+"""What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
+there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing."""
 KEY_CHARS_MAX = 128
-LOG_BYTES_MAX = 1 << 20
-LIMIT_EVERY_S = 0.5
-"""Captured output is held against its limit this often, while tasks run that are older than this."""
-DEADLINE_CHECK_S = 1.0
+DEADLINE_CHECK_S = 0.5
 """While a deadline is set it is compared with CLOCK_BOOTTIME at least this often (timers do not count suspend)."""
 STOP_GRACE_S = 2.0
+REMAINS_S_MAX = 10.0
+"""What an ended task has left and cannot be killed (it waits for a disk) keeps its exit back no longer than this."""
 DESCRIPTORS_RESERVED = 64
 """Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
 ALREADY_RUNS = 75
 """The exit code of a launcher whose directory another one has (which may not answer yet: it ends left-overs first)."""
 
 
-class _Task:
-    """One running process, the leader of its own session."""
-
-    __slots__ = ("captures", "deadline_s", "frozen", "key", "limit_due_s", "pid", "pidfd", "started_at", "ts")
-
-    def __init__(self, key: str, pid: int, started_at: float, captures: tuple[Capture, Capture]) -> None:
-        self.key = key
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
-        self.started_at = started_at
-        self.captures = captures
-        self.deadline_s = 0.0
-        self.ts = 0.0
-        self.frozen = False
-        self.limit_due_s = time.monotonic() + LIMIT_EVERY_S
-
-    def signal(self, number: int) -> None:
-        """To the whole process group; it cannot be another's, since the process is not reaped yet."""
-        try:
-            os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            try:
-                os.kill(self.pid, number)
-            except (ProcessLookupError, PermissionError) as error:
-                say(f"signal {number} for {self.key}: {error}")
-
-
 class Launcher:
-    """The state of the launcher and its loop. ``directory`` is absolute; raises BlockingIOError if another has it."""
+    """The state of the launcher and its loop. ``directory`` is absolute; raises BlockingIOError if another has it.
+    ``wanted`` names the kind of units, "" for the best that works."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, wanted: str = "") -> None:
         self._directory = directory
+        self._wanted = wanted
         self._lock = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._holes = Holes()
-        self._tasks: dict[str, _Task] = {}
-        self._by_pidfd: dict[int, _Task] = {}
-        self._ended: dict[str, dict[str, Any]] = {}
-        self._new_exits: list[list[Any]] = []
+        self._tasks: dict[str, Task] = {}
+        self._by_pidfd: dict[int, Task] = {}
+        self._ending: list[Task] = []
+        self._unclosed: list[Task] = []
         self._events: list[dict[str, Any]] = []
         self._kill_at_s = 0.0
         self._stopping = False
+        self._guard: Guard | None = None
         self._deadlines = 0
         self._limit_due_s = 0.0
         descriptors = os.sysconf("SC_OPEN_MAX")
@@ -87,27 +77,44 @@ class Launcher:
 
     def open(self) -> None:
         """Take over from the predecessor, then listen."""
-        self._exits = RecordLog(f"{self._directory}/exits.log")
-        self._spawns = RecordLog(f"{self._directory}/spawns.log")
-        for key, record in self._exits.read():
-            self._ended[key] = record
-        boot = machine_boot()
-        spawned = {row[0]: row for row in self._spawns.read() if row[3] == boot}  # the last row of a key counts
-        self._boot = boot
-        end_left_overs([row for key, row in spawned.items() if key not in self._ended])
-        self._spawns.rewrite([])
-        if not self._ended:
-            self._exits.rewrite([])
-
+        self._exits = Exits(self._directory)
+        end_left_overs(self._directory, set(self._exits.ended))
+        self._run = os.urandom(4).hex()
+        self._boot = machine_boot()
+        self._spawns = RecordLog(f"{self._directory}/{SPAWNS_NAME}")
+        self._units = self._choose_units()
         self._epoll = select.epoll()
+        self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._exits.wake_by(wake_end)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._stop)
+        if self._units.is_bare:
+            signal.signal(signal.SIGCHLD, lambda *_: None)  # orphans come to us
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._set_guard()
         self._agent = AgentSocket(self._directory, self._epoll, self._carry_out)
         fd = os.open(f"{self._directory}/launcher.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, b"%d\n" % os.getpid())
         os.close(fd)
-        self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._stop)
-        self._epoll.register(self._wake, select.EPOLLIN)
+
+    def _choose_units(self) -> Units:
+        cgroups = cgroup_units(self._wanted, ROOT_PREFIX + self._run)
+        if cgroups is not None:
+            note_units(self._directory, cgroups.name, cgroups.root)
+            return cgroups
+        from peerload.agent.launcher_bare import Bare  # noqa: PLC0415 -- most launchers have no use for it
+
+        note_units(self._directory, Bare.name, "")
+        return Bare(self._run)
+
+    def _set_guard(self) -> None:
+        try:
+            self._guard = Guard(self._directory, self._units.name, self._units.root, self._run)
+        except OSError as error:
+            say(f"no guard: if this launcher is killed, its tasks live until the next one: {error}")
+            return
+        self._units.guard_pid = self._guard.pid
+        self._epoll.register(self._guard.pidfd, select.EPOLLIN)
 
     def run(self) -> None:
         """Serve until told to stop."""
@@ -116,37 +123,49 @@ class Launcher:
             for fd in masks:
                 task = self._by_pidfd.get(fd)
                 if task is not None:
-                    self._reap(task)
+                    self._leader_ended(task)
                 elif fd == self._wake:
                     os.read(self._wake, 512)
+                    self._reap_orphans()
+                elif self._guard is not None and fd == self._guard.pidfd:
+                    self._replace_guard(self._guard)
             self._agent.ready(masks)
             self._enforce()
+            self._settle()
             self._flush()
         self._agent.close()
+        self._units.remove()
+        if self._guard is not None:
+            os.kill(self._guard.pid, signal.SIGKILL)  # there is nothing left for it to do
+            self._guard.close()
 
     def _timeout_s(self) -> float | None:
+        now_s = time.monotonic()
+        dues_s = [task.close_due_s for task in self._ending]
+        dues_s += [task.close_due_s for task in self._unclosed]
         if self._kill_at_s:
-            return max(0.0, self._kill_at_s - time.monotonic())
-        if not self._tasks:
-            return None
-        timeout_s = LIMIT_EVERY_S
-        if self._deadlines:
-            now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            dues_s.append(self._kill_at_s)
+        if self._tasks:
+            dues_s.append(now_s + LIMIT_EVERY_S)
+        timeout_s = max(0.0, min(dues_s) - now_s) if dues_s else None
+        if self._deadlines and timeout_s is not None:
+            boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             soonest_s = min(
-                (t.deadline_s - now_s for t in self._tasks.values() if t.deadline_s and not t.frozen),
+                (t.deadline_s - boot_s for t in self._tasks.values() if t.deadline_s and not t.frozen_at_s),
                 default=DEADLINE_CHECK_S,
             )
             timeout_s = max(0.0, min(timeout_s, DEADLINE_CHECK_S, soonest_s))
         return timeout_s
 
+    # -- what is due ---------------------------------------------------------------------------------------------
+
     def _enforce(self) -> None:
         """Leases, output limits and the end of a stop."""
         if self._deadlines:
-            now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+            boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
             for task in self._tasks.values():
-                if task.deadline_s and not task.frozen and task.deadline_s <= now_s:
-                    task.frozen = True
-                    task.signal(signal.SIGSTOP)
+                if task.deadline_s and task.deadline_s <= boot_s and not task.ended_at:
+                    self._hold_to_lease(task, boot_s)
         now_s = time.monotonic()
         if now_s >= self._limit_due_s:
             self._limit_due_s = now_s + LIMIT_EVERY_S
@@ -157,7 +176,84 @@ class Launcher:
         if self._kill_at_s and now_s >= self._kill_at_s:
             self._kill_at_s = now_s + STOP_GRACE_S
             for task in self._tasks.values():
-                task.signal(signal.SIGKILL)
+                self._units.kill(task.key)
+
+    def _hold_to_lease(self, task: Task, boot_s: float) -> None:
+        """Its lease has run out: freeze it, and kill it if that lasts too long."""
+        if not task.frozen_at_s:
+            task.frozen_at_s = boot_s
+            if task.kills_at_deadline:
+                task.lost_because = "its lease ran out"
+            else:
+                self._units.freeze(task.key)
+        elif not task.lost_because and boot_s >= task.frozen_at_s + task.frozen_s_max:
+            task.lost_because = f"it was frozen for {task.frozen_s_max:g} s, without a lease"
+        elif self._units.is_bare and not task.lost_because and time.monotonic() >= self._limit_due_s:
+            self._units.freeze(task.key)  # somebody may have thawed a part of it
+        if task.lost_because:
+            self._units.kill(task.key)
+
+    def _settle(self) -> None:
+        """What has ended is told when nothing is left of it: neither its background nor its unit."""
+        if not (self._ending or self._unclosed):
+            return
+        now_s = time.monotonic()
+        for task in [task for task in self._unclosed if task.close_due_s <= now_s]:
+            if self._units.close(task.key):
+                self._unclosed.remove(task)
+            else:
+                task.wait_longer()
+        for task in [task for task in self._ending if task.close_due_s <= now_s]:
+            if self._units.close(task.key):
+                self._end(task)
+            elif not task.lost_because and now_s >= task.ended_s + REMAINS_S_MAX:
+                say(f"{task.key} has ended, but not what it left: {self._units.processes(task.key)}")
+                self._unclosed.append(task)
+                self._end(task)
+            else:
+                task.wait_longer()
+
+    def _leader_ended(self, task: Task) -> None:
+        """It is reaped later, by `_settle`: until then its pid is nobody else's."""
+        task.ended_at = time.time()
+        task.ended_s = time.monotonic()
+        self._deadlines -= bool(task.deadline_s)
+        task.deadline_s = 0.0
+        self._epoll.unregister(task.pidfd)
+        del self._by_pidfd[task.pidfd]
+        os.close(task.pidfd)
+        self._ending.append(task)
+
+    def _end(self, task: Task) -> None:
+        self._ending.remove(task)
+        del self._tasks[task.key]
+        record = task.reap(self._holes)
+        if task.lost_because:
+            self._lose(task.key, task.lost_because, never_started=False)
+        else:
+            self._exits.add(task.key, record, is_synced=task.is_synced)
+
+    def _lose(self, key: str, reason: str, *, never_started: bool) -> None:
+        self._events.append({"is": "expired", "key": key, "reason": reason, "never_started": never_started})
+
+    def _reap_orphans(self) -> None:
+        """What tasks have left to us, where orphans come to the launcher."""
+        if not self._units.is_bare:
+            return
+        mine = {task.pid for task in self._tasks.values()} | {self._units.guard_pid}
+        for pid in self._units.orphans() - mine:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+
+    def _replace_guard(self, guard: Guard) -> None:
+        """Somebody has killed it."""
+        say(f"the guard, process {guard.pid}, has ended; there is another one")
+        self._epoll.unregister(guard.pidfd)
+        guard.close()
+        self._guard = None
+        self._set_guard()
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
@@ -166,16 +262,18 @@ class Launcher:
         if do == "spawn":
             self._spawn(request)
         elif do == "forget":
-            if self._ended.pop(request["key"], None) is not None:
-                self._tidy()
+            self._exits.forget(request["key"])
         elif do == "signal":
             task = self._tasks.get(request["key"])
             if task is not None:
-                task.signal(int(request["signal"]))
+                self._signal(task, int(request["signal"]))
         elif do == "lease":
             task = self._tasks.get(request["key"])
             if task is not None:
-                self._set_deadline(task, float(request["deadline_s"]), float(request.get("ts", 0.0)))
+                ts = float(request.get("ts", 0.0)) or task.ts
+                if ts >= task.ts:  # an older word than the last comes too late
+                    task.ts = ts
+                    self._set_deadline(task, float(request["deadline_s"]))
         elif do == "list":
             self._list()
         elif do == "stop":
@@ -184,25 +282,38 @@ class Launcher:
             raise ValueError("unknown request")
 
     def _list(self) -> None:
-        """Everything known, in parts; events follow only from here on."""
+        """Everything known, in parts; events follow only from here on. An end that is not on the disk yet, and is to be,
+        still counts as running."""
         self._events.clear()
         self._agent.listed = True
-        running = [[task.key, task.started_at, task.ts] for task in self._tasks.values()]
-        ended = [[key, record] for key, record in self._ended.items()]
+        held = self._exits.held()
+        tasks = list(self._tasks.values())
+        running = [[task.key, task.started_at] for task in tasks]
+        leases = [[task.ts, task.deadline_s, bool(task.frozen_at_s)] for task in tasks]
+        running += [[key, self._exits.ended[key]["started_at"]] for key in held]
+        leases += [[0.0, 0.0, False]] * len(held)
+        ended = [[key, record] for key, record in self._exits.ended.items() if key not in held]
         step = EVENTS_PER_FRAME_MAX
         count = max(1, -(-max(len(running), len(ended)) // step))
         for number in range(count):
             part = slice(number * step, (number + 1) * step)
-            more = number < count - 1
-            event = {"is": "listed", "pid": os.getpid(), "more": more, "running": running[part], "ended": ended[part]}
+            event = {
+                "is": "listed",
+                "pid": os.getpid(),
+                "more": number < count - 1,
+                "running": running[part],
+                "leases": leases[part],
+                "ended": ended[part],
+                "protocol": PROTOCOL,
+                "run": self._run,
+                "units": self._units.name,
+                "unenforced": list(self._units.unenforced),
+            }
             self._agent.send([event])
 
     def _flush(self) -> None:
         """Exits to disk first, then to the agent: everything of one turn in one write each."""
-        if self._new_exits:
-            self._exits.append(self._new_exits)
-            self._new_exits.clear()
-            self._tidy()
+        self._events += self._exits.flush()
         if self._agent.listed:
             self._agent.send(self._events)
         self._events.clear()
@@ -212,112 +323,127 @@ class Launcher:
 
     def _spawn(self, request: dict[str, Any]) -> None:
         key = request["key"]
-        if not isinstance(key, str) or not 0 < len(key) <= KEY_CHARS_MAX:
+        if not isinstance(key, str) or not 0 < len(key) <= KEY_CHARS_MAX or not key.isprintable() or "/" in key:
             raise ValueError("key")
-        known = self._tasks.get(key)
-        if known is not None:
-            self._events.append({"is": "started", "key": key, "pid": known.pid, "started_at": known.started_at})
+        if self._is_settled(key, request):
             return
-        if key in self._ended:
-            self._events.append({"is": "ended", "key": key, "exit": self._ended[key]})
-            return
-        if self._stopping:
-            say(f"{key} is not started: the launcher is stopping")
-            return
-        limit, umask, deadline_s = int(request["output_bytes_max"]), int(request["umask"]), float(request["deadline_s"])
+        limit, deadline_s = int(request["output_bytes_max"]), float(request["deadline_s"])
         if 0 < deadline_s <= time.clock_gettime(time.CLOCK_BOOTTIME):
-            self._events.append({"is": "expired", "key": key})  # its home may have given it to another by now
+            # Its home may have given it to another by now.
+            self._lose(key, "its lease ran out before it could be started", never_started=True)
             return
         paths = [str(request["stdout"]), str(request["stderr"])]
         captures = (Capture(paths[0], limit), Capture(paths[1], limit))
         started_at = time.time()
         try:
-            if len(self._tasks) >= self._tasks_max:
-                why = f"{len(self._tasks)} tasks run already, as many as this system allows"
-                raise CannotStart(NOT_EXECUTABLE, why)  # noqa: TRY301 -- it ends as every start that fails
-            self._spawns.append([[key, 0, 0, self._boot, paths]])  # were we killed now, its output would give it away
-            pid = spawn(request["argv"], request["environment"], request["directory"], umask, paths)
+            pid = self._make(key, request, paths)
         except CannotStart as failure:
             for capture in captures:
                 capture.close(self._holes)
-            self._end(
-                key,
-                {
-                    "exit_code": failure.exit_code,
-                    "reason": failure.reason,
-                    "started_at": started_at,
-                    "ended_at": started_at,
-                },
-            )
+            record = failed(started_at, failure.exit_code, failure.reason)
+            self._exits.add(key, record, is_synced=bool(request.get("once")))
             return
-        self._spawns.append([[key, pid, process_start(pid), self._boot, []]])
-        task = _Task(key, pid, started_at, captures)
+        except OSError as error:
+            self._lose(key, f"no unit can be made for it: {error}", never_started=True)
+            return
+        task = Task(key, pid, started_at, captures)
+        task.ts = float(request.get("ts", 0.0))
+        task.is_synced = bool(request.get("once"))
+        task.frozen_s_max = float(request.get("frozen_s_max", 0.0)) or FROZEN_S_MAX
+        task.kills_at_deadline = request.get("on_expiry") == "kill"
         self._tasks[key] = task
         self._by_pidfd[task.pidfd] = task
         self._epoll.register(task.pidfd, select.EPOLLIN)
-        self._set_deadline(task, deadline_s, float(request.get("ts", 0.0)))
+        self._set_deadline(task, deadline_s)
         self._events.append({"is": "started", "key": key, "pid": pid, "started_at": started_at})
 
-    def _set_deadline(self, task: _Task, deadline_s: float, ts: float) -> None:
+    def _is_settled(self, key: str, request: dict[str, Any]) -> bool:
+        """Whether there is nothing to be started: it was, or must not be."""
+        known = self._tasks.get(key)
+        if known is not None:
+            self._events.append({"is": "started", "key": key, "pid": known.pid, "started_at": known.started_at})
+        elif key in self._exits.ended:
+            if key not in self._exits.held():
+                self._events.append({"is": "ended", "key": key, "exit": self._exits.ended[key]})
+        elif self._stopping:
+            say(f"{key} is not started: the launcher is stopping")
+        elif request.get("run", self._run) != self._run:
+            say(f"{key} is not started: it was ordered of an earlier launcher, and has been reported as dead")
+        else:
+            return False
+        return True
+
+    def _make(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
+        """The process, in its unit. Raises CannotStart, or OSError if there can be no unit."""
+        if len(self._tasks) >= self._tasks_max:
+            why = f"{len(self._tasks)} tasks run already, as many as this system allows"
+            raise CannotStart(NOT_EXECUTABLE, why)
+        environment = request["environment"]
+        if isinstance(environment, dict):
+            environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()
+        if self._units.is_bare:  # were we killed now, its output would give it away
+            self._spawns.append([[key, 0, 0, self._boot, paths, self._run]])
+        try:
+            self._units.enter(key)
+            try:
+                pid = spawn(request["argv"], environment, request["directory"], int(request["umask"]), paths)
+            finally:
+                self._units.leave()
+        except (CannotStart, OSError):
+            self._units.close(key)
+            raise
+        if self._units.is_bare:
+            start = process_start(pid)
+            self._spawns.append([[key, pid, start, self._boot, [], self._run]])
+            self._units.born(key, pid, start)
+            self._tidy()
+        return pid
+
+    def _set_deadline(self, task: Task, deadline_s: float) -> None:
+        if task.ended_at:
+            return
         self._deadlines += bool(deadline_s) - bool(task.deadline_s)
         task.deadline_s = deadline_s
-        task.ts = ts  # what this deadline was granted for: the next agent has to know
-        if task.frozen and (not deadline_s or deadline_s > time.clock_gettime(time.CLOCK_BOOTTIME)):
-            task.frozen = False
-            task.signal(signal.SIGCONT)
+        is_ahead = not deadline_s or deadline_s > time.clock_gettime(time.CLOCK_BOOTTIME)
+        if task.frozen_at_s and is_ahead and not task.lost_because:
+            task.frozen_at_s = 0.0
+            self._units.thaw(task.key)
 
-    def _reap(self, task: _Task) -> None:
-        pid, status, usage = os.wait4(task.pid, os.WNOHANG)
-        if not pid:
+    def _signal(self, task: Task, number: int) -> None:
+        """To its process group, and to what has left that; a KILL ends all of it for certain."""
+        if number == signal.SIGKILL:
+            self._units.kill(task.key)
             return
-        ended_at = time.time()
-        self._deadlines -= bool(task.deadline_s)
-        self._epoll.unregister(task.pidfd)
-        del self._by_pidfd[task.pidfd]
-        del self._tasks[task.key]
-        os.close(task.pidfd)
-        code = os.waitstatus_to_exitcode(status)
-        record: dict[str, Any] = {
-            "exit_code": code if code >= 0 else 128 - code,
-            "started_at": task.started_at,
-            "ended_at": max(ended_at, task.started_at),
-            "usage": {
-                "user_s": usage.ru_utime,
-                "system_s": usage.ru_stime,
-                "memory_bytes_max": usage.ru_maxrss * 1024,
-            },
-            "stdout_bytes": task.captures[0].close(self._holes),
-            "stderr_bytes": task.captures[1].close(self._holes),
-        }
-        if code < 0:
-            record["signal"] = -code
-        self._end(task.key, record)
-
-    def _end(self, key: str, record: dict[str, Any]) -> None:
-        self._ended[key] = record
-        self._new_exits.append([key, record])
-        self._events.append({"is": "ended", "key": key, "exit": record})
+        try:
+            os.killpg(task.pid, number)  # it cannot be another's, since the leader is not reaped yet
+        except (ProcessLookupError, PermissionError) as error:
+            say(f"signal {number} for {task.key}: {error}")
+        for pid in self._units.processes(task.key):
+            try:
+                if os.getpgid(pid) != task.pid:
+                    os.kill(pid, number)
+            except (ProcessLookupError, PermissionError):
+                continue
 
     def _tidy(self) -> None:
-        if self._exits.size_bytes > LOG_BYTES_MAX and not self._new_exits:
-            rows = [[key, record] for key, record in self._ended.items()]
-            # Rewriting is worth it only if most of the file is of no use; a record has some 250 bytes.
-            worth = len(rows) * 500 < self._exits.size_bytes
-            self._exits.tidy(rows if worth else None, len(rows))
         if self._spawns.size_bytes > LOG_BYTES_MAX:
             tasks = self._tasks.values()
-            self._spawns.tidy([[t.key, t.pid, process_start(t.pid), self._boot, []] for t in tasks], len(tasks))
+            rows = [[task.key, task.pid, process_start(task.pid), self._boot, [], self._run] for task in tasks]
+            self._spawns.tidy(rows, len(rows))
 
     def _stop(self, *_: object) -> None:
-        """TERM to all, KILL after STOP_GRACE_S, then exit."""
+        """TERM to all, KILL after STOP_GRACE_S, then exit. What is frozen has no lease to run under, not even to end: it
+        is killed, and that is no exit."""
         if self._stopping:
             return
         self._stopping = True
         self._kill_at_s = time.monotonic() + STOP_GRACE_S
         for task in self._tasks.values():
-            task.signal(signal.SIGTERM)
-            if task.frozen:
-                task.signal(signal.SIGCONT)
+            if task.frozen_at_s:
+                task.lost_because = task.lost_because or "its node was stopped while it was frozen, without a lease"
+                self._units.kill(task.key)
+            else:
+                self._signal(task, signal.SIGTERM)
 
 
 def _detach(directory: str) -> None:
@@ -337,13 +463,15 @@ def _detach(directory: str) -> None:
 
 
 def main() -> None:
-    """``--directory DIR``: run the launcher of DIR until it is told to stop."""
-    if len(sys.argv) != 3 or sys.argv[1] != "--directory":  # noqa: PLR2004 -- the program, the flag and its value
-        sys.exit("usage: launcher --directory DIR")
-    directory = os.path.abspath(sys.argv[2])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
+    """``--directory DIR [--units KIND]``: run the launcher of DIR until it is told to stop. KIND is cgroup2, cgroup1 or
+    bare; where that does not work, and without it, the best that does."""
+    flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
+    if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - {"--directory", "--units"}:
+        sys.exit("usage: launcher --directory DIR [--units KIND]")
+    directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
     try:
-        launcher = Launcher(directory)
+        launcher = Launcher(directory, flags.get("--units", ""))
     except BlockingIOError:
         sys.stderr.write(f"another launcher runs in {directory}\n")
         sys.exit(ALREADY_RUNS)

@@ -71,6 +71,11 @@ class LauncherLink:
         self._put = put
         self._output_bytes_max = output_bytes_max
         self._pid = 0
+        self._run = ""
+        self.units = ""
+        """How the launcher holds the processes of a task together: cgroup2, cgroup1 or bare; "" until it has answered."""
+        self.unenforced: tuple[str, ...] = ()
+        """What it cannot hold, in words for people."""
         self._writer: asyncio.StreamWriter | None = None
         self._requests: list[bytes] = []
         self._flushing = False
@@ -156,6 +161,7 @@ class LauncherLink:
                 "frozen_s_max": action.frozen_s_max,
                 "once": spec.guarantee is Guarantee.ONCE,
                 "output_bytes_max": self._output_bytes_max,
+                **({"run": self._run} if self._run else {}),
             }
         )
 
@@ -236,11 +242,27 @@ class LauncherLink:
                 events = await _read_frame(reader)
             for event in events:
                 if event.get("is") == "listed":
-                    self._pid = int(event["pid"])
                     more = bool(event["more"])
-                    running += [(row[0], float(row[1]), float(row[2])) for row in event["running"]]
+                    leases = event.get("leases") or [(0.0,)] * len(event["running"])
+                    for (key, started_at), lease in zip(event["running"], leases, strict=True):
+                        running.append((key, float(started_at), float(lease[0])))
                     ended += [(key, msgspec.convert(exit_, Exit)) for key, exit_ in event["ended"]]
+                    if not more:
+                        self._met(event)
         return tuple(running), tuple(ended)
+
+    def _met(self, hello: dict[str, Any]) -> None:
+        """What it says of itself; one of the first version says nothing but its pid."""
+        self._pid = int(hello["pid"])
+        self._run = str(hello.get("run", ""))
+        self.units = str(hello.get("units", "bare"))
+        self.unenforced = tuple(
+            map(str, hello.get("unenforced", ("a process that leaves the process group of its task",)))
+        )
+        version = int(hello.get("protocol", 1))
+        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, version, self.units)
+        for what in self.unenforced:
+            log.info("not held: %s", what)
 
     async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         deadline_s = time.monotonic() + START_S_MAX
@@ -338,7 +360,8 @@ class LauncherLink:
         if kind == "started":
             self._put(TaskStarted(event["key"], float(event["started_at"])))
         elif kind == "expired":
-            self._put(TaskLost(event["key"], "its lease ran out before it could be started", never_started=True))
+            reason = event.get("reason", "its lease ran out before it could be started")
+            self._put(TaskLost(event["key"], reason, never_started=bool(event.get("never_started", True))))
         elif kind == "ended":
             self._put(TaskEnded(event["key"], msgspec.convert(event["exit"], Exit)))
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from paho.mqtt.reasoncodes import ReasonCode
 
+    from peerload.wire.seal import Sealer
+
 CONNECT_S = 5.0
 """A broker that has not taken connection and subscriptions after this counts as away."""
 KEEPALIVE_S = 10
@@ -168,7 +170,7 @@ class _Outgoing(NamedTuple):
 class MqttBus:
     """What a node says and hears over MQTT. `run` in a task; everything else is called from the same loop.
 
-    urls: brokers, tried in turn; envelope: puts a message into its frame (and numbers it); deliver: called for each
+    urls: brokers, tried in turn; sealer: its purpose is MQTT's alone; envelope: puts a message into its frame (and numbers it); deliver: called for each
     accepted message, with whether it was retained; on_change: called when the broker can be reached, or no longer;
     state: the newest own State, published on each connect and every ``state_every_s``.
     """
@@ -180,6 +182,7 @@ class MqttBus:
         cluster: str,
         site: str,
         identity: Identity,
+        sealer: Sealer,
         envelope: Callable[[Message, str, str], Envelope],
         deliver: Callable[[Envelope, bool], None],
         on_change: Callable[[bool], None],
@@ -191,7 +194,8 @@ class MqttBus:
         if not self._urls:
             raise ConfigError("mqtt", "no broker is named")
         self._topics = Topics(cluster, site, identity.node)
-        self._filter = AdviceFilter(self._topics, identity, counters)
+        self._sealer = sealer
+        self._filter = AdviceFilter(self._topics, identity, sealer, counters)
         self._identifier = f"{identity.node}-{identity.boot[:8]}"
         self._envelope = envelope
         self._deliver = deliver
@@ -223,9 +227,8 @@ class MqttBus:
         """Tell everybody this State, retained; a waiting older one is replaced. False while no broker answers."""
         if self._client is None:
             return False
-        payload = peer.encode(self._envelope(state, "", ""))
-        if len(payload) > peer.MQTT_BYTES_MAX:
-            self._counters["mqtt refused: too large"] += 1
+        payload = self._sealed(self._topics.state, self._envelope(state, "", ""))
+        if payload is None:
             return False
         self._own_state = _Outgoing(self._topics.state, payload, True, "state")
         self._work.set()
@@ -245,14 +248,21 @@ class MqttBus:
         if len(self._outgoing) >= OUTGOING_MAX:
             self._counters["mqtt refused: queue full"] += 1
             return False
-        payload = peer.encode(self._envelope(message, dst, dst_boot))
-        if len(payload) > peer.MQTT_BYTES_MAX:
-            self._counters["mqtt refused: too large"] += 1
+        payload = self._sealed(topic, self._envelope(message, dst, dst_boot))
+        if payload is None:
             return False
         tag = str(message.__struct_config__.tag)
         self._outgoing.append(_Outgoing(topic, payload, False, tag))
         self._work.set()
         return True
+
+    def _sealed(self, topic: str, envelope: Envelope) -> bytes | None:
+        """What is published: only members can read it, and on this topic alone. None if it is too large."""
+        payload = self._sealer.seal(peer.encode(envelope), topic.encode())
+        if len(payload) > peer.MQTT_BYTES_MAX:
+            self._counters["mqtt refused: too large"] += 1
+            return None
+        return payload
 
     # -- the connection ----------------------------------------------------------------------------------------------
 

@@ -1,25 +1,26 @@
 """What may come in from a broker: bounded, checked, each message once. Knows no MQTT library.
 
-A broker is trusted with nothing but time: whatever it hands over is dropped and counted unless it is advice (rule M2),
-small, of this cluster, from the node whose topic it came on, and not seen before.
+A broker is trusted with nothing but time: whatever it hands over is dropped and counted unless it is sealed with the
+cluster's key for this topic, by the node whose topic it is, not seen before, small, and advice (rule M2).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from peerload.model.errors import FrameTooLarge, ProtocolError
+from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
 from peerload.wire import peer
+
+if TYPE_CHECKING:
+    from peerload.wire.seal import Sealer
 
 RECEIVED_MAX = 4096
 """Messages waiting to be looked at; the newest State of each node counts as one."""
 SOURCES_MAX = 4096
-"""Starts of agents whose sequence numbers are remembered; the one not heard of for longest is forgotten first."""
-WINDOW_MESSAGES = 1024
-"""A message this far behind the newest of its sender counts as seen."""
+"""Nodes whose newest State is remembered; the one not heard of for longest is forgotten first."""
 ROOT = "peerload"
 
 
@@ -107,37 +108,14 @@ def dropped(counters: Counter[str], why: str) -> None:
     counters[f"mqtt dropped: {why}"] += 1
 
 
-class _Window:
-    """Which of the last WINDOW_MESSAGES sequence numbers of one sender were seen: bit i stands for newest - i."""
-
-    __slots__ = ("newest", "seen")
-
-    def __init__(self) -> None:
-        self.newest = -1
-        self.seen = 0
-
-    def add(self, seq: int) -> bool:
-        """Whether ``seq`` is seen for the first time."""
-        ahead = seq - self.newest
-        if ahead > 0:
-            self.seen = (self.seen << ahead) & ((1 << WINDOW_MESSAGES) - 1) if ahead < WINDOW_MESSAGES else 0
-            self.newest = seq
-            self.seen |= 1
-            return True
-        if -ahead >= WINDOW_MESSAGES or self.seen >> -ahead & 1:
-            return False
-        self.seen |= 1 << -ahead
-        return True
-
-
 class AdviceFilter:
-    """Says of each payload what it means, or that it is to be dropped; remembers what it has seen."""
+    """Says of each payload what it means, or that it is to be dropped. The sealer sees to it that each counts once."""
 
-    def __init__(self, topics: Topics, identity: Identity, counters: Counter[str]) -> None:
+    def __init__(self, topics: Topics, identity: Identity, sealer: Sealer, counters: Counter[str]) -> None:
         self._topics = topics
         self._identity = identity
+        self._sealer = sealer
         self._counters = counters
-        self._windows: OrderedDict[tuple[str, str], _Window] = OrderedDict()
         self._states: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
 
     def accept(self, topic: str, payload: bytes) -> Envelope | None:
@@ -147,10 +125,20 @@ class AdviceFilter:
             return None  # our own words come back, or a node took its State away
         envelope: Envelope | None = None
         try:
-            envelope = peer.decode(payload, peer.MQTT_BYTES_MAX)
-            why = "wrong topic" if src is None else self._objection(src, topic, envelope)
-        except FrameTooLarge:
-            why = "too large"
+            if src is None:
+                why = "wrong topic"
+            elif len(payload) > peer.MQTT_BYTES_MAX:
+                why = "too large"
+            else:
+                sealed_by, sealed_boot, plain = self._sealer.open(payload, topic.encode())
+                envelope = peer.decode(plain)
+                told = (envelope.src, envelope.src_boot)
+                is_own = told == (sealed_by, sealed_boot)
+                why = self._objection(src, topic, envelope) if is_own else "wrong source"
+        except NotAuthentic:
+            why = "not authentic"
+        except Replayed:
+            why = "replayed"
         except ProtocolError:
             why = "malformed"
         if why:
@@ -181,8 +169,6 @@ class AdviceFilter:
                 return "wrong source"
             if not self._is_newest(envelope, told):
                 return "old"
-        elif not self._is_new(envelope):
-            return "seen before"
         return ""
 
     def _is_newest(self, envelope: Envelope, told: Identity) -> bool:
@@ -197,13 +183,3 @@ class AdviceFilter:
         if len(self._states) > SOURCES_MAX:
             self._states.popitem(last=False)
         return True
-
-    def _is_new(self, envelope: Envelope) -> bool:
-        source = (envelope.src, envelope.src_boot)
-        window = self._windows.get(source)
-        if window is None:
-            window = self._windows[source] = _Window()
-            if len(self._windows) > SOURCES_MAX:
-                self._windows.popitem(last=False)
-        self._windows.move_to_end(source)
-        return window.add(envelope.seq)

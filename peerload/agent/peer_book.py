@@ -92,7 +92,7 @@ class Peer:
 class Bans:
     """Counts malformed frames by (node, boot id) and says who is to stay out.
 
-    Not by network address: on the loopback interface, the only one there is so far, that would be everybody's.
+    Not by network address: whoever sends frames has proven its name, and many nodes may come from one address.
     """
 
     def __init__(self) -> None:

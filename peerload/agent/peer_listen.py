@@ -39,8 +39,8 @@ class Door(Protocol):
         """Somebody connects: the connection it will be, or None if there is no room."""
         raise NotImplementedError
 
-    def turned_away(self, connection: PeerConnection, why: str) -> None:
-        """It has not proven to be of the cluster, and is gone."""
+    def turned_away(self, connection: PeerConnection, address: str, why: str) -> None:
+        """It has not proven to be of the cluster, and is gone; ``address``: where it came from."""
 
 
 class Listener:
@@ -50,6 +50,8 @@ class Listener:
         self._tls = tls
         self._door = door
         self._socket: socket.socket | None = None
+        self.bound = ("", 0)
+        """The IP address and port that it listens on."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> str:
@@ -57,7 +59,8 @@ class Listener:
         try:
             host = await numeric(host)
             self._socket = _listening(host, port)
-            address = join_address(reachable(host), self._socket.getsockname()[1])
+            self.bound = (host, self._socket.getsockname()[1])
+            address = join_address(reachable(host), self.bound[1])
         except OSError as error:
             if self._socket is not None:
                 self._socket.close()
@@ -80,7 +83,7 @@ class Listener:
         with contextlib.closing(listening):
             while True:
                 try:
-                    accepted, _ = await loop.sock_accept(listening)
+                    accepted, came_from = await loop.sock_accept(listening)
                 except OSError as error:
                     _log.warning("no peer can be let in for a moment: %s", operating_system_says(error))
                     await asyncio.sleep(ACCEPT_PAUSE_S)
@@ -89,9 +92,9 @@ class Listener:
                 if connection is None:
                     accepted.close()
                 else:
-                    self._spawn(self._secure(accepted, connection), "handshake")
+                    self._spawn(self._secure(accepted, str(came_from[0]), connection), "handshake")
 
-    async def _secure(self, accepted: socket.socket, connection: PeerConnection) -> None:
+    async def _secure(self, accepted: socket.socket, address: str, connection: PeerConnection) -> None:
         """Have the other end prove who it is; `connection_made` is called when it has."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -102,7 +105,7 @@ class Listener:
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except OSError as error:  # an SSLError is one too, and so are ours for a handshake that takes too long
-            self._door.turned_away(connection, tls_says(error))
+            self._door.turned_away(connection, address, tls_says(error))
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -116,7 +119,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listening.family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # "any" is IPv4's too
         listening.bind((host, port))
         listening.listen(BACKLOG_MAX)
     except OSError:

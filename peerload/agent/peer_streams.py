@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
+from peerload.agent.peer_connection import STREAM_STALLED_S
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import Envelope, Hello, OutputChunk, OutputEnd, OutputRequest
 from peerload.wire import peer
@@ -102,12 +103,14 @@ class OutputReader:
 async def serve(
     connection: PeerConnection, pieces: AsyncIterator[Piece], envelope: Callable[[Message], Envelope]
 ) -> None:
-    """The serving end: write every piece as fast as the other end reads, then close. Returns early if that is gone."""
+    """The serving end: write every piece as fast as the other end reads, then close when that has taken all and is gone.
+    Returns early if it is gone before."""
     try:
         async for piece in pieces:
             connection.write(piece, peer.encode_frame(envelope(piece)))
             await connection.drain()
             if isinstance(piece, OutputEnd):
+                await asyncio.wait([connection.gone], timeout=STREAM_STALLED_S)
                 break
     except ConnectionError:
         return  # the asker went away, and can ask again from where it was

@@ -6,6 +6,7 @@ over. There is one way to prove who one is, and none to do without (rules J3, S1
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import ssl
@@ -17,7 +18,6 @@ from peerload.agent.machine import private_directory
 from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    import asyncio
     from pathlib import Path
 
     from peerload.agent.certificates import Facts
@@ -80,6 +80,16 @@ class Credentials:
     def __repr__(self) -> str:
         return f"Credentials({self.node!r} of {self.cluster.name!r})"
 
+    async def keep_valid(self) -> None:
+        """Make it anew whenever that is due, for as long as the agent runs."""
+        while True:
+            await asyncio.sleep(RENEWAL_LOOK_S)
+            try:
+                if self.renew_if_due():
+                    _log.info("this node has a new certificate")
+            except ConfigError as error:
+                _log.error("this node's certificate is not made anew: %s", error)
+
     def renew_if_due(self, now: datetime | None = None) -> bool:
         """Make a new key and certificate if there is none, it is another's or of another CA, or two thirds of its life
         are over. Returns whether they were made; raises ConfigError."""
@@ -103,7 +113,8 @@ class Credentials:
 
     def _is_good(self, kept: Facts, now: datetime) -> bool:
         made_at = kept.valid_from + certificates.SKEW
-        return kept.name == self.node and kept.valid_from <= now < made_at + certificates.RENEWED_AFTER
+        due_at = min(made_at + certificates.RENEWED_AFTER, kept.valid_until)
+        return kept.name == self.node and kept.valid_from <= now < due_at
 
     def _kept(self) -> Facts | None:
         """What the certificate on disk says, if it can be used."""
@@ -152,10 +163,11 @@ def node_of(transport: asyncio.BaseTransport) -> str:
 
 def tls_says(error: BaseException) -> str:
     """Why a link could not be secured, in words."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return _FAULTS.get(error.verify_code, f"its certificate is refused ({error.verify_message})")
-    if isinstance(error, ssl.SSLError):
-        return _REASONS.get(error.reason or "", OTHER_FAULT)
+    if isinstance(error, ssl.SSLError):  # made by a loop and not by OpenSSL, it lacks these
+        code, reason = getattr(error, "verify_code", 0), getattr(error, "reason", None)
+        if code:
+            return _FAULTS.get(code, f"its certificate is refused (X509_V_ERR {code})")
+        return _REASONS.get(reason or "", OTHER_FAULT)
     if isinstance(error, TimeoutError | ConnectionAbortedError):
         return "the handshake took too long"
     return "it went away during the handshake"

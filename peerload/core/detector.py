@@ -207,7 +207,7 @@ class Detector:
     def stalled(self) -> None:
         """This node did not run for a while: what it has not heard proves nothing."""
         shared = self._shared
-        if shared.now_s > self._stalled_s:
+        if shared.now_s > self._stalled_s + shared.preset.lag_s:
             shared.core.count("stalls")
             shared.health.worse()
         self._stalled_s = shared.now_s

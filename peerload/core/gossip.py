@@ -11,6 +11,7 @@ by `synced`, timers by `timer`.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,7 +31,7 @@ from peerload.model.gossip import (
     Standing,
     merged,
 )
-from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Sync
+from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, RUMOURS_MAX, Sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -86,10 +87,10 @@ class Gossip:
         for node in self.shared.draw(LEAVE_TOLD_MAX):
             self.shared.tell(node, self.own)
 
-    def own_load(self, report: LoadReport) -> None:
+    def tell_load(self, report: LoadReport) -> None:
         """This node's load, for everybody."""
-        if self.shared.members:
-            self.shared.news.put_load(Load.of(self.shared.core.node, report))
+        if self.shared.there:
+            self.shared.news.put_load(Load.of(self.shared.core.node, report, is_news=True))
             self._spread_soon()
 
     # -- what is said of others ----------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ class Gossip:
         if member is None:
             if age_s >= self.shared.preset.tombstone_s and rumour.standing >= Standing.LEFT:
                 return False
-            if not self.has_room():
+            if not self.has_room() or len(self.shared.members) >= 2 * self.shared.core.config.peers_max:
                 self.shared.core.count("members refused")
                 return False
             member = self.shared.members[rumour.node] = Member(rumour, self.shared.now_s - age_s)
@@ -118,7 +119,8 @@ class Gossip:
             if now.weight != was.weight:
                 member.since_s = self.shared.now_s - age_s
             self._believe(member, was, now, src)
-        if spread:
+            age_s = 0.0
+        if spread and age_s < self.shared.preset.sync_s:  # what is old and new here only is known elsewhere
             self.pass_on(member.rumour)
         return True
 
@@ -276,10 +278,10 @@ class Gossip:
             case Load():
                 self._load_told(message)
 
-    def _load_told(self, load: Load, *, spread: bool = True) -> None:
+    def _load_told(self, load: Load) -> None:
         if load.node == self.shared.core.node:
             return
-        if self.load_heard(load.node, load.report(), load.age_s) and spread:
+        if self.load_heard(load.node, load.report(), load.age_s) and load.is_news:
             self.shared.news.put_load(load)
             self._spread_soon()
 
@@ -308,7 +310,7 @@ class Gossip:
         for rumour in sync.rumours:
             self.told(rumour, src)
         for load in sync.loads:
-            self._load_told(load, spread=False)
+            self._load_told(load)
         if sync.asks:
             self.shared.core.send(src, self.everything(asks=False))
         elif before != (self.refutation, self.shared.core.identity.incarnation):
@@ -321,7 +323,7 @@ class Gossip:
             msgspec.structs.replace(member.rumour, age_s=max(now_s - member.since_s, 0.0))
             for member in self.shared.members.values()
         ]
-        return Sync((self.own, *rumours), tuple(self.loads()), asks)
+        return Sync((self.own, *rumours[: RUMOURS_MAX - 1]), tuple(islice(self.loads(), RUMOURS_MAX)), asks)
 
     def unreachable(self, node: str) -> None:
         """The link to a member broke, or could not be made: see at once whether it is there."""

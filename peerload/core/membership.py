@@ -19,6 +19,7 @@ from peerload.core.contacts import identity_of
 from peerload.core.directory import ELIGIBLE_KEPT_MAX, NOBODY, Names
 from peerload.core.gossip import Gossip, rumour_of
 from peerload.core.profiles import Profiles
+from peerload.model.actions import ForgetPeer
 from peerload.model.gossip import Load, Standing
 from peerload.model.load import LoadReport
 from peerload.model.messages import Hello, KnownProfile, Leaving, Need, Pong, ProfileTold
@@ -79,7 +80,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
 
-    ``lost`` is called with the name of a peer that is suspected, or called dead (True): for tasks that may run twice.
+    has_bus: whether a broker can be reached now. ``lost`` is called with the name of a peer that is suspected, or called dead (True): for tasks that may run twice.
     """
 
     def __init__(self, state: CoreState) -> None:
@@ -94,6 +95,7 @@ class Membership:
         self._eligible: dict[Need, Names] = {}
         self._declined: dict[tuple[str, str, bytes], float] = {}
         self._back: list[str] = []
+        self.has_bus = False
         self.lost: Callable[[str, bool], None] = lambda _node, _dead: None
         self.gossip = Gossip(state)
         self.gossip.changed = self._gossiped
@@ -146,6 +148,11 @@ class Membership:
     def changed_itself(self) -> None:
         """The profile or the identity of this node has changed: others are to know."""
         self.gossip.speak()
+
+    def tell_load(self, report: LoadReport) -> None:
+        """This node's load, for everybody; by gossip, unless a broker tells it."""
+        if not self.has_bus:
+            self.gossip.tell_load(report)
 
     def leave(self) -> None:
         """This node stops on purpose."""
@@ -263,6 +270,7 @@ class Membership:
         if now.standing is Standing.FORGOTTEN:
             self._state.note("node", "forgotten", node=node, reason="an operator said so")
             self._remove(node)
+            self._state.actions.append(ForgetPeer(node))
             return
         peer = self._own(node)
         if peer is None:

@@ -144,6 +144,12 @@ class DialAddress(_Action, frozen=True):
     address: str
 
 
+class ForgetPeer(_Action, frozen=True):
+    """This node is gone for good: its address may be forgotten, too."""
+
+    node: str
+
+
 class SendGossip(_Action, frozen=True):
     """Send a sealed datagram to a node at this address (HOST:PORT). It may be lost; nobody asks."""
 
@@ -277,6 +283,7 @@ OUTWARD: tuple[type, ...] = (
     Announce,
     Dial,
     DialAddress,
+    ForgetPeer,
     SpawnTask,
     SignalTask,
     SetLease,
@@ -294,6 +301,7 @@ Action = (
     | Announce
     | Dial
     | DialAddress
+    | ForgetPeer
     | SendGossip
     | SpawnTask
     | SignalTask

@@ -100,7 +100,10 @@ class Rumour(_Message, frozen=True, tag="rumour"):
 
 
 class Load(_Message, frozen=True, tag="load"):
-    """A node's load in few bytes; its fields are those of `LoadReport`."""
+    """A node's load in few bytes; its fields are those of `LoadReport`.
+
+    is_news: everybody is to know, so it is passed on; else the node mentions it by the way.
+    """
 
     node: NodeName
     incarnation: Number
@@ -119,11 +122,12 @@ class Load(_Message, frozen=True, tag="load"):
     gpus_free: Count = 0
     age_s: Age = 0.0
     """How long ago the node said so (told in a `Sync` only)."""
+    is_news: bool = False
 
     @classmethod
-    def of(cls, node: str, report: LoadReport, age_s: float = 0.0) -> Load:
+    def of(cls, node: str, report: LoadReport, age_s: float = 0.0, *, is_news: bool = False) -> Load:
         """The digest of a report."""
-        return cls(node=node, age_s=age_s, **msgspec.structs.asdict(report))
+        return cls(node=node, age_s=age_s, is_news=is_news, **msgspec.structs.asdict(report))
 
     def report(self) -> LoadReport:
         """The report again."""

@@ -63,6 +63,7 @@ WITHOUT_MEANING = frozenset(
         actions.ForgetTask,
         actions.Dial,
         actions.DialAddress,
+        actions.ForgetPeer,
         actions.SendGossip,
     ),
 )
@@ -369,6 +370,7 @@ class IdealCluster:
                 | actions.ForgetTask()
                 | actions.Dial()
                 | actions.DialAddress()
+                | actions.ForgetPeer()
                 | actions.SendGossip()
             ):
                 pass  # WITHOUT_MEANING

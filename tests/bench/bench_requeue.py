@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.chaos_real.lab import Lab
+from tests.chaos_real.verdict import FINAL
 from tests.integration.cluster import processes_with
 from tests.support import wait_until
 
@@ -89,14 +90,19 @@ def gone(rounds: int) -> list[float]:
             await_starts(lab, tasks, 1, 30.0)
             executor.crash()
             crashed_at = time.monotonic()
-            wait_until(lambda home=home: not _leased(home), 90.0, "the lease to run out")  # type: ignore[misc]
+            _await_queued(home)
             took.append(time.monotonic() - crashed_at)
         shutil.rmtree(lab.directory)
     return took
 
 
-def _leased(machine: Machine) -> bool:
-    return any(task["state"] in {"leased", "running"} for task in machine.call("tasks")["tasks"])
+def _unfinished(machine: Machine) -> set[str]:
+    """The states of its tasks that have not ended."""
+    return {task["state"] for task in machine.call("tasks")["tasks"]} - set(FINAL)
+
+
+def _await_queued(machine: Machine) -> None:
+    wait_until(lambda: _unfinished(machine) == {"queued"}, 90.0, "the lease to run out")
 
 
 def killed() -> int:
@@ -107,7 +113,7 @@ def killed() -> int:
         await_starts(lab, tasks, 1, 30.0)
         home.kill()
         home.start()
-        wait_until(lambda: not home.call("tasks")["tasks"], 60.0, "all to end")
+        wait_until(lambda: not _unfinished(home), 60.0, "all to end")
         runs = lab.ledger.runs()
         ended = {task["id"]: task["state"] for task in home.call("tasks", ended_within_s=600)["tasks"]}
         shutil.rmtree(lab.directory)

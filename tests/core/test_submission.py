@@ -64,6 +64,7 @@ def test_the_answer_says_why_nobody_can_run_it_now() -> None:
     assert told(x, pinned) is None
     x.rumour("y", Standing.SUSPECT)
     assert told(x, pinned) == "the task is for y; y: suspect"
+    x.rumour("y", Standing.ALIVE, refutation=1)
     x.meet("y", drained=True)
     assert told(x, pinned) == "the task is for y; y: drained"
     for peer in ("a", "b"):

@@ -33,11 +33,13 @@ from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecor
 from peerload.policy import registry
 from peerload.policy.reading import parsed
 from peerload.wire import control, frame, peer, recording
+from peerload.wire.seal import KEY_BYTES, Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 UID = bytes(range(16))
+KEY = bytes(KEY_BYTES)
 SPEC = TaskSpec((b"true",), b"/tmp")
 EXIT = Exit(exit_code=3, signal=0, reason="as said", started_at=1.0, ended_at=2.0)
 IDENTITY = Identity("n2", "boot-2", "machine-2", "store-2", 2, "127.0.0.1:2")
@@ -89,8 +91,16 @@ def _requests() -> tuple[bytes, ...]:
 def _mqtt_payload(raw: bytes) -> object:
     topics = Topics("default", "main", "n1")
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
-    believed = AdviceFilter(topics, me, Counter())
-    return [believed.accept(f"peerload/default/main/n2/{way}", raw) for way in ("state", "ask", "to/n1")]
+    believed = AdviceFilter(topics, me, Sealer(KEY, "id", "n1", "boot-1", purpose="mqtt"), Counter())
+    member = Sealer(KEY, "id", "n2", "boot-2", purpose="mqtt")
+    ways = [f"peerload/default/main/n2/{way}" for way in ("state", "ask", "to/n1")]
+    return [
+        believed.accept(way, payload) for way in ways for payload in (raw, member.seal(raw, way.encode()))
+    ]  # a stranger's, and a member's
+
+
+def _sealed(raw: bytes) -> object:
+    return Sealer(KEY, "id", "n1", "boot-1").open(raw)
 
 
 def _frame(raw: bytes) -> object:
@@ -141,7 +151,7 @@ def _printable(raw: bytes) -> object:
 
 
 def _address(raw: bytes) -> object:
-    return parse_address("listen", raw.decode("utf-8", "replace"))
+    return parse_address("listen", raw.decode("utf-8", "replace"), loopback_only=False)
 
 
 class _Rows:
@@ -202,6 +212,7 @@ def targets() -> dict[str, Target]:
     protocol = (ProtocolError,)
     return {
         "peer": Target(peer.decode, protocol, _envelopes()),
+        "sealed": Target(_sealed, protocol, (Sealer(KEY, "id", "n2", "boot-2").seal(b"hello"),)),
         "mqtt": Target(_mqtt_payload, (), _envelopes()),
         "request": Target(control.decode_request, protocol, _requests()),
         "frame": Target(_frame, (ValueError,), _requests()),

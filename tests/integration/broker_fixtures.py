@@ -21,6 +21,9 @@ from peerload.agent.mqtt import MqttBus
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity, Message, State
 from peerload.model.resources import Profile
+from peerload.wire import peer
+from peerload.wire.seal import Sealer
+from tests.support import cluster_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -126,6 +129,17 @@ def identity_of(node: str, boot: str = "", incarnation: int = 1) -> Identity:
     )
 
 
+def sealer_of(identity: Identity, cluster: str = "default") -> Sealer:
+    """What it seals with for MQTT."""
+    of = cluster_of(cluster)
+    return Sealer(of.key, of.id, identity.node, identity.boot, purpose="mqtt")
+
+
+def sealed(sealer: Sealer, topic: str, envelope: Envelope) -> tuple[str, bytes]:
+    """What is to be published, and where."""
+    return topic, sealer.seal(peer.encode(envelope), topic.encode())
+
+
 class BusNode:
     """One node on the bus, which writes down what it hears."""
 
@@ -133,6 +147,7 @@ class BusNode:
         self.loop = loop
         self.identity: Identity = more.pop("identity", None) or identity_of(node)
         self.cluster: str = more.pop("cluster", "default")
+        self.sealer = sealer_of(self.identity, self.cluster)
         self.heard: list[tuple[Message, bool]] = []
         self.changes: list[bool] = []
         self.counters: Counter[str] = Counter()
@@ -145,6 +160,7 @@ class BusNode:
                 cluster=self.cluster,
                 site="main",
                 identity=self.identity,
+                sealer=self.sealer,
                 envelope=self.envelope,
                 deliver=lambda envelope, retained: self.heard.append((envelope.body, retained)),
                 on_change=self.changes.append,

@@ -56,12 +56,6 @@ def is_alive(pid: int) -> bool:
     return text[text.rindex(")") + 2] not in "ZX"
 
 
-def is_frozen(pid: int) -> bool:
-    """Whether this process is stopped by a signal."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
-    return text[text.rindex(")") + 2] == "T"
-
-
 def processes_with(mark: str) -> dict[int, str]:
     """pid → command line of every living process that has ``mark`` on its command line or in its environment."""
     found = {}

@@ -12,9 +12,9 @@ import pytest
 
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
-from tests.integration.cluster import MARK, SHORT_LEASE_S, Agent, Cluster, ended, is_alive, is_frozen
+from tests.integration.cluster import MARK, SHORT_LEASE_S, Agent, Cluster, ended, is_alive
 from tests.integration.ledger import Ledger
-from tests.support import wait_until
+from tests.support import stands_still, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,9 +247,9 @@ def test_a_frozen_executor_freezes_its_task_and_home_runs_it_again(cluster: Clus
     cluster.await_acquainted([home, third])
     executor.pause()
     old = ledger.pids(task)[0]
-    wait_until(lambda: is_frozen(old), 10, "its launcher to freeze the task")
+    wait_until(lambda: stands_still(old), 10, "its launcher to freeze the task")
     wait_until(lambda: len(ledger.pids(task)) > 1, 20, "home to run it elsewhere")
-    assert is_frozen(old)
+    assert stands_still(old)
     executor.resume()
     assert home.wait(task)[task]["exit_code"] == 5
     wait_until(lambda: not is_alive(old), 15, "the old copy to end")
@@ -264,9 +264,9 @@ def test_a_frozen_executor_that_is_back_in_time_goes_on(cluster: Cluster, ledger
     home.await_state(task, "running")
     executor.pause()
     pid = ledger.pids(task)[0]
-    wait_until(lambda: is_frozen(pid), 10, "its launcher to freeze the task")
+    wait_until(lambda: stands_still(pid), 10, "its launcher to freeze the task")
     executor.resume()
-    wait_until(lambda: not is_frozen(pid), 10, "the task to go on")
+    wait_until(lambda: not stands_still(pid), 10, "the task to go on")
     assert home.wait(task)[task]["exit_code"] == 5
     ledger.check([task])
     assert not ledger.repeated()

@@ -43,6 +43,7 @@ class Agent:
         self._sock.connect(str(directory / "launcher.sock"))
         self._directory = directory
         self.events: list[dict[str, Any]] = []
+        self.run = ""
 
     def send(self, *requests: dict[str, Any]) -> None:
         raw = msgpack.packb(list(requests))
@@ -69,6 +70,7 @@ class Agent:
         self.send({"do": "list"})
         event = self.next()
         assert event["is"] == "listed"
+        self.run = event["run"]
         return event
 
     def spawn(self, key: str, *argv: bytes, **changed: object) -> None:
@@ -94,6 +96,14 @@ class Agent:
                 exit_: dict[str, Any] = event["exit"]
                 return exit_
 
+    def lost(self, key: str) -> dict[str, Any]:
+        """What is told of a task that has no exit; what comes before it is let go."""
+        while True:
+            event = self.next()
+            assert (event["is"], event["key"]) != ("ended", key), event
+            if event["is"] == "expired" and event["key"] == key:
+                return event
+
     def started(self, key: str) -> int:
         event = self.next()
         assert (event["is"], event["key"]) == ("started", key), event
@@ -106,15 +116,14 @@ class Agent:
 class Bench:
     """One directory, the launchers that were started in it, and the agents that spoke to them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, units: str = "") -> None:
         self.directory = directory
+        self._flags = ["--directory", str(directory), *(["--units", units] if units else [])]
         self.processes: list[subprocess.Popen[bytes]] = []
         self.agents: list[Agent] = []
 
     def start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", CODE, "--directory", str(self.directory)], stderr=subprocess.PIPE
-        )
+        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", CODE, *self._flags], stderr=subprocess.PIPE)
         self.processes.append(process)
         return process
 
@@ -340,25 +349,12 @@ def test_what_comes_after_its_lease_is_not_started(bench: Bench) -> None:
     for number in range(20):
         past_s = time.clock_gettime(time.CLOCK_BOOTTIME) - 1
         agent.spawn(f"late{number}", b"touch", str(made).encode(), deadline_s=past_s)
-        assert agent.next() == {"is": "expired", "key": f"late{number}"}
+        event = agent.next()
+        assert (event["is"], event["key"]) == ("expired", f"late{number}")
     agent.spawn("now", b"true")
     agent.started("now")
     agent.ended("now")
     assert not made.exists()
-
-
-def test_a_lease_that_runs_out_freezes_and_a_later_one_thaws(bench: Bench) -> None:
-    bench.launcher()
-    agent = bench.agent()
-    agent.spawn("a", b"sleep", b"1000", deadline_s=time.clock_gettime(time.CLOCK_BOOTTIME) + 0.2)
-    pid = agent.started("a")
-    wait_until(lambda: _state(pid) == "T", what="it is frozen")
-    agent.send({"do": "lease", "key": "a", "deadline_s": time.clock_gettime(time.CLOCK_BOOTTIME) + 1000})
-    wait_until(lambda: _state(pid) == "S", what="it is thawed")
-    agent.send({"do": "lease", "key": "a", "deadline_s": time.clock_gettime(time.CLOCK_BOOTTIME) - 1})
-    wait_until(lambda: _state(pid) == "T", what="it is frozen again")
-    agent.send({"do": "lease", "key": "a", "deadline_s": 0})
-    wait_until(lambda: _state(pid) == "S", what="it needs no lease any more")
 
 
 def test_output_over_the_limit_keeps_its_head_and_its_tail(bench: Bench) -> None:

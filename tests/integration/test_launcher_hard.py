@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,20 +77,6 @@ def test_grandchildren_are_ended_before_the_next_launcher_answers(bench: Bench) 
     assert [_state(pid) in GONE for pid in group] == [True] * 3
 
 
-def test_what_is_left_of_a_group_whose_leader_has_gone_is_ended_too(bench: Bench) -> None:
-    launcher = bench.launcher()
-    agent = bench.agent()
-    agent.spawn("a", b"sh", b"-c", b"sleep 1000 & echo $!; wait", environment=MARKED)
-    leader = agent.started("a")
-    child = int(printed(bench, "a.out")[0])
-    kill_launcher(launcher)
-    os.kill(leader, signal.SIGKILL)
-    wait_until(lambda: _state(leader) in GONE)
-    assert _state(child) not in GONE
-    bench.launcher()
-    assert _state(child) in GONE
-
-
 def test_a_process_with_a_pid_used_again_is_left_alone(bench: Bench, strangers: list[subprocess.Popen[bytes]]) -> None:
     other = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     orphan_parent = subprocess.Popen(
@@ -130,50 +115,6 @@ def test_a_spawn_that_was_cut_in_two_is_found_by_its_output(
     log.close()
     bench.launcher()
     assert process.wait(10) == -signal.SIGKILL
-
-
-def test_what_a_task_leaves_in_the_background_lives_on(bench: Bench) -> None:
-    """Its end is the end of its main process; the rest of its group is its own affair."""
-    bench.launcher()
-    agent = bench.agent()
-    agent.spawn("a", b"sh", b"-c", b"sleep 1000 & echo $!")
-    assert agent.ended("a")["exit_code"] == 0
-    left = int(printed(bench, "a.out")[0])
-    try:
-        assert _state(left) not in GONE
-    finally:
-        os.kill(left, signal.SIGKILL)
-
-
-# -- leases --------------------------------------------------------------------------------------------------------
-
-
-def test_a_task_is_frozen_though_no_agent_is_there(bench: Bench) -> None:
-    bench.launcher()
-    agent = bench.agent()
-    agent.spawn(
-        "a", b"sh", b"-c", b"sleep 1000 & echo $!; wait", deadline_s=time.clock_gettime(time.CLOCK_BOOTTIME) + 0.5
-    )
-    pid = agent.started("a")
-    agent.close()
-    child = int(printed(bench, "a.out")[0])
-    wait_until(lambda: _state(pid) == _state(child) == "T", what="the whole group is frozen")
-    agent = bench.agent()
-    agent.send({"do": "lease", "key": "a", "deadline_s": time.clock_gettime(time.CLOCK_BOOTTIME) + 100})
-    wait_until(lambda: _state(pid) == _state(child) == "S", what="and thawed")
-    agent.send({"do": "lease", "key": "a", "deadline_s": 1.0}, {"do": "signal", "key": "a", "signal": 9})
-    assert agent.ended("a")["signal"] == signal.SIGKILL, "a frozen task can be killed"
-
-
-def test_a_frozen_task_is_ended_by_a_stop(bench: Bench) -> None:
-    launcher = bench.launcher()
-    agent = bench.agent()
-    agent.spawn("a", b"sleep", b"1000", deadline_s=time.clock_gettime(time.CLOCK_BOOTTIME) + 0.5)
-    pid = agent.started("a")
-    wait_until(lambda: _state(pid) == "T")
-    agent.send({"do": "stop"})
-    assert agent.ended("a")["signal"] == signal.SIGTERM
-    assert launcher.wait(10) == 0
 
 
 # -- output --------------------------------------------------------------------------------------------------------

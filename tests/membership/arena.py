@@ -143,6 +143,7 @@ class Arena:
         self._chance = random.Random(f"resume {seed}")
         self._heap: list[tuple[float, int, Callable[..., None], tuple]] = []
         self._sequence = 0
+        self._last_s: dict[tuple[str, str], float] = {}
         pausing = round(faults.pausing * count)
         self.hosts = {f"n{number}": Host(f"n{number}", pauses=number < pausing) for number in range(count)}
         for host in self.hosts.values():
@@ -220,6 +221,10 @@ class Arena:
             if said.dials:
                 delay_s += self._handshake_s()
             delay_s += self._lost_s(SEGMENT_RETRY_S)
+            # What is said over a connection arrives in order.
+            at_s = max(self.now_s + delay_s, self._last_s.get((host.name, said.dst), 0.0))
+            self._last_s[(host.name, said.dst)] = at_s
+            delay_s = at_s - self.now_s
         else:
             self.counts["datagrams"] += 1
             self.counts["datagram bytes"] += said.size_bytes + HEADERS_BYTES

@@ -13,6 +13,7 @@ import msgspec
 
 from tests.membership.arena import Arena, Believe, Faults, Host
 from tests.membership.memberlist import Memberlist
+from tests.membership.ours import Peerload
 from tests.membership.plain_swim import PlainSwim
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 KINDS: dict[str, Callable[[str, int, random.Random], Detector]] = {
     "plain SWIM": lambda name, _run, rng: PlainSwim(name, rng),
     "memberlist": lambda name, _run, rng: Memberlist(name, rng),
+    "peerload": Peerload,
 }
 
 MEET_S_MAX = 120.0

@@ -141,7 +141,10 @@ class Peerload:
                 self._links[src] = boot
                 if src not in self._dialled:
                     self._say(src, self._hello())
-            self._happen(now_s, events.PeerMet.of(message))
+            met = events.PeerMet(
+                message.identity, message.profile, message.report, message.peers, refutation=message.refutation
+            )
+            self._happen(now_s, met)
             self._out.append(Quiet(("dial", src)))
             for waiting in self._dialled.pop(src, ()):
                 self._say(src, waiting)

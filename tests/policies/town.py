@@ -14,9 +14,11 @@ from typing import Any
 
 import msgspec
 
+from peerload.core.gossip import rumour_of
 from peerload.core.node import Node
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
+from peerload.model.gossip import LAN, Standing
 from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
@@ -45,6 +47,9 @@ PROFILES = {
     )
 }
 SILENT = "n6"
+NEVER_S = 1e6
+CONFIG = CoreConfig(gossip=msgspec.structs.replace(LAN, probe_s=NEVER_S, sync_s=NEVER_S))
+"""Nobody is probed: who is there stays as it was told."""
 UNUSABLE = ("n5", "n6")
 PECULIAR = (
     {"placement": Placement(labels=("big",))},
@@ -81,7 +86,7 @@ class Town:
         self._sequence = 0
         self._timers: dict[tuple[str, tuple[str, ...]], float] = {}
         self.nodes = {
-            name: Node(CoreConfig(), policies(name), identity(name), profile, random.Random(f"{seed} {name}"))
+            name: Node(CONFIG, policies(name), identity(name), profile, random.Random(f"{seed} {name}"))
             for name, profile in PROFILES.items()
             if name != SILENT
         }
@@ -90,7 +95,10 @@ class Town:
             for other, profile in PROFILES.items():
                 if other != name:
                     self._put(0.0, name, events.PeerMet(identity(other), profile, LoadReport()))
-            self._put(0.001, name, events.PeerUnreachable(SILENT, "it is silent"))
+            suspected = msgspec.structs.replace(
+                rumour_of(identity(SILENT), PROFILES[SILENT], 0), standing=Standing.SUSPECT, by=("far",)
+            )
+            self._put(0.001, name, events.GossipReceived("far", "far-boot-1", (suspected,)))
         self._workload()
 
     def _workload(self) -> None:

@@ -1,0 +1,201 @@
+"""Units where the kernel keeps none for us: the processes of a task are looked for in /proc, and stopped with SIGSTOP.
+
+What is found: the leader's session and process group, whatever descends from them, and whatever bears the task's mark in
+the environment it was started with. The launcher becomes the reaper of orphans (PR_SET_CHILD_SUBREAPER), so that what a
+dead leader leaves behind comes to it and can be told at once.
+
+Used by the launcher alone, and imported only where there are no cgroups to be had.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from peerload.agent.launcher_records import process_fields, process_start, say
+from peerload.agent.launcher_units import PREFIX, REPORT_S, kill_one, read
+
+MARK = b"PEERLOAD_UNIT"
+"""The variable by which a process shows which unit it belongs to: <launcher run>/peerload-<key>."""
+LOOKS_MAX = 50
+"""Processes fork while they are being stopped: they are looked for until nothing new is found, or so often."""
+_PR_SET_CHILD_SUBREAPER = 36
+_ENVIRONMENT_BYTES_MAX = 4 << 20
+_TASK_MARK = b"PEERLOAD_TASK_ID="
+
+Table = dict[int, tuple[int, int, int, int]]
+"""pid → parent, process group, session, start (clock ticks since boot) of all that is alive."""
+
+
+class Bare:
+    """See `launcher_units.Units`. ``run`` names this run of the launcher, for the marks."""
+
+    name = "bare"
+    is_bare = True
+    root = ""
+    unenforced: tuple[str, ...] = (
+        "a process that leaves its session, is left by its parent and clears its environment is neither frozen nor ended",
+        "a frozen process can be thawed by its user (SIGCONT), for up to a second",
+        "a task sees that it was stopped and continued, and what it had stopped itself is continued too",
+    )
+
+    def __init__(self, run: str) -> None:
+        self._run = run.encode()
+        self._children = f"/proc/self/task/{os.getpid()}/children"
+        self._leaders: dict[str, tuple[int, int]] = {}
+        self.guard_pid = 0
+        _become_subreaper()
+
+    def mark(self, key: str) -> bytes:
+        """What the processes of this unit have as their mark."""
+        return unit_mark(self._run, key)
+
+    def enter(self, key: str) -> None:
+        """Nothing to be made: the mark does it."""
+
+    def leave(self) -> None:
+        """Nothing."""
+
+    def born(self, key: str, pid: int, start: int) -> None:
+        """This is its leader, and when it started (clock ticks since boot): a number alone may be used again."""
+        self._leaders[key] = (pid, start)
+
+    def freeze(self, key: str) -> None:
+        """See `Units`."""
+        stop_all(dict([self._leaders[key]]), {self.mark(key)})
+
+    def thaw(self, key: str) -> None:
+        """See `Units`."""
+        for member in self.processes(key):
+            kill_one(member, signal.SIGCONT)
+
+    def kill(self, key: str) -> None:
+        """See `Units`."""
+        for member in stop_all(dict([self._leaders[key]]), {self.mark(key)}):
+            kill_one(member)
+
+    def processes(self, key: str) -> list[int]:
+        """See `Units`."""
+        return sorted(members(process_table(), dict([self._leaders[key]]), {self.mark(key)}))
+
+    def orphans(self) -> set[int]:
+        """See `Units`: with the leaders of tasks."""
+        return {int(child) for child in read(self._children).split()}
+
+    def close(self, key: str) -> bool:
+        """See `Units`. Whatever the leader has left is a child of ours by now, or descends from one."""
+        if key not in self._leaders:
+            return True
+        children = self.orphans()
+        known = {pid for pid, _ in self._leaders.values()} | {self.guard_pid}
+        if (children - known or not children) and self.processes(key):  # a kernel may have no list of children
+            self.kill(key)
+            return False
+        del self._leaders[key]
+        return True
+
+    def remove(self) -> None:
+        """Nothing."""
+
+
+def process_table() -> Table:
+    """All processes that are alive (zombies are not)."""
+    table: Table = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 -- pathlib costs the launcher a megabyte
+        if name.isdecimal():
+            fields = process_fields(int(name))
+            if fields and fields[0] not in b"ZX":
+                table[int(name)] = (int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    return table
+
+
+def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int]:
+    """The pids of what belongs to the groups and sessions of these leaders (pid → start), descends from that, or bears
+    one of these marks."""
+    me = os.getpid()
+    found = set()
+    for pid, (_, group, session, start) in table.items():
+        for leader in {group, session} & leaders.keys():
+            begun = leaders[leader]
+            at = process_start(leader)
+            # A leader that is gone leaves its number to its group and session; ours bears a mark there.
+            if at == begun or (not at and start >= begun and _has_mark(pid, {_TASK_MARK, *marks})):
+                found.add(pid)
+    if marks:
+        for pid in table.keys() - found:
+            if _has_mark(pid, {MARK + b"=" + mark for mark in marks}):
+                found.add(pid)
+    found.discard(me)
+    grows = True
+    while grows:
+        below = {pid for pid, (parent, *_) in table.items() if parent in found} - found - {me}
+        found |= below
+        grows = bool(below)
+    return found
+
+
+def stop_all(leaders: dict[int, int], marks: set[bytes]) -> set[int]:
+    """Stop them until no more are found, so that none is forking ahead of us. → the pids."""
+    stopped: set[int] = set()
+    for _ in range(LOOKS_MAX):
+        new = members(process_table(), leaders, marks) - stopped
+        if not new:
+            break
+        for pid in new:
+            kill_one(pid, signal.SIGSTOP)
+        stopped |= new
+    return stopped
+
+
+def unit_mark(run: bytes, key: str) -> bytes:
+    """What the processes of a unit of this run of a launcher have as their mark."""
+    return run + b"/" + PREFIX.encode() + key.encode()
+
+
+def end_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
+    """Kill them and return when they are gone, however long that takes."""
+    report_at_s = time.monotonic() + REPORT_S
+    while left := members(process_table(), leaders, marks):
+        stop_all(leaders, marks)
+        for pid in members(process_table(), leaders, marks):
+            kill_one(pid)
+        for pid in left:
+            _await_end(pid)
+        if time.monotonic() > report_at_s:
+            report_at_s += REPORT_S
+            say(f"processes {sorted(left)}, left by an earlier launcher, do not end")
+
+
+def _await_end(pid: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    waiting = select.poll()
+    waiting.register(pidfd, select.POLLIN)
+    waiting.poll(100)
+    os.close(pidfd)
+
+
+def _has_mark(pid: int, marks: set[bytes]) -> bool:
+    """Whether one of these begins (with the whole of a value at its end) a variable the process was started with."""
+    raw = read(f"/proc/{pid}/environ")
+    if not raw or not any(mark in raw for mark in marks):
+        return False
+    variables = raw[:_ENVIRONMENT_BYTES_MAX].split(b"\0")
+    return any(
+        variable == mark or (mark[-1:] == b"=" and variable.startswith(mark))
+        for variable in variables
+        for mark in marks
+    )
+
+
+def _become_subreaper() -> None:
+    try:
+        import ctypes  # noqa: PLC0415 -- it costs memory, and is needed here alone
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    except (ImportError, OSError, AttributeError) as error:
+        say(f"orphans of tasks do not come to the launcher: {error}")

@@ -1,0 +1,88 @@
+"""The exit records of the launcher: written, and where asked for on the disk, before anybody is told.
+
+Used by the launcher alone; the imports are few for its sake.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+from typing import Any
+
+from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, say
+
+RECORD_BYTES_WORTH = 500
+"""A record has some 250 bytes: a log that holds more than twice what is of use is written again."""
+
+
+class Exits:
+    """``ended``: key → record of every exit that the agent has not forgotten. ``wake`` is written to when a sync is done:
+    that runs in a thread, since a disk may take its time and leases go on."""
+
+    def __init__(self, directory: str) -> None:
+        self._log = RecordLog(f"{directory}/exits.log")
+        self.ended: dict[str, dict[str, Any]] = dict(self._log.read())
+        if not self.ended:
+            self._log.rewrite([])
+        self._wake = -1
+        self._new: list[list[Any]] = []
+        self._told: list[dict[str, Any]] = []
+        self._to_sync: list[dict[str, Any]] = []
+        self._in_sync: list[dict[str, Any]] = []
+        self._sync_is_done = False
+
+    def wake_by(self, fd: int) -> None:
+        """Where a byte wakes the launcher up."""
+        self._wake = fd
+
+    def add(self, key: str, record: dict[str, Any], *, is_synced: bool) -> None:
+        """It has ended. ``is_synced``: nobody hears of it before it is on the disk."""
+        self.ended[key] = record
+        self._new.append([key, record])
+        event = {"is": "ended", "key": key, "exit": record}
+        (self._to_sync if is_synced else self._told).append(event)
+
+    def forget(self, key: str) -> None:
+        """Nobody needs the record any more."""
+        if self.ended.pop(key, None) is not None:
+            self._tidy()
+
+    def held(self) -> set[str]:
+        """The keys of the ends that cannot be told yet."""
+        return {event["key"] for event in self._to_sync + self._in_sync}
+
+    @property
+    def is_syncing(self) -> bool:
+        """Whether the thread runs."""
+        return bool(self._in_sync)
+
+    def flush(self) -> list[dict[str, Any]]:
+        """Write all that is new, with one write. → the events that may be told now."""
+        if self._new:
+            self._log.append(self._new)
+            self._new.clear()
+            self._tidy()
+        if self._sync_is_done:
+            self._sync_is_done = False
+            self._told += self._in_sync
+            self._in_sync = []
+        if self._to_sync and not self._in_sync:
+            self._in_sync, self._to_sync = self._to_sync, []
+            _thread.start_new_thread(self._sync, ())
+        told, self._told = self._told, []
+        return told
+
+    def _sync(self) -> None:
+        """In a thread: all that was written so far."""
+        try:
+            self._log.sync()
+        except OSError as error:
+            say(f"exit records are not on the disk: {error.strerror}")
+        self._sync_is_done = True
+        os.write(self._wake, b"\0")
+
+    def _tidy(self) -> None:
+        if self._log.size_bytes > LOG_BYTES_MAX and not self._new and not self._in_sync:
+            rows = [[key, record] for key, record in self.ended.items()]
+            worth = len(rows) * RECORD_BYTES_WORTH < self._log.size_bytes
+            self._log.tidy(rows if worth else None, len(rows))

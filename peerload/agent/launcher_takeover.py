@@ -1,0 +1,141 @@
+"""The end of what a launcher has left behind, when it was killed: by its guard, at once, and by the next launcher, before
+that says anything.
+
+The guard is a shell that sleeps on a pipe until the launcher is gone, so that no living agent is needed.
+It is not bound to the launcher by the kernel: if both are killed in the same moment, tasks live until the next launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from peerload.agent.launcher_records import RecordLog, machine_boot, say, whole_records
+from peerload.agent.launcher_units import end_cgroup, left_root
+
+UNITS_NAME = "units"
+"""The file that tells where the units of a launcher are: kind, root, machine boot; for the next launcher."""
+SPAWNS_NAME = "spawns.log"
+"""Written only where units are bare. A row: key, pid, start, machine boot, output files, launcher run."""
+GUARD_NAME = "peerload-guard"
+AT_ONCE = {"cgroup2": ("/cgroup.kill", "1"), "cgroup1": ("/freezer.state", "FROZEN")}
+"""What the guard writes where, below the root, before anything else: no task executes from then on."""
+_WAIT = """
+trap '' TERM INT HUP
+read -r _
+[ -w "$1" ] && echo "$2" > "$1"
+[ -z "$7" ] || [ -d "$7" ] || exit
+exec "$3" -I -S -c "$4" "$5" "$6" "$7" "$8"
+"""
+"""The shell waits, since it is a tenth of the size of a Python that waits. Nothing is ever written to its stdin, which
+ends with the launcher."""
+
+
+def note_units(directory: str, kind: str, root: str) -> None:
+    """From here on units are there; "" for a root: nowhere. Before the first is made."""
+    path = f"{directory}/{UNITS_NAME}"
+    fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, f"{kind}\n{machine_boot()}\n{root}\n".encode("utf-8", "surrogateescape"))
+    finally:
+        os.close(fd)
+    os.replace(path + ".new", path)  # noqa: PTH105 -- pathlib costs the launcher a megabyte
+
+
+def end_left_overs(directory: str, ended: set[str]) -> None:
+    """Kill what is left of an earlier launcher's tasks, and return when it is gone, however long that takes: reporting a
+    task as dead while it runs would let it run twice. ``ended``: the keys that have an exit record."""
+    boot = machine_boot()
+    try:
+        with open(f"{directory}/{UNITS_NAME}", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 -- as above
+            kind, made_in, root = file.read(1 << 16).split("\n")[:3]
+    except (OSError, ValueError):
+        kind, made_in, root = "", "", ""
+    if root and made_in == boot:
+        units = left_root(kind, root)
+        if units is not None:
+            end_cgroup(units)
+    log = RecordLog(f"{directory}/{SPAWNS_NAME}")
+    rows = {row[0]: row for row in log.read() if row[3] == boot and row[0] not in ended}  # the last of a key counts
+    if rows:
+        end_rows(list(rows.values()))
+    log.rewrite([])
+    log.close()
+
+
+def end_rows(rows: list[Any]) -> None:
+    """The same for bare units, of these rows of the log of spawns. A row whose pid is 0 was written before its process
+    was made: that is found by its mark, or as the session that writes to these files."""
+    from peerload.agent import launcher_bare as bare  # noqa: PLC0415 -- most launchers have no use for it
+
+    leaders = {row[1]: row[2] for row in rows if row[1]}
+    marks = {bare.unit_mark(row[5].encode(), row[0]) for row in rows if len(row) > 5}  # noqa: PLR2004 -- before, no runs
+    outputs = {path for row in rows if not row[1] for path in row[4]}
+    if outputs:
+        for pid, (_, group, session, start) in bare.process_table().items():
+            if session == group == pid and _writes_to(pid, outputs):
+                leaders[pid] = start
+    bare.end_marked(leaders, marks)
+
+
+def _writes_to(pid: int, paths: set[str]) -> bool:
+    """Whether the stdout or the stderr of a process is one of these files."""
+    for number in (1, 2):
+        try:
+            if os.readlink(f"/proc/{pid}/fd/{number}").removesuffix(" (deleted)") in paths:  # noqa: PTH115 -- as above
+                return True
+        except OSError:
+            continue
+    return False
+
+
+class Guard:
+    """A process that ends the tasks of this launcher run when the launcher is gone. ``pid``, ``pidfd``: of the guard.
+    Raises OSError where there can be none (no /bin/sh)."""
+
+    def __init__(self, directory: str, kind: str, root: str, run: str) -> None:
+        path, raw = AT_ONCE.get(kind, ("", ""))
+        code = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.agent.launcher_takeover import guard; guard()"
+        theirs, mine = os.pipe2(os.O_CLOEXEC)
+        try:
+            self.pid = os.posix_spawn(
+                "/bin/sh",
+                ["sh", "-c", _WAIT, GUARD_NAME, root + path, raw, sys.executable, code, directory, kind, root, run],
+                os.environ,
+                file_actions=((os.POSIX_SPAWN_DUP2, theirs, 0),),
+                setsid=True,
+                setsigdef=(signal.SIGTERM,),
+            )
+        except OSError:
+            os.close(mine)
+            raise
+        finally:
+            os.close(theirs)
+        self._pipe = mine
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def close(self) -> None:
+        """It has ended: let go of it."""
+        os.close(self._pipe)
+        os.close(self.pidfd)
+        os.waitpid(self.pid, 0)
+
+
+def guard() -> None:
+    """What the guard does in the end; its arguments are those of `Guard`."""
+    directory, kind, root, run = sys.argv[1:]
+    began_s = time.monotonic()
+    if root:
+        units = left_root(kind, root)
+        if units is None:
+            return
+        end_cgroup(units)
+    else:
+        rows = {row[0]: row for row in whole_records(f"{directory}/{SPAWNS_NAME}")[0] if row[5:] == [run]}
+        if not rows:
+            return
+        end_rows(list(rows.values()))
+    say(f"the launcher is gone; its guard took {time.monotonic() - began_s:.3f} s to end what it left")

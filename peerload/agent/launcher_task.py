@@ -1,0 +1,96 @@
+"""One task as the launcher knows it. Used by the launcher alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.agent.launcher_spawn import Capture, Holes
+
+LIMIT_EVERY_S = 0.5
+"""Captured output is held against its limit this often, while tasks run that are older than this."""
+FROZEN_S_MAX = 86_400.0
+"""A task that has been frozen for so long is killed, unless its request says otherwise."""
+CLOSE_S_MIN, CLOSE_S_MAX = 0.001, 0.05
+"""What is left of an ended task is looked at after so long, then after twice as long …"""
+
+
+class Task:
+    """One running process, the leader of its own session, with all that it started.
+
+    deadline_s: CLOCK_BOOTTIME at which it is frozen, 0 = never. ts: of the newest message whose lease was applied, for the
+    agent that asks. frozen_at_s: CLOCK_BOOTTIME, 0 while it is not. ended_at: Unix s at which its leader ended, 0 while it
+    lives. lost_because: why it has no exit although it ends: nobody may take this end for a result.
+    """
+
+    __slots__ = (
+        "captures",
+        "close_due_s",
+        "close_wait_s",
+        "deadline_s",
+        "ended_at",
+        "ended_s",
+        "frozen_at_s",
+        "frozen_s_max",
+        "is_synced",
+        "key",
+        "kills_at_deadline",
+        "limit_due_s",
+        "lost_because",
+        "pid",
+        "pidfd",
+        "started_at",
+        "ts",
+    )
+
+    def __init__(self, key: str, pid: int, started_at: float, captures: tuple[Capture, Capture]) -> None:
+        self.key = key
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.started_at = started_at
+        self.captures = captures
+        self.deadline_s = 0.0
+        self.ts = 0.0
+        self.frozen_at_s = 0.0
+        self.frozen_s_max = FROZEN_S_MAX
+        self.kills_at_deadline = False
+        self.is_synced = False
+        self.lost_because = ""
+        self.ended_at = 0.0
+        self.ended_s = 0.0
+        self.close_due_s = 0.0
+        self.close_wait_s = CLOSE_S_MIN
+        self.limit_due_s = time.monotonic() + LIMIT_EVERY_S
+
+    def wait_longer(self) -> None:
+        """Something of it is left; look again later, and later still."""
+        self.close_due_s = time.monotonic() + self.close_wait_s
+        self.close_wait_s = min(self.close_wait_s * 2, CLOSE_S_MAX)
+
+    def reap(self, holes: Holes) -> dict[str, Any]:
+        """Its leader has ended, and nothing is left of it: the exit record."""
+        _, status, usage = os.wait4(self.pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        record: dict[str, Any] = {
+            "exit_code": code if code >= 0 else 128 - code,
+            "started_at": self.started_at,
+            "ended_at": max(self.ended_at, self.started_at),
+            "usage": {
+                "user_s": usage.ru_utime,
+                "system_s": usage.ru_stime,
+                "memory_bytes_max": usage.ru_maxrss * 1024,
+            },
+            "stdout_bytes": self.captures[0].close(holes),
+            "stderr_bytes": self.captures[1].close(holes),
+        }
+        if code < 0:
+            record["signal"] = -code
+        return record
+
+
+def failed(started_at: float, exit_code: int, reason: str) -> dict[str, Any]:
+    """The exit record of a task that could not be started."""
+    return {"exit_code": exit_code, "reason": reason, "started_at": started_at, "ended_at": started_at}

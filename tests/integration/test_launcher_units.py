@@ -1,0 +1,468 @@
+"""One suite for every way of holding the processes of a task together: cgroup2, cgroup1 and bare, where they work.
+
+Freezing and killing are told by what the processes do (they write down that they are alive), not by what the launcher says.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from peerload.agent.launcher_records import whole_records
+from peerload.agent.launcher_units import ROOT_PREFIX, cgroup_units
+from tests.integration.test_launcher import Agent, Bench, _state
+from tests.support import stands_still, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GONE = {"", "Z"}
+KINDS = ("cgroup2", "cgroup1", "bare")
+FAR_S = 1000.0
+SOON_S = 0.3
+PROBE = "launcher-test"
+
+
+def works_here(kind: str) -> bool:
+    """Whether this machine has this kind of units for us."""
+    if kind == "bare":
+        return True
+    units = cgroup_units(kind, f"{PROBE}.{os.getpid()}")
+    if units is not None:
+        units.remove()
+    return units is not None
+
+
+def cgroups_left(run: str) -> list[str]:
+    """The cgroups of either version that this run of a launcher has made and not removed."""
+    places = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
+    found = []
+    for _, place, system, *_ in places:
+        if system in {"cgroup", "cgroup2"}:
+            found += [str(path) for path in Path(place).rglob(f"{ROOT_PREFIX}{run}") if path.is_dir()]
+    return found
+
+
+@pytest.fixture(name="kind", params=KINDS)
+def fixture_kind(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    if not works_here(kind):
+        pytest.skip(f"no {kind} to be had here")
+    return kind
+
+
+@pytest.fixture(name="bench")
+def fixture_bench(kind: str) -> Iterator[Bench]:
+    made = Bench(Path(tempfile.mkdtemp(prefix="pl", dir="/tmp")), kind)
+    try:
+        yield made
+    finally:
+        made.close()
+        for agent in made.agents:
+            wait_until(lambda run=agent.run: not cgroups_left(run), what="no cgroup is left behind")  # type: ignore[misc]
+        wait_until(lambda: not marked(made.directory), what="no process is left behind")
+
+
+@pytest.fixture(name="reference")
+def fixture_reference() -> Iterator[Beats]:
+    """Beats that nobody freezes: a clock that stands still only if this whole machine does."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "beats"
+        process = subprocess.Popen(["sh", "-c", BEAT, str(path), "reference"])
+        try:
+            yield Beats(path)
+        finally:
+            process.kill()
+            process.wait()
+
+
+BEAT = 'while :; do echo "$1 $$" >>"$0"; sleep 0.02; done'
+OFFSPRING = f"""
+sh -c '{BEAT}' "$0" background &
+setsid sh -c '{BEAT}' "$0" session &
+(setsid sh -c 'trap "" TERM HUP INT; {BEAT}' "$0" daemon >/dev/null 2>&1 </dev/null &)
+"""
+FAMILY = f"""
+{OFFSPRING}
+trap "" TERM
+set -- leader
+{BEAT}
+"""
+MEMBERS = {"background", "session", "daemon", "leader"}
+"""In the background of its group, in a session of its own, an orphan in another session that ignores signals."""
+BEATS_COUNTED = 10
+
+
+class Beats:
+    """A file into which processes write that they are alive."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def counts(self) -> collections.Counter[str]:
+        """How often each has."""
+        text = self.path.read_text(encoding="ascii") if self.path.exists() else ""
+        return collections.Counter(line.split()[0] for line in text.splitlines())
+
+    def pids(self) -> set[int]:
+        """Of all that ever did."""
+        text = self.path.read_text(encoding="ascii") if self.path.exists() else ""
+        return {int(line.split()[1]) for line in text.splitlines()}
+
+    def await_more(self, names: set[str]) -> None:
+        """All of these go on."""
+        before = self.counts()
+        wait_until(lambda: all(self.counts()[name] > before[name] for name in names), what=f"{names} go on")
+
+
+class Family(Beats):
+    """A task of several processes that do what they can to get away."""
+
+    def __init__(self, bench: Bench, agent: Agent, key: str = "a", **changed: object) -> None:
+        super().__init__(bench.directory / f"{key}.beats")
+        agent.spawn(key, b"sh", b"-c", FAMILY.encode(), os.fsencode(self.path), **changed)
+        self.key = key
+        self.leader = agent.started(key)
+
+    def await_all(self) -> None:
+        wait_until(lambda: set(self.counts()) == MEMBERS, what="all have begun")
+
+    def let_lease_end(self, agent: Agent, ts: float) -> None:
+        """From here on it has a moment left."""
+        self.await_all()
+        agent.send({"do": "lease", "key": self.key, "deadline_s": now_s() + SOON_S, "ts": ts})
+
+    def await_frozen(self, reference: Beats) -> None:
+        """Nothing of it executes, while others do."""
+        wait_until(lambda: all(map(stands_still, self.pids())), what="all stand still")
+        before, began = self.counts(), reference.counts()["reference"]
+        wait_until(lambda: reference.counts()["reference"] > began + BEATS_COUNTED)
+        assert self.counts() == before
+
+    def are_gone(self) -> bool:
+        return all(_state(pid) in GONE for pid in self.pids())
+
+
+def marked(directory: Path) -> set[int]:
+    """The living processes with this directory on their command line."""
+    found = set()
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit() and int(place.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if os.fsencode(directory) in (place / "cmdline").read_bytes() and _state(int(place.name)) not in GONE:
+                    found.add(int(place.name))
+    return found
+
+
+def now_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def guard_of(launcher: subprocess.Popen[bytes]) -> int:
+    """The pid of its guard."""
+
+    def found() -> list[int]:
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text(encoding="ascii").split()
+        return [int(c) for c in children if b"peerload-guard" in Path(f"/proc/{c}/cmdline").read_bytes()]
+
+    wait_until(found, what="there is a guard")
+    return found()[0]
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def kill_with_guard(launcher: subprocess.Popen[bytes]) -> None:
+    """Nobody is left to end its tasks."""
+    guard = guard_of(launcher)
+    os.kill(launcher.pid, signal.SIGSTOP)  # it cannot replace its guard
+    os.kill(guard, signal.SIGKILL)
+    kill(launcher)
+
+
+# -- leases --------------------------------------------------------------------------------------------------------
+
+
+def test_the_kind_is_told_with_what_it_cannot_hold(bench: Bench, kind: str) -> None:
+    bench.launcher()
+    listed = bench.agent().listed()
+    assert listed["units"] == kind
+    assert all(isinstance(word, str) for word in listed["unenforced"])
+    assert listed["unenforced"]
+
+
+@pytest.mark.parametrize("agent_is", ["closed", "silent"])
+def test_at_its_deadline_all_of_a_task_is_frozen_and_a_renewal_thaws_it(
+    bench: Bench, reference: Beats, agent_is: str
+) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent, deadline_s=now_s() + FAR_S, ts=1.0)
+    family.let_lease_end(agent, 2.0)
+    if agent_is == "closed":
+        agent.close()
+    family.await_frozen(reference)
+    agent = bench.agent()
+    agent.send({"do": "lease", "key": "a", "deadline_s": now_s() + FAR_S, "ts": 3.0})
+    family.await_more(MEMBERS)
+    agent.send({"do": "lease", "key": "a", "deadline_s": now_s() - 1, "ts": 4.0})
+    family.await_frozen(reference)
+    agent.send({"do": "signal", "key": "a", "signal": 9})
+    assert agent.ended("a")["signal"] == signal.SIGKILL, "a frozen task can be ended"
+    assert family.are_gone()
+
+
+def test_a_task_without_a_deadline_is_not_frozen_and_a_parked_one_is_thawed(bench: Bench, reference: Beats) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent)
+    family.let_lease_end(agent, 1.0)
+    family.await_frozen(reference)
+    agent.send({"do": "lease", "key": "a", "deadline_s": 0, "ts": 2.0})
+    family.await_more(MEMBERS)
+    (lease,) = agent.listed()["leases"]
+    assert lease == [2.0, 0.0, False]
+
+
+def test_the_newest_word_on_a_lease_counts_and_is_told_to_the_next_agent(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    deadline_s = now_s() + FAR_S
+    agent.spawn("a", b"sleep", b"1000", deadline_s=deadline_s, ts=5.0)
+    pid = agent.started("a")
+    agent.send({"do": "lease", "key": "a", "deadline_s": 1.0, "ts": 4.0})  # older: it comes too late
+    assert bench.agent().listed()["leases"] == [[5.0, deadline_s, False]]
+    assert not stands_still(pid)
+    agent = bench.agent()
+    agent.send({"do": "lease", "key": "a", "deadline_s": 0, "ts": 5.0})  # as old counts as new
+    agent.send({"do": "lease", "key": "a", "deadline_s": deadline_s, "ts": 6.5})
+    assert bench.agent().listed()["leases"] == [[6.5, deadline_s, False]]
+
+
+def test_a_task_frozen_for_too_long_is_killed_and_that_is_no_exit(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent, frozen_s_max=0.5)
+    family.let_lease_end(agent, 1.0)
+    event = agent.lost("a")
+    assert event["never_started"] is False
+    assert "frozen" in event["reason"]
+    assert family.are_gone()
+    listed = agent.listed()
+    assert (listed["running"], listed["ended"]) == ([], [])
+
+
+def test_a_task_that_is_to_be_killed_at_its_deadline_is(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent, on_expiry="kill")
+    family.let_lease_end(agent, 1.0)
+    assert agent.lost("a")["never_started"] is False
+    assert family.are_gone()
+
+
+def test_what_comes_after_a_frozen_task_runs(bench: Bench) -> None:
+    """Whatever holds a task is used again, and is not frozen then."""
+    bench.launcher()
+    agent = bench.agent()
+    for number in range(3):
+        key = f"frozen{number}"
+        agent.spawn(key, b"sleep", b"1000", deadline_s=now_s() + 0.1)
+        pid = agent.started(key)
+        wait_until(lambda pid=pid: stands_still(pid), what="it is frozen")  # type: ignore[misc]
+        agent.send({"do": "signal", "key": key, "signal": 9})
+        agent.ended(key)
+        agent.spawn(f"next{number}", b"true", deadline_s=now_s() + FAR_S)
+        assert agent.ended(f"next{number}")["exit_code"] == 0
+
+
+# -- ends ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_kill_ends_all_of_a_task(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent)
+    family.await_all()
+    agent.send({"do": "signal", "key": "a", "signal": 15})
+    agent.send({"do": "signal", "key": "a", "signal": 9})
+    assert agent.ended("a")["signal"] == signal.SIGKILL
+    assert family.are_gone()
+
+
+def test_a_kill_ends_what_forks_all_the_time(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    # Each lives for a moment and has left a successor by then; no more than a few dozen at a time.
+    bomb = bench.directory / "bomb.sh"
+    bomb.write_text('trap "" TERM HUP; [ $1 -lt 200 ] || exit; setsid sh "$0" $(($1+1)) & sleep 0.03\n')
+    agent.spawn("a", b"sh", b"-c", b'for i in 1 2 3 4 5 6 7 8; do sh "$0" 0 & done; sleep 1000', os.fsencode(bomb))
+    agent.started("a")
+    wait_until(lambda: len(marked(bomb)) > 16, what="it has spread")
+    agent.send({"do": "signal", "key": "a", "signal": 9})
+    assert agent.ended("a")["signal"] == signal.SIGKILL
+    assert not marked(bomb)
+
+
+def test_what_an_ended_task_leaves_is_ended_before_its_end_is_told(bench: Bench) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    path = bench.directory / "a.beats"
+    script = (
+        OFFSPRING
+        + """
+until grep -q daemon "$0" && grep -q session "$0" && grep -q background "$0"; do sleep 0.01; done
+exit 3
+"""
+    )
+    agent.spawn("a", b"sh", b"-c", script.encode(), os.fsencode(path))
+    assert agent.ended("a")["exit_code"] == 3
+    beats = Beats(path)
+    assert set(beats.counts()) == MEMBERS - {"leader"}
+    assert all(_state(pid) in GONE for pid in beats.pids())
+
+
+def test_an_exit_is_on_record_before_it_is_told_and_a_torn_record_is_none(bench: Bench) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    log = bench.directory / "exits.log"
+    for key in ("a", "b"):
+        agent.spawn(key, b"true", once=key == "b")
+        agent.ended(key)
+        assert [row[0] for row in whole_records(str(log))[0]][-1] == key
+    kill(launcher)
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size - 1)
+    bench.launcher()
+    listed = bench.agent().listed()
+    assert [key for key, _ in listed["ended"]] == ["a"]
+    assert listed["running"] == []
+
+
+def test_a_stop_ends_all_and_does_not_let_the_frozen_ones_go_on(bench: Bench, reference: Beats) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    frozen = Family(bench, agent, "frozen")
+    frozen.let_lease_end(agent, 1.0)
+    frozen.await_frozen(reference)
+    running = Family(bench, agent, "running")
+    running.await_all()
+    before = frozen.counts()
+    agent.send({"do": "stop"})
+    assert agent.lost("frozen")["never_started"] is False
+    assert agent.ended("running")["signal"] == signal.SIGKILL
+    assert launcher.wait(10) == 0
+    assert frozen.are_gone()
+    assert running.are_gone()
+    assert frozen.counts() == before
+
+
+# -- the end of a launcher -----------------------------------------------------------------------------------------
+
+
+def test_a_killed_launcher_takes_its_tasks_with_it_though_no_agent_lives(bench: Bench) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    families = [Family(bench, agent, key) for key in ("a", "b")]
+    for family in families:
+        family.await_all()
+    agent.close()
+    kill(launcher)
+    wait_until(lambda: all(family.are_gone() for family in families), what="all are ended")
+    wait_until(lambda: not cgroups_left(agent.run))
+
+
+def test_a_killed_guard_is_replaced(bench: Bench) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent)
+    family.await_all()
+    first = guard_of(launcher)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: _state(first) == "" and guard_of(launcher) != first, what="there is another")
+    family.await_more(MEMBERS)
+    kill(launcher)
+    wait_until(family.are_gone, what="all are ended")
+
+
+def test_a_launcher_killed_with_its_guard_is_cleaned_up_after_by_the_next_before_it_answers(bench: Bench) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent)
+    family.await_all()
+    kill_with_guard(launcher)
+    family.await_more(MEMBERS)  # nobody ends them
+    bench.launcher()
+    assert family.are_gone()
+    assert not cgroups_left(agent.run)
+    listed = bench.agent().listed()
+    assert (listed["running"], listed["ended"]) == ([], [])
+
+
+def test_what_is_left_of_a_group_whose_leader_has_gone_is_ended_too(bench: Bench) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent)
+    family.await_all()
+    kill_with_guard(launcher)
+    os.kill(family.leader, signal.SIGKILL)
+    wait_until(lambda: _state(family.leader) in GONE)
+    family.await_more(MEMBERS - {"leader"})
+    bench.launcher()
+    assert family.are_gone()
+
+
+def test_what_was_ordered_of_an_earlier_launcher_is_not_started(bench: Bench) -> None:
+    launcher = bench.launcher()
+    earlier = bench.agent()
+    kill(launcher)
+    bench.launcher()
+    agent = bench.agent()
+    assert agent.run != earlier.run
+    agent.spawn("a", b"true", run=earlier.run)
+    agent.spawn("b", b"true", run=agent.run)
+    agent.started("b")
+    agent.ended("b")
+    listed = agent.listed()
+    assert [key for key, _ in listed["running"] + listed["ended"]] == ["b"]
+
+
+def test_a_task_may_make_cgroups_of_its_own(bench: Bench, kind: str) -> None:
+    if kind == "bare":
+        pytest.skip("there are none")
+    bench.launcher()
+    agent = bench.agent()
+    column = "0::" if kind == "cgroup2" else ":freezer:"
+    mount = next(
+        line.split()[1]
+        for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+        if (line.split()[2] == "cgroup2" if kind == "cgroup2" else "freezer" in line.split()[3].split(","))
+    )
+    beats = Beats(bench.directory / "a.beats")
+    script = f"""
+mine={mount}$(grep {column} /proc/self/cgroup | cut -d: -f3)
+mkdir "$mine/own" "$mine/own/deeper"
+echo $$ > "$mine/own/deeper/cgroup.procs"
+set -- leader
+{BEAT}
+"""
+    agent.spawn("a", b"sh", b"-c", script.encode(), os.fsencode(beats.path), deadline_s=now_s() + FAR_S)
+    pid = agent.started("a")
+    wait_until(beats.counts)
+    assert Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii").count("own/deeper") == 1
+    agent.send({"do": "signal", "key": "a", "signal": 9})
+    agent.ended("a")
+    assert _state(pid) in GONE
+    agent.spawn("b", b"true")
+    assert agent.ended("b")["exit_code"] == 0
