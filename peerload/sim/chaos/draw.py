@@ -111,7 +111,7 @@ class _Draw:
         busy = rng.choice(self._names)
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
-        shares = (1, 0, 0)
+        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
         jobs = []
         for _ in range(count):
             service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), (20.0, 90.0)], [50, 38, 12])[0])
