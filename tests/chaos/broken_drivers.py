@@ -44,9 +44,8 @@ def exec_before_start(patch: pytest.MonkeyPatch) -> None:
     goes_out_early(patch, actions.SpawnTask)
     reconcile = Runs.reconcile
 
-    def looks_at_known(self: Runs, running: dict[str, float], ended: dict[str, Exit]) -> None:
-        known = {key: started_at for key, started_at in running.items() if self.holds(key)}
-        reconcile(self, known, ended)
+    def looks_at_known(self: Runs, listed: events.Running, ended: dict[str, Exit]) -> None:
+        reconcile(self, tuple(row for row in listed if self.holds(row[0])), ended)
 
     patch.setattr(Runs, "reconcile", looks_at_known)
 

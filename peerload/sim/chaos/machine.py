@@ -204,7 +204,7 @@ class Machine:
         """Its agent notices: another boot id, and its links are made anew. What had come for the old one may be read before."""
         self.boot += 1
         self.identity = self._identity()
-        woke = (self.handle, (events.MachineWoke(self.identity.boot),))
+        woke = (self.handle, (events.MachineWoke(),))
         if self.rng.random() < WAKE_FIRST:
             self._backlog.appendleft(woke)
         else:
