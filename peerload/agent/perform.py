@@ -70,6 +70,8 @@ class Performer:
             handle = self._timers.pop(action.timer, None)
             if handle is not None:
                 handle.cancel()
+        elif isinstance(action, actions.SendGossip):
+            self._parts.members.send(action)
         elif isinstance(action, actions.Note):
             self._parts.journal.note(action.event)
         elif isinstance(action, actions.Decided):
@@ -105,6 +107,8 @@ class Performer:
                 self._announce(action)
             case actions.Dial():
                 parts.links.connect(action.identity)
+            case actions.ForgetPeer():
+                parts.links.forget(action.node)
             case actions.DialAddress():
                 parts.links.dial(action.address)
             case (

@@ -63,6 +63,8 @@ class Requests:
             control.Release: lambda: spawn(request.id, changes.release(connection, request)),  # type: ignore[arg-type]
             control.Drain: lambda: changes.drain(connection, request),  # type: ignore[arg-type]
             control.Undrain: lambda: changes.undrain(connection, request),  # type: ignore[arg-type]
+            control.Leave: lambda: changes.leave(connection, request),  # type: ignore[arg-type]
+            control.Forget: lambda: changes.forget(connection, request),  # type: ignore[arg-type]
             control.Info: lambda: connection.ok(request.id, answers.agent_object(self._parts)),
             control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes(self._parts.node)}),
             control.Policy: lambda: connection.ok(request.id, self._policy()),

@@ -90,7 +90,7 @@ class Node:
         """Whether this attempt is to run here."""
         return self.runs.holds(key)
 
-    def _route(self, event: events.Event) -> None:  # noqa: PLR0912 C901 -- one line an event
+    def _route(self, event: events.Event) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line an event
         match event:  # the frequent ones first
             case events.MessageReceived():
                 self._message(event)
@@ -138,12 +138,13 @@ class Node:
             case events.GossipReceived() | events.LoopLagged():
                 self.membership.gossip.handle(event)
                 self._gossiped()
+            case events.ForgetRequested():
+                self._forget(event)
             case (
                 events.HoldRequested()
                 | events.ReleaseRequested()
                 | events.DrainRequested()
                 | events.UndrainRequested()
-                | events.ForgetRequested()
                 | events.DiskRoomChanged()
                 | events.MachineSleeping()
                 | events.MachineWoke()
@@ -280,6 +281,19 @@ class Node:
     def _gossiped(self) -> None:
         for node in self.membership.back():
             self._is_back(node)
+
+    def _forget(self, event: events.ForgetRequested) -> None:
+        """A user asserts that a node is gone for good."""
+        peer = self.membership.get(event.node)
+        error: BadRequest | None = None
+        if event.node == self.state.node:
+            error = BadRequest(f"{event.node} is this node itself", hint="peerload leave")
+        elif peer is None:
+            error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
+        elif not self.membership.forget(event.node):
+            error = BadRequest(f"{event.node} is {peer.state}", hint="stop it first; there:  peerload leave")
+        reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
+        self.state.actions.append(Answer(event.request, reply, error=error))
 
     def _load_gossiped(self, node: str, report: LoadReport, age_s: float) -> bool:
         """A load that came by gossip: kept, and acted upon."""

@@ -107,10 +107,10 @@ class _Draw:
         """Some short, some that outlive leases; most at one home, so that others are asked to help."""
         rng = self._rng
         slots = sum(machine.slots for machine in machines)
-        count = int(min(rng.uniform(0.15, 0.6) * slots * self._healed_s / SERVICE_S_MEAN, JOBS_MAX))
+        count = int(min(rng.uniform(0.15, 0.45) * slots * self._healed_s / SERVICE_S_MEAN, JOBS_MAX))
         busy = rng.choice(self._names)
-        bursts_s = [rng.uniform(1.0, self._healed_s * 0.8) for _ in range(rng.randint(1, 6))]
-        last_s = self._healed_s * rng.choice([0.4, 0.7, 0.95])
+        bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
+        last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
         shares = (1, 0, 0)
         jobs = []
         for _ in range(count):
