@@ -209,7 +209,7 @@ class Handoff:
         if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
             return  # it will be repeated
         if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
-            self._home.take_back(task, src, f"{src} has the result", task.record.lease_s)
+            self._home.take_out(task, src)
         task.phase = HomePhase.COLLECTING
         task.collected_attempt = message.attempt
         task.collected_from = src
@@ -243,13 +243,12 @@ class Handoff:
             return
         if error:
             self._state.count("output fetches failed")
-            is_unknown = task.record.state is TaskState.UNKNOWN
-            task.phase = HomePhase.UNKNOWN if is_unknown else HomePhase.AWAY  # it will be repeated, and fetched again
-            if not is_unknown:
+            if self._home.resume(task):  # it will be repeated, and fetched again
                 self.leases.extend(task, task.record.lease_s)
             return
-        self._home.finish(task, task.exit)
-        if task.record.attempt != attempt:
+        other = task.record.node
+        self._home.finish(task, task.exit, node=task.collected_from)
+        if task.record.attempt != attempt and other:
             reason = "another attempt has ended"
-            self._state.send(task.record.node, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))
+            self._state.send(other, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))
         self._state.send(task.collected_from, ResultAck(task.task, uid, attempt))

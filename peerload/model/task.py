@@ -66,8 +66,19 @@ class TaskState(enum.StrEnum):
 
 
 TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
-    TaskState.HELD: (TaskState.QUEUED, TaskState.CANCELLED),
-    TaskState.QUEUED: (TaskState.LEASED, TaskState.HELD, TaskState.CANCELLED, TaskState.FAILED),
+    TaskState.HELD: (
+        TaskState.QUEUED,
+        TaskState.DONE,  # as from queued
+        TaskState.FAILED,
+        TaskState.CANCELLED,
+    ),
+    TaskState.QUEUED: (
+        TaskState.LEASED,
+        TaskState.HELD,
+        TaskState.DONE,  # an attempt that was given up has left a result after all
+        TaskState.FAILED,
+        TaskState.CANCELLED,
+    ),
     TaskState.LEASED: (
         TaskState.QUEUED,  # refused, proven dead, or the lease has run out
         TaskState.DONE,
