@@ -14,7 +14,7 @@ from peerload.core.parking import Parking
 from peerload.core.work import HomePhase
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
-from peerload.model.task import FROZEN_TOO_LONG, Guarantee, TaskState
+from peerload.model.task import Guarantee, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,7 +170,7 @@ class Handoff:
             if not self._may_say(task, src, message):
                 return
             reason = f"{src}: {message.reason or 'the attempt died'}"
-            self.losses.died(task, reason, by_itself=message.reason == FROZEN_TOO_LONG)
+            self.losses.died(task, reason)
         if task is None or task.spec.guarantee is Guarantee.ONCE:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
 
