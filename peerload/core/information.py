@@ -258,7 +258,7 @@ class Information:
         self._told_s = self._state.now.boot_s
         self._said = self._due = None
         self._state.count("announcements")
-        self._membership.tell_load(report)
+        self._membership.tell(report)
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s
         if period_s:

@@ -144,7 +144,7 @@ class Node:
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
-                self.membership.gossip.unreachable(event.node)
+                self.membership.unreachable(event.node)
             case events.SendFailed():
                 self._send_failed(event)
             case events.CancelRequested():
@@ -199,7 +199,6 @@ class Node:
         profile = self.state.profile
         profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
         self.state.profile = self.ledger.profile = profile
-        self.membership.changed_itself()
         self.sharing.information.tell()
 
     # -- peers ---------------------------------------------------------------------------------------------------------
@@ -317,9 +316,9 @@ class Node:
                 self.membership.gossip.synced(src, message)
                 self._gossiped()
             case messages.ProfileRequest():
-                self.membership.profiles_requested(src, message)
+                self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
-                if self.membership.profiles_told(message):
+                if self.membership.profiles.told(message):
                     self.sharing.sender.peer_met()
             case messages.State():
                 if message.identity.node == src:
