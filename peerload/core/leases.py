@@ -173,9 +173,9 @@ class Leases:
             task.repeat_s = 0.0
             self.ask(task)
 
-    def peer_lost(self, node: str, is_dead: bool) -> None:
-        """It is suspected, or called dead: no proof, but the latter is enough for tasks that asked for it."""
-        for task in self._home.at(node) if is_dead else ():
+    def peer_died(self, node: str) -> None:
+        """It is called dead: no proof, but enough for tasks that asked for it."""
+        for task in self._home.at(node):
             self._losses.called_dead(task)
 
     def forgotten(self, node: str) -> int:
