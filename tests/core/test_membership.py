@@ -25,7 +25,7 @@ from peerload.model.messages import Identity
 from peerload.model.resources import Profile
 from tests.core.given import ACCEPTS, SENDER, Given, identity, spec
 
-CALM = msgspec.structs.replace(LAN, corroborators=0)
+CALM = msgspec.structs.replace(LAN, corroborators=0, suspicion_mult=1.8)
 """Nobody follows up the suspicions of others."""
 
 
