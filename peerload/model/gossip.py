@@ -186,7 +186,7 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     """Members asked to ping one that does not answer ([SWIM02] k). Each costs up to 4 datagrams per failed ping; 0
     leaves the ping over the peer link alone. With a share p of datagrams lost and no peer link, a healthy member is
     suspected with about (1 - (1-p)²)·(1 - (1-p)⁴)^helpers."""
-    suspicion_mult: Positive = 2.0
+    suspicion_mult: Positive = 1.8
     """A suspect has at least suspicion_s(n) = suspicion_mult · max(1, log10 n) · probe_s to refute it. More is
     proof against slow refutations; all of it is added to the time until a loss is known."""
     suspicion_max_mult: Positive = 4.0
@@ -195,7 +195,7 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     confirmations: Few = 3
     """k: independent suspicions that bring the time down to its minimum; fewer where there are not so many others. 0:
     the minimum at once, a single confused node may then call others dead."""
-    corroborators: Few = 6
+    corroborators: Few = 8
     """Nodes that, on average, probe a suspect out of turn when they first hear of the suspicion, and so confirm it or
     bring it the word to refute. Each costs 2 datagrams per suspicion (12 if it is dead); 0 leaves confirmation to the
     turns of probing, n·probe_s/k later."""
