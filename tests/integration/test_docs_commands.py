@@ -196,6 +196,7 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     (nodes,) = typed("nodes --json")
     assert [without_version(nodes)] == told("`nodes`")
     assert [set(nodes["nodes"][0])] == told("node")
+    assert [without_version(typed("cluster --json")[0])] == told("`cluster`")
     assert without_version(typed("policy --json")[0]) == told("`policy`")[0]
     (shown,) = typed("policy show --json adaptive")
     preset_keys, _, chosen_keys = told("`policy show`, of a preset")
