@@ -257,7 +257,7 @@ class Membership:
         known, or is there."""
         peer = self._peers.get(node)
         self.gossip.contacts.known.pop(node, None)
-        if peer is None or peer.state is PeerState.ALIVE:
+        if peer is None or peer.state in (PeerState.ALIVE, PeerState.SUSPECT):
             return False
         self.gossip.forget(node)
         return True

@@ -88,7 +88,7 @@ LOADS = st.builds(lambda node, n: Load.of(node, LoadReport(load_tasks=n, load=n 
 @settings(deadline=None)
 @given(st.lists(NEWS | LOADS, max_size=40))
 def test_what_is_sent_fits_is_read_again_and_is_sent_often_enough(news: list[Rumour | Load]) -> None:
-    queue = Rumours(LAN.retransmit_mult)
+    queue = Rumours(LAN.retransmit_mult, LAN.loads_max)
     for one in news:
         if isinstance(one, Rumour):
             queue.put(one)
@@ -107,7 +107,7 @@ def test_what_is_sent_fits_is_read_again_and_is_sent_often_enough(news: list[Rum
             key = isinstance(message, Rumour), message.node
             assert message == kept[key]
             sent[key] = sent.get(key, 0) + 1
-    assert len(queue) == 0
+    assert (queue.rumours, queue.loads) == (0, 0)
     assert sent == dict.fromkeys(kept, often)
 
 
