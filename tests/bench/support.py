@@ -29,7 +29,7 @@ ROUNDS = 5
 ANSWER_WITHIN_S = 120.0
 MEET_WITHIN_S = 15.0
 
-_CONFIG = 'cluster = "bench"\npeer = []\nmqtt = []\nlabel = []\n'
+_CONFIG = 'peer = []\nmqtt = []\nlabel = []\n'
 
 
 class Agent:
