@@ -19,7 +19,7 @@ from peerload.sim.chaos.machine import Machine
 from peerload.sim.chaos.release import Release
 
 
-def _goes_out_early(patch: pytest.MonkeyPatch, *kinds: type) -> None:
+def goes_out_early(patch: pytest.MonkeyPatch, *kinds: type) -> None:
     """These actions and messages do not wait for the rows before them."""
 
     def must_wait(self: Release, action: actions.Action) -> bool:
@@ -31,34 +31,28 @@ def _goes_out_early(patch: pytest.MonkeyPatch, *kinds: type) -> None:
 
 def ack_submit_early(patch: pytest.MonkeyPatch) -> None:
     """D1: the client has its id before the task is on disk."""
-    _goes_out_early(patch, actions.Answer)
+    goes_out_early(patch, actions.Answer)
 
 
 def commit_early(patch: pytest.MonkeyPatch) -> None:
     """D2: COMMIT is said before the lease is on disk."""
-    _goes_out_early(patch, messages.Commit)
+    goes_out_early(patch, messages.Commit)
 
 
 def exec_before_start(patch: pytest.MonkeyPatch) -> None:
     """D3: the process is forked before START is on disk; and nobody looks for processes without one."""
-    _goes_out_early(patch, actions.SpawnTask)
+    goes_out_early(patch, actions.SpawnTask)
     reconcile = Runs.reconcile
 
-    def looks_at_known(self: Runs, running: dict[str, float], ended: dict[str, Exit]) -> None:
-        known = {key: started_at for key, started_at in running.items() if self.holds(key)}
-        reconcile(self, known, ended)
+    def looks_at_known(self: Runs, listed: events.Running, ended: dict[str, Exit]) -> None:
+        reconcile(self, tuple(row for row in listed if self.holds(row[0])), ended)
 
     patch.setattr(Runs, "reconcile", looks_at_known)
 
 
 def ack_result_early(patch: pytest.MonkeyPatch) -> None:
     """D5: RESULT is acknowledged before it is recorded."""
-    _goes_out_early(patch, messages.ResultAck)
-
-
-def return_not_durable(patch: pytest.MonkeyPatch) -> None:
-    """D6: RETURN is said before the promise is on disk."""
-    _goes_out_early(patch, messages.Return)
+    goes_out_early(patch, messages.ResultAck)
 
 
 def _start_unsynced(patch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ class Machine:
         self.is_suspended = False
         self.is_paused = False
         self.armed: plan.CrashAtCommit | None = None
+        self.armed_launcher: plan.LauncherCrash | None = None
         self.armed_to_say: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
@@ -203,7 +204,7 @@ class Machine:
         """Its agent notices: another boot id, and its links are made anew. What had come for the old one may be read before."""
         self.boot += 1
         self.identity = self._identity()
-        woke = (self.handle, (events.MachineWoke(self.identity.boot),))
+        woke = (self.handle, (events.MachineWoke(),))
         if self.rng.random() < WAKE_FIRST:
             self._backlog.appendleft(woke)
         else:
@@ -305,6 +306,11 @@ class Machine:
             case actions.SpawnTask():
                 if self.node is not None and self.node.holds(action.key):
                     self._request("spawn", action)
+                    if self.armed_to_say is not None:
+                        self._dies_saying("SpawnTask")
+                    if self.armed_launcher is not None:
+                        self.cluster.gauges.count("launcher killed between START and fork")
+                        self.crash_launcher(self.armed_launcher.down_s)
             case actions.SignalTask():
                 self._request("signal", action.key, action.signal)
             case actions.SetLease():
@@ -351,6 +357,7 @@ class Machine:
         """It is killed with its tasks; the agent, if it is up, starts another."""
         if not self.has_power:
             return
+        self.armed_launcher = None
         self.launcher.crash()
         self._launcher_lost = True
         if self.node is not None:
