@@ -177,6 +177,22 @@ class Home:
         else:
             self.become(task, reason, state=TaskState.LEASED, node=node, lease_s=lease_s)
 
+    def resume(self, task: HomeTask) -> bool:
+        """The result that was on its way home has not come: on from where its record says that it is. → whether another
+        node has a lease of it."""
+        match task.record.state:
+            case TaskState.LEASED:
+                task.phase = HomePhase.AWAY
+            case TaskState.UNKNOWN:
+                task.phase = HomePhase.UNKNOWN
+            case TaskState.HELD:
+                task.phase = HomePhase.HELD
+            case _:
+                task.phase = HomePhase.WAITING
+                self._queue.add(task)
+                self.requeued(task, task.record.reason)
+        return task.phase is HomePhase.AWAY
+
     def hold(self, task: HomeTask, reason: str) -> None:
         """A waiting task is kept back."""
         self.take_out(task)
@@ -246,7 +262,7 @@ class Home:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def finish(self, task: HomeTask, exit_: Exit) -> None:
+    def finish(self, task: HomeTask, exit_: Exit, **changes: object) -> None:
         """Record the one result (D5), and learn from it."""
         self._state.history.learn(task.spec, exit_)
         state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
@@ -257,6 +273,7 @@ class Home:
             started_at=exit_.started_at,
             ended_at=exit_.ended_at or self._state.now.wall_s,
             exit=exit_,
+            **changes,
         )
         self._forget(task)
 
@@ -305,7 +322,7 @@ class Home:
             self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
             self._clear_timers(task)
             return True  # kept until its process is gone
-        is_superseded = was is HomePhase.COLLECTING and task.collected_attempt != task.record.attempt
+        is_superseded = was is HomePhase.COLLECTING and task.collected_attempt != task.record.attempt and node
         is_elsewhere = was in (HomePhase.AWAY, HomePhase.UNKNOWN) and node
         if is_elsewhere or is_superseded:
             self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, "cancelled"))

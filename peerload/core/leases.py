@@ -193,7 +193,7 @@ class Leases:
             if task.phase is HomePhase.UNKNOWN or (task.phase is HomePhase.AWAY and task.record.parked_ts)
         ]
         for task in tasks:
-            self._losses.died(task, f"{node} was forgotten", by_itself=True)
+            self._losses.died(task, f"{node} was forgotten")
         return len(tasks)
 
     def ask_all(self) -> None:

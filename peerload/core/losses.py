@@ -28,13 +28,12 @@ class Losses:
         self._membership = membership
         self._home = home
 
-    def died(self, task: HomeTask, reason: str, *, by_itself: bool = False) -> None:
-        """It is proven that the attempt has ended and left nothing. ``by_itself``: its node is not to blame for it, nor
-        the task for what happened to its node."""
+    def died(self, task: HomeTask, reason: str) -> None:
+        """It is proven that the attempt has ended and left nothing: its machine or its launcher went down under it."""
         if task.spec.guarantee is Guarantee.ONCE:
             self._unknown(task, reason, is_gone=True)
         else:
-            self._lose(task, reason, took_down="" if by_itself else task.record.node)
+            self._lose(task, reason, took_down=task.record.node)
 
     def expired(self, task: HomeTask) -> None:
         """Its lease ran out: the node has frozen it for sure, and may come back with it."""
