@@ -37,7 +37,7 @@ class Bare:
     root = ""
     unenforced: tuple[str, ...] = (
         "a process that leaves its session, is left by its parent and clears its environment is neither frozen nor ended",
-        "a frozen process can be thawed by its user (SIGCONT), for up to a second",
+        "a frozen process can be thawed by its user (SIGCONT), for up to half a second",
         "a task sees that it was stopped and continued, and what it had stopped itself is continued too",
     )
 

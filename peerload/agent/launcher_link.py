@@ -256,7 +256,9 @@ class LauncherLink:
         self._pid = int(hello["pid"])
         self._run = str(hello.get("run", ""))
         self.units = str(hello.get("units", "bare"))
-        self.unenforced = tuple(map(str, hello.get("unenforced", ("a process that leaves the process group of its task",))))
+        self.unenforced = tuple(
+            map(str, hello.get("unenforced", ("a process that leaves the process group of its task",)))
+        )
         version = int(hello.get("protocol", 1))
         log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, version, self.units)
         for what in self.unenforced:

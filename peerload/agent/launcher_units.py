@@ -134,11 +134,20 @@ class Cgroups:
         """See `Units`. The launcher goes in itself, since a child is born where its parent is."""
         if key in self._paths:
             raise FileExistsError(errno.EEXIST, "its unit is there")
-        if self._idle:
+        while self._idle:
             path = self._idle.pop()
-        else:
-            self._made += 1
-            path = f"{self.root}/{self._made}"
+            try:
+                write(path + "/cgroup.procs", b"0")
+            except FileNotFoundError:  # a service manager tidies up what is empty
+                continue
+            self._paths[key] = path
+            return
+        self._made += 1
+        path = f"{self.root}/{self._made}"
+        try:
+            os.mkdir(path)  # noqa: PTH102 -- as above
+        except FileNotFoundError:
+            os.mkdir(self.root)  # noqa: PTH102 -- as above
             os.mkdir(path)  # noqa: PTH102 -- as above
         self._paths[key] = path
         write(path + "/cgroup.procs", b"0")
