@@ -122,8 +122,11 @@ class Bench:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.agents: list[Agent] = []
 
-    def start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", CODE, *self._flags], stderr=subprocess.PIPE)
+    def start(self, *before: str) -> subprocess.Popen[bytes]:
+        """Another launcher; ``before``: the command that is to run it."""
+        process = subprocess.Popen(
+            [*before, sys.executable, "-I", "-S", "-c", CODE, *self._flags], stderr=subprocess.PIPE
+        )
         self.processes.append(process)
         return process
 
