@@ -15,6 +15,7 @@ import msgspec
 from peerload.model.messages import Identity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 log = logging.getLogger("peerload.peer")
@@ -50,16 +51,12 @@ class Addresses:
             self.listen = address
             self._write()
 
-    def keep(self, identity: Identity) -> None:
-        """Where this peer can be dialled; the one not heard of for longest makes room."""
-        known = self.peers.get(identity.node)
-        if not identity.address or (known is not None and known == identity):
-            return
-        self.peers.pop(identity.node, None)
-        if len(self.peers) >= PEERS_KEPT_MAX:
-            del self.peers[next(iter(self.peers))]
-        self.peers[identity.node] = identity
-        self._write()
+    def keep_only(self, identities: Sequence[Identity]) -> None:
+        """These are the peers, and where they can be dialled; if they are too many, the last of them."""
+        peers = {identity.node: identity for identity in identities[-PEERS_KEPT_MAX:]}
+        if peers != self.peers:
+            self.peers = peers
+            self._write()
 
     def _write(self) -> None:
         part = self._path.with_suffix(".part")

@@ -1,4 +1,4 @@
-"""The verbs that change something: submit, retry, cancel, signal, hold, release, drain and undrain.
+"""The verbs that change something: submit, retry, cancel, signal, hold, release, drain, undrain, leave and forget.
 
 Each is put to the core as an event; its answer goes out when what it decided is on disk.
 """
@@ -6,6 +6,7 @@ Each is put to the core as an event; its answer goes out when what it decided is
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from peerload.model.errors import BadRequest
 from peerload.model.events import (
     CancelRequested,
     DrainRequested,
+    ForgetRequested,
     HoldRequested,
     ReleaseRequested,
     SignalRequested,
@@ -131,6 +133,27 @@ class Changes:
         """It takes tasks again."""
         self._parts.journal.happened("agent", "undrained")
         self._parts.inbox.put(UndrainRequested(self._pending.expect(connection, request.id)))
+
+    def leave(self, connection: Connection, request: control.Leave) -> None:
+        """This node leaves its cluster, and its agent stops. Raises BadRequest while tasks would suffer from it."""
+        parts = self._parts
+        here = parts.config.node
+        guests = len(parts.node.executor.guests)
+        away = sum(
+            task.record.state is TaskState.LEASED and task.record.node != here
+            for task in parts.node.home.tasks.values()
+        )
+        if (guests or away) and not request.force:
+            why = f"{guests} tasks of other nodes are here, {away} of its own are at other nodes"
+            hint = "peerload drain, and wait until there are none; or  peerload leave --force"
+            raise BadRequest(f"{here} cannot leave now", why=why, hint=hint)
+        parts.journal.happened("agent", "leaving")
+        connection.ok(request.id, {"node": here, "pid": os.getpid()})
+        parts.stop(leaves=True)
+
+    def forget(self, connection: Connection, request: control.Forget) -> None:
+        """A node is gone for good."""
+        self._parts.inbox.put(ForgetRequested(self._pending.expect(connection, request.id), request.node))
 
 
 def members(request: control.Submit) -> tuple[int, ...]:

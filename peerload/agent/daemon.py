@@ -20,13 +20,13 @@ import msgspec
 
 from peerload import __version__
 from peerload.agent import cluster
-from peerload.agent.addresses import Addresses
 from peerload.agent.control import ControlServer
 from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
 from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import machine_boot_id, private_directory
+from peerload.agent.members import Members
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
@@ -43,7 +43,8 @@ from peerload.agent.tls import Credentials
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
-from peerload.model.errors import ConfigError, InvariantBroken, SlowDown, StoreError
+from peerload.model.errors import InvariantBroken, SlowDown, StoreError
+from peerload.model.gossip import PRESETS
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, State
 from peerload.model.resources import Profile
 from peerload.model.task import TaskState
@@ -66,8 +67,6 @@ log = logging.getLogger("peerload.agent")
 
 STOP_S_MAX = 5.0
 """How long a polite stop may take before what is left is cut."""
-TOLD_MAX = 1000
-"""Peers of which is remembered that they were told of the others."""
 
 
 class Daemon:
@@ -75,11 +74,10 @@ class Daemon:
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
-        self.core_config = CoreConfig(lease_s=config.lease_s)
+        self.core_config = CoreConfig(lease_s=config.lease_s, gossip=PRESETS[config.gossip])
         self.parts = Parts(config)
         self._sequence = 0
         self._is_up = False
-        self._told: dict[str, str] = {}
         self._early: list[Event] | None = []
         self.recorder: Recorder | None = None
         self._recorded = ("", "", "", "")
@@ -91,7 +89,9 @@ class Daemon:
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
         self.parts.cluster = cluster.find(self.config.cluster, os.environ)
-        parse_address("listen", self.config.listen, loopback_only=self.parts.cluster.is_local)
+        for key, addresses in (("listen", (self.config.listen,)), ("peer", self.config.peer)):
+            for address in addresses:
+                parse_address(key, address, loopback_only=self.parts.cluster.is_local)
         self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
@@ -162,7 +162,9 @@ class Daemon:
             serve_output=self.parts.output.serve,
             counters=self.parts.counters,
         )
-        address = await self._listen()
+        self.parts.members = Members(self.parts, self.sealer("gossip"), Path(self.config.state) / "addresses")
+        self.parts.links.whereabouts = self.parts.members.identity_of
+        address = await self.parts.members.listen()
         self.parts.identity = self.parts.links.identity  # its address is known by now
         self.parts.node.state.identity = self.parts.identity
         if self.config.mqtt:
@@ -198,8 +200,7 @@ class Daemon:
                 background.append(group.create_task(find_out(self._speed_file(), self.parts.inbox.put)))
             if self.parts.bus is not None:
                 background.append(group.create_task(self.parts.bus.run()))
-            for peer in self.config.peer:
-                self.parts.links.dial(peer)
+            self.parts.members.start()
             await self.control.start(self.config.socket)
             self._is_up = True
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -212,23 +213,6 @@ class Daemon:
             await self._wind_down()
             for task in background:
                 task.cancel()
-
-    async def _listen(self) -> str:
-        """Listen for peers → the address. Where any port will do, the one of the last start is tried first, and the
-        peers of that start are looked for: they may hold tasks of ours, or we of theirs."""
-        self.addresses = Addresses(Path(self.config.state) / "addresses")
-        host, port = parse_address("listen", self.config.listen, loopback_only=self.parts.cluster.is_local)
-        last = 0 if port else self.addresses.port_of(host)
-        try:
-            address = await self.parts.links.start(host, port or last)
-        except ConfigError:
-            if not last:
-                raise
-            address = await self.parts.links.start(host, 0)  # somebody else has it by now
-        self.addresses.keep_listen(address)
-        for identity in list(self.addresses.peers.values()):
-            self.parts.links.connect(identity)
-        return address
 
     async def _recovered(self) -> Recovered:
         """What was durable; of the tasks that wait, whether their directories are here now. Those that cannot be looked
@@ -259,6 +243,8 @@ class Daemon:
                 ended=ended,  # type: ignore[arg-type]
                 past=kept.past,
                 drained=kept.drained,
+                known=self.parts.members.known,
+                seeds=self.config.peer,
             )
         )
         self._release_early()
@@ -278,6 +264,7 @@ class Daemon:
                     await self.performer.drained()
         await self.parts.output.close()
         await self.performer.close()
+        self.parts.members.close(forget=self.parts.leaves)
         await self.parts.links.close()
         await self.parts.launcher.close()
         if self.recorder is not None:
@@ -378,7 +365,7 @@ class Daemon:
         if isinstance(body, State):
             if body.identity.address:
                 self.parts.links.learn(body.identity)
-                self.addresses.keep(body.identity)
+                self.parts.members.news()
             # However live, it may be late: only a Hello proves that a machine was started anew.
             self.parts.inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
         else:
@@ -386,22 +373,10 @@ class Daemon:
 
     def _met(self, hello: Hello) -> None:
         self.parts.links.learn(hello.identity)
-        self.addresses.keep(hello.identity)
-        self.parts.inbox.put(events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers))
-        self._tell_of_the_others(hello)
-
-    def _tell_of_the_others(self, hello: Hello) -> None:
-        """Two that join at the same moment through us are met by neither's introduction: whoever has not heard of
-        somebody we are linked to gets a second Hello, once for each start of its agent."""
-        node, boot = hello.identity.node, hello.identity.boot
-        heard_of = {node, *(identity.node for identity in hello.peers)}
-        others = (other for other in self.parts.links.linked() if other in self.addresses.peers)
-        if self._told.get(node) != boot and any(other not in heard_of for other in others):
-            if len(self._told) >= TOLD_MAX:
-                self._told.clear()
-            self._told[node] = boot
-            # After the inbox has had its turn, so that we know by then whoever came in with this one.
-            asyncio.get_running_loop().call_soon(lambda: self.parts.links.send(node, self._hello()))
+        self.parts.members.news()
+        self.parts.inbox.put(
+            events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers, refutation=hello.refutation)
+        )
 
     def _send_failed(self, dst: str, message: Message) -> None:
         self.parts.counters["peer sends failed"] += 1

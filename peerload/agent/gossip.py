@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from peerload.agent.peer_address import join_address
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
+from peerload.model.gossip import DATAGRAM_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from peerload.wire.seal import Sealer
 
-DATAGRAM_BYTES_MAX = 1400
-"""The largest sent: it fits one frame of an Ethernet with room for tunnels. A larger one received is dropped."""
 BATCH_MAX = 64
 """Datagrams read before others have their turn; the rest stays with the kernel until the next turn."""
 BUFFER_BYTES = 1 << 20
@@ -33,19 +32,18 @@ NAMES_MAX = 1000
 """Host names whose address is remembered."""
 NAME_S = 60.0
 """How long a host name's address is believed."""
-MAPPED = "::ffff:"
-"""How an IPv6 socket writes an IPv4 address."""
 
 LAG_TICK_S = 0.5
 """The loop's lateness is looked at so often: a stall is told too short by at most this."""
 
 _log = logging.getLogger("peerload.gossip")
 
-Messages = TypeVar("Messages")
+Said = TypeVar("Said")
+Heard = TypeVar("Heard")
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
 
 
-class GossipSocket(Generic[Messages]):
+class GossipSocket(Generic[Said, Heard]):
     """One agent's socket. `start` opens it, `send` says something to an address, `close` ends it.
 
     encode, decode: messages and their bytes (decode raises ProtocolError, whatever the bytes are); deliver: called from
@@ -56,9 +54,9 @@ class GossipSocket(Generic[Messages]):
     def __init__(
         self,
         sealer: Sealer,
-        encode: Callable[[Messages], bytes],
-        decode: Callable[[bytes], Messages],
-        deliver: Callable[[str, str, str, Messages], None],
+        encode: Callable[[Said], bytes],
+        decode: Callable[[bytes], Heard],
+        deliver: Callable[[str, str, str, Heard], None],
         counters: Counter[str],
         *,
         loopback_only: bool = False,
@@ -76,14 +74,15 @@ class GossipSocket(Generic[Messages]):
 
     # -- for the agent -------------------------------------------------------------------------------------------------
 
-    def start(self, host: str, port: int) -> None:
-        """Open it at this numeric address. Raises ConfigError if somebody has the port already."""
+    def start(self, host: str, port: int) -> int:
+        """Open it at this numeric address → its port, which the kernel chooses for 0. Raises ConfigError if somebody has
+        the port already."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         made = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
             if family == socket.AF_INET6:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             made.bind((host, port))
         except OSError as error:
             made.close()
@@ -91,8 +90,10 @@ class GossipSocket(Generic[Messages]):
             raise ConfigError("listen", f"cannot receive datagrams at {host}:{port}", why=why) from None
         self._socket = made
         asyncio.get_running_loop().add_reader(made.fileno(), self._readable)
+        chosen: int = made.getsockname()[1]
+        return chosen
 
-    def send(self, address: str, messages: Messages) -> None:
+    def send(self, address: str, messages: Said) -> None:
         """Seal and send to `HOST:PORT`; a host name is looked up first, and what is to be sent until then is dropped."""
         made = self._socket
         where = self._numeric(address) if made is not None else None
@@ -152,7 +153,7 @@ class GossipSocket(Generic[Messages]):
         except ProtocolError:
             self._counters["gossip dropped: malformed"] += 1
         else:
-            self._deliver(node, boot, join_address(source[0].removeprefix(MAPPED), source[1]), messages)
+            self._deliver(node, boot, join_address(source[0], source[1]), messages)
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -179,9 +180,8 @@ class GossipSocket(Generic[Messages]):
         if self._loopback_only and not found.is_loopback:
             return None
         assert self._socket is not None
-        if self._socket.family == socket.AF_INET6:
-            return (str(found) if found.version == 6 else f"{MAPPED}{found}", port, 0, 0)  # noqa: PLR2004 -- IPv6
-        return (str(found), port) if found.version == 4 else None  # noqa: PLR2004 -- IPv4
+        is_ours = (found.version == 6) == (self._socket.family == socket.AF_INET6)  # noqa: PLR2004 -- IPv6
+        return (str(found), port) if is_ours else None
 
     def _looked_up(self, host: str) -> str | None:
         """The address of a host name as far as it is known; the answer is looked for in the background."""
@@ -196,10 +196,9 @@ class GossipSocket(Generic[Messages]):
     async def _look_up(self, host: str) -> None:
         loop = asyncio.get_running_loop()
         family = socket.AF_UNSPEC if self._socket is None else self._socket.family
-        flags = socket.AI_V4MAPPED if family == socket.AF_INET6 else 0
         found: str | None = None
         try:
-            answers = await loop.getaddrinfo(host, None, family=family, type=socket.SOCK_DGRAM, flags=flags)
+            answers = await loop.getaddrinfo(host, None, family=family, type=socket.SOCK_DGRAM)
             found = str(answers[0][4][0])
         except OSError:
             self._counters["gossip names not found"] += 1

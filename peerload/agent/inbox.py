@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from peerload.model.events import LoadSampled, MessageReceived
+from peerload.model.events import GossipReceived, LoadSampled, MessageReceived
 from peerload.model.messages import ADVICE
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TURN_EVENTS_MAX = 256
 class Inbox:
     """``consume(events)`` is called from the loop with what has come since, at most TURN_EVENTS_MAX at a time.
 
-    A full inbox drops advice and samples, which may be lost, and counts them; everything else is bounded where it
+    A full inbox drops advice, gossip and samples, which may be lost, and counts them; everything else is bounded where it
     comes from (tasks, peers, clients) and is kept.
     """
 
@@ -61,4 +61,6 @@ class Inbox:
 
 
 def _may_be_lost(event: Event) -> bool:
-    return isinstance(event, LoadSampled) or (isinstance(event, MessageReceived) and isinstance(event.message, ADVICE))
+    return isinstance(event, LoadSampled | GossipReceived) or (
+        isinstance(event, MessageReceived) and isinstance(event.message, ADVICE)
+    )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
     from peerload.agent.journal import Journal
     from peerload.agent.launcher_link import LauncherLink
+    from peerload.agent.members import Members
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.output import Output
     from peerload.agent.peer_link import PeerLinks
@@ -62,6 +63,7 @@ class Parts:
     launcher: LauncherLink
     output: Output
     links: PeerLinks
+    members: Members
     bus: MqttBus | None
     clients: Clients
 
@@ -75,14 +77,16 @@ class Parts:
         self.exit_code = 0
         self.has_failed = False
         self.ends_tasks = False
+        self.leaves = False
 
     def now(self) -> Instant:
         """This moment."""
         return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
-    def stop(self, *, end_tasks: bool = False) -> None:
-        """Begin to stop; running tasks run on unless ``end_tasks``."""
+    def stop(self, *, end_tasks: bool = False, leaves: bool = False) -> None:
+        """Begin to stop; running tasks run on unless ``end_tasks``; ``leaves``: the next start is to know no peer."""
         self.ends_tasks = self.ends_tasks or end_tasks
+        self.leaves = self.leaves or leaves
         self.stopping.set()
 
     def fail(self, why: str) -> None:

@@ -91,8 +91,10 @@ class PeerLinks:
         self._turned_away_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeds: set[str] = set()
+        self._own_addresses: set[str] = set()
         self._listener = Listener(tls, self)
         self._is_closing = False
+        self.whereabouts: Callable[[str], Identity | None] = lambda _node: None
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
@@ -114,7 +116,7 @@ class PeerLinks:
         Raises ConfigError if it is not `HOST:PORT`, or another machine's and we have no cluster directory.
         """
         parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
-        if address not in self._seeds and address != self.identity.address:
+        if address not in self._seeds and address not in self._own_addresses and address != self.identity.address:
             self._seeds.add(address)
             self._spawn(self._find(address), f"seed {address}")
 
@@ -122,6 +124,14 @@ class PeerLinks:
         """Keep where a node can be dialled; a later start of its agent replaces what was known."""
         if identity.node != self.identity.node and (peer := self._peer(identity.node)) is not None:
             peer.learn(identity)
+
+    def forget(self, node: str) -> None:
+        """Have no link to this node any more, and do not know where it can be dialled."""
+        peer = self._peers.get(node)
+        if peer is not None:
+            peer.identity = None
+            for link in list(peer.links):
+                link.close(f"{node} is forgotten")
 
     def connect(self, identity: Identity) -> None:
         """Make a link to this node if there is none."""
@@ -203,6 +213,8 @@ class PeerLinks:
 
     def _dial(self, peer: Peer) -> None:
         """Make a link in the background; within the pause after a failure, fail at once."""
+        if (newest := self.whereabouts(peer.node)) is not None:
+            peer.learn(newest)  # gossip may have heard of a later start, or of one never linked to
         now_s = asyncio.get_running_loop().time()
         if peer.identity is None or not peer.identity.address:
             self._give_up(peer, "its address is not known")
@@ -238,6 +250,7 @@ class PeerLinks:
                 await self._open(address, address, self)
             except LinkUnavailable as error:
                 if address == self.identity.address or "this agent itself" in error.why:
+                    self._own_addresses.add(address)
                     break
                 if failures == 0:
                     _log.warning("no peer at %s yet (%s); trying on", address, error.why)

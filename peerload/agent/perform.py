@@ -70,6 +70,8 @@ class Performer:
             handle = self._timers.pop(action.timer, None)
             if handle is not None:
                 handle.cancel()
+        elif isinstance(action, actions.SendGossip):
+            self._parts.members.send(action)
         elif isinstance(action, actions.Note):
             self._parts.journal.note(action.event)
         elif isinstance(action, actions.Decided):
@@ -105,6 +107,8 @@ class Performer:
                 self._announce(action)
             case actions.Dial():
                 parts.links.connect(action.identity)
+            case actions.ForgetPeer():
+                parts.links.forget(action.node)
             case actions.DialAddress():
                 parts.links.dial(action.address)
             case (
@@ -160,12 +164,11 @@ class Performer:
     def _announce(self, action: actions.Announce) -> None:
         bus = self._parts.bus
         message = action.message
-        if bus is None:
-            told = False
-        elif isinstance(message, State):
-            told = bus.publish_state(message)
-        else:
-            told = bus.broadcast(message)
+        if isinstance(message, State):
+            if bus is not None:
+                bus.publish_state(message)
+            return  # who is not on MQTT learns it from gossip
+        told = bus is not None and bus.broadcast(message)
         for peer in self._parts.node.membership:
             node = peer.identity.node
             if not told or node not in self._on_bus:

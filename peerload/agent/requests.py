@@ -63,6 +63,8 @@ class Requests:
             control.Release: lambda: spawn(request.id, changes.release(connection, request)),  # type: ignore[arg-type]
             control.Drain: lambda: changes.drain(connection, request),  # type: ignore[arg-type]
             control.Undrain: lambda: changes.undrain(connection, request),  # type: ignore[arg-type]
+            control.Leave: lambda: changes.leave(connection, request),  # type: ignore[arg-type]
+            control.Forget: lambda: changes.forget(connection, request),  # type: ignore[arg-type]
             control.Info: lambda: connection.ok(request.id, answers.agent_object(self._parts)),
             control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes(self._parts.node)}),
             control.Policy: lambda: connection.ok(request.id, self._policy()),
@@ -224,6 +226,7 @@ class Requests:
         for name, count in self._parts.counters.items():
             merged[name] = merged.get(name, 0) + count
         merged["inbox dropped"] = self._parts.inbox.dropped
+        merged["commits waiting for room on the disk"] = int(self._parts.store.is_stalled)
         return merged
 
     def _stop(self, connection: Connection, request: control.Stop) -> None:

@@ -163,10 +163,11 @@ def node_of(transport: asyncio.BaseTransport) -> str:
 
 def tls_says(error: BaseException) -> str:
     """Why a link could not be secured, in words."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return _FAULTS.get(error.verify_code, f"its certificate is refused ({error.verify_message})")
-    if isinstance(error, ssl.SSLError):
-        return _REASONS.get(error.reason or "", OTHER_FAULT)
+    if isinstance(error, ssl.SSLError):  # made by a loop and not by OpenSSL, it lacks these
+        code, reason = getattr(error, "verify_code", 0), getattr(error, "reason", None)
+        if code:
+            return _FAULTS.get(code, f"its certificate is refused (X509_V_ERR {code})")
+        return _REASONS.get(reason or "", OTHER_FAULT)
     if isinstance(error, TimeoutError | ConnectionAbortedError):
         return "the handshake took too long"
     return "it went away during the handshake"

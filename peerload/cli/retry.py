@@ -29,7 +29,9 @@ def main(words: list[str]) -> int:
             reply = client.call("retry", token=os.urandom(TOKEN_BYTES).hex(), task=task, all=flags.all)
             members = reply.get("members")
             if flags.json:
-                print_json({"id": reply["id"], "retry_of": reply["retry_of"]} | ({"members": members} if members else {}))
+                print_json(
+                    {"id": reply["id"], "retry_of": reply["retry_of"]} | ({"members": members} if members else {})
+                )
             else:
                 sys.stdout.write(f"{printable(reply['id'])}\n")
                 sys.stdout.flush()

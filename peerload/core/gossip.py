@@ -47,6 +47,8 @@ LEAVE_TOLD_MAX = 16
 """Members that a node tells itself that it leaves; they tell the others."""
 WARN_S = 1.0
 """A node that speaks although it is called dead is told so at most this often."""
+EPSILON_S = 1e-6
+"""Instants are sums of floats."""
 CLASH_S = 10.0
 """A node whose name another run carries with a greater number counts on from there at most this often."""
 
@@ -90,8 +92,7 @@ class Gossip:
     def tell_load(self, report: LoadReport) -> None:
         """This node's load, for everybody."""
         if self.shared.there:
-            self.shared.news.put_load(Load.of(self.shared.core.node, report, is_news=True))
-            self._spread_soon()
+            self._pass_on_load(Load.of(self.shared.core.node, report, is_news=True))
 
     # -- what is said of others ----------------------------------------------------------------------------------------
 
@@ -175,7 +176,7 @@ class Gossip:
             shared.core.count("verdicts held back")
             self.detector.probe(node)
             shared.arm("suspect", shared.preset.probe_s, node)
-        elif member.suspicion.over_s(len(member.rumour.by), shared.health.factor) > shared.now_s:
+        elif member.suspicion.over_s(len(member.rumour.by), shared.health.factor) > shared.now_s + EPSILON_S:
             self._arm_suspicion(member)
         else:
             self.told(msgspec.structs.replace(member.rumour, standing=Standing.DEAD, by=(shared.core.node,)), "")
@@ -225,15 +226,28 @@ class Gossip:
 
     def _spread_soon(self) -> None:
         shared = self.shared
-        if len(shared.news) and shared.there and not shared.is_armed("spread"):
+        if shared.news.rumours and shared.there and not shared.is_armed("spread"):
             shared.arm("spread", shared.preset.spread_s * shared.core.rng.random())
 
     def _spread(self) -> None:
         """One round: a few members are told what is new; none follows when all has been sent often enough."""
         for node in self.shared.draw(self.shared.preset.fanout):
             self.shared.tell(node)
-        if len(self.shared.news) and self.shared.there:
+        if self.shared.news.rumours and self.shared.there:
             self.shared.arm("spread", self.shared.preset.spread_s)
+
+    def _pass_on_load(self, load: Load) -> None:
+        """It rides along; what is left after load_s has a datagram of its own."""
+        self.shared.news.put_load(load)
+        if not self.shared.is_armed("loads"):
+            self.shared.arm("loads", self.shared.preset.load_s)
+
+    def _spread_loads(self) -> None:
+        if self.shared.news.loads:
+            for node in self.shared.draw(1):
+                self.shared.tell(node)
+        if self.shared.news.loads:
+            self.shared.arm("loads", self.shared.preset.load_s)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -282,8 +296,7 @@ class Gossip:
         if load.node == self.shared.core.node:
             return
         if self.load_heard(load.node, load.report(), load.age_s) and load.is_news:
-            self.shared.news.put_load(load)
-            self._spread_soon()
+            self._pass_on_load(load)
 
     def heard(self, node: str) -> None:
         """It said something over its link."""
@@ -351,6 +364,8 @@ class Gossip:
                 self._unrefuted(subject)
             case "spread":
                 self._spread()
+            case "loads":
+                self._spread_loads()
             case _:
                 self.contacts.timer(kind)
 

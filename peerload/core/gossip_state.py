@@ -45,7 +45,7 @@ class GossipState:
         self.core = state
         self.preset: GossipPreset = state.config.gossip
         self.members: dict[str, Member] = {}
-        self.news = Rumours(self.preset.retransmit_mult)
+        self.news = Rumours(self.preset.retransmit_mult, self.preset.loads_max)
         self.health = LocalHealth(self.preset.health_max)
         self.own_load: Callable[[], LoadReport | None] = lambda: None
         self._there: tuple[str, ...] | None = None

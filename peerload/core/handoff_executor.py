@@ -2,29 +2,27 @@
 
 A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *floor*:
 the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
-(D3), RESULT before it is said (D4), and a RESULT is kept and repeated until it is acknowledged (R10). The lease counts
-from the moment this node *sent* the message that was granted (R1), and the launcher enforces it.
+(D3), RESULT before it is said (D4), and a RESULT is kept and repeated until it is acknowledged (R10). How long a guest may
+run is `guest_leases.py`'s.
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from peerload.core.admission import why_never
+from peerload.core.floors import Floors
+from peerload.core.guest_leases import GuestLeases
 from peerload.core.work import Guest, GuestPhase
 from peerload.model.actions import (
     DropExecution,
     ForgetTask,
     PutExecution,
-    PutFloor,
     SendResult,
-    SetLease,
     SignalTask,
     SpawnTask,
 )
 from peerload.model.messages import (
-    RENEWALS_MAX,
     Accept,
     Commit,
     Decline,
@@ -32,15 +30,12 @@ from peerload.model.messages import (
     NotStarted,
     Offer,
     Query,
-    Renew,
-    Renewal,
-    RenewOk,
     ResultAck,
     Return,
     Revoke,
     Signal,
 )
-from peerload.model.task import ExecutionRecord, ExecutionState
+from peerload.model.task import ExecutionRecord, ExecutionState, FloorKind, Guarantee, execution_key, task_home
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,17 +46,13 @@ if TYPE_CHECKING:
     from peerload.model.load import LoadReport
     from peerload.model.task import Exit
 
-SIGKILL = 9
-RENEWALS_PER_LEASE = 4
-REFUSED_KEPT_MAX = 4096
-"""Refusals known to be such, not merely not above the floor; see `Executor._refuse`."""
-
 
 class Executor:
     """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task.
 
     ``accepts(offer)`` is the transfer policy's word; ``report()`` this node's load for declines; ``arrived(guest)`` is
-    called when one has been committed and waits here.
+    called when one has been committed and waits here; ``is_ending(key)``: whether the launcher still has an attempt that
+    nobody here knows, and is ending it.
     """
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
@@ -70,12 +61,12 @@ class Executor:
         self._ledger = ledger
         self.guests: dict[str, Guest] = {}
         self.by_uid: dict[bytes, Guest] = {}
-        self.floors: dict[bytes, int] = {}
-        self._refused: dict[bytes, int] = {}
-        self._renew_at_s = math.inf
+        self.floors = Floors(state, self.by_uid.__contains__)
+        self.leases = GuestLeases(state, self.guests, self.by_uid, self._tell, self.give_back)
         self.accepts: Callable[[Offer], bool]
         self.report: Callable[[], LoadReport]
         self.arrived: Callable[[Guest], None] = lambda _guest: None
+        self.is_ending: Callable[[str], bool] = lambda _key: False
 
     # -- offer and commit ----------------------------------------------------------------------------------------------
 
@@ -109,8 +100,19 @@ class Executor:
         guest.migrations_max = offer.migrations_max
         self._ledger.expect(offer.uid, offer.spec.request)
         self._state.clear_timer("inbound", offer.uid.hex())
-        self._state.send(src, Accept(offer.task, offer.uid, offer.attempt, guest.nonce, guest.ts))
-        self._state.set_timer_in(self._state.config.reservation_s, "reserved", guest.key)
+        guest.repeat_s = self._state.config.repeat_s
+        self._accept(guest)
+
+    def _accept(self, guest: Guest) -> None:
+        """Say ACCEPT, and again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
+        identity = self._state.identity
+        accept = Accept(
+            guest.task, guest.uid, guest.attempt, guest.nonce, guest.ts, identity.machine_boot, identity.store
+        )
+        self._state.send(guest.home, accept)
+        left_s = guest.ts + self._state.config.reservation_s - self._state.now.boot_s
+        self._state.set_timer_in(min(guest.repeat_s, max(left_s, 0.0)), "reserved", guest.key)
+        guest.repeat_s *= 2
 
     def _refusal(self, src: str, offer: Offer, *, directory_here: bool) -> tuple[str, str] | None:
         profile = self._state.profile
@@ -120,12 +122,14 @@ class Executor:
         ):
             self._tell(known)  # an earlier attempt is still here: its home had better know
             return "floor", "an earlier attempt of it is still here"
-        if offer.attempt <= self.floors.get(offer.uid, 0):
+        if offer.attempt <= self.floors.attempt(offer.uid):
             return "floor", "that attempt was started or refused here before"
         if offer.task.partition("/")[0] != src:
             return "cannot", "only its home may offer a task"
         if profile.drained:
-            return "drained", "drained"
+            return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
+        if not self._state.has_disk_room:
+            return "disk", "little room is left on its disk"
         never = why_never(profile, offer.spec.request, offer.spec.placement, src)
         if never:
             return "cannot", never
@@ -154,39 +158,34 @@ class Executor:
                 self._queue.add(guest)
                 self._state.count("guests committed")
                 self._note(guest, "accepted", "committed by its home")
-                self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
+                self.leases.began(guest)
                 self.arrived(guest)
                 return
             self._drop(guest)
         self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
 
     def _refuse(self, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
-        """What to say of an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED.
-
-        A floor does not tell whether its attempt was started or refused. This start of the agent remembers its own
-        refusals (they are what a home asks about, when RETURN or NOT_STARTED was lost); of an earlier one's it says
-        DIED, which promises as much and costs the task one of its attempts_max."""
-        if attempt > self.floors.get(uid, 0):
-            self._raise_floor(uid, attempt)
+        """What to say of an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED. Nothing yet of
+        one that the launcher is still ending (R8): home asks again."""
+        if self.is_ending(execution_key(uid, attempt)):
+            return
+        if attempt > self.floors.attempt(uid):
+            self.floors.raise_to(uid, attempt, FloorKind.REFUSED)
             self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
-        if self._refused.get(uid) == attempt:
-            self._state.send(src, NotStarted(task, uid, attempt, reason))
+        store = self._state.identity.store
+        if self.floors.was_refused(uid, attempt):
+            self._state.send(src, NotStarted(task, uid, attempt, reason, store))
         else:
-            self._state.send(src, Died(task, uid, attempt, "nothing is left of it there"))
+            self._state.send(src, Died(task, uid, attempt, "nothing is left of it there", store))
 
-    def _raise_floor(self, uid: bytes, attempt: int) -> None:
-        if self.floors.get(uid, 0) < attempt:
-            self.floors[uid] = attempt
-            self._state.persist(PutFloor(uid, attempt, self._state.now.wall_s))
-            self._refused.pop(uid, None)
-            self._refused[uid] = attempt
-            if len(self._refused) > REFUSED_KEPT_MAX:
-                del self._refused[next(iter(self._refused))]
-
-    def reservation_ended(self, key: str) -> None:
-        """No COMMIT came in time."""
+    def not_committed(self, key: str) -> None:
+        """No COMMIT came so far: said again, or the reservation ends."""
         guest = self.guests.get(key)
-        if guest is not None and guest.phase is GuestPhase.RESERVED:
+        if guest is None or guest.phase is not GuestPhase.RESERVED:
+            return
+        if self._state.now.boot_s < guest.ts + self._state.config.reservation_s:
+            self._accept(guest)
+        else:
             self._state.count("reservations unused")
             self._drop(guest)
 
@@ -198,15 +197,24 @@ class Executor:
             self.give_back(guest, "its lease ran out while it waited")
             return False
         guest.phase = GuestPhase.HERE
-        self.floors[guest.uid] = guest.attempt
+        is_once = guest.spec.guarantee is Guarantee.ONCE
         self._state.persist(
             PutExecution(self._record(guest, ExecutionState.START)),
-            PutFloor(guest.uid, guest.attempt, self._state.now.wall_s),
+            self.floors.row(guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED),
         )
         self._note(guest, "started", "room here")
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
         self._state.actions.append(
-            SpawnTask(guest.key, guest.task, guest.attempt, guest.home, guest.spec, guest.deadline_s)
+            SpawnTask(
+                guest.key,
+                guest.task,
+                guest.attempt,
+                guest.home,
+                guest.spec,
+                0.0 if guest.is_parked else guest.deadline_s,
+                guest.ts,
+                self._state.config.frozen_s_max,
+            )
         )
         return True
 
@@ -238,7 +246,18 @@ class Executor:
         self._ledger.end(guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
         self._note(guest, "lost", reason)
-        self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason))
+        store = self._state.identity.store
+        self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason, store))
+        self._remove(guest)
+
+    def never_started(self, guest: Guest, reason: str) -> None:
+        """START is durable, but the launcher gives its word that there never was a process, and will be none (D6)."""
+        self._ledger.end(guest.key)
+        refused = self.floors.row(guest.uid, guest.attempt, FloorKind.REFUSED)
+        self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
+        self._note(guest, "refused", reason)
+        store = self._state.identity.store
+        self._state.send(guest.home, NotStarted(guest.task, guest.uid, guest.attempt, reason, store))
         self._remove(guest)
 
     def _say_result(self, guest: Guest) -> None:
@@ -256,10 +275,13 @@ class Executor:
     def ack_received(self, src: str, ack: ResultAck) -> None:
         """Recorded at home: what is kept of it here may go; the floor stays."""
         guest = self.by_uid.get(ack.uid)
+        if guest is None and task_home(ack.task) == src:
+            self.floors.noted(ack.uid, ack.attempt)  # that it died
         if guest is None or guest.home != src or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
             return
         self._state.clear_timer("result", guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
+        self.floors.noted(ack.uid, ack.attempt)
         self._note(guest, "delivered", "its home has the result")
         self._state.actions.append(ForgetTask(guest.key, output=True))
         self._remove(guest)
@@ -277,64 +299,25 @@ class Executor:
             guest.exit,
         )
 
-    # -- leases --------------------------------------------------------------------------------------------------------
-
-    def _renew_within(self, seconds: float) -> None:
-        renew_at_s = self._state.now.boot_s + seconds
-        if renew_at_s < self._renew_at_s:
-            self._renew_at_s = renew_at_s
-            self._state.set_timer_in(seconds, "renew")
-
-    def renew(self) -> None:
-        """One RENEW a home for all its attempts here, every quarter of the shortest lease."""
-        self._renew_at_s = math.inf
-        batches: dict[str, list[Renewal]] = {}
-        shortest_s = 0.0
-        now_s = self._state.now.boot_s
-        for guest in list(self.guests.values()):
-            if guest.phase not in (GuestPhase.WAITING, GuestPhase.HERE):
-                continue
-            if guest.phase is GuestPhase.WAITING and guest.deadline_s <= now_s:
-                self.give_back(guest, "its lease ran out while it waited")
-                continue
-            shortest_s = min(shortest_s or guest.lease_s, guest.lease_s)
-            renewal = Renewal(guest.task, guest.uid, guest.attempt, now_s, guest.running_at)
-            batches.setdefault(guest.home, []).append(renewal)
-        for home, batch in batches.items():
-            for first in range(0, len(batch), RENEWALS_MAX):
-                self._state.send(home, Renew(tuple(batch[first : first + RENEWALS_MAX])))
-        if shortest_s:
-            self._renew_within(shortest_s / RENEWALS_PER_LEASE)
-
-    def renewed(self, src: str, message: RenewOk) -> None:
-        """More time, counted from when this node asked for it (R1)."""
-        for extension in message.extensions:
-            guest = self.by_uid.get(extension.uid)
-            if guest is None or guest.home != src or guest.attempt != extension.attempt or extension.ts <= guest.ts:
-                continue
-            guest.ts = extension.ts
-            guest.deadline_s = extension.ts + extension.lease_s
-            if guest.phase is GuestPhase.HERE:
-                self._state.actions.append(SetLease(guest.key, guest.deadline_s))
-
     def _tell(self, guest: Guest) -> None:
         """What its home should know of an attempt that is here."""
         if guest.phase is GuestPhase.ENDED:
             self._say_result(guest)
         elif guest.phase is not GuestPhase.RESERVED:
-            renewal = Renewal(guest.task, guest.uid, guest.attempt, self._state.now.boot_s, guest.running_at)
-            self._state.send(guest.home, Renew((renewal,)))
+            self.leases.renew_one(guest)
 
     # -- what home asks ------------------------------------------------------------------------------------------------
 
     def query_received(self, src: str, query: Query) -> None:
-        """Always answered: with what is here, or with a promise that it never will be."""
+        """Always answered: with what is here, or with a promise that it never will be. Who asks about a reservation has
+        granted it, and its COMMIT was lost."""
         guest = self.by_uid.get(query.uid)
         if guest is not None and guest.home == src and guest.attempt == query.attempt:
-            if guest.phase is not GuestPhase.RESERVED:
+            if guest.phase is GuestPhase.RESERVED:
+                self._accept(guest)
+            else:
                 self._tell(guest)
-                return
-            self._drop(guest)
+            return
         self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
 
     def revoke_received(self, src: str, revoke: Revoke) -> None:
@@ -363,9 +346,20 @@ class Executor:
         """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
         self._queue.remove(guest)
         self._remove(guest)
-        self._raise_floor(guest.uid, guest.attempt)
+        self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED)
         self._note(guest, "returned", reason)
-        self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason))
+        store = self._state.identity.store
+        self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))
+
+    def give_all_back(self, reason: str) -> int:
+        """Nothing of others is to start here any more → how many went home; room that was kept is not kept any longer."""
+        guests = list(self.guests.values())
+        for guest in guests:
+            if guest.phase is GuestPhase.RESERVED:
+                self._drop(guest)
+            elif guest.phase is GuestPhase.WAITING:
+                self.give_back(guest, reason)
+        return sum(guest.phase is GuestPhase.WAITING for guest in guests)
 
     def home_is_back(self, home: str) -> None:
         """Another start of a home: say at once what is here of its tasks."""
@@ -392,11 +386,12 @@ class Executor:
             self._say_result(guest)
         return guest
 
-    def adopted_running(self, guest: Guest, started_at: float) -> None:
-        """It runs on: hold its room, tell its home."""
+    def adopted_running(self, guest: Guest, started_at: float, ts: float) -> None:
+        """It runs on: hold its room, tell its home. ts: the newest that the launcher was told with its deadline."""
+        guest.ts = max(guest.ts, ts)
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
         self.started(guest, started_at, "it runs on; the agent is back")
-        self._renew_within(guest.lease_s / RENEWALS_PER_LEASE)
+        self.leases.began(guest)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,8 @@
 """The tasks of this home: their durable life-cycle, their runs on this node, and their one end.
 
 Home is its tasks' only writer: every change of state goes through `Home.become`, which makes it durable and knows the
-table of transitions. An attempt that may have run and left no result is *lost*; the task goes back to the queue, as an
-arrival, until attempts_max of them were lost. What is said to a node that runs a task is `handoff_home.py`; only what a
-user wants of a running task, a cancel or a signal, is passed on to it from here.
+table of transitions. What is said to a node that runs a task is `handoff_home.py`, what becomes of one whose attempt was
+lost is `losses.py`; only what a user wants of a running task, a cancel or a signal, is passed on to it from here.
 """
 
 from __future__ import annotations
@@ -30,10 +29,12 @@ SIGKILL = 9
 
 
 class Home:
-    """The unfinished tasks of this home by uid; each ends exactly once.
+    """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: those that another node has, or had
+    when it was last heard of, by that node. Its timer is ``rest``.
 
-    ``requeued(task, reason)`` is called when a task is back in the queue (it counts as an arrival), and
-    ``placed(task, node)`` when it needs no place any more: it was accepted there, starts here, is over (node = "").
+    ``requeued(task, reason)`` is called when a task is back in the queue (it counts as an arrival), ``placed(task, node)``
+    when it needs no place any more: it was accepted there, starts here, is over (node = ""), and ``lost(task, reason)``
+    when its attempt on this node has left no result.
     """
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
@@ -43,8 +44,10 @@ class Home:
         self.tasks: dict[bytes, HomeTask] = {}
         self.by_id: dict[str, HomeTask] = {}
         self.arrays: dict[str, dict[str, HomeTask]] = {}
+        self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
         self.requeued: Callable[[HomeTask, str], None] = lambda _task, _reason: None
         self.placed: Callable[[HomeTask, str], None] = lambda _task, _node: None
+        self.lost: Callable[[HomeTask, str], None]
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
 
@@ -55,6 +58,7 @@ class Home:
         array = _array(task.task)
         if array:
             self.arrays.setdefault(array, {})[task.task] = task
+        self._moved(task, "")
 
     def named(self, name: str) -> list[HomeTask]:
         """The unfinished tasks that a user means: one, or the members of an array."""
@@ -67,7 +71,9 @@ class Home:
         return own if own is not None else self._state.policies.migration.migrations_max
 
     def may_migrate(self, task: HomeTask) -> bool:
-        """Whether one more placement by choice is allowed."""
+        """Whether one more placement by choice is allowed; none is without room on the disk for what it takes."""
+        if not self._state.has_disk_room:
+            return False
         limit = self.migrations_max(task)
         return limit is None or task.record.migrations < limit
 
@@ -88,38 +94,100 @@ class Home:
         if after is not record.state and after not in TRANSITIONS[record.state]:
             raise InvariantBroken(f"{record.task}: {record.state} → {after}", story=f"{record!r}; {reason}")
         task.record = msgspec.structs.replace(record, reason=reason, **changes)
+        if task.record.node != record.node:
+            self._moved(task, record.node)
         self._state.persist(PutTask(task.record, self._state.now.wall_s, reason))
         runs = bool(task.running_at) and task.record.state is TaskState.LEASED
         self._state.actions.append(TaskChanged(task.record, runs, reason))
         return task.record
 
-    def requeue(self, task: HomeTask, reason: str, *, arrives: bool = True, may_be_back: bool = False) -> None:
-        """Back to the queue, nobody has it. ``arrives``: it is decided about anew at once; ``may_be_back``: the node
-        that had it was only not heard of, and may still have it (R11)."""
+    def _moved(self, task: HomeTask, before: str) -> None:
+        """Its record names another node now, or none."""
+        here, node = self._state.node, task.record.node
+        if before not in ("", here):
+            tasks = self.elsewhere.get(before)
+            if tasks is not None and tasks.pop(task.uid, None) is not None and not tasks:
+                del self.elsewhere[before]
+        if node not in ("", here):
+            self.elsewhere.setdefault(node, {})[task.uid] = task
+
+    def at(self, node: str) -> list[HomeTask]:
+        """The tasks that another node has, or had when it was last heard of."""
+        return list(self.elsewhere.get(node, {}).values())
+
+    def requeue(
+        self, task: HomeTask, reason: str, *, arrives: bool = True, rests_s: float = 0.0, **changes: object
+    ) -> None:
+        """Back to the queue, nobody has it. ``arrives``: it is decided about anew at once; ``rests_s``: it is considered
+        after that only; ``last_node`` among the changes: that node was only not heard of and may still have it (R11)."""
         self._clear_timers(task)
-        task.last_node = task.record.node if may_be_back else ""
-        task.phase = HomePhase.WAITING
         task.running_at = 0.0
+        task.heard_ts = 0.0
+        task.deadline_s = 0.0
         task.killed_because = ""
-        self.become(task, reason, state=TaskState.QUEUED, node="", started_at=0.0)
+        back = {"state": TaskState.QUEUED, "node": "", "started_at": 0.0, "parked_ts": 0.0, "last_node": ""}
+        self.become(task, reason, **(back | changes))
+        if rests_s:
+            self.rest(task, rests_s)
+            return
+        task.phase = HomePhase.WAITING
         self._queue.add(task)
         if arrives:
             self.requeued(task, reason)
 
-    def lose(self, task: HomeTask, reason: str, *, may_be_back: bool = False) -> None:
-        """An attempt that may have run ended without a result."""
-        task.losses += 1
-        self._state.count("attempts lost")
-        if task.losses >= self._state.config.attempts_max:
+    def rest(self, task: HomeTask, seconds: float) -> None:
+        """Queued, but not considered for so long."""
+        task.phase = HomePhase.RESTING
+        self._state.set_timer_in(seconds, "rest", task.uid.hex())
+
+    def rested(self, task: HomeTask) -> None:
+        """That time is over: it arrives."""
+        if task.phase is HomePhase.RESTING:
+            task.phase = HomePhase.WAITING
+            self._queue.add(task)
+            self.requeued(task, task.record.reason)
+
+    def take_out(self, task: HomeTask, node: str = "") -> None:
+        """It waits here no more: it is at that node, held or over."""
+        self.withdraw(task)
+        self._queue.remove(task)
+        if task.phase is HomePhase.RESTING:
+            self._state.clear_timer("rest", task.uid.hex())
+        self.placed(task, node)
+
+    def take_back(self, task: HomeTask, node: str, reason: str, lease_s: float) -> None:
+        """A node that was given up has it still: the same attempt is leased to it again (R11)."""
+        self.take_out(task, node)
+        if task.record.state is TaskState.HELD:
+            self.become(task, f"{node} is back", state=TaskState.QUEUED)
+        task.phase = HomePhase.AWAY
+        record = task.record
+        if record.last_node == node:  # it was no loss
+            others = tuple(name for name in record.lost_on if name != node)
             self.become(
                 task,
-                f"given up after {task.losses} lost attempts; the last: {reason}",
-                state=TaskState.FAILED,
-                ended_at=self._state.now.wall_s,
+                reason,
+                state=TaskState.LEASED,
+                node=node,
+                lease_s=lease_s,
+                losses=max(record.losses - 1, 0),
+                lost_on=others,
+                last_node="",
             )
-            self._forget(task)
-            return
-        self.requeue(task, reason, may_be_back=may_be_back)
+        else:
+            self.become(task, reason, state=TaskState.LEASED, node=node, lease_s=lease_s)
+
+    def hold(self, task: HomeTask, reason: str) -> None:
+        """A waiting task is kept back."""
+        self.take_out(task)
+        task.phase = HomePhase.HELD
+        self.become(task, reason, state=TaskState.HELD)
+
+    def fail(self, task: HomeTask, reason: str) -> None:
+        """It ends without a result."""
+        self.take_out(task)
+        self.become(task, reason, state=TaskState.FAILED, ended_at=self._state.now.wall_s)
+        self._forget(task)
 
     # -- runs on this node ---------------------------------------------------------------------------------------------
 
@@ -135,7 +203,9 @@ class Home:
             node=self._state.node,
             nonce=0,
             machine_boot=self._state.identity.machine_boot,
+            store=self._state.identity.store,
             lease_s=0.0,
+            last_node="",
         )
         self._ledger.start(task.key, task.spec.request, is_local=True)
         self._state.actions.append(SpawnTask(task.key, task.task, task.record.attempt, self._state.node, task.spec))
@@ -167,7 +237,7 @@ class Home:
         if task.phase is HomePhase.OVER:
             self._forget(task)
         else:
-            self.lose(task, reason)
+            self.lost(task, reason)
 
     def _arm_time_limit(self, task: HomeTask, started_at: float) -> None:
         if task.spec.time_limit_s:
@@ -194,6 +264,9 @@ class Home:
         self._clear_timers(task)
         self.tasks.pop(task.uid, None)
         self.by_id.pop(task.task, None)
+        tasks = self.elsewhere.get(task.record.node)
+        if tasks is not None and tasks.pop(task.uid, None) is not None and not tasks:
+            del self.elsewhere[task.record.node]
         array = _array(task.task)
         members = self.arrays.get(array)
         if members is not None:
@@ -217,9 +290,7 @@ class Home:
             return False
         was = task.phase
         key, node = task.key, task.record.node
-        self.withdraw(task)
-        self._queue.remove(task)
-        self.placed(task, "")
+        self.take_out(task)
         task.phase = HomePhase.OVER
         self.become(
             task,
@@ -235,7 +306,8 @@ class Home:
             self._clear_timers(task)
             return True  # kept until its process is gone
         is_superseded = was is HomePhase.COLLECTING and task.collected_attempt != task.record.attempt
-        if was is HomePhase.AWAY or is_superseded:
+        is_elsewhere = was in (HomePhase.AWAY, HomePhase.UNKNOWN) and node
+        if is_elsewhere or is_superseded:
             self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, "cancelled"))
         self._forget(task)
         return True

@@ -146,7 +146,7 @@ class Information:
             movable=len(self._queue) + stranded,
             load=self._load(marks),
             region=self._region(marks),
-            accepts=n < marks.accept_below * slots and not self._state.profile.drained,
+            accepts=n < marks.accept_below * slots and not self._state.profile.drained and self._state.has_disk_room,
             gives=self._gives(marks),
             cpus_busy=self.cpus_busy,
             mem_used_bytes=self.mem_used_bytes,
@@ -258,7 +258,7 @@ class Information:
         self._told_s = self._state.now.boot_s
         self._said = self._due = None
         self._state.count("announcements")
-        self._membership.tell_load(report)
+        self._membership.tell(report)
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))
         period_s = self._state.policies.information.period_s
         if period_s:

@@ -22,7 +22,7 @@ from peerload.core.profiles import Profiles
 from peerload.model.actions import ForgetPeer
 from peerload.model.gossip import Load, Standing
 from peerload.model.load import LoadReport
-from peerload.model.messages import Hello, KnownProfile, Leaving, Need, Pong, ProfileTold
+from peerload.model.messages import Hello, Leaving, Need, Pong
 from peerload.model.resources import Profile
 from peerload.policy.api import KnownReport
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from peerload.core.directory import Directory
     from peerload.core.state import CoreState
     from peerload.model.gossip import Rumour
-    from peerload.model.messages import Identity, Ping, ProfileRequest
+    from peerload.model.messages import Identity, Ping
 
 LEAVING_SAID_MAX = 4
 """Members that are told over the peer link that this node stops, besides what gossip tells."""
@@ -80,7 +80,7 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
 
-    has_bus: whether a broker can be reached now. ``lost`` is called with the name of a peer that is suspected, or called dead (True): for tasks that may run twice.
+    has_bus: whether a broker can be reached now; ``died`` is called with the name of a peer that is called dead.
     """
 
     def __init__(self, state: CoreState) -> None:
@@ -96,14 +96,15 @@ class Membership:
         self._declined: dict[tuple[str, str, bytes], float] = {}
         self._back: list[str] = []
         self.has_bus = False
-        self.lost: Callable[[str, bool], None] = lambda _node, _dead: None
+        self._told_itself = state.profile.version, state.identity.boot
+        self.died: Callable[[str], None] = lambda _node: None
         self.gossip = Gossip(state)
         self.gossip.changed = self._gossiped
         self.gossip.load_heard = self.heard_report
         self.gossip.loads = self._loads
         self.gossip.has_room = self._make_room
         self.gossip.contacts.buried = self._remove
-        self._profiles = Profiles(self.gossip.shared)
+        self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible.clear)
 
     def __iter__(self) -> Iterator[Peer]:
         yield from self._peers.values()
@@ -145,12 +146,12 @@ class Membership:
         """Look for the members of earlier starts, and for whoever is at these addresses."""
         self.gossip.contacts.start(known, seeds)
 
-    def changed_itself(self) -> None:
-        """The profile or the identity of this node has changed: others are to know."""
-        self.gossip.speak()
-
-    def tell_load(self, report: LoadReport) -> None:
-        """This node's load, for everybody; by gossip, unless a broker tells it."""
+    def tell(self, report: LoadReport) -> None:
+        """This node's load, for everybody, by gossip, unless a broker tells it; and its profile, if that has changed."""
+        itself = self._state.profile.version, self._state.identity.boot
+        if itself != self._told_itself:
+            self._told_itself = itself
+            self.gossip.speak()
         if not self.has_bus:
             self.gossip.tell_load(report)
 
@@ -207,7 +208,7 @@ class Membership:
         if is_new:
             self._reports.pop(node, None)
         peer.identity = identity
-        self._has(peer, profile, is_new=is_new)
+        self.profiles.has(peer, profile, is_new=is_new)
         if in_person:
             peer.heard_s = self._state.now.boot_s
             self.gossip.contacts.linked(node)
@@ -238,6 +239,10 @@ class Membership:
         self._reports[node] = Heard(report, self._state.now.boot_s - age_s)
         return True
 
+    def unreachable(self, node: str) -> None:
+        """The link to a peer broke, or could not be made."""
+        self.gossip.unreachable(node)
+
     def left(self, node: str) -> None:
         """A peer said good-bye."""
         member = self.gossip.shared.members.get(node)
@@ -252,7 +257,7 @@ class Membership:
         known, or is there."""
         peer = self._peers.get(node)
         self.gossip.contacts.known.pop(node, None)
-        if peer is None or peer.state is PeerState.ALIVE:
+        if peer is None or peer.state in (PeerState.ALIVE, PeerState.SUSPECT):
             return False
         self.gossip.forget(node)
         return True
@@ -291,11 +296,11 @@ class Membership:
         if is_back:
             self._back.append(node)
         if state is PeerState.ALIVE and (not peer.knows_profile or peer.profile.version < now.profile_version):
-            self._profiles.want(node, src)
+            self.profiles.want(node, src)
         elif state is not PeerState.ALIVE:
-            self._profiles.have(node)
-            if was is not None and was.standing is not now.standing and state is not PeerState.LEFT:
-                self.lost(node, state is PeerState.DEAD)
+            self.profiles.have(node)
+            if state is PeerState.DEAD and was is not None and was.standing is not now.standing:
+                self.died(node)
 
     def _loads(self) -> Iterator[Load]:
         """The loads known, for a newcomer."""
@@ -320,14 +325,14 @@ class Membership:
         if self._peers.pop(node, None) is not None:
             self._names = [name for name in self._names if name != node]
             self._reports.pop(node, None)
-            self._profiles.have(node)
+            self.profiles.have(node)
             self._eligible.clear()
 
     def timer(self, kind: str, subject: str) -> None:
         """One of gossip's."""
         if kind == "profiles":
             self.gossip.shared.expired_s(kind, subject)
-            self._profiles.ask()
+            self.profiles.ask()
         else:
             self.gossip.timer(kind, subject)
 
@@ -340,39 +345,6 @@ class Membership:
     def ponged(self, src: str, pong: Pong) -> None:
         """A ping over the link was answered."""
         self.gossip.detector.acked(src, pong.sequence)
-
-    def profiles_requested(self, src: str, request: ProfileRequest) -> None:
-        """Tell those that are known, this node's own, too."""
-        told = []
-        for node in request.nodes:
-            peer = self._peers.get(node)
-            if node == self._state.node:
-                told.append(KnownProfile(self._state.identity.boot, self._state.profile))
-            elif peer is not None and peer.knows_profile:
-                told.append(KnownProfile(peer.identity.boot, peer.profile))
-        if told:
-            self._state.send(src, ProfileTold(tuple(told)))
-
-    def profiles_told(self, told: ProfileTold) -> bool:
-        """What was asked for. True if a peer became known by it, or has changed."""
-        found = False
-        for known in told.profiles:
-            peer = self._peers.get(known.profile.node)
-            if peer is not None and peer.identity.boot == known.boot:
-                found = self._has(peer, known.profile, is_new=False) or found
-        return found
-
-    def _has(self, peer: Peer, profile: Profile, *, is_new: bool) -> bool:
-        """The profile of this run, unless a newer one is known."""
-        if peer.knows_profile and not is_new and profile.version < peer.profile.version:
-            return False
-        was_known, peer.knows_profile = peer.knows_profile, True
-        self._profiles.have(peer.identity.node)
-        if was_known and not is_new and profile == peer.profile:
-            return False
-        peer.profile = profile
-        self._eligible.clear()
-        return True
 
     # -- who may run what ----------------------------------------------------------------------------------------------
 

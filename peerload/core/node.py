@@ -15,33 +15,45 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from peerload.core import submission
-from peerload.core.admission import Ledger, why_never
+from peerload.core.admission import Ledger
+from peerload.core.arrivals import Arrivals
+from peerload.core.clients import Clients
+from peerload.core.drain import Drain
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.home import Home
 from peerload.core.membership import Membership
 from peerload.core.queue import WaitingQueue
+from peerload.core.restart import restart
 from peerload.core.runs import Runs
 from peerload.core.sharing import Sharing
 from peerload.core.state import CoreState
-from peerload.core.work import GuestPhase, HomePhase, HomeTask
+from peerload.core.submission import Submissions
 from peerload.model import events, messages
-from peerload.model.actions import Answer
-from peerload.model.errors import BadRequest, NoSuchTask
-from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
     import random
 
+    from peerload.core.work import HomeTask
     from peerload.model.actions import Action
     from peerload.model.config import CoreConfig
     from peerload.model.instant import Instant
     from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
     from peerload.model.resources import Profile
-    from peerload.model.task import TaskSpec
     from peerload.policy.preset import PolicySet
+
+
+TO_HOME = (
+    messages.Accept,
+    messages.Decline,
+    messages.Renew,
+    messages.Result,
+    messages.NotStarted,
+    messages.Return,
+    messages.Died,
+)
+"""What is said to the home of a task."""
 
 
 class Node:
@@ -60,13 +72,31 @@ class Node:
         self.sharing = Sharing(
             self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor
         )
-        self.submissions = submission.Submissions(self.state)
+        self.submissions = Submissions(self.state)
+        self.arrivals = Arrivals(
+            self.state, self.queue, self.membership, self.home, self.handoff, self.sharing, self.submissions
+        )
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
+        self.drain = Drain(
+            self.state,
+            self.queue,
+            self.ledger,
+            self.membership,
+            self.home,
+            self.executor,
+            self.sharing.sender,
+            self.sharing.information,
+        )
+        self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain)
+        self.drain.arrives = self.clients.arrives = self.arrivals.arrives
+        self.membership.lost = self.handoff.leases.peer_lost
+        self.home.lost = self.handoff.losses.died
+        self.executor.is_ending = self.runs.is_ending
         self.sharing.information.running = self.runs.works
         self.runs.completed = self.sharing.completed
         self.membership.gossip.load_heard = self._load_gossiped
         self.membership.gossip.shared.own_load = self.sharing.report
-        self.home.requeued = self._requeued
+        self.home.requeued = self.arrivals.requeued
         self.home.placed = self.sharing.sender.placed
         self.handoff.declined = self.sharing.sender.offer_declined
         self.executor.accepts = self.sharing.sender.accepts_offer
@@ -83,6 +113,8 @@ class Node:
         else:
             self._route(event)
         self.runs.fill()
+        if state.profile.drained:
+            self.drain.settle()
         self.sharing.settle()
         return state.actions
 
@@ -90,12 +122,12 @@ class Node:
         """Whether this attempt is to run here."""
         return self.runs.holds(key)
 
-    def _route(self, event: events.Event) -> None:  # noqa: PLR0912 C901 -- one line an event
+    def _route(self, event: events.Event) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line an event
         match event:  # the frequent ones first
             case events.MessageReceived():
                 self._message(event)
             case events.TaskSubmitted():
-                self._submitted(event)
+                self.arrivals.submitted(event)
             case events.TaskEnded():
                 self.runs.ended(event.key, event.exit)
             case events.OutputArrived():
@@ -103,7 +135,7 @@ class Node:
             case events.TimerExpired():
                 self._timer(event.timer)
             case events.TaskLost():
-                self.runs.lost(event.key, event.reason)
+                self.runs.lost(event.key, event.reason, never_started=event.never_started)
             case events.TaskStarted():
                 self.runs.started(event.key, event.started_at)
             case events.LoadSampled():
@@ -112,19 +144,19 @@ class Node:
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
-                self.membership.gossip.unreachable(event.node)
+                self.membership.unreachable(event.node)
             case events.SendFailed():
                 self._send_failed(event)
             case events.CancelRequested():
-                self._cancel(event)
+                self.clients.cancel(event)
             case events.SignalRequested():
-                self._signal(event)
+                self.clients.signal(event)
             case events.AgentStarted():
-                self._started(event)
+                restart(self, event)
             case events.LauncherLost():
                 self.runs.launcher_lost()
             case events.LauncherReady():
-                self.runs.launcher_ready(_started_at(event.running), dict(event.ended))
+                self.runs.launcher_ready(event.running, dict(event.ended))
             case events.SpeedMeasured():
                 self._speed_measured(event.speed)
             case events.BusChanged():
@@ -133,120 +165,41 @@ class Node:
                     self.sharing.information.tell()
             case events.LoadTold():
                 self.sharing.information.was_told(event.report)
+            case events.HoldRequested():
+                self.clients.hold(event)
+            case events.ReleaseRequested():
+                self.clients.release(event)
+            case events.DrainRequested():
+                self.clients.drain(event)
+            case events.UndrainRequested():
+                self.clients.undrain(event)
+            case events.ForgetRequested():
+                self.clients.forget(event)
+            case events.DiskRoomChanged():
+                self.state.has_disk_room = event.has_room
+                self.sharing.information.tell()
+            case events.MachineSleeping():
+                self.handoff.parking.go_away("this machine goes to sleep")
+            case events.MachineWoke():
+                self.handoff.parking.come_back()
+                self.handoff.leases.ask_all()
             case events.AgentStopping():
+                self.handoff.parking.go_away("this agent stops")
                 self.membership.leave()
             case events.GossipReceived() | events.LoopLagged():
                 self.membership.gossip.handle(event)
                 self._gossiped()
-            case (
-                events.HoldRequested()
-                | events.ReleaseRequested()
-                | events.DrainRequested()
-                | events.UndrainRequested()
-                | events.ForgetRequested()
-                | events.DiskRoomChanged()
-                | events.MachineSleeping()
-                | events.MachineWoke()
-            ):
-                self.state.count("events not understood")
             case _:
                 assert_never(event)
 
     # -- start and restart ---------------------------------------------------------------------------------------------
-
-    def _started(self, event: events.AgentStarted) -> None:
-        self.submissions.restore(event.counter, event.tokens)
-        self.executor.floors.update((uid, floor) for uid, floor, _ in event.floors)
-        for run in event.past:
-            self.state.history.learn(run.spec, run.exit)
-        waiting: list[HomeTask] = []
-        for row in event.tasks:
-            task = HomeTask(row.record, self.submissions.shared(row.spec), self.state.now.boot_s)
-            if not row.directory_here:
-                task.cannot_here = _no_directory(row.spec)
-            self.home.adopt(task)
-            if row.record.state is TaskState.QUEUED:
-                waiting.append(task)
-            elif row.record.state is TaskState.LEASED and row.record.node == self.state.node:
-                task.phase = HomePhase.HERE
-                self.runs.restore(task)
-            elif row.record.state is TaskState.LEASED:
-                self.handoff.restored(task)
-        for record in event.executions:
-            guest = self.executor.adopt(record)
-            if guest.phase is not GuestPhase.ENDED:
-                self.runs.restore(guest)
-        self.runs.reconcile(_started_at(event.running), dict(event.ended))
-        for task in waiting:
-            self._arrives(task)
-        self.membership.start(event.known, event.seeds)
 
     def _speed_measured(self, speed: float) -> None:
         """A fact of this node has changed: peers are told."""
         profile = self.state.profile
         profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
         self.state.profile = self.ledger.profile = profile
-        self.membership.changed_itself()
         self.sharing.information.tell()
-
-    # -- arrivals ------------------------------------------------------------------------------------------------------
-
-    def _submitted(self, event: events.TaskSubmitted) -> None:
-        tasks: list[HomeTask] = []
-        try:
-            reply = self.submissions.repeated(event)
-            if reply is None:
-                placeable = submission.why_not_placeable(
-                    self.state, self.membership, event.spec, directory_here=event.directory_here
-                )
-                tasks, reply = self.submissions.accept(event, len(self.home.tasks), placeable)
-        except BadRequest as error:
-            self.state.actions.append(Answer(event.request, error=error))
-            return
-        self.state.actions.append(Answer(event.request, reply))
-        for task in tasks:
-            self.home.adopt(task)
-            if not event.directory_here:
-                task.cannot_here = _no_directory(task.spec)
-            self._arrives(task)
-
-    def _arrives(self, task: HomeTask) -> None:
-        """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
-        spec = task.spec
-        cannot = task.cannot_here or why_never(self.state.profile, spec.request, spec.placement, self.state.node)
-        if cannot:
-            self.sharing.sender.strand(task, cannot)
-            return
-        sends = self.membership.has_any() and self.sharing.sender.sends(task)
-        self.queue.add(task)
-        if sends:
-            self.sharing.sender.search_for(task)
-
-    def _requeued(self, task: HomeTask, reason: str) -> None:
-        """Back in the queue: as an arrival, after the queue has it already."""
-        del reason
-        self.queue.remove(task)
-        self._arrives(task)
-
-    # -- what clients want ---------------------------------------------------------------------------------------------
-
-    def _cancel(self, event: events.CancelRequested) -> None:
-        cancelled: list[str] = []
-        ended: list[str] = []
-        for name in event.tasks:
-            # Every member of an array, although the first may have been cancelled already.
-            stopped = [self.home.cancel(task, event.signal, force=event.force) for task in self.home.named(name)]
-            (cancelled if any(stopped) else ended).append(name)
-        self.state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
-
-    def _signal(self, event: events.SignalRequested) -> None:
-        task = self.home.by_id.get(event.task)
-        error: BadRequest | None = None
-        if task is None:
-            error = NoSuchTask(f"no unfinished task {event.task}", hint="peerload ls")
-        elif not self.home.signal(task, event.signal):
-            error = BadRequest(f"{event.task} is not running", hint=f"peerload cancel {event.task}")
-        self.state.actions.append(Answer(event.request, {}, error=error))
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -262,7 +215,7 @@ class Node:
         )
         peer = self.membership.get(node)
         if told_by_itself and peer is not None and peer.identity == event.identity:  # not a late word
-            self.handoff.machine_changed(event.identity)
+            self.handoff.leases.machine_changed(event.identity)
         if is_new:
             self._is_back(node)
         for identity in event.known:
@@ -273,7 +226,7 @@ class Node:
 
     def _is_back(self, node: str) -> None:
         """A peer is there anew, or again: what is between us is settled at once."""
-        self.handoff.peer_is_back(node)
+        self.handoff.leases.peer_is_back(node)
         self.executor.home_is_back(node)
         self.sharing.sender.peer_met()
 
@@ -301,6 +254,8 @@ class Node:
         src = event.src
         self.membership.heard(src)
         message: Any = event.message
+        if self.handoff.parking.is_away and isinstance(message, TO_HOME):
+            return  # said to a home that has gone away; it will be said again
         match message:  # the frequent ones first
             case messages.Probe():
                 self.sharing.sender.probe_received(src, message)
@@ -325,11 +280,11 @@ class Node:
             case messages.ResultAck():
                 self.executor.ack_received(src, message)
             case messages.RenewOk():
-                self.executor.renewed(src, message)
+                self.executor.leases.renewed(src, message)
             case messages.Park():
-                self.state.count("messages not understood")
+                self.executor.leases.park_received(src, message)
             case messages.Renew():
-                self.handoff.renew_received(src, message)
+                self.handoff.leases.renew_received(src, message)
             case messages.StateRequest():
                 self.sharing.requests.request_received(src, message)
             case messages.StateAnswer():
@@ -343,7 +298,7 @@ class Node:
             case messages.Unpair():
                 self.sharing.pairing.unpair_received(src, message)
             case messages.Return() | messages.NotStarted():
-                self._came_back(src, message)
+                self.arrivals.came_back(src, message)
             case messages.Died():
                 self.handoff.died_received(src, message)
             case messages.Query():
@@ -361,9 +316,9 @@ class Node:
                 self.membership.gossip.synced(src, message)
                 self._gossiped()
             case messages.ProfileRequest():
-                self.membership.profiles_requested(src, message)
+                self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
-                if self.membership.profiles_told(message):
+                if self.membership.profiles.told(message):
                     self.sharing.sender.peer_met()
             case messages.State():
                 if message.identity.node == src:
@@ -382,28 +337,6 @@ class Node:
         self.membership.heard_report(src, message.report)
         self.handoff.decline_received(src, message)
 
-    def _came_back(self, src: str, message: messages.Return | messages.NotStarted) -> None:
-        """RETURN with a suggestion is offered there at once, without a search; anything else is an arrival."""
-        to = self.handoff.not_started_received(src, message)
-        if to is None:
-            return
-        task = self.home.tasks[message.uid]
-        here = self.state.node
-        spec = task.spec
-        runs_here = not task.cannot_here and not why_never(self.state.profile, spec.request, spec.placement, here)
-        if runs_here and to == here:
-            self.state.count("tasks taken home")
-            self.sharing.giver.taken_home(message.uid)
-            if self.sharing.sender.passes_on:  # the same test here as anywhere
-                self._requeued(task, message.reason)
-        elif to in self.membership.eligible(task.need(), here) and self.home.may_migrate(task):
-            if not runs_here:
-                self.queue.remove(task)
-                self.sharing.sender.strand(task, message.reason, searches=False)
-            self.sharing.sender.forward(task, to)
-        else:
-            self._requeued(task, message.reason)
-
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def _timer(self, timer: tuple[str, ...]) -> None:  # noqa: PLR0912 C901 -- one line a timer
@@ -412,7 +345,7 @@ class Node:
             case "probe":
                 self.sharing.probe_timed_out(int(subject))
             case "renew":
-                self.executor.renew()
+                self.executor.leases.renew()
             case "gossip":
                 self.membership.timer(subject, timer[2] if len(timer) > 2 else "")  # noqa: PLR2004 -- a name of three parts
                 self._gossiped()
@@ -435,10 +368,12 @@ class Node:
             case "inbound":
                 self.sharing.giver.inbound_timed_out(bytes.fromhex(subject))
             case "reserved":
-                self.executor.reservation_ended(subject)
+                self.executor.not_committed(subject)
+            case "floors":
+                self.executor.floors.expire()
             case "result":
                 self.executor.repeat_result(subject)
-            case "offer" | "ask" | "lease":
+            case "offer" | "ask" | "lease" | "rest":
                 task = self.home.tasks.get(bytes.fromhex(subject))
                 if task is not None:
                     self._home_timer(name, task)
@@ -453,14 +388,8 @@ class Node:
         if name == "offer":
             self.handoff.offer_failed(task.offered_to, task.uid)
         elif name == "ask":
-            self.handoff.ask(task)
+            self.handoff.leases.ask(task)
+        elif name == "rest":
+            self.home.rested(task)
         else:
-            self.handoff.lease_ran_out(task)
-
-
-def _started_at(running: events.Running) -> dict[str, float]:
-    return {key: started_at for key, started_at, _ in running}
-
-
-def _no_directory(spec: TaskSpec) -> str:
-    return f"no directory {spec.directory.decode(errors='replace')} on this node"
+            self.handoff.leases.ran_out(task)

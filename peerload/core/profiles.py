@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.messages import PROFILES_MAX, ProfileRequest
+from peerload.model.messages import PROFILES_MAX, KnownProfile, ProfileRequest, ProfileTold
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from peerload.core.gossip_state import GossipState
+    from peerload.core.membership import Peer
+    from peerload.model.resources import Profile
 
 GATHER_S = 0.05
 """Profiles wanted within this are asked for together."""
@@ -34,10 +38,12 @@ class _Wanted:
 
 
 class Profiles:
-    """Those that are wanted: at most one per member."""
+    """Those that are wanted: at most one per member. ``changed`` is called when one has come that is new."""
 
-    def __init__(self, shared: GossipState) -> None:
+    def __init__(self, shared: GossipState, peers: Mapping[str, Peer], changed: Callable[[], object]) -> None:
         self._shared = shared
+        self._peers = peers
+        self._changed = changed
         self._wanted: dict[str, _Wanted] = {}
 
     def want(self, node: str, teller: str) -> None:
@@ -74,3 +80,36 @@ class Profiles:
         if self._wanted:
             next_s = min(wanted.at_s for wanted in self._wanted.values()) - shared.now_s
             self._arm(max(next_s, GATHER_S))
+
+    def requested(self, src: str, request: ProfileRequest) -> None:
+        """Tell those that are known, this node's own, too."""
+        told = []
+        for node in request.nodes:
+            peer = self._peers.get(node)
+            if node == self._shared.core.node:
+                told.append(KnownProfile(self._shared.core.identity.boot, self._shared.core.profile))
+            elif peer is not None and peer.knows_profile:
+                told.append(KnownProfile(peer.identity.boot, peer.profile))
+        if told:
+            self._shared.core.send(src, ProfileTold(tuple(told)))
+
+    def told(self, told: ProfileTold) -> bool:
+        """What was asked for. True if a peer became known by it, or has changed."""
+        found = False
+        for known in told.profiles:
+            peer = self._peers.get(known.profile.node)
+            if peer is not None and peer.identity.boot == known.boot:
+                found = self.has(peer, known.profile, is_new=False) or found
+        return found
+
+    def has(self, peer: Peer, profile: Profile, *, is_new: bool) -> bool:
+        """The profile of this run, unless a newer one is known. True if it is another than was believed."""
+        if peer.knows_profile and not is_new and profile.version < peer.profile.version:
+            return False
+        was_known, peer.knows_profile = peer.knows_profile, True
+        self.have(peer.identity.node)
+        if was_known and not is_new and profile == peer.profile:
+            return False
+        peer.profile = profile
+        self._changed()
+        return True

@@ -39,15 +39,15 @@ def transmissions(mult: int, members: int) -> int:
 
 
 class Rumours:
-    """The queue. ``mult``: the preset's retransmit_mult."""
+    """The queue; rumours, loads: how many of each. ``mult``, ``loads_max``: of the preset."""
 
-    def __init__(self, mult: int) -> None:
+    def __init__(self, mult: int, loads_max: int) -> None:
         self._mult = mult
+        self._loads_max = loads_max
+        self.rumours = 0
+        self.loads = 0
         self._news: dict[tuple[bool, str], _News] = {}
         self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._news)
 
     def put(self, rumour: Rumour, *, grave: bool = False) -> None:
         """What is to be known of a member from now on. ``grave``: it goes first whatever it says."""
@@ -60,12 +60,24 @@ class Rumours:
 
     def _put(self, key: tuple[bool, str], message: GossipMessage, urgency: int) -> None:
         self._number += 1
+        if key not in self._news:
+            self._count(key, 1)
         self._news[key] = _News(message, urgency, self._number)
+
+    def _count(self, key: tuple[bool, str], by: int) -> None:
+        if key[0]:
+            self.rumours += by
+        else:
+            self.loads += by
+
+    def _drop(self, key: tuple[bool, str]) -> None:
+        if self._news.pop(key, None) is not None:
+            self._count(key, -1)
 
     def drop(self, node: str) -> None:
         """Nothing more is to be said of it."""
-        self._news.pop((True, node), None)
-        self._news.pop((False, node), None)
+        self._drop((True, node))
+        self._drop((False, node))
 
     def take(self, room: Iterable[GossipMessage], members: int) -> list[GossipMessage]:
         """What goes on a datagram that already has ``room`` taken by these; each counts as sent once more.
@@ -76,16 +88,21 @@ class Rumours:
         left = MESSAGES_BYTES_MAX - sum(size_bytes(message) for message in taken)
         told = {message.node for message in taken if isinstance(message, Rumour)}
         limit = transmissions(self._mult, members)
+        loads = 0
         for key, news in sorted(self._news.items(), key=_order):
             if len(taken) >= MESSAGES_MAX:
                 break
             if news.bytes > left or (key[0] and key[1] in told):
                 continue
+            if news.urgency == LOADS:
+                if loads >= self._loads_max:
+                    break
+                loads += 1
             taken.append(news.message)
             left -= news.bytes
             news.sent += 1
             if news.sent >= limit:
-                del self._news[key]
+                self._drop(key)
         return taken
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from peerload.core.work import Guest, HomeTask
 from peerload.model.actions import ForgetTask, SignalTask
-from peerload.model.task import TIME_LIMIT_EXIT_CODE
+from peerload.model.task import FROZEN_TOO_LONG, TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
     from peerload.core.work import Work
+    from peerload.model.events import Running
     from peerload.model.task import Exit
 
 SIGTERM = 15
@@ -44,12 +45,18 @@ class Runs:
         self._executor = executor
         self._works: dict[str, HomeTask | Guest] = {}
         self._launcher_away = False
+        self._strangers: set[str] = set()
         self.completed: Callable[[], None] = lambda: None
 
     def holds(self, key: str) -> bool:
         """Whether this attempt is to run here. A process decided upon before its launcher died must not be started by
         the next one: the attempt was reported as died meanwhile."""
         return key in self._works
+
+    def is_ending(self, key: str) -> bool:
+        """Whether the launcher had this attempt running when it was last asked, nobody here knows it, and it has not
+        ended yet."""
+        return key in self._strangers
 
     def works(self) -> Iterable[Work]:
         """Them all."""
@@ -62,8 +69,8 @@ class Runs:
     # -- starting ------------------------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Start what fits, in order."""
-        if self._launcher_away:
+        """Start what fits, in order; nothing new while this node is drained."""
+        if self._launcher_away or self._state.profile.drained:
             return
         while (work := self._queue.next_startable()) is not None:
             self._queue.remove(work)
@@ -86,10 +93,17 @@ class Runs:
 
     def ended(self, key: str, exit_: Exit) -> None:
         """The process is gone; the next one starts before anybody is asked for more."""
-        work = self._works.pop(key, None)
+        work = self._works.get(key)
         if work is None:
+            self._strangers.discard(key)
             self._forget_exit(key)
             return
+        if exit_.reason == FROZEN_TOO_LONG:
+            self._died(key, work, exit_.reason)
+            self.fill()
+            self.completed()
+            return
+        del self._works[key]
         self._ledger.end(key)
         exit_ = _limited(exit_, work)
         speed = self._state.profile.speed
@@ -102,10 +116,15 @@ class Runs:
         self.fill()
         self.completed()
 
-    def lost(self, key: str, reason: str) -> None:
-        """It has no process and will have none."""
+    def lost(self, key: str, reason: str, *, never_started: bool) -> None:
+        """It has no process and will have none; ``never_started``: it had none before, either."""
         work = self._works.get(key)
-        if work is not None:
+        if isinstance(work, Guest) and never_started:
+            del self._works[key]
+            self._executor.never_started(work, reason)
+            self._state.actions.append(ForgetTask(key, output=True))
+            self.fill()
+        elif work is not None:
             self._died(key, work, reason)
             self.fill()
 
@@ -141,29 +160,32 @@ class Runs:
         self._launcher_away = True
         self._state.note("launcher", "lost", reason="its tasks are ended, another one is on its way")
 
-    def launcher_ready(self, running: dict[str, float], ended: dict[str, Exit]) -> None:
+    def launcher_ready(self, running: Running, ended: dict[str, Exit]) -> None:
         """A (new) launcher answers."""
         self._launcher_away = False
         self._state.note("launcher", "ready")
         self.reconcile(running, ended)
 
-    def reconcile(self, running: dict[str, float], ended: dict[str, Exit]) -> None:
+    def reconcile(self, listed: Running, ended: dict[str, Exit]) -> None:
         """Every attempt that holds room here either runs, has an exit record, or has died."""
+        running = {key: (started_at, ts) for key, started_at, ts in listed}
         strangers = [key for key in ended if key not in self._works]
         for key, work in list(self._works.items()):
             if key in ended:
                 self.ended(key, ended[key])
             elif key in running:
-                work.started_s = self._state.now.boot_s - max(self._state.now.wall_s - running[key], 0.0)
+                started_at, ts = running[key]
+                work.started_s = self._state.now.boot_s - max(self._state.now.wall_s - started_at, 0.0)
                 if isinstance(work, HomeTask):
                     self._ledger.start(key, work.spec.request, is_local=True)
-                    self._home.started_here(work, running[key], RUNS_ON)
+                    self._home.started_here(work, started_at, RUNS_ON)
                 else:
-                    self._executor.adopted_running(work, running[key])
+                    self._executor.adopted_running(work, started_at, ts)
             else:
                 self._died(key, work, "its processes were gone when the agent or the launcher came back")
+        self._strangers = {key for key in running if key not in self._works}
         for key in running:
-            if key not in self._works:  # nobody wants it any more
+            if key in self._strangers:  # nobody wants it any more
                 self._state.actions.append(SignalTask(key, SIGKILL))
         for key in strangers:
             self._forget_exit(key)

@@ -128,7 +128,7 @@ class Sender:
 
     def search_for(self, task: HomeTask) -> None:
         """Look for a place, in turn: at most searches_in_flight_max at a time."""
-        if task.search is not None or task.phase is not HomePhase.WAITING:
+        if task.search is not None or task.phase is not HomePhase.WAITING or not self._state.has_disk_room:
             return
         task.search = 0
         self._turns.append(task)
@@ -362,7 +362,9 @@ class Sender:
         """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its marks
         say."""
         profile = self._state.profile
-        if profile.drained or why_never(profile, need.request, need.placement, home):
+        if profile.drained or not self._state.has_disk_room:
+            return False
+        if why_never(profile, need.request, need.placement, home):
             return False
         if self._ledger.load_tasks <= load_tasks_max:
             return True

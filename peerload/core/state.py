@@ -23,9 +23,20 @@ FOREVER_S = 1e8
 
 class CoreState:
     """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters; ``history`` is
-    how long commands took."""
+    how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks."""
 
-    __slots__ = ("actions", "config", "counts", "history", "identity", "now", "policies", "profile", "rng")
+    __slots__ = (
+        "actions",
+        "config",
+        "counts",
+        "has_disk_room",
+        "history",
+        "identity",
+        "now",
+        "policies",
+        "profile",
+        "rng",
+    )
 
     def __init__(
         self,
@@ -43,6 +54,7 @@ class CoreState:
         self.now = Instant(0.0, 0.0)
         self.actions: list[Action] = []
         self.counts: dict[str, int] = {}
+        self.has_disk_room = True
         self.history = History(config.commands_kept_max, config.durations_kept_max)
 
     @property

@@ -79,10 +79,13 @@ class Submissions:
         rows: list[PutSubmission | PutTask] = [
             PutSubmission(Submission(self._counter, event.token, event.digest, spec, event.indices, submitted_at))
         ]
+        first, reason = (TaskState.HELD, "submitted held") if event.held else (TaskState.QUEUED, "submitted")
+        if event.retry_of:
+            reason = f"{reason}; repeats {event.retry_of}"
         for member in [f"{name}.{index}" for index in event.indices] or [name]:
             uid = state.rng.getrandbits(128).to_bytes(16, "big")
-            record = TaskRecord(member, uid, TaskState.QUEUED, submitted_at, reason="submitted")
-            rows.append(PutTask(record, submitted_at, "submitted"))
+            record = TaskRecord(member, uid, first, submitted_at, reason=reason, retry_of=event.retry_of)
+            rows.append(PutTask(record, submitted_at, reason))
             tasks.append(HomeTask(record, spec, state.now.boot_s))
         state.persist(*rows)
         state.count("tasks submitted", len(tasks))

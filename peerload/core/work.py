@@ -19,12 +19,18 @@ class HomePhase(enum.Enum):
     """Queued here, may start here or be offered."""
     OFFERED = enum.auto()
     """Queued, and an offer is out: it must not start here."""
+    RESTING = enum.auto()
+    """Queued, but an attempt of it was lost: it waits a while before it is considered."""
+    HELD = enum.auto()
+    """Kept back until it is released."""
     HERE = enum.auto()
     """Leased to this node itself: starting, running or ending."""
     AWAY = enum.auto()
     """Leased to another node."""
     COLLECTING = enum.auto()
     """The result is known, its output is on the way home."""
+    UNKNOWN = enum.auto()
+    """It may run once only, and what became of that is not known (yet)."""
     OVER = enum.auto()
     """Final; kept only while its process is still being ended here."""
 
@@ -82,21 +88,21 @@ class Work:
 class HomeTask(Work):
     """A task of this home with its durable record and what is known of it in memory.
 
-    deadline_s: when the lease of an AWAY task has run out for sure; commits: how often COMMIT was handed over;
-    losses: attempts that ended without a result; last_node: who may still have the attempt that was given up;
+    deadline_s: when the lease of an AWAY task has run out for sure; commits: how often COMMIT was handed over; heard_ts:
+    the newest that its node's clock was heard to show, 0 = nothing since this home's start;
     cannot_here: why this home can never run it, though its profile fits (no such directory);
-    stranded_because: why it has no place now; collected_attempt: the one whose output is on its way.
+    stranded_because: why it has no place now; collected_attempt: the one whose output is on its way, collected_from whom.
     """
 
     __slots__ = (
         "backoff_s",
         "cannot_here",
         "collected_attempt",
+        "collected_from",
         "commits",
         "deadline_s",
         "exit",
-        "last_node",
-        "losses",
+        "heard_ts",
         "offer_only",
         "offered_to",
         "on_decline_search",
@@ -123,11 +129,11 @@ class HomeTask(Work):
         self.repeat_s = 0.0
         self.backoff_s = 0.0
         self.running_at = 0.0
-        self.losses = 0
-        self.last_node = ""
+        self.heard_ts = 0.0
         self.stranded_because = ""
         self.cannot_here = ""
         self.collected_attempt = 0
+        self.collected_from = ""
         self.exit: Exit | None = None
 
     @property
@@ -145,14 +151,16 @@ class HomeTask(Work):
 
 
 class Guest(Work):
-    """An attempt of another home. ts: this node's clock at the newest message whose lease was granted;
-    deadline_s = ts + lease_s, when the launcher freezes it."""
+    """An attempt of another home. ts: this node's clock at the newest message that its home has answered or told of;
+    deadline_s: ts + the lease granted for it, when the launcher freezes it; infinite while the home has parked it
+    (is_parked)."""
 
     __slots__ = (
         "attempt",
         "deadline_s",
         "exit",
         "home",
+        "is_parked",
         "key",
         "lease_s",
         "migrations",
@@ -175,6 +183,7 @@ class Guest(Work):
         self.ts = 0.0
         self.lease_s = 0.0
         self.deadline_s = 0.0
+        self.is_parked = False
         self.migrations = 0
         self.migrations_max = -1
         self.running_at = 0.0

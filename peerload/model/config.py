@@ -6,7 +6,7 @@ variables and TOML files (`agent/settings.py`); the simulator makes them directl
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -127,6 +127,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How fast the node works beside the reference machine; None: measured once, kept in the state directory."""
     cluster: str = ""
     """The cluster's directory (`peerload cluster init` makes one); "": this user's, else one of this machine alone."""
+    gossip: Literal["local", "lan", "wan"] = "lan"
+    """How fast the loss of a node is noticed: agents on one machine, on one network, or far apart."""
     site: NodeName = "main"
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
     """Captured per stream and task: half of it from the head and half from the tail are kept."""

@@ -156,9 +156,7 @@ class MachineSleeping(_Event, frozen=True):
 
 
 class MachineWoke(_Event, frozen=True):
-    """This machine slept, and is back under a new boot id."""
-
-    boot: str
+    """This machine slept, and is back."""
 
 
 class PeerMet(_Event, frozen=True):

@@ -202,6 +202,12 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     spread_s: Positive = 0.1
     """While there is news, a datagram of it goes to `fanout` members each spread_s; without news there are none. Less
     spreads it sooner: it reaches all after about log_fanout(n) rounds."""
+    load_s: Positive = 1.0
+    """Loads ride on datagrams that are sent anyway, at most loads_max on each. While there are some to be passed on, one
+    datagram goes to one member for their sake each load_s: whatever loads do, that is one datagram and two events more
+    per node and load_s. Less spreads them sooner, which is the broker's and the peer links' part where there are any."""
+    loads_max: Few = 6
+    """Loads on one datagram, at about 60 bytes each; the newest that was sent least goes first."""
     fanout: Annotated[int, Meta(ge=1, le=100)] = 3
     """Members told in each round."""
     retransmit_mult: Annotated[int, Meta(ge=1, le=100)] = 4
@@ -248,6 +254,7 @@ WAN = GossipPreset(
     suspicion_mult=3.0,
     suspicion_max_mult=6.0,
     spread_s=0.5,
+    load_s=3.0,
     fanout=4,
     lag_s=1.0,
     sync_s=60.0,

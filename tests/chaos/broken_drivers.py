@@ -16,53 +16,48 @@ from peerload.model.task import ExecutionState, Exit
 from peerload.sim.chaos.cluster import Cluster
 from peerload.sim.chaos.launcher import Launcher, Process
 from peerload.sim.chaos.machine import Machine
+from peerload.sim.chaos.release import Release
 
 
-def _goes_out_early(patch: pytest.MonkeyPatch, *kinds: type) -> None:
+def goes_out_early(patch: pytest.MonkeyPatch, *kinds: type) -> None:
     """These actions and messages do not wait for the rows before them."""
 
-    def must_wait(self: Machine, action: actions.Action) -> bool:
+    def must_wait(self: Release, action: actions.Action) -> bool:
         seen = action.message if isinstance(action, actions.Send) else action
         return not isinstance(seen, kinds)
 
-    patch.setattr(Machine, "_must_wait", must_wait)
+    patch.setattr(Release, "must_wait", must_wait)
 
 
 def ack_submit_early(patch: pytest.MonkeyPatch) -> None:
     """D1: the client has its id before the task is on disk."""
-    _goes_out_early(patch, actions.Answer)
+    goes_out_early(patch, actions.Answer)
 
 
 def commit_early(patch: pytest.MonkeyPatch) -> None:
     """D2: COMMIT is said before the lease is on disk."""
-    _goes_out_early(patch, messages.Commit)
+    goes_out_early(patch, messages.Commit)
 
 
 def exec_before_start(patch: pytest.MonkeyPatch) -> None:
     """D3: the process is forked before START is on disk; and nobody looks for processes without one."""
-    _goes_out_early(patch, actions.SpawnTask)
+    goes_out_early(patch, actions.SpawnTask)
     reconcile = Runs.reconcile
 
-    def looks_at_known(self: Runs, running: dict[str, float], ended: dict[str, Exit]) -> None:
-        known = {key: started_at for key, started_at in running.items() if self.holds(key)}
-        reconcile(self, known, ended)
+    def looks_at_known(self: Runs, listed: events.Running, ended: dict[str, Exit]) -> None:
+        reconcile(self, tuple(row for row in listed if self.holds(row[0])), ended)
 
     patch.setattr(Runs, "reconcile", looks_at_known)
 
 
 def ack_result_early(patch: pytest.MonkeyPatch) -> None:
     """D5: RESULT is acknowledged before it is recorded."""
-    _goes_out_early(patch, messages.ResultAck)
-
-
-def return_not_durable(patch: pytest.MonkeyPatch) -> None:
-    """D6: RETURN is said before the promise is on disk."""
-    _goes_out_early(patch, messages.Return)
+    goes_out_early(patch, messages.ResultAck)
 
 
 def _start_unsynced(patch: pytest.MonkeyPatch) -> None:
     """START is written, not synced: the next commit makes it durable, a power loss before that takes it away."""
-    keep, make_durable, crash_machine = Machine._keep, Machine._make_durable, Machine.crash_machine
+    keep, make_durable, crash_machine = Release.keep, Release.make_durable, Machine.crash_machine
     unsynced: dict[Machine, list[Any]] = {}
 
     def is_start(persist: actions.Persist) -> bool:
@@ -70,20 +65,23 @@ def _start_unsynced(patch: pytest.MonkeyPatch) -> None:
             isinstance(row, actions.PutExecution) and row.record.state is ExecutionState.START for row in persist.rows
         )
 
-    def keep_unsynced(self: Machine, persist: actions.Persist) -> None:
-        if not is_start(persist) or self._held:
+    def keep_unsynced(self: Release, persist: actions.Persist) -> None:
+        if not is_start(persist) or self.is_waiting:
             keep(self, persist)
             return
-        kept = (dict(self.disk.executions), dict(self.disk.floors))
-        unsynced.setdefault(self, []).append(kept)
+        machine = self._machine
+        unsynced.setdefault(machine, []).append((dict(machine.disk.executions), dict(machine.disk.floors)))
         for row in persist.rows:
-            self.disk.apply(row)
-        if self.armed is not None and self.armed.point == "D3" and self.armed.after:
-            armed, self.armed = self.armed, None
-            self.cluster.after(0.0005, partial(self.cluster.driver.crash, self, armed.down_s, machine_too=True))
+            machine.disk.apply(row)
+        armed = machine.armed
+        if armed is not None and armed.point == "D3" and armed.after:
+            machine.armed = None
+            machine.cluster.after(
+                0.0005, partial(machine.cluster.driver.crash, machine, armed.down_s, machine_too=True)
+            )
 
-    def synced(self: Machine, persist: actions.Persist) -> None:
-        unsynced.pop(self, None)
+    def synced(self: Release, persist: actions.Persist) -> None:
+        unsynced.pop(self._machine, None)
         make_durable(self, persist)
 
     def lost(self: Machine, *, loses_disk: bool = False) -> None:
@@ -91,8 +89,8 @@ def _start_unsynced(patch: pytest.MonkeyPatch) -> None:
             self.disk.executions, self.disk.floors = executions, floors
         crash_machine(self, loses_disk=loses_disk)
 
-    patch.setattr(Machine, "_keep", keep_unsynced)
-    patch.setattr(Machine, "_make_durable", synced)
+    patch.setattr(Release, "keep", keep_unsynced)
+    patch.setattr(Release, "make_durable", synced)
     patch.setattr(Machine, "crash_machine", lost)
 
 

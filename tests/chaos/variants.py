@@ -7,7 +7,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from tests.chaos import broken_core as core
 from tests.chaos import broken_drivers as drivers
+from tests.chaos import broken_parking as parking
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -18,19 +20,47 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 VARIANTS = {
+    # The first table of broken simplifications, row by row.
     "ack-submit-early": Variant(drivers.ack_submit_early),
+    "two-phase": Variant(core.two_phase),
     "commit-early": Variant(drivers.commit_early),
-    "exec-before-start": Variant(drivers.exec_before_start),
-    "ack-result-early": Variant(drivers.ack_result_early),
-    "return-not-durable": Variant(drivers.return_not_durable),
+    "lease-from-receipt": Variant(core.lease_from_receipt),
+    "renew-no-extend": Variant(core.renew_no_extend),
+    "resend-no-extend": Variant(core.resend_no_extend),
+    "reboot-deadline": Variant(core.reboot_deadline),
+    "swim-reassign": Variant(core.swim_reassign),
     "no-self-fence": Variant(drivers.no_self_fence),
     "agent-timer": Variant(drivers.agent_timer),
     "no-adopt": Variant(drivers.no_adopt),
-    "launcher-unbound": Variant(drivers.launcher_unbound),
-    "died-then-fork": Variant(drivers.died_then_fork),
-    "exit-torn": Variant(drivers.exit_torn),
+    "exec-before-start": Variant(drivers.exec_before_start),
     "clock-slow": Variant(drivers.clock_slow),
+    "promise-not-kept": Variant(core.promise_not_kept),
     "floor-volatile": Variant(drivers.floor_volatile, checks_boots=False),
-    "alo-start-unsynced": Variant(drivers.alo_start_unsynced, checks_boots=False),
+    "no-tombstone": Variant(core.no_tombstone),
+    "commit-unreserved": Variant(core.commit_unreserved),
+    "ack-result-early": Variant(drivers.ack_result_early),
+    "any-result": Variant(core.any_result),
+    "amo-requeue": Variant(core.amo_requeue),
     "amo-start-unsynced": Variant(drivers.amo_start_unsynced),
+    "no-expiry": Variant(core.no_expiry),
+    "alo-start-unsynced": Variant(drivers.alo_start_unsynced, checks_boots=False),
+    # The additions: the executor's queue, RETURN, PARK, offers in turn, launchers, exit records.
+    "park-not-durable": Variant(parking.park_not_durable),
+    "park-no-confirm": Variant(parking.park_no_confirm),
+    "park-late": Variant(parking.park_late),
+    "park-flag": Variant(parking.park_flag),
+    "park-strict": Variant(parking.park_strict),
+    "park-ts-volatile": Variant(parking.park_ts_volatile),
+    "park-no-nonce": Variant(parking.park_no_nonce),
+    "revoke-forgets": Variant(parking.revoke_forgets),
+    "return-not-durable": Variant(core.return_not_durable),
+    "return-queued": Variant(core.return_queued),
+    "same-n-two-commits": Variant(core.same_n_two_commits),
+    "n-not-burnt": Variant(core.n_not_burnt),
+    "boot-id-any-new": Variant(core.boot_id_any_new),
+    "boot-id-no-nonce": Variant(core.boot_id_no_nonce),
+    "launcher-lost-says-not-started": Variant(core.launcher_lost_says_not_started),
+    "died-then-fork": Variant(drivers.died_then_fork),
+    "launcher-unbound": Variant(drivers.launcher_unbound),
+    "exit-torn": Variant(drivers.exit_torn),
 }

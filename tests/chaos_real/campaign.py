@@ -46,6 +46,10 @@ class Options(NamedTuple):
     machines: int = 5
     slots: int = 4
     guarantees: tuple[str, ...] = ("at-least-once",)
+    scale: float = 1.0
+    """Faults last so much longer than planned."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of faults, all if empty."""
 
 
 class Campaign:
@@ -72,7 +76,9 @@ class Campaign:
     def _storm(self) -> None:
         """Submit and do faults until both are done."""
         options = self.options
-        coming = collections.deque(plan(options.faults, options.seed, self.faults.kinds()))
+        coming = collections.deque(
+            plan(options.faults, options.seed, options.kinds or self.faults.kinds(), options.scale)
+        )
         began_at = time.monotonic()
         pause = threading.Event()
         for submitter in self.submitters:
@@ -169,7 +175,9 @@ class Campaign:
 def _reasons(database: Path) -> collections.Counter[str]:
     """Why tasks were queued again, with what is particular to one taken out."""
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-        rows = connection.execute("SELECT reason FROM history WHERE state = 'queued' AND attempt > 0").fetchall()
+        rows = connection.execute(
+            "SELECT reason FROM events WHERE what = 'task' AND state = 'queued' AND attempt > 0"
+        ).fetchall()
     return collections.Counter(re.sub(r"\bn\d+\b|\d+", "…", reason) for (reason,) in rows)
 
 
@@ -181,7 +189,8 @@ def report(campaign: Campaign, verdict: Verdict, took_s: float) -> str:
     lines = [
         f"faults: {kinds}; clients that hung up {campaign.work.clients_gone}",
         f"queued again: {again}",
-        f"{verdict.runs} runs, {verdict.gave_up} tasks given up after too many losses, {verdict.unknown} unknown",
+        f"runs {verdict.runs}, away from home {verdict.away}",
+        f"tasks that ran again {verdict.again}, given up after too many losses {verdict.gave_up}, unknown {verdict.unknown}",
         f"{took_s:.0f} s, seed {campaign.options.seed}",
         *verdict.complaints(),
         f"tasks {verdict.tasks}, faults {done.total()}, {verdict}",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.chaos_real.broker import Broker
+from tests.chaos_real.cgroups import FREEZERS
 from tests.chaos_real.ledger import Ledger, build_work
 from tests.chaos_real.machine import MARK, Machine, remove_abandoned_disks, spec
 from tests.chaos_real.network import PORT, Network
+from tests.integration.cluster import PATH, program
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ class Lab:
     """``count`` machines n1, n2, …, of which the others know n1; with ``mosquitto`` (its path) they share a broker.
 
     leases_s are given to the machines in turn (empty: the default); so are disks_bytes, each the size of a disk of
-    their own for their state, 0 for none. ``spare`` members of the network have no machine.
+    their own for their state, 0 for none, and the ways of freezing tasks that there are. ``spare`` members of the network have no machine.
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Lab:
         self.broker: Broker | None = None
         self.ledger = Ledger(self.directory / "ledger")
         self.program = build_work(self.directory)
+        self._cluster = self.directory / "cluster"
         self._nodes = [f"n{number}" for number in range(1, count + 1)]
         self._spare = list(spare)
         self._slots = slots
@@ -63,6 +68,9 @@ class Lab:
 
     def _set_up(self) -> None:
         remove_abandoned_disks()
+        environment = {"PATH": PATH, "HOME": str(self.directory)}
+        words = [*program(), "cluster", "init", str(self._cluster), "--name", "chaos"]
+        subprocess.run(words, env=environment, cwd="/", check=True, capture_output=True)
         self.network = self._stack.enter_context(Network([*self._nodes, *self._spare, "broker"]))
         if self._mosquitto is not None:
             namespace = self.network.namespace("broker")
@@ -78,8 +86,11 @@ class Lab:
             machine.start()
 
     def machine(self, member: str, number: int = 0, *, node: str = "") -> Machine:
-        """A further machine, switched off, at that member of the network; its agent goes by the name ``node``."""
-        words = ["--listen", f"{self.network.address(member)}:{PORT}", "--slots", str(self._slots)]
+        """A further machine, switched off, at that member of the network; its agent goes by the name ``node``. It has the
+        cluster's directory by a copy, as a machine of its own would."""
+        shutil.copytree(self._cluster, self.directory / f"cluster-{member}", dirs_exist_ok=True)
+        words = ["--cluster", str(self.directory / f"cluster-{member}")]
+        words += ["--listen", f"{self.network.address(member)}:{PORT}", "--slots", str(self._slots)]
         if member != self._nodes[0]:
             words += ["--peer", f"{self.network.address(self._nodes[0])}:{PORT}"]
         if self.broker is not None:
@@ -90,7 +101,14 @@ class Lab:
             words += ["--config", str(config)]
         disk_bytes = self._disks_bytes[number % len(self._disks_bytes)]
         namespace = self.network.namespace(member)
-        machine = Machine(self.directory / member, node or member, namespace, words, disk_bytes=disk_bytes)
+        machine = Machine(
+            self.directory / member,
+            node or member,
+            namespace,
+            words,
+            disk_bytes=disk_bytes,
+            freezer=FREEZERS[number % len(FREEZERS)],
+        )
         self._stack.callback(machine.close)
         return machine
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tests.chaos_real.campaign import Options, hold
+from tests.chaos_real.faults import KINDS
 from tests.conftest import SYSTEM_DIRECTORIES
 
 
@@ -21,6 +22,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--machines", type=int, default=default.machines)
     parser.add_argument("--slots", type=int, default=default.slots)
+    parser.add_argument("--kinds", nargs="*", choices=[*KINDS], default=(), help="these faults only", metavar="KIND")
     options = Options(**vars(parser.parse_args()))
     found = shutil.which("mosquitto") or shutil.which("mosquitto", path=SYSTEM_DIRECTORIES)
     return 0 if hold(options, Path(found) if found else None) else 1

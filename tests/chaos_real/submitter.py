@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ANSWER_S_MAX = 4.0
 PAUSE_S = 0.1
-HANG_UP_CHANCE = 0.04
+HANG_UP_CHANCE = 0.1
 CANCEL_CHANCE = 0.01
 DETACHED_CHANCE = 0.03
 _LENGTHS: tuple[tuple[int, tuple[int, int], tuple[int, int]], ...] = (
@@ -135,7 +135,7 @@ class Submitter:
         self.over = threading.Event()
         self.held = threading.Event()
         self._work = work
-        self._chance = random.Random(seed)
+        self._chance = random.Random(f"{seed} {machine.node}")
         self._jobs: collections.deque[Job] = collections.deque()
         self._thread = threading.Thread(target=self._run, name=f"clients of {machine.node}")
         self.failure: BaseException | None = None

@@ -22,7 +22,7 @@ SHOWN_MAX = 10
 
 
 class Recorded(NamedTuple):
-    """A task as its home has it on disk; ``ends``: how often an end was written into its history."""
+    """A task as its home has it on disk; ``ends``: how often an end was written into its events."""
 
     task: str
     state: str
@@ -44,8 +44,8 @@ def recorded(node: str, database: Path) -> list[Recorded]:
     """Every task of a home, read from its database."""
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         rows = connection.execute(
-            "SELECT t.counter, t.member, t.state, t.attempt, t.reason, (SELECT count(*) FROM history h"
-            " WHERE h.counter = t.counter AND h.member = t.member AND h.state IN ('done', 'failed', 'cancelled'))"
+            "SELECT t.counter, t.member, t.state, t.attempt, t.reason, (SELECT count(*) FROM events e WHERE e.what = 'task'"
+            " AND e.counter = t.counter AND e.member = t.member AND e.state IN ('done', 'failed', 'cancelled'))"
             " FROM tasks t"
         ).fetchall()
     return [
@@ -66,6 +66,8 @@ class Verdict:
         self.gave_up = 0
         self.unknown = 0
         self.runs = sum(len(those) for those in runs.values())
+        self.away = sum(run.node != task.partition("/")[0] for task, those in runs.items() for run in those)
+        self.again = sum(len(those) > 1 for those in runs.values())
         known = {task.task: task for task in tasks}
         wanted = {one.task: one for one in asked}
         self.tasks = len(wanted)
@@ -89,7 +91,7 @@ class Verdict:
             self.lost[name] = "its home does not know it"
             return
         if task.ends > 1:
-            self.recorded_twice[name] = f"{task.ends} ends in its history"
+            self.recorded_twice[name] = f"{task.ends} ends in its events"
         if asked.cancelled and task.state != "cancelled":
             self.wrong[name] = f"its cancel was acknowledged, but it is {task.state}"
         self._judge_end(asked, task, runs)

@@ -55,8 +55,8 @@ int main(int count, char **word)
              variable("PEERLOAD_NODE"));
     begun_ns = now_ns();
     note("start");
+    int parent = getpid();
     if (count > 4 && fork() == 0) {
-        int parent = getppid();
         setsid();
         while (getppid() == parent) {
             note("child");

@@ -10,7 +10,7 @@ from peerload.core.node import Node
 from peerload.core.work import HomeTask
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
-from peerload.model.gossip import Rumour, Standing
+from peerload.model.gossip import GossipMessage, Rumour, Standing
 from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
@@ -115,9 +115,11 @@ class Given:
             case actions.Send():
                 return f"{type(action.message).__name__} to {action.dst}"
             case actions.SetTimer():
-                return f"timer {action.timer[0]} {action.at_s - self.at_s:g}"
+                return f"timer {_name(action.timer)} {action.at_s - self.at_s:.6g}"
             case actions.ClearTimer():
-                return f"clear {action.timer[0]}"
+                return f"clear {_name(action.timer)}"
+            case actions.SendGossip():
+                return f"{'+'.join(_said(message) for message in action.messages)} to {action.node}"
             case actions.Answer():
                 return f"refuse {type(action.error).__name__}" if action.error is not None else "answer"
             case actions.TaskChanged():
@@ -132,6 +134,16 @@ class Given:
                 return f"result to {action.dst}"
             case _:
                 return type(action).__name__
+
+
+def _name(timer: tuple[str, ...]) -> str:
+    return timer[1] if timer[0] == "gossip" else timer[0]
+
+
+def _said(message: GossipMessage) -> str:
+    if isinstance(message, Rumour):
+        return f"{message.node}={message.standing.name.lower()}"
+    return str(type(message).__struct_config__.tag)
 
 
 def is_gossip(action: actions.Action) -> bool:

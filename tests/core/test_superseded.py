@@ -26,6 +26,7 @@ def superseded() -> tuple[Given, HomeTask, messages.Result]:
         x.hear(chosen, messages.Accept(task.task, task.uid, attempt, 77, 6.0))
         if attempt == 1:
             x.after(65).timer("lease", task.uid.hex())
+            x.after(1).timer("rest", task.uid.hex())
     assert (task.record.attempt, task.record.node) == (2, "z")
     result = messages.Result(task.task, task.uid, 1, RESULT)
     assert x.hear("y", result) == ["FetchOutput"]

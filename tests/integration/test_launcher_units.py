@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from peerload.agent.launcher_cgroup import ROOT_PREFIX, cgroup_units
 from peerload.agent.launcher_records import whole_records
-from peerload.agent.launcher_units import ROOT_PREFIX, cgroup_units
 from tests.integration.test_launcher import Agent, Bench, _state
 from tests.support import stands_still, wait_until
 
@@ -44,12 +44,12 @@ def works_here(kind: str) -> bool:
 
 def cgroups_left(run: str) -> list[str]:
     """The cgroups of either version that this run of a launcher has made and not removed."""
-    places = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     found = []
-    for _, place, system, *_ in places:
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, place, system, *_ = line.split()
         if system in {"cgroup", "cgroup2"}:
-            found += [str(path) for path in Path(place).rglob(f"{ROOT_PREFIX}{run}") if path.is_dir()]
-    return found
+            found += [above for above, names, _ in os.walk(place) if ROOT_PREFIX + run in names]
+    return [f"{above}/{ROOT_PREFIX}{run}" for above in found]
 
 
 @pytest.fixture(name="kind", params=KINDS)
@@ -266,6 +266,17 @@ def test_deadlines_are_of_the_clock_that_counts_suspend(bench: Bench) -> None:
     wait_until(lambda: stands_still(pid), what="it is frozen")
     agent.send({"do": "lease", "key": "a", "deadline_s": now_s() + ahead_s + FAR_S})
     wait_until(lambda: not stands_still(pid), what="it is thawed")
+
+
+def test_what_is_frozen_stays_so_though_its_user_continues_it(bench: Bench, reference: Beats) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent)
+    family.let_lease_end(agent, 1.0)
+    family.await_frozen(reference)
+    for pid in family.pids():
+        os.kill(pid, signal.SIGCONT)
+    family.await_frozen(reference)
 
 
 def test_a_task_frozen_for_too_long_is_killed_and_that_is_no_exit(bench: Bench) -> None:

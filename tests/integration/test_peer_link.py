@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import ssl
 import struct
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -143,12 +144,18 @@ def nodes(loop_thread: LoopThread) -> Iterator[Nodes]:  # noqa: F811 -- a fixtur
 
 
 class Stranger:
-    """Raw bytes to a node's port."""
+    """Raw bytes to a node's port, by a member of its cluster. ``context``: what it shows, if not its own certificate."""
 
-    def __init__(self, node: LinkNode, name: str = "stranger", boot: str = "boot-of-stranger") -> None:
+    def __init__(
+        self,
+        node: LinkNode,
+        name: str = "stranger",
+        boot: str = "boot-of-stranger",
+        context: ssl.SSLContext | None = None,
+    ) -> None:
         host, _, port = node.address.rpartition(":")
         plain = socket.create_connection((host, int(port)), timeout=10)
-        self.socket = credentials_of(name).client.wrap_socket(plain)
+        self.socket = (context or credentials_of(name).client).wrap_socket(plain)
         self.told = identity_of(name, boot)
         self.to = node.identity.node
         self.sequence = 0

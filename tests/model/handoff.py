@@ -40,8 +40,8 @@ class Handoff:
     """The protocol with these bounds. attempts: how many there may be; lease, grace: ticks; waits: a committed task may
     wait in the executor's queue; returns: and may be returned from it; reinstates: a
     lease given up may be taken up again (R11); loose: what only real nodes do:
-    reservations run out, a COMMIT never leaves home, START is decided in time and on disk too late to fork, a frozen
-    process is killed; prunes: messages without a future are dropped."""
+    reservations run out, a COMMIT never leaves home, START is decided in time and on disk too late to fork, a
+    launcher forks for an agent that is gone, a frozen process is killed; prunes: messages without a future are dropped."""
 
     def __init__(
         self,
@@ -280,6 +280,11 @@ class Handoff:
                 applied %= 2
             back = x._replace(reserved=0, waiting=0, left=x.left if x.runs else 0, applied=applied)
             emit(Step("agent crashes", 0, node), self.replaced(spent, node, back))
+            if x.has_begun and self._loose:
+                asked = x._replace(reserved=0, applied=applied)
+                emit(
+                    Step("agent crashes", 0, node, "the launcher was asked to fork"), self.replaced(spent, node, asked)
+                )
         if budget.executor_machine:
             spent = state._replace(budget=budget._replace(executor_machine=budget.executor_machine - 1))
             self._machine_crashes(spent, node, emit)

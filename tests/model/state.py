@@ -6,7 +6,7 @@ import enum
 from typing import NamedTuple
 
 NOBODY = -1
-HERE = 2
+HERE = 99
 """The lease is home's own: the task runs there."""
 UNBOUNDED = 99
 """A parked attempt runs without a deadline."""

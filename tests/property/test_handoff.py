@@ -1,34 +1,47 @@
 """A home and two executors on an in-memory network that loses, repeats and reorders at hypothesis' will.
 
-The machine owns every message: it delivers, repeats, drops or holds back, moves the clock, restarts agents, ends tasks
-and breaks output off. After every step: at most one copy of the task executes; its recorded result never changes.
+The machine owns every message: it delivers, repeats, drops or holds back, moves the clock, restarts agents, sends home to
+sleep, ends tasks and breaks output off. After every step: at most one copy of the task executes; its recorded result
+never changes; one that may run once only is started at most once. Nothing is told of boot ids: the rules must do.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from peerload.core.handoff_executor import RENEWALS_PER_LEASE
+from peerload.core.guest_leases import RENEWALS_PER_LEASE, GuestLeases
 from peerload.core.node import Node
+from peerload.core.parking import Parking
+from peerload.core.work import HomeTask
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
 from peerload.model.resources import Placement, Profile
-from peerload.model.task import SCRATCH, Exit, TaskSpec
+from peerload.model.task import SCRATCH, Exit, Guarantee, TaskSpec
 from peerload.policy.registry import build_preset
 from peerload.sim.store import Store
 from tests.core.given import assert_durable_first, identity
 from tests.sim import broken_variants
 
 CONFIG = CoreConfig(
-    lease_s=4.0, lease_grace_s=1.0, reservation_s=2.0, offer_timeout_s=3.0, probe_timeout_s=2.0, attempts_max=1000
+    lease_s=4.0,
+    lease_grace_s=1.0,
+    reservation_s=2.0,
+    offer_timeout_s=3.0,
+    probe_timeout_s=2.0,
+    attempts_max=1000,
+    loss_backoff_s=0.01,
+    loss_backoff_s_max=0.01,
+    poison_nodes=1000,
 )
 PRESET = build_preset("t", {})
 NAMES = ("h", "x", "y")
@@ -42,6 +55,8 @@ WAYS = [(("h", "x"),), (("h", "y"),), (("h", "x"), ("x", "h")), (("h", "y"), ("y
 class Handoff(RuleBasedStateMachine):
     """One task of h that x and y may run; it runs when hypothesis takes over."""
 
+    guarantee = Guarantee.AT_LEAST_ONCE
+
     def __init__(self) -> None:
         super().__init__()
         self.at_s = 100.0
@@ -51,16 +66,18 @@ class Handoff(RuleBasedStateMachine):
         self.nodes: dict[str, Node] = {}
         self.flying: list[tuple[str, str, Any]] = []
         self.timers: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in NAMES}
-        self.running: dict[str, tuple[str, float]] = {}
+        self.running: dict[str, tuple[str, float, float]] = {}
+        """By key: where, until when (infinite: parked), and the ts that was told with that."""
         self.ended: dict[str, dict[str, Exit]] = {name: {} for name in NAMES}
         self.spawned: set[str] = set()
         self.result: Exit | None = None
         self.held: set[tuple[str, str]] = set()
+        self.parks: list[tuple[str, str, Any]] = []
         self.output_breaks = False
         for name in NAMES:
             self.start(name)
         self.meet()
-        spec = TaskSpec((b"true",), SCRATCH, placement=Placement(exclude=("h",)))
+        spec = TaskSpec((b"true",), SCRATCH, placement=Placement(exclude=("h",)), guarantee=self.guarantee)
         self.handle("h", events.TaskSubmitted(1, "token", b"digest", spec))
         for _ in range(PREFIX_MAX):
             if self.running:
@@ -82,7 +99,7 @@ class Handoff(RuleBasedStateMachine):
         rng = random.Random(f"{name} {number}")
         self.nodes[name] = Node(CONFIG, PRESET, identity(name, number), self.profiles[name], rng)
         self.timers[name].clear()
-        mine = tuple((key, 5.0, 0.0) for key, (where, _) in self.running.items() if where == name)
+        mine = tuple((key, 5.0, ts) for key, (where, _, ts) in self.running.items() if where == name)
         self.handle(name, self.stores[name].started(mine, dict(self.ended[name])))
 
     def handle(self, name: str, event: events.Event) -> None:
@@ -114,10 +131,11 @@ class Handoff(RuleBasedStateMachine):
                 assert name != "h"
                 assert action.key not in self.spawned
                 self.spawned.add(action.key)
-                self.running[action.key] = (name, action.deadline_s - offset_s)
+                self.lease(name, action, offset_s)
+                assert self.guarantee is not Guarantee.ONCE or len(self.spawned) == 1
             case actions.SetLease():
                 if action.key in self.running:
-                    self.running[action.key] = (name, action.deadline_s - offset_s)
+                    self.lease(name, action, offset_s)
             case actions.SignalTask():
                 self.finish(action.key, action.signal)
             case actions.ForgetTask():
@@ -128,15 +146,19 @@ class Handoff(RuleBasedStateMachine):
             case _:
                 pass
 
+    def lease(self, name: str, action: actions.SpawnTask | actions.SetLease, offset_s: float) -> None:
+        until_s = action.deadline_s - offset_s if action.deadline_s else math.inf
+        self.running[action.key] = (name, until_s, action.ts)
+
     def finish(self, key: str, signal: int) -> str:
-        where, _ = self.running.pop(key, ("", 0.0))
+        where, *_ = self.running.pop(key, ("", 0.0, 0.0))
         if where:
             code = 128 + signal if signal else 0
             self.ended[where][key] = Exit(code, signal, started_at=5.0, ended_at=self.at_s)
         return where
 
     def executing(self) -> list[str]:
-        return [key for key, (_, deadline_s) in self.running.items() if deadline_s > self.at_s]
+        return [key for key, (_, deadline_s, _) in self.running.items() if deadline_s > self.at_s]
 
     @precondition(lambda self: self.flying)
     @rule(data=st.data(), what=st.sampled_from(["deliver", "deliver", "repeat", "lose"]))
@@ -226,18 +248,86 @@ class Handoff(RuleBasedStateMachine):
 SETTINGS = settings(
     max_examples=400, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
+
+
+class HandoffParked(Handoff):
+    """The same with a home that goes away politely and comes back."""
+
+    @rule(stops=st.booleans(), seconds=st.sampled_from([0.0, 2.0, 7.0]), ways=st.sampled_from(WAYS))
+    def home_is_away(self, stops: bool, seconds: float, ways: tuple[tuple[str, str], ...]) -> None:
+        """It stops, or its machine sleeps, and wakes up later, when somebody does not hear it."""
+        self.let_go()
+        self.handle("h", events.AgentStopping() if stops else events.MachineSleeping())
+        self.parks += [flight for flight in self.flying if isinstance(flight[2], messages.Park)]
+        self.calm()
+        self.time_passes(seconds)
+        self.held.update(ways)
+        if stops:
+            self.agent_restarts("h")
+        else:
+            self.handle("h", events.MachineWoke())
+
+    @precondition(lambda self: self.parks)
+    @rule(data=st.data())
+    def an_old_park_comes_late(self, data: st.DataObject) -> None:
+        """And then nothing passes for a while."""
+        src, dst, park = data.draw(st.sampled_from(self.parks))
+        self.handle(dst, events.MessageReceived(src, park))
+        self.held.update({("h", dst), (dst, "h")})
+
+
+class HandoffOnce(HandoffParked):
+    """The same for a task that may run once only."""
+
+    guarantee = Guarantee.ONCE
+
+
 TestHandoff = Handoff.TestCase
 TestHandoff.settings = SETTINGS
+TestHandoffParked = HandoffParked.TestCase
+TestHandoffParked.settings = SETTINGS
+TestHandoffOnce = HandoffOnce.TestCase
+TestHandoffOnce.settings = SETTINGS
+
+
+def park_no_confirm(patch: pytest.MonkeyPatch) -> None:
+    """R12: any RENEW since the home is back ends PARKED."""
+
+    def confirm(self: Parking, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
+        renewal = msgspec.structs.replace(renewal, deadline_ts=max(renewal.ts, renewal.deadline_ts))
+        return is_answered(self, task, src, renewal)
+
+    is_answered = Parking.is_answered
+    patch.setattr(Parking, "is_answered", confirm)
+
+
+def park_late(patch: pytest.MonkeyPatch) -> None:
+    """R12: x applies a PARK although it has applied a newer answer since."""
+
+    def late(self: GuestLeases, src: str, message: messages.Park) -> None:
+        parkings = []
+        for parking in message.parkings:
+            guest = self._by_uid.get(parking.uid)
+            ts = max(parking.ts, guest.ts if guest is not None else 0.0)
+            parkings.append(msgspec.structs.replace(parking, ts=ts))
+        park_received(self, src, messages.Park(tuple(parkings)))
+
+    park_received = GuestLeases.park_received
+    patch.setattr(GuestLeases, "park_received", late)
 
 
 @pytest.mark.parametrize(
-    "variant",
+    ("variant", "machine"),
     [
-        broken_variants.lease_from_receipt,
-        broken_variants.renewal_of_any_attempt,
+        (broken_variants.lease_from_receipt, Handoff),
+        (broken_variants.renewal_of_any_attempt, Handoff),
+        (park_no_confirm, HandoffParked),
+        (park_late, HandoffParked),
     ],
 )
-def test_a_rule_left_out_is_found_out(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_left_out_is_found_out(variant: Any, machine: type[Handoff], monkeypatch: pytest.MonkeyPatch) -> None:
     variant(monkeypatch)
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Handoff, settings=settings(SETTINGS, phases=[Phase.generate], database=None))
+        run_state_machine_as_test(
+            machine, settings=settings(SETTINGS, max_examples=2000, phases=[Phase.generate], database=None)
+        )

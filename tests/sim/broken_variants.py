@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from peerload.core.guest_leases import GuestLeases
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
+from peerload.core.leases import Leases
 from peerload.core.membership import PeerState
 from peerload.core.node import Node
 from peerload.core.work import GuestPhase, HomePhase, HomeTask
@@ -22,7 +24,7 @@ from peerload.sim.store import Store
 
 def lease_from_receipt(patch: pytest.MonkeyPatch) -> None:
     """R1: the executor counts its lease from when the answer came."""
-    commit_received, renewed = Executor.commit_received, Executor.renewed
+    commit_received, renewed = Executor.commit_received, GuestLeases.renewed
 
     def commit_late(self: Executor, src: str, commit: messages.Commit) -> None:
         known = self.by_uid.get(commit.uid)
@@ -32,43 +34,43 @@ def lease_from_receipt(patch: pytest.MonkeyPatch) -> None:
         if guest is not None and was_reserved:
             guest.deadline_s = self._state.now.boot_s + commit.lease_s
 
-    def renewed_late(self: Executor, src: str, message: messages.RenewOk) -> None:
+    def renewed_late(self: GuestLeases, src: str, message: messages.RenewOk) -> None:
         now_s = self._state.now.boot_s
         late = [msgspec.structs.replace(extension, ts=now_s) for extension in message.extensions]
         renewed(self, src, messages.RenewOk(tuple(late)))
 
     patch.setattr(Executor, "commit_received", commit_late)
-    patch.setattr(Executor, "renewed", renewed_late)
+    patch.setattr(GuestLeases, "renewed", renewed_late)
 
 
 def renew_no_extend(patch: pytest.MonkeyPatch) -> None:
     """R2: home renews leases without moving its own deadline."""
-    extend = Handoff._extend
+    extend = Leases.extend
 
-    def extend_once(self: Handoff, task: HomeTask) -> None:
+    def extend_once(self: Leases, task: HomeTask, lease_s: float) -> None:
         if not task.commits or not task.deadline_s:
-            extend(self, task)
+            extend(self, task, lease_s)
 
-    patch.setattr(Handoff, "_extend", extend_once)
+    patch.setattr(Leases, "extend", extend_once)
 
 
 def reboot_deadline(patch: pytest.MonkeyPatch) -> None:
     """R4: a restarted home trusts the deadline that it kept with the lease, from before the renewals."""
     kept: dict[str, float] = {}
-    commit, restored = Handoff._commit, Handoff.restored
+    commit, restored = Handoff._commit, Leases.restored
 
     def commit_and_keep(self: Handoff, task: HomeTask, ts: float) -> None:
         commit(self, task, ts)
         kept[task.key] = task.deadline_s
 
-    def restored_as_kept(self: Handoff, task: HomeTask) -> None:
+    def restored_as_kept(self: Leases, task: HomeTask) -> None:
         restored(self, task)
         task.deadline_s = kept.get(task.key, task.deadline_s)
         left_s = max(task.deadline_s - self._state.now.boot_s, 0.0)
         self._state.set_timer_in(left_s, "lease", task.uid.hex())
 
     patch.setattr(Handoff, "_commit", commit_and_keep)
-    patch.setattr(Handoff, "restored", restored_as_kept)
+    patch.setattr(Leases, "restored", restored_as_kept)
 
 
 def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
@@ -80,7 +82,7 @@ def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
         for task in list(self.home.tasks.values()) if name[0] == "ping" else ():
             peer = self.membership.get(task.record.node)
             if task.phase is HomePhase.AWAY and (peer is None or peer.state is not PeerState.ALIVE):
-                self.home.lose(task, "suspected")
+                self.handoff.losses.died(task, "suspected")
 
     patch.setattr(Node, "_timer", ping_and_take_back)
 
@@ -124,15 +126,15 @@ def promise_not_kept(patch: pytest.MonkeyPatch) -> None:
 def renewal_of_any_attempt(patch: pytest.MonkeyPatch) -> None:
     """Fencing: home renews whatever attempt is still there, also one that it has replaced."""
 
-    def renew(self: Handoff, src: str, message: messages.Renew) -> None:
+    def renew(self: Leases, src: str, message: messages.Renew) -> None:
         extensions = []
         for renewal in message.renewals:
             task = self._home.tasks.get(renewal.uid)
             if task is not None and task.phase is HomePhase.AWAY:
-                self._extend(task)
+                self.extend(task, task.record.lease_s)
             if task is not None:
                 lease_s = self._state.config.lease_s
                 extensions.append(messages.LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s))
         self._state.send(src, messages.RenewOk(tuple(extensions)))
 
-    patch.setattr(Handoff, "renew_received", renew)
+    patch.setattr(Leases, "renew_received", renew)

@@ -29,6 +29,9 @@ CONFIG = CoreConfig(
     repeat_s_max=1.0,
     gossip=msgspec.structs.replace(LOCAL, reconnect_s=1.0, sync_s=2.0),
     attempts_max=1000,
+    loss_backoff_s=0.1,
+    loss_backoff_s_max=0.1,
+    poison_nodes=1000,
 )
 
 

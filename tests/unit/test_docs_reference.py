@@ -13,7 +13,7 @@ import pytest
 from peerload.agent import launcher, launcher_link, launcher_socket, peer_connection
 from peerload.cli import main as cli
 from peerload.cli.options import Options
-from peerload.model import messages
+from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig, CoreConfig
 from peerload.model.resources import Placement, ResourceRequest
 from peerload.model.task import TaskSpec
@@ -65,6 +65,22 @@ def test_every_message_has_its_row() -> None:
     told = {code(cells[0]): code(cells[2]) for cells in rows(section("wire.md", "## Messages"))}
     kinds: Iterable[type[msgspec.Struct]] = messages.Message.__args__
     assert told == {str(kind.__struct_config__.tag): fields(kind) for kind in kinds}
+
+
+def test_every_message_of_gossip_has_its_row() -> None:
+    told = {code(cells[0]): code(cells[1]) for cells in rows(section("wire.md", "## Gossip"))}
+    kinds: Iterable[type[msgspec.Struct]] = gossip.GossipMessage.__args__
+    assert told == {str(kind.__struct_config__.tag): fields(kind) for kind in kinds}
+    text = section("wire.md", "## Gossip")
+    bounds = (gossip.DATAGRAM_BYTES_MAX, gossip.MESSAGES_BYTES_MAX, gossip.MESSAGES_MAX, gossip.ACCUSERS_MAX)
+    assert all(re.search(rf"\b{bound}\b", text) for bound in bounds)
+
+
+def test_the_presets_of_gossip_are_told() -> None:
+    table = {code(cells[0]): cells[1:] for cells in rows(section("membership.md", "## Presets"))}
+    names = gossip.GossipPreset.__struct_fields__
+    presets = [gossip.PRESETS[name] for name in ("local", "lan", "wan")]
+    assert table == {name: [f"{getattr(preset, name):g}" for preset in presets] for name in names}
 
 
 def test_the_items_of_batches_are_told() -> None:

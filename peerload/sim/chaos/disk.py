@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     from peerload.model.actions import Row
 
-POINTS = ("D1", "D2", "D2+D3", "D3", "D4", "D5", "D6", "D7")
-"""The durability points; D2+D3 is the one row of a task that starts at its home."""
+POINTS = ("D1", "D2", "D2+D3", "D3", "D4", "D5", "D6", "D7", "PARKED")
+"""The durability points; D2+D3 is the one row of a task that starts at its home, PARKED what R12 says of a home that goes
+away."""
 
 
 class Disk(Store):
@@ -57,6 +58,8 @@ def points(rows: Iterable[Row], node: str) -> list[str]:
 def _task_point(row: PutTask, node: str) -> str:
     match row.record.state:
         case TaskState.LEASED:
+            if row.record.parked_ts:
+                return "PARKED"
             return "D2+D3" if row.record.node == node else "D2"
         case TaskState.DONE | TaskState.FAILED:
             return "D5"

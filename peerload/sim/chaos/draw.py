@@ -96,7 +96,7 @@ class _Draw:
             jitter_s=rng.choice([0.0, 0.0, 0.005, 0.1]),
             loss=rng.choice([0.0, 0.0, 0.02, 0.1, 0.3, 0.5]),
             duplication=rng.choice([0.0, 0.0, 0.05, 0.2]),
-            late=rng.choice([0.0, 0.0, 0.02, 0.1]),
+            late=rng.choice([0.0, 0.0, 0.02, 0.1, 0.3]),
             late_s=30.0,
             output_loss=rng.choice([0.0, 0.0, 0.3]),
         )
@@ -107,11 +107,11 @@ class _Draw:
         """Some short, some that outlive leases; most at one home, so that others are asked to help."""
         rng = self._rng
         slots = sum(machine.slots for machine in machines)
-        count = int(min(rng.uniform(0.15, 0.6) * slots * self._healed_s / SERVICE_S_MEAN, JOBS_MAX))
+        count = int(min(rng.uniform(0.15, 0.45) * slots * self._healed_s / SERVICE_S_MEAN, JOBS_MAX))
         busy = rng.choice(self._names)
-        bursts_s = [rng.uniform(1.0, self._healed_s * 0.8) for _ in range(rng.randint(1, 6))]
-        last_s = self._healed_s * rng.choice([0.4, 0.7, 0.95])
-        shares = (1, 0, 0)
+        bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
+        last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
+        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
         jobs = []
         for _ in range(count):
             service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), (20.0, 90.0)], [50, 38, 12])[0])
@@ -196,7 +196,9 @@ class _Draw:
         )
 
     def _crash_at_send(self, at_s: float) -> Fault:
-        message = self._rng.choice(["Offer", "Accept", "Commit", "Result", "ResultAck", "Renew", "RenewOk"])
+        message = self._rng.choice(
+            ["Offer", "Accept", "Commit", "Result", "ResultAck", "Renew", "RenewOk", "SpawnTask"]
+        )
         machine = self._chance(0.3)
         return plan.CrashAtSend(at_s * 0.8, self._rng.choice(self._names), message, machine, self._down_s())
 
@@ -219,7 +221,7 @@ class _Draw:
         return plan.LauncherPause(at_s, self._node(), self._rng.uniform(0.0, 1.0))
 
     def _launcher_crash(self, at_s: float) -> Fault:
-        return plan.LauncherCrash(at_s, self._node(), self._rng.uniform(0.05, 1.0))
+        return plan.LauncherCrash(at_s, self._node(), self._rng.uniform(0.05, 1.0), at_spawn=self._chance(0.4))
 
     def _suspend(self, at_s: float) -> Fault:
         for_s = self._rng.choice([2.0, self._rng.uniform(5.0, 150.0)])

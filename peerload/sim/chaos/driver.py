@@ -93,6 +93,9 @@ class Driver:
                 cluster.after(fault.for_s, machine.launcher.resume)
             case plan.LauncherCrash():
                 assert machine is not None
+                if fault.at_spawn:
+                    machine.armed_launcher = fault
+                    return  # counted when it goes off
                 if machine.launcher.running:
                     gauges.count("launcher killed with tasks")
                 machine.crash_launcher(fault.down_s)
@@ -270,7 +273,7 @@ class Driver:
         for machine in cluster.machines.values():
             if machine.is_gone:
                 continue
-            machine.armed = machine.armed_to_say = machine.fsync_fails = None
+            machine.armed = machine.armed_launcher = machine.armed_to_say = machine.fsync_fails = None
             machine.stalled_until_s = 0.0
             machine.wake()
             machine.unpause()

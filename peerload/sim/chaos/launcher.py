@@ -144,6 +144,8 @@ class Launcher:
         if process is None:
             return
         process.ts = ts
+        if not deadline_s:
+            self._cluster.gauges.count("parked")
         process.deadline_s = deadline_s
         if process.frozen and (not deadline_s or deadline_s > self._machine.clock.boot_s(self._cluster.now_s)):
             process.frozen = False

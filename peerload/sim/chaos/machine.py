@@ -19,8 +19,9 @@ from peerload.model.messages import Identity, NotStarted, Return
 from peerload.model.resources import Profile
 from peerload.model.task import execution_key
 from peerload.sim.chaos.clock import Clock
-from peerload.sim.chaos.disk import Disk, points
+from peerload.sim.chaos.disk import Disk
 from peerload.sim.chaos.launcher import Launcher
+from peerload.sim.chaos.release import Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,7 @@ class Machine:
         self.is_suspended = False
         self.is_paused = False
         self.armed: plan.CrashAtCommit | None = None
+        self.armed_launcher: plan.LauncherCrash | None = None
         self.armed_to_say: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
@@ -68,8 +70,7 @@ class Machine:
         self.identity = self._identity()
         self._backlog: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._timers: dict[tuple[str, ...], float] = {}
-        self._held: deque[actions.Action] = deque()
-        self._committing = 0
+        self.release = Release(self)
         self._launcher_lost = False
 
     def _identity(self) -> Identity:
@@ -116,9 +117,7 @@ class Machine:
         if self.node is None:
             return
         self.run += 1
-        in_flight = [action for action in self._held if isinstance(action, actions.Persist)][: self._committing]
-        for persist in in_flight[: self.rng.randint(0, len(in_flight))]:
-            self._make_durable(persist)
+        self.release.crash()
         self._agent_ends()
 
     def _agent_ends(self) -> None:
@@ -130,8 +129,7 @@ class Machine:
         self.is_paused = False
         self._backlog.clear()
         self._timers.clear()
-        self._held.clear()
-        self._committing = 0
+        self.release = Release(self)
         self.cluster.network.agent_ended(self)
 
     def crash_machine(self, *, loses_disk: bool = False) -> None:
@@ -165,7 +163,7 @@ class Machine:
         self._when_drained(self._agent_ends)
 
     def _when_drained(self, then: Callable[[], None]) -> None:
-        if self._held:
+        if self.release.is_waiting:
             self.later(0.01, self._when_drained, then)
         else:
             then()
@@ -206,7 +204,7 @@ class Machine:
         """Its agent notices: another boot id, and its links are made anew. What had come for the old one may be read before."""
         self.boot += 1
         self.identity = self._identity()
-        woke = (self.handle, (events.MachineWoke(self.identity.boot),))
+        woke = (self.handle, (events.MachineWoke(),))
         if self.rng.random() < WAKE_FIRST:
             self._backlog.appendleft(woke)
         else:
@@ -252,69 +250,12 @@ class Machine:
                 cluster.trace.add(cluster.now_s, self.name, action)
             kind = type(action)
             if isinstance(action, actions.Persist):
-                self._keep(action)
-            elif kind not in OUTWARD:
-                self._perform_inward(action)
-            elif self._held and self._must_wait(action):
-                self._held.append(action)
+                self.release.keep(action)
+            elif kind in OUTWARD:
+                self.release.outward(action)
             else:
-                self._perform(action)
-        if self._held and not self._committing:
-            self._commit()
-
-    def _keep(self, persist: actions.Persist) -> None:
-        """Rows to make durable; what comes after them waits."""
-        self._held.append(persist)
-
-    def _must_wait(self, action: actions.Action) -> bool:
-        """Whether what can be seen from outside waits for the rows before it: always."""
-        del action
-        return True
-
-    def _commit(self) -> None:
-        """Let the disk begin with all that waits."""
-        self._committing = sum(type(action) is actions.Persist for action in self._held)
-        if self._committing:
-            stall_s = max(self.stalled_until_s - self.cluster.now_s, 0.0)
-            self.later(self.facts.disk_s * self.rng.uniform(0.5, 1.5) + stall_s, self._committed)
-
-    def _committed(self) -> None:
-        group = [action for action in self._held if isinstance(action, actions.Persist)][: self._committing]
-        if self.fsync_fails is not None:
-            down_s, self.fsync_fails = self.fsync_fails.down_s, None
-            self.cluster.gauges.count("fault FsyncError")
-            self.cluster.driver.crash(self, down_s)
-            return
-        if self.armed is not None and self._dies_here(self.armed, group):
-            return
-        for persist in group:
-            self._make_durable(persist)
-        while self._held:
-            action = self._held[0]
-            if isinstance(action, actions.Persist):
-                if not self._committing:
-                    break
-                self._committing -= 1
-            self._held.popleft()
-            if not isinstance(action, actions.Persist):
-                self._perform(action)
-        self._committing = 0
-        if self._held:
-            self._commit()
-
-    def _dies_here(self, armed: plan.CrashAtCommit, group: list[actions.Persist]) -> bool:
-        """Whether this commit holds the point at which the agent is to die; then it does."""
-        for index, persist in enumerate(group):
-            if armed.point in points(persist.rows, self.name):
-                self.armed = None
-                for before in group[: index + armed.after]:
-                    self._make_durable(before)
-                self._held.clear()
-                self._committing = 0
-                self.cluster.gauges.count(f"{armed.point} crashed {'after' if armed.after else 'before'}")
-                self.cluster.driver.crash(self, armed.down_s, machine_too=armed.machine)
-                return True
-        return False
+                self._perform_inward(action)
+        self.release.end_turn()
 
     def _dies_saying(self, message: str) -> None:
         """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
@@ -323,11 +264,6 @@ class Machine:
             self.armed_to_say = None
             self.cluster.gauges.count(f"died having said {message}")
             self.cluster.at(self.cluster.now_s, self.cluster.driver.crash_as_armed, self, armed)
-
-    def _make_durable(self, persist: actions.Persist) -> None:
-        for row in persist.rows:
-            self.disk.apply(row)
-            self.cluster.checker.durable(self, row)
 
     def _perform_inward(self, action: actions.Action) -> None:
         match action:
@@ -351,7 +287,8 @@ class Machine:
         """How many are set."""
         return len(self._timers)
 
-    def _perform(self, action: actions.Action) -> None:  # noqa: C901 PLR0912 -- one line an action
+    def perform(self, action: actions.Action) -> None:  # noqa: C901 PLR0912 -- one line an action
+        """Carry out an outward action; `Release` says when."""
         cluster = self.cluster
         match action:
             case actions.Send():
@@ -369,6 +306,11 @@ class Machine:
             case actions.SpawnTask():
                 if self.node is not None and self.node.holds(action.key):
                     self._request("spawn", action)
+                    if self.armed_to_say is not None:
+                        self._dies_saying("SpawnTask")
+                    if self.armed_launcher is not None:
+                        self.cluster.gauges.count("launcher killed between START and fork")
+                        self.crash_launcher(self.armed_launcher.down_s)
             case actions.SignalTask():
                 self._request("signal", action.key, action.signal)
             case actions.SetLease():
@@ -415,6 +357,7 @@ class Machine:
         """It is killed with its tasks; the agent, if it is up, starts another."""
         if not self.has_power:
             return
+        self.armed_launcher = None
         self.launcher.crash()
         self._launcher_lost = True
         if self.node is not None:

@@ -49,7 +49,8 @@ class BothCrash(Fault, frozen=True):
 
 
 class CrashAtSend(Fault, frozen=True):
-    """From ``at_s`` on: the agent (or the whole machine) dies as soon as it has said a message of this kind."""
+    """From ``at_s`` on: the agent (or the whole machine) dies as soon as it has said a message of this kind (or, for
+    SpawnTask, has told its launcher)."""
 
     node: str
     message: str
@@ -93,10 +94,12 @@ class LauncherPause(Fault, frozen=True):
 
 
 class LauncherCrash(Fault, frozen=True):
-    """kill -9 of the launcher: its tasks end with it, the agent starts another ``down_s`` later."""
+    """kill -9 of the launcher: its tasks end with it, the agent starts another ``down_s`` later. ``at_spawn``: when it is
+    next told to start a task, before it has."""
 
     node: str
     down_s: float
+    at_spawn: bool = False
 
 
 class Suspend(Fault, frozen=True):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from peerload.agent.gossip import BATCH_MAX, DATAGRAM_BYTES_MAX, LAG_TICK_S, GossipSocket, LagWatch
+from peerload.agent.gossip import BATCH_MAX, LAG_TICK_S, GossipSocket, LagWatch
 from peerload.model.errors import BadMessage, ConfigError
+from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
 
 if TYPE_CHECKING:
@@ -28,15 +29,11 @@ class End:
         self.counters: collections.Counter[str] = collections.Counter()
         self.heard: list[tuple[str, str, bytes]] = []
         self.came = asyncio.Event()
-        self.socket: GossipSocket[bytes] = GossipSocket(
+        self.socket: GossipSocket[bytes, bytes] = GossipSocket(
             Sealer(key, "c", node, f"boot-{node}"), bytes, self.decode, self.deliver, self.counters, **more
         )
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind((host, 0))
-            port = probe.getsockname()[1]
-        self.socket.start(host, port)
-        self.port = port
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.port = self.socket.start(host, 0)
+        self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @staticmethod
     def decode(plaintext: bytes) -> bytes:
@@ -155,7 +152,7 @@ def test_a_host_name_is_looked_up_on_the_side() -> None:
 def test_a_taken_port_is_refused() -> None:
     async def test() -> None:
         end = End("n1")
-        other: GossipSocket[bytes] = GossipSocket(
+        other: GossipSocket[bytes, bytes] = GossipSocket(
             Sealer(KEY, "c", "n2", "b"), bytes, bytes, lambda *_: None, collections.Counter()
         )
         with pytest.raises(ConfigError, match="cannot receive datagrams"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import launcher_units as units
+from peerload.agent import launcher_cgroup as units
 
 if TYPE_CHECKING:
     from pathlib import Path

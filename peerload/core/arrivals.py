@@ -1,0 +1,120 @@
+"""Tasks of this home that come into its queue: submitted, released, queued again, or given back by another node.
+
+Each is an *arrival*: it stays here, or the sender looks for a place elsewhere. One that this home can never run, or that
+no policy would keep waiting for room here, is looked after by `sender.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core import submission
+from peerload.core.admission import why_never
+from peerload.core.work import HomePhase
+from peerload.model.actions import Answer
+from peerload.model.errors import BadRequest
+
+if TYPE_CHECKING:
+    from peerload.core.handoff_home import Handoff
+    from peerload.core.home import Home
+    from peerload.core.membership import Membership
+    from peerload.core.queue import WaitingQueue
+    from peerload.core.sharing import Sharing
+    from peerload.core.state import CoreState
+    from peerload.core.work import HomeTask
+    from peerload.model.events import TaskSubmitted
+    from peerload.model.messages import NotStarted, Return
+    from peerload.model.task import TaskSpec
+
+
+class Arrivals:
+    """One per node; it keeps nothing but the submissions."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        membership: Membership,
+        home: Home,
+        handoff: Handoff,
+        sharing: Sharing,
+        submissions: submission.Submissions,
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._membership = membership
+        self._home = home
+        self._handoff = handoff
+        self._sharing = sharing
+        self._submissions = submissions
+
+    def submitted(self, event: TaskSubmitted) -> None:
+        """Kept, answered, and considered; or refused."""
+        tasks: list[HomeTask] = []
+        try:
+            reply = self._submissions.repeated(event)
+            if reply is None:
+                placeable = submission.why_not_placeable(
+                    self._state, self._membership, event.spec, directory_here=event.directory_here
+                )
+                tasks, reply = self._submissions.accept(event, len(self._home.tasks), placeable)
+        except BadRequest as error:
+            self._state.actions.append(Answer(event.request, error=error))
+            return
+        self._state.actions.append(Answer(event.request, reply))
+        for task in tasks:
+            self.adopt(task, directory_here=event.directory_here)
+            if event.held:
+                task.phase = HomePhase.HELD
+            else:
+                self.arrives(task)
+
+    def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
+        """A task of this home, new or from the store."""
+        self._home.adopt(task)
+        if not directory_here:
+            task.cannot_here = _no_directory(task.spec)
+
+    def arrives(self, task: HomeTask) -> None:
+        """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
+        spec = task.spec
+        cannot = task.cannot_here or why_never(self._state.profile, spec.request, spec.placement, self._state.node)
+        if cannot:
+            self._sharing.sender.strand(task, cannot)
+            return
+        sends = self._membership.has_any() and self._sharing.sender.sends(task)
+        self._queue.add(task)
+        if sends:
+            self._sharing.sender.search_for(task)
+
+    def requeued(self, task: HomeTask, reason: str) -> None:
+        """Back in the queue: as an arrival, after the queue has it already."""
+        del reason
+        self._queue.remove(task)
+        self.arrives(task)
+
+    def came_back(self, src: str, message: Return | NotStarted) -> None:
+        """RETURN with a suggestion is offered there at once, without a search; anything else is an arrival."""
+        to = self._handoff.not_started_received(src, message)
+        if to is None:
+            return
+        task = self._home.tasks[message.uid]
+        here = self._state.node
+        spec = task.spec
+        runs_here = not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here)
+        if runs_here and to == here:
+            self._state.count("tasks taken home")
+            self._sharing.giver.taken_home(message.uid)
+            if self._sharing.sender.passes_on:  # the same test here as anywhere
+                self.requeued(task, message.reason)
+        elif to in self._membership.eligible(task.need(), here) and self._home.may_migrate(task):
+            if not runs_here:
+                self._queue.remove(task)
+                self._sharing.sender.strand(task, message.reason, searches=False)
+            self._sharing.sender.forward(task, to)
+        else:
+            self.requeued(task, message.reason)
+
+
+def _no_directory(spec: TaskSpec) -> str:
+    return f"no directory {spec.directory.decode(errors='replace')} on this node"

@@ -1,0 +1,113 @@
+"""What clients want of the tasks of this home, and of this node: cancel, signal, hold, release, drain, forget.
+
+Every request is answered, with what was done for which name; what is durable before the answer follows from the order of
+the actions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.work import HomePhase
+from peerload.model.actions import Answer
+from peerload.model.errors import BadRequest, NoSuchTask
+from peerload.model.task import TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.core.drain import Drain
+    from peerload.core.home import Home
+    from peerload.core.leases import Leases
+    from peerload.core.membership import Membership
+    from peerload.core.state import CoreState
+    from peerload.core.work import HomeTask
+    from peerload.model import events
+
+HELD_BY_USER = "held by its user"
+RELEASED = "released"
+
+
+class Clients:
+    """One per node. ``arrives(task)`` is called with a task that was released."""
+
+    def __init__(self, state: CoreState, home: Home, leases: Leases, membership: Membership, drain: Drain) -> None:
+        self._state = state
+        self._home = home
+        self._leases = leases
+        self._membership = membership
+        self._drain = drain
+        self.arrives: Callable[[HomeTask], None]
+
+    def cancel(self, event: events.CancelRequested) -> None:
+        """Durable before it is confirmed (D7)."""
+        cancelled: list[str] = []
+        ended: list[str] = []
+        for name in event.tasks:
+            # Every member of an array, although the first may have been cancelled already.
+            stopped = [self._home.cancel(task, event.signal, force=event.force) for task in self._home.named(name)]
+            (cancelled if any(stopped) else ended).append(name)
+        self._answer(event.request, cancelled=cancelled, already_ended=ended)
+
+    def signal(self, event: events.SignalRequested) -> None:
+        """Passed on to a running task."""
+        task = self._home.by_id.get(event.task)
+        error: BadRequest | None = None
+        if task is None:
+            error = NoSuchTask(f"no unfinished task {event.task}", hint="peerload ls")
+        elif not self._home.signal(task, event.signal):
+            error = BadRequest(f"{event.task} is not running", hint=f"peerload cancel {event.task}")
+        self._state.actions.append(Answer(event.request, {}, error=error))
+
+    def hold(self, event: events.HoldRequested) -> None:
+        """Waiting tasks are kept back; one that a node has already is not taken from it."""
+        waits = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
+        held: list[str] = []
+        not_waiting: list[str] = []
+        for name in event.tasks:
+            tasks = [task for task in self._home.named(name) if task.phase in waits]
+            for task in tasks:
+                self._home.hold(task, HELD_BY_USER)
+            (held if tasks else not_waiting).append(name)
+        self._answer(event.request, held=held, not_waiting=not_waiting)
+
+    def release(self, event: events.ReleaseRequested) -> None:
+        """Held tasks go on; what was lost before does not count any more."""
+        released: list[str] = []
+        not_held: list[str] = []
+        for name in event.tasks:
+            tasks = [task for task in self._home.named(name) if task.phase is HomePhase.HELD]
+            for task in tasks:
+                task.phase = HomePhase.WAITING
+                self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=())
+                self.arrives(task)
+            (released if tasks else not_held).append(name)
+        self._answer(event.request, released=released, not_held=not_held)
+
+    def drain(self, event: events.DrainRequested) -> None:
+        """This node takes no more tasks."""
+        returned, running = self._drain.begin(event.reason)
+        self._answer(event.request, returned=returned, running=running)
+
+    def undrain(self, event: events.UndrainRequested) -> None:
+        """It takes tasks again."""
+        self._drain.end()
+        self._answer(event.request)
+
+    def forget(self, event: events.ForgetRequested) -> None:
+        """A user asserts that a node is gone for good."""
+        peer = self._membership.get(event.node)
+        error: BadRequest | None = None
+        if event.node == self._state.node:
+            error = BadRequest(f"{event.node} is this node itself", hint="peerload leave")
+        elif peer is None:
+            error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
+        elif not self._membership.forget(event.node):
+            error = BadRequest(f"{event.node} is {peer.state}", hint="stop it first; there:  peerload leave")
+        reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
+        if error is None:
+            reply["tasks"] = self._leases.forgotten(event.node)
+        self._state.actions.append(Answer(event.request, reply, error=error))
+
+    def _answer(self, request: int, **reply: object) -> None:
+        self._state.actions.append(Answer(request, reply))

@@ -1,0 +1,110 @@
+"""A node that takes no more tasks: those of others go home unstarted, its own look for a place elsewhere, what runs runs on.
+
+It is durable, and a fact of the node's profile, so that peers know and say why. Of its own waiting tasks a few at a time
+look for a place; the others wait for their turn, and those that may run nowhere else for the end of the drain.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.work import HomeTask
+from peerload.model.actions import PutDrain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.core.admission import Ledger
+    from peerload.core.handoff_executor import Executor
+    from peerload.core.home import Home
+    from peerload.core.information import Information
+    from peerload.core.membership import Membership
+    from peerload.core.queue import WaitingQueue
+    from peerload.core.sender import Sender
+    from peerload.core.state import CoreState
+
+LEAVING_MAX = 64
+"""Own tasks that look for a place at a time."""
+LOOKED_AT_MAX = 256
+"""Waiting tasks that are looked at for some that may go, after each event."""
+
+
+class Drain:
+    """One per node. ``arrives(task)`` is called with the tasks that may run here again when it is over."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        ledger: Ledger,
+        membership: Membership,
+        home: Home,
+        executor: Executor,
+        sender: Sender,
+        information: Information,
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._ledger = ledger
+        self._membership = membership
+        self._home = home
+        self._executor = executor
+        self._sender = sender
+        self._information = information
+        self._leaving: dict[bytes, HomeTask] = {}
+        self.arrives: Callable[[HomeTask], None]
+
+    def restore(self, reason: str) -> None:
+        """As it was before the agent's start."""
+        self._set(is_on=True, reason=reason)
+
+    def begin(self, reason: str) -> tuple[int, int]:
+        """→ how many tasks of others went back, and how many run on."""
+        self._state.persist(PutDrain(reason))
+        self._set(is_on=True, reason=reason)
+        said = f"{self._state.node} is drained" + (f": {reason}" if reason else "")
+        returned = self._executor.give_all_back(said)
+        self._information.tell()
+        return returned, len(self._ledger.running)
+
+    def end(self) -> None:
+        """Tasks are taken, and start here, again."""
+        if not self._state.profile.drained:
+            return
+        self._state.persist(PutDrain(None))
+        self._set(is_on=False, reason="")
+        leaving, self._leaving = self._leaving, {}
+        for uid, task in leaving.items():
+            if uid in self._sender.stranded:
+                self._home.take_out(task)
+                self.arrives(task)
+        self._information.tell()
+
+    def settle(self) -> None:
+        """After every event while it is on: the next own tasks look for a place elsewhere."""
+        if not self._membership.has_any():
+            return
+        stranded = self._sender.stranded
+        for uid in [uid for uid in self._leaving if uid not in stranded]:
+            del self._leaving[uid]  # it has found one, or is over
+        room = LEAVING_MAX - len(self._leaving)
+        if room <= 0:
+            return
+        for work in list(islice(self._queue.oldest_first(), LOOKED_AT_MAX)):
+            if room and isinstance(work, HomeTask) and self._may_leave(work):
+                room -= 1
+                self._leaving[work.uid] = work
+                self._queue.remove(work)
+                self._sender.strand(work, f"{self._state.node} is drained")
+
+    def _may_leave(self, task: HomeTask) -> bool:
+        placement = task.spec.placement
+        return not placement.local and placement.node != self._state.node and task.search is None
+
+    def _set(self, *, is_on: bool, reason: str) -> None:
+        profile = self._state.profile
+        profile = msgspec.structs.replace(profile, drained=is_on, drain_reason=reason, version=profile.version + 1)
+        self._state.profile = self._ledger.profile = profile

@@ -1,0 +1,109 @@
+"""What this node will never start (again): per task the highest attempt that it has started or refused, and which (R7).
+
+A floor is durable before what it promises is said or done (D3, D6). No message is late by more than seconds, so a floor
+that was of no use for floor_kept_s may go: what it refuses, the nonce of a COMMIT refuses as well. Kept for longer are
+those of attempts that were started of tasks that may run once only, until their home has taken note of their end: their
+home would take a forgotten start for a task that was never started.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from peerload.model.actions import DropFloors, PutFloor
+from peerload.model.task import FloorKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from peerload.core.state import CoreState
+
+DROPPED_AT_ONCE_MAX = 1000
+"""Floors that one event forgets: a row each in one commit."""
+DROP_AGAIN_S = 1.0
+
+
+class Floor(NamedTuple):
+    """``at_s``: this node's clock when it was last of use."""
+
+    attempt: int
+    kind: FloorKind
+    at_s: float
+
+
+class Floors:
+    """By uid, the one that was longest of no use first; its timer is ``floors``.
+
+    ``is_here(uid)``: whether an attempt of the task is on this node now."""
+
+    def __init__(self, state: CoreState, is_here: Callable[[bytes], bool]) -> None:
+        self._state = state
+        self._is_here = is_here
+        self._floors: dict[bytes, Floor] = {}
+
+    def __contains__(self, uid: bytes) -> bool:
+        return uid in self._floors
+
+    def __len__(self) -> int:
+        return len(self._floors)
+
+    def restore(self, floors: Iterable[tuple[bytes, int, FloorKind]]) -> None:
+        """As they were durable, at start; each is kept as if it had been of use just now."""
+        now_s = self._state.now.boot_s
+        self._floors.update((uid, Floor(attempt, kind, now_s)) for uid, attempt, kind in floors)
+
+    def attempt(self, uid: bytes) -> int:
+        """The floor itself; 0: there is none."""
+        floor = self._floors.get(uid)
+        return floor.attempt if floor is not None else 0
+
+    def was_refused(self, uid: bytes, attempt: int) -> bool:
+        """Whether this very attempt was refused: then it has never started here."""
+        floor = self._floors.get(uid)
+        return floor is not None and floor.attempt == attempt and floor.kind is FloorKind.REFUSED
+
+    def row(self, uid: bytes, attempt: int, kind: FloorKind) -> PutFloor:
+        """Raise the floor (or say otherwise why it is there) → what is to be made durable."""
+        now = self._state.now
+        self._floors.pop(uid, None)  # so that it comes last
+        self._floors[uid] = Floor(attempt, kind, now.boot_s)
+        return PutFloor(uid, attempt, now.wall_s, kind)
+
+    def raise_to(self, uid: bytes, attempt: int, kind: FloorKind) -> None:
+        """Raise the floor durably; it never sinks."""
+        if self.attempt(uid) < attempt:
+            self._state.persist(self.row(uid, attempt, kind))
+            self._bound()
+
+    def noted(self, uid: bytes, attempt: int) -> None:
+        """The home has taken note of the end of an attempt that may run once only."""
+        floor = self._floors.get(uid)
+        if floor is not None and floor.attempt == attempt and floor.kind is FloorKind.STARTED_ONCE:
+            self._state.persist(self.row(uid, attempt, FloorKind.STARTED))
+
+    def expire(self) -> None:
+        """Forget what has been of no use for floor_kept_s."""
+        now_s, kept_s = self._state.now.boot_s, self._state.config.floor_kept_s
+        self._drop(now_s - kept_s)
+        oldest = next(iter(self._floors.values()), None)
+        left_s = oldest.at_s + kept_s - now_s if oldest is not None else kept_s
+        self._state.set_timer_in(max(left_s, DROP_AGAIN_S), "floors")
+
+    def _bound(self) -> None:
+        if len(self._floors) >= self._state.config.floors_kept_max + DROPPED_AT_ONCE_MAX:
+            self._drop(self._state.now.boot_s)
+
+    def _drop(self, before_s: float) -> None:
+        """Those of no use since then, DROPPED_AT_ONCE_MAX at most; the others of so old come last again."""
+        gone: list[bytes] = []
+        for _ in range(min(DROPPED_AT_ONCE_MAX, len(self._floors))):
+            uid, floor = next(iter(self._floors.items()))
+            if floor.at_s > before_s:
+                break
+            del self._floors[uid]
+            if floor.kind is FloorKind.STARTED_ONCE or self._is_here(uid):
+                self._floors[uid] = floor._replace(at_s=self._state.now.boot_s)
+            else:
+                gone.append(uid)
+        if gone:
+            self._state.persist(DropFloors(tuple(gone)))

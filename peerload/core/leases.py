@@ -1,0 +1,202 @@
+"""The leases that a home has granted: how long they last, their renewal, their end, and nodes that come back.
+
+A task leaves the node it was leased to only on that node's word (NOT_STARTED, RETURN, DIED, a RESULT), when its machine
+was booted anew, or past ``deadline_s``, which is moved before every COMMIT and RENEW_OK so that it always lies behind
+the executor's own (R2). A parked task (`parking.py`) has no deadline: it leaves on proof alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.work import HomePhase
+from peerload.model.actions import TaskChanged
+from peerload.model.messages import LeaseExtension, Query, Renew, RenewOk, Revoke
+from peerload.model.task import TaskState
+
+if TYPE_CHECKING:
+    from peerload.core.home import Home
+    from peerload.core.losses import Losses
+    from peerload.core.parking import Parking
+    from peerload.core.state import CoreState
+    from peerload.core.work import HomeTask
+    from peerload.model.messages import Identity, Renewal
+    from peerload.model.task import TaskSpec
+
+SIGKILL = 9
+DRIFT_MAX = 1 / 12
+"""Clocks of two machines are taken to differ in speed by less than this; a lease's grace is this part of it at least."""
+AUTO_PART = 10.0
+"""A lease that grows with the work at stake is this part of the time that its task has run."""
+
+
+class Leases:
+    """One per node; its timers are ``lease`` and ``ask``."""
+
+    def __init__(self, state: CoreState, home: Home, losses: Losses, parking: Parking) -> None:
+        self._state = state
+        self._home = home
+        self._losses = losses
+        self._parking = parking
+
+    # -- how long ------------------------------------------------------------------------------------------------------
+
+    def first_s(self, spec: TaskSpec) -> float:
+        """The lease that a COMMIT grants."""
+        return spec.lease_s or self._state.config.lease_s
+
+    def longest_s(self, spec: TaskSpec) -> float:
+        """The longest that is ever granted at once: durable with the attempt, since a restarted home has to assume it
+        (R4)."""
+        first_s = self.first_s(spec)
+        return max(first_s, self._state.config.lease_auto_s_max) if spec.lease_auto else first_s
+
+    def _renewal_s(self, task: HomeTask, renewal: Renewal) -> float:
+        longest_s = task.record.lease_s
+        if not task.spec.lease_auto:
+            return longest_s
+        return min(max(self.first_s(task.spec), renewal.ran_s / AUTO_PART), longest_s)
+
+    def extend(self, task: HomeTask, lease_s: float) -> None:
+        """The deadline moves, before the executor's may (R2); never back, as an earlier grant may have been longer."""
+        if task.record.parked_ts:
+            return
+        grace_s = max(self._state.config.lease_grace_s, lease_s * DRIFT_MAX)
+        task.deadline_s = max(task.deadline_s, self._state.now.boot_s + lease_s + grace_s)
+        self._state.set_timer_in(task.deadline_s - self._state.now.boot_s, "lease", task.uid.hex())
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def restored(self, task: HomeTask) -> None:
+        """A lease, or one lost sight of, found in the store at start: asks at once."""
+        task.repeat_s = self._state.config.repeat_s
+        if task.record.state is TaskState.UNKNOWN:
+            task.phase = HomePhase.UNKNOWN
+        else:
+            task.phase = HomePhase.AWAY
+            task.commits = 2  # how often COMMIT was said before the restart is not known: never "never"
+            self.extend(task, task.record.lease_s)  # it may have been renewed just before (R4)
+        self.ask(task)
+
+    def ask(self, task: HomeTask) -> None:
+        """Nothing was heard of it: QUERY, which every executor answers; less and less often."""
+        config = self._state.config
+        if task.phase is HomePhase.AWAY:
+            longest_s = config.repeat_s_max
+        elif task.phase is HomePhase.UNKNOWN and task.record.node:
+            longest_s = config.unknown_ask_s_max
+        else:
+            return
+        task.repeat_s = min(task.repeat_s * 2, longest_s) or config.repeat_s
+        if not self._parking.is_away:
+            self._state.send(task.record.node, Query(task.task, task.uid, task.record.attempt))
+        self._state.set_timer_in(task.repeat_s, "ask", task.uid.hex())
+
+    def _ask_if_silent(self, task: HomeTask, lease_s: float) -> None:
+        """It is renewed every quarter of its lease; if twice nothing comes, ask (a RETURN or DIED may be lost)."""
+        task.repeat_s = self._state.config.repeat_s
+        self._state.set_timer_in(lease_s / 2, "ask", task.uid.hex())
+
+    # -- renewals ------------------------------------------------------------------------------------------------------
+
+    def renew_received(self, src: str, message: Renew) -> None:
+        """Leases are renewed in one answer; attempts that are no longer current are revoked."""
+        if self._parking.is_away:
+            return
+        extensions: list[LeaseExtension] = []
+        for renewal in message.renewals:
+            task = self._home.tasks.get(renewal.uid)
+            if task is not None and self._is_current(task, src, renewal.attempt):
+                if self._parking.is_answered(task, src, renewal):
+                    extensions.append(self._renewed(task, src, renewal))
+            elif task is None or self._is_superseded(task, src, renewal):
+                reason = "no longer this attempt's turn"
+                self._state.send(src, Revoke(renewal.task, renewal.uid, renewal.attempt, SIGKILL, reason))
+        if extensions:
+            self._state.send(src, RenewOk(tuple(extensions)))
+
+    def _renewed(self, task: HomeTask, src: str, renewal: Renewal) -> LeaseExtension:
+        task.heard_ts = max(task.heard_ts, renewal.ts)
+        lease_s = self._renewal_s(task, renewal)
+        self.extend(task, lease_s)
+        self._ask_if_silent(task, lease_s)
+        if renewal.started_at and not task.running_at:
+            task.running_at = renewal.started_at
+            record = msgspec.structs.replace(task.record, started_at=renewal.started_at)
+            self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {src}"))
+        return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s)
+
+    def _is_current(self, task: HomeTask, src: str, attempt: int) -> bool:
+        """Whether src holds the current attempt; one that was given up but not granted anew is taken back (R11)."""
+        record = task.record
+        if attempt != record.attempt:
+            return False
+        match task.phase:
+            case HomePhase.AWAY:
+                return record.node == src
+            case HomePhase.UNKNOWN:
+                is_back = record.node == src
+            case HomePhase.WAITING | HomePhase.OFFERED | HomePhase.RESTING:
+                is_back = record.last_node == src
+            case HomePhase.HELD:  # for what went away under it, which this node did not; else it stays frozen
+                is_back = record.last_node == src and src in record.lost_on
+            case _:
+                is_back = False
+        if is_back:
+            self._home.take_back(task, src, f"{src} is back and still has it", self.longest_s(task.spec))
+        return is_back
+
+    def _is_superseded(self, task: HomeTask, src: str, renewal: Renewal) -> bool:
+        """Whether an attempt that is not current must end: not while its own result is on its way home, nor while the
+        user holds its task."""
+        if task.phase is HomePhase.HELD and renewal.attempt == task.record.attempt and task.record.last_node == src:
+            return False
+        return task.phase is not HomePhase.COLLECTING
+
+    # -- the end of leases ---------------------------------------------------------------------------------------------
+
+    def ran_out(self, task: HomeTask) -> None:
+        """The executor was not heard of for so long that it has frozen the task for sure."""
+        if task.phase is not HomePhase.AWAY or task.record.parked_ts:
+            return
+        if task.deadline_s > self._state.now.boot_s:
+            self._state.set_timer_in(task.deadline_s - self._state.now.boot_s, "lease", task.uid.hex())
+        else:
+            self._losses.expired(task)
+
+    def machine_changed(self, identity: Identity) -> None:
+        """A node came back with another machine boot id: nothing that ran on it before can be alive (R6)."""
+        for task in self._home.at(identity.node):
+            boot = task.record.machine_boot
+            if task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN) and boot not in ("", identity.machine_boot):
+                self._losses.died(task, f"{identity.node} was rebooted")
+
+    def peer_is_back(self, node: str) -> None:
+        """Another start of a node that holds tasks: ask at once what became of them."""
+        for task in self._home.at(node):
+            task.repeat_s = 0.0
+            self.ask(task)
+
+    def peer_lost(self, node: str, is_dead: bool) -> None:
+        """It is suspected, or called dead: no proof, but the latter is enough for tasks that asked for it."""
+        for task in self._home.at(node) if is_dead else ():
+            self._losses.called_dead(task)
+
+    def forgotten(self, node: str) -> int:
+        """A user asserts that the node is gone for good: proof for what is parked there (R12), and nobody is asked any
+        more about what is unknown. → how many tasks waited for it."""
+        tasks = [
+            task
+            for task in self._home.at(node)
+            if task.phase is HomePhase.UNKNOWN or (task.phase is HomePhase.AWAY and task.record.parked_ts)
+        ]
+        for task in tasks:
+            self._losses.died(task, f"{node} was forgotten", by_itself=True)
+        return len(tasks)
+
+    def ask_all(self) -> None:
+        """This home is back: ask what became of every task that is elsewhere."""
+        for node in list(self._home.elsewhere):
+            self.peer_is_back(node)

@@ -1,0 +1,111 @@
+"""What becomes of a task whose attempt ended without a result: its node died under it, or was not heard of for too long.
+
+It is queued again, after a pause that doubles with each loss, until attempts_max were lost; then it has failed. A task
+under which poison_nodes different nodes went away is held until somebody has looked at it. One that may run once only
+is never queued again for a loss: what became of it is unknown, and stays so until its node says more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.membership import PeerState
+from peerload.core.work import HomePhase
+from peerload.model.task import Guarantee, TaskState
+
+if TYPE_CHECKING:
+    from peerload.core.home import Home
+    from peerload.core.membership import Membership
+    from peerload.core.state import CoreState
+    from peerload.core.work import HomeTask
+
+
+class Losses:
+    """One per node; it keeps nothing of its own: how often a task was lost, and where, is in its durable record."""
+
+    def __init__(self, state: CoreState, membership: Membership, home: Home) -> None:
+        self._state = state
+        self._membership = membership
+        self._home = home
+
+    def died(self, task: HomeTask, reason: str, *, by_itself: bool = False) -> None:
+        """It is proven that the attempt has ended and left nothing. ``by_itself``: its node is not to blame for it, nor
+        the task for what happened to its node."""
+        if task.spec.guarantee is Guarantee.ONCE:
+            self._unknown(task, reason, is_gone=True)
+        else:
+            self._lose(task, reason, took_down="" if by_itself else task.record.node)
+
+    def expired(self, task: HomeTask) -> None:
+        """Its lease ran out: the node has frozen it for sure, and may come back with it."""
+        node = task.record.node
+        reason = f"{node} was not heard of until its lease ran out"
+        if task.spec.guarantee is Guarantee.ONCE:
+            self._unknown(task, reason, is_gone=False)
+        else:
+            self._lose(task, reason, took_down=node if self._hears_others(node) else "", last_node=node)
+
+    def called_dead(self, task: HomeTask) -> None:
+        """Its node is called dead, which is no proof: enough for a task that asked for it."""
+        if task.spec.guarantee is Guarantee.FAST and task.phase is HomePhase.AWAY:
+            node = task.record.node
+            self._lose(task, f"{node} is called dead", took_down="", last_node=node, rests=False)
+
+    def rest_after_restart(self, task: HomeTask) -> bool:
+        """Whether a queued task has to pause once more: how long it has done so is not known any more."""
+        if not task.record.losses:
+            return False
+        self._home.rest(task, self._pause_s(task.record.losses))
+        return True
+
+    def _lose(self, task: HomeTask, reason: str, *, took_down: str, last_node: str = "", rests: bool = True) -> None:
+        self._state.count("attempts lost")
+        record = task.record
+        losses = record.losses + 1
+        lost_on = record.lost_on
+        if took_down and took_down not in lost_on:
+            lost_on = (*lost_on, took_down)
+        if losses >= self._state.config.attempts_max:
+            self._home.fail(task, f"given up after {losses} lost attempts; the last: {reason}")
+            return
+        is_poison = len(lost_on) >= self._state.config.poison_nodes
+        self._home.requeue(
+            task,
+            reason,
+            arrives=not is_poison,
+            rests_s=self._pause_s(losses) if rests and not is_poison else 0.0,
+            losses=losses,
+            lost_on=lost_on,
+            last_node=last_node,
+        )
+        if is_poison:
+            self._home.hold(task, f"held: {' and '.join(lost_on)} went away while it ran there")
+
+    def _unknown(self, task: HomeTask, reason: str, *, is_gone: bool) -> None:
+        """``is_gone``: its node has nothing of it left, so that there is nobody to ask."""
+        self._state.count("outcomes unknown")
+        name = task.uid.hex()
+        node = task.record.node
+        self._state.clear_timer("lease", name)
+        if is_gone:
+            self._state.clear_timer("ask", name)
+        task.phase = HomePhase.UNKNOWN
+        task.running_at = 0.0
+        task.deadline_s = 0.0
+        self._home.become(
+            task,
+            f"it may run once only, and {reason}",
+            state=TaskState.UNKNOWN,
+            node="" if is_gone else node,
+            parked_ts=0.0,
+            last_node="",
+        )
+
+    def _pause_s(self, losses: int) -> float:
+        config = self._state.config
+        doublings = min(losses - 1, 30)
+        return min(config.loss_backoff_s * 2.0**doublings, config.loss_backoff_s_max)
+
+    def _hears_others(self, node: str) -> bool:
+        """Whether a node that is silent is so alone: else it may be this home that nobody hears."""
+        return any(peer.state is PeerState.ALIVE and peer.identity.node != node for peer in self._membership)

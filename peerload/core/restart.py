@@ -1,0 +1,47 @@
+"""The first event of a node: from what was durable, and from what the launcher still knows, to where it had been."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.work import GuestPhase, HomePhase, HomeTask
+from peerload.model.task import TaskState
+
+if TYPE_CHECKING:
+    from peerload.core.node import Node
+    from peerload.model.events import AgentStarted, TaskRow
+
+
+def restart(node: Node, event: AgentStarted) -> None:
+    """Take up every unfinished task and every attempt that is here for another home."""
+    node.submissions.restore(event.counter, event.tokens)
+    node.executor.floors.restore(event.floors)
+    if event.drained is not None:
+        node.drain.restore(event.drained)
+    for run in event.past:
+        node.state.history.learn(run.spec, run.exit)
+    queued = [task for row in event.tasks if (task := _task(node, row)).record.state is TaskState.QUEUED]
+    for record in event.executions:
+        guest = node.executor.adopt(record)
+        if guest.phase is not GuestPhase.ENDED:
+            node.runs.restore(guest)
+    node.runs.reconcile(event.running, dict(event.ended))
+    for task in queued:
+        if not node.handoff.losses.rest_after_restart(task):
+            node.arrivals.arrives(task)
+    node.membership.start(event.known, event.seeds)
+    node.state.set_timer_in(node.state.config.floor_kept_s, "floors")
+
+
+def _task(node: Node, row: TaskRow) -> HomeTask:
+    """One task of this home, in the phase that goes with its durable state; a queued one is for the caller."""
+    task = HomeTask(row.record, node.submissions.shared(row.spec), node.state.now.boot_s)
+    node.arrivals.adopt(task, directory_here=row.directory_here)
+    if row.record.state is TaskState.HELD:
+        task.phase = HomePhase.HELD
+    elif row.record.state is TaskState.LEASED and row.record.node == node.state.node:
+        task.phase = HomePhase.HERE
+        node.runs.restore(task)
+    elif row.record.state is not TaskState.QUEUED:
+        node.handoff.leases.restored(task)
+    return task

@@ -1,0 +1,106 @@
+"""R12 with one of its rules left out, and what else only shows while a home is away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peerload.core.guest_leases import GuestLeases
+from peerload.core.handoff_executor import Executor
+from peerload.core.parking import Parking
+from peerload.core.work import GuestPhase, HomeTask
+from peerload.model import actions, messages
+from peerload.sim.chaos.launcher import Launcher
+from tests.chaos.broken_core import ignore_nonces
+from tests.chaos.broken_drivers import goes_out_early
+
+
+def park_not_durable(patch: pytest.MonkeyPatch) -> None:
+    """PARK is said before PARKED is on disk."""
+    goes_out_early(patch, messages.Park)
+
+
+def park_no_confirm(patch: pytest.MonkeyPatch) -> None:
+    """Home takes itself for back as soon as it answers a RENEW."""
+
+    def is_answered(self: Parking, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
+        if task.record.parked_ts and renewal.ts > task.record.parked_ts:
+            self._home.become(task, f"{src} was answered", parked_ts=0.0)
+        return not task.record.parked_ts
+
+    patch.setattr(Parking, "is_answered", is_answered)
+
+
+def park_flag(patch: pytest.MonkeyPatch) -> None:
+    """Any deadline that is stated confirms, for whichever ts it was given."""
+
+    def is_answered(self: Parking, task: HomeTask, src: str, renewal: messages.Renewal) -> bool:
+        parked_ts = task.record.parked_ts
+        if parked_ts and renewal.ts <= parked_ts:
+            return False
+        if parked_ts and renewal.deadline_ts:
+            self._home.become(task, f"{src} has a deadline", parked_ts=0.0)
+        return True
+
+    patch.setattr(Parking, "is_answered", is_answered)
+
+
+def _parks(patch: pytest.MonkeyPatch, *, late: bool = False, strict: bool = False) -> None:
+    def park_received(self: GuestLeases, src: str, message: messages.Park) -> None:
+        for parking in message.parkings:
+            guest = self._by_uid.get(parking.uid)
+            if guest is None or guest.home != src or guest.attempt != parking.attempt:
+                continue
+            if (parking.ts < guest.ts and not late) or (strict and parking.ts == guest.ts):
+                continue
+            if guest.phase in (GuestPhase.WAITING, GuestPhase.HERE):
+                guest.ts, guest.deadline_s, guest.is_parked = max(guest.ts, parking.ts), float("inf"), True
+                if guest.phase is GuestPhase.HERE:
+                    self._state.actions.append(actions.SetLease(guest.key, 0.0, guest.ts))
+
+    patch.setattr(GuestLeases, "park_received", park_received)
+
+
+def park_late(patch: pytest.MonkeyPatch) -> None:
+    """The executor applies a PARK that is older than what it was granted since."""
+    _parks(patch, late=True)
+
+
+def park_strict(patch: pytest.MonkeyPatch) -> None:
+    """The executor ignores a PARK of the same age as what it was granted last: no task is ever parked."""
+    _parks(patch, strict=True)
+
+
+def park_ts_volatile(patch: pytest.MonkeyPatch) -> None:
+    """The newest ts that was applied is forgotten when the agent ends."""
+    listing = Launcher.listing
+
+    def forgetful(self: Launcher) -> Any:
+        running, ended = listing(self)
+        return tuple((key, started_at, 0.0) for key, started_at, _ in running), ended
+
+    patch.setattr(Launcher, "listing", forgetful)
+
+
+def park_no_nonce(patch: pytest.MonkeyPatch) -> None:
+    """Nonces are ignored: an old COMMIT makes an old PARK look new."""
+    ignore_nonces(patch)
+
+
+def revoke_forgets(patch: pytest.MonkeyPatch) -> None:
+    """R9: REVOKE removes the START record, and a QUERY about it has no answer."""
+    revoke_received, refuse = Executor.revoke_received, Executor._refuse
+
+    def forget(self: Executor, src: str, revoke: messages.Revoke) -> None:
+        guest = self.by_uid.get(revoke.uid)
+        revoke_received(self, src, revoke)
+        if guest is not None and guest.phase is GuestPhase.HERE and guest.attempt == revoke.attempt:
+            self._state.persist(actions.DropExecution(guest.uid, guest.attempt))
+
+    def says_nothing(self: Executor, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
+        if self.floors.attempt(uid) < attempt or self.floors.was_refused(uid, attempt):
+            refuse(self, src, task, uid, attempt, reason)
+
+    patch.setattr(Executor, "revoke_received", forget)
+    patch.setattr(Executor, "_refuse", says_nothing)

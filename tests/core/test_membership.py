@@ -1,0 +1,466 @@
+"""Who is there: probes, suspicion, refutation, and what follows for what this node does with its peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from peerload.core.membership import PeerState
+from peerload.model import actions, events, messages
+from peerload.model.config import CoreConfig
+from peerload.model.gossip import (
+    LAN,
+    GossipAck,
+    GossipNack,
+    GossipPing,
+    GossipPingRequest,
+    Load,
+    Rumour,
+    Standing,
+)
+from peerload.model.load import LoadReport
+from peerload.model.messages import Identity
+from peerload.model.resources import Profile
+from tests.core.given import ACCEPTS, SENDER, Given, identity, spec
+
+CALM = msgspec.structs.replace(LAN, corroborators=0)
+"""Nobody follows up the suspicions of others."""
+
+
+def given(*peers: str, **preset: Any) -> Given:
+    gossip = msgspec.structs.replace(CALM, **preset)
+    x = Given(peers=peers, config=CoreConfig(gossip=gossip), policies=SENDER)
+    x.shows_gossip = True
+    for _ in range(9):  # what was new at the start has been told
+        x.timer("gossip", "spread")
+    return x
+
+
+def rumour(node: str, standing: Standing = Standing.ALIVE, refutation: int = 0, start: int = 1, **more: Any) -> Rumour:
+    who = identity(node, start)
+    said = Rumour(node, who.boot, who.machine_boot, who.store, start, refutation, standing, who.address)
+    return msgspec.structs.replace(said, **more)
+
+
+def says(x: Given, src: str, *said: Any, start: int = 1) -> list[str]:
+    return x.when(events.GossipReceived(src, f"{src}-boot-{start}", said))
+
+
+def state(x: Given, node: str) -> PeerState:
+    peer = x.node.membership.get(node)
+    assert peer is not None
+    return peer.state
+
+
+def sequence(x: Given) -> int:
+    """Of the ping just sent."""
+    sent = [said for act in x.last if isinstance(act, actions.SendGossip) for said in act.messages]
+    return next(said.sequence for said in sent if isinstance(said, GossipPing))
+
+
+# -- probes ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_pings_one_member_and_an_ack_ends_it() -> None:
+    x = given("y")
+    assert x.timer("gossip", "turn") == ["timer turn 1", "ping+load to y", "timer ack 0.4"]
+    assert says(x, "y", GossipAck(sequence(x))) == ["clear ack"]
+    assert x.timer("gossip", "ack", "1") == []
+
+
+def test_a_ping_is_answered_with_this_nodes_load_by_whom_it_is_for() -> None:
+    x = given("y")
+    assert says(x, "y", GossipPing(7, "x")) == ["ack+load to y"]
+    assert says(x, "y", GossipPing(8, "z")) == []
+
+
+def test_without_an_answer_helpers_and_the_link_try_and_then_it_is_suspected() -> None:
+    x = given("y", "a", "b", helpers=2)
+    x.node.membership.gossip.detector.probe("y")
+    x.timer("gossip", "turn")
+    number = "1"
+    done = x.after(0.4).timer("gossip", "ack", number)
+    assert sorted(done[:2]) == ["ask to a", "ask to b"]
+    assert done[2:] == ["Ping to y", "timer verdict 0.5"]
+    assert says(x, "a", GossipNack(1)) == []
+    assert says(x, "b", GossipNack(1)) == []
+    done = x.after(0.5).timer("gossip", "verdict", number)
+    assert done[0].startswith("timer suspect ")
+    assert state(x, "y") is PeerState.SUSPECT
+    assert not x.node.membership.is_usable("y")
+    assert x.node.membership.gossip.shared.health.score == 0  # both helpers were heard
+
+
+def test_helpers_that_are_not_heard_either_make_this_node_doubt_itself() -> None:
+    x = given("y", "a", "b", helpers=2)
+    x.timer("gossip", "turn")
+    x.after(0.4).timer("gossip", "ack", "1")
+    x.after(0.5).timer("gossip", "verdict", "1")
+    assert x.node.membership.gossip.shared.health.score == 2
+    assert "timer turn 3" in x.timer("gossip", "turn")
+    assert "timer ack 1.2" in _shapes(x)
+
+
+def _shapes(x: Given) -> list[str]:
+    return [x._shape(action) for action in x.last]
+
+
+@pytest.mark.parametrize("way", ["late", "helper", "link"])
+def test_any_sign_of_life_ends_the_probe(way: str) -> None:
+    x = given("y", "a", helpers=1)
+    x.node.membership.gossip.detector.probe("y")
+    x.timer("gossip", "turn")
+    x.after(0.4).timer("gossip", "ack", "1")
+    match way:
+        case "late":
+            assert says(x, "y", GossipAck(1)) == ["clear verdict"]
+        case "helper":
+            assert says(x, "a", GossipAck(1)) == ["clear verdict"]
+        case _:
+            assert "clear verdict" in x.hear("y", messages.Pong(1, LoadReport()))
+    x.after(0.5).timer("gossip", "verdict", "1")
+    assert state(x, "y") is PeerState.ALIVE
+
+
+def test_an_ack_of_another_start_or_of_a_stranger_counts_for_nothing() -> None:
+    x = given("y")
+    x.timer("gossip", "turn")
+    assert says(x, "y", GossipAck(1), start=2) == []
+    assert says(x, "z", GossipAck(1)) == []
+    assert "Ping to y" in x.after(0.4).timer("gossip", "ack", "1")
+
+
+def test_a_helper_pings_and_passes_on_what_it_hears_or_that_it_hears_nothing() -> None:
+    x = given("y", "a")
+    assert says(x, "y", GossipPingRequest(70, "a", "a:1")) == ["ping+load to a", "timer nack 0.32"]
+    number = sequence(x)
+    assert x.after(0.32).timer("gossip", "nack", str(number)) == ["nack to y"]
+    assert says(x, "a", GossipAck(number)) == ["ack to y"]
+    assert says(x, "a", GossipAck(number)) == []
+
+
+def test_a_broken_link_is_asked_about_at_once_and_requeues_nothing() -> None:
+    x = given("y")
+    assert x.when(events.PeerUnreachable("y", "reset")) == ["ping+load to y", "timer ack 0.4"]
+    assert x.when(events.PeerUnreachable("y", "reset")) == []  # that is being done
+    assert state(x, "y") is PeerState.ALIVE
+
+
+def test_every_second_probe_is_of_the_neighbour_and_the_others_of_everybody_in_turn() -> None:
+    x = given("a", "b", "c", "d", "e")
+    probed = []
+    for _ in range(20):
+        x.after(1.0).timer("gossip", "turn")
+        (to,) = [act.node for act in x.last if isinstance(act, actions.SendGossip)]
+        says(x, to, GossipAck(sequence(x)))
+        probed.append(to)
+    assert len(set(probed[::2])) == 1
+    assert sorted(probed[1:11:2]) == sorted(probed[11::2]) == ["a", "b", "c", "d", "e"]
+
+
+# -- suspicion ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_suspect_that_does_not_refute_it_is_called_dead() -> None:
+    x = given("y")
+    died = []
+    x.node.membership.died = died.append
+    assert says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))[0] == "timer suspect 1.8"
+    x.after(1.8)
+    done = x.timer("gossip", "suspect", "y")
+    assert state(x, "y") is PeerState.DEAD
+    assert died == ["y"]
+    assert [shape for shape in done if shape.startswith("timer")] == [done[-1]]  # it is looked for, for ever
+    assert x.timer("gossip", "turn") == []  # and not probed
+
+
+def test_a_later_word_of_its_own_clears_it() -> None:
+    x = given("y")
+    says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))
+    assert says(x, "z", rumour("y", Standing.ALIVE, refutation=0)) == []  # that is what was suspected
+    assert "clear suspect" in says(x, "z", rumour("y", Standing.ALIVE, refutation=1))
+    assert state(x, "y") is PeerState.ALIVE
+    assert says(x, "z", rumour("y", Standing.DEAD, refutation=0)) == []  # late
+
+
+def test_confirmations_shorten_the_time() -> None:
+    x = given("y", "a", "b", "c", "d")
+    assert says(x, "a", rumour("y", Standing.SUSPECT, by=("a",)))[0] == "timer suspect 7.2"
+    assert says(x, "a", rumour("y", Standing.SUSPECT, by=("a",))) == []  # the same again
+    assert says(x, "b", rumour("y", Standing.SUSPECT, by=("b",)))[0] == "timer suspect 4.5"
+    says(x, "c", rumour("y", Standing.SUSPECT, by=("a", "c")))
+    assert says(x, "d", rumour("y", Standing.SUSPECT, by=("d",)))[0] == "timer suspect 1.8"
+
+
+def test_a_node_in_doubt_about_itself_waits_longer() -> None:
+    x = given("y")
+    says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))
+    x.node.membership.gossip.shared.health.worse()
+    assert x.after(1.8).timer("gossip", "suspect", "y") == ["timer suspect 1.8"]
+    assert state(x, "y") is PeerState.SUSPECT
+
+
+def test_a_suspect_hears_of_it_with_the_next_ping() -> None:
+    x = given("y")
+    says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))
+    for _ in range(9):
+        x.timer("gossip", "spread")
+    assert x.timer("gossip", "turn")[1] == "ping+y=suspect+load to y"
+
+
+def test_who_hears_of_a_suspicion_follows_it_up() -> None:
+    x = given("y", "a", "b", corroborators=6)
+    done = says(x, "a", rumour("y", Standing.SUSPECT, by=("a",)))
+    assert "ping+y=suspect+load to y" in done
+
+
+def test_this_node_refutes_what_is_said_of_it() -> None:
+    x = given("y", "z")
+    done = says(x, "y", rumour("x", Standing.SUSPECT, by=("z",)))
+    assert done[-2:] == ["x=alive to y", "x=alive to z"]
+    (said,) = x.last[-1].messages  # type: ignore[union-attr]
+    assert said.refutation == 1
+    assert says(x, "y", rumour("x", Standing.SUSPECT, by=("z",))) == []  # that is answered
+    assert x.node.membership.gossip.shared.health.score == 1
+
+
+def test_after_its_database_was_lost_a_node_counts_on_from_where_it_was() -> None:
+    x = given("y")
+    says(x, "y", rumour("x", Standing.DEAD, start=57))
+    assert x.node.state.identity.incarnation == 58
+    says(x, "y", rumour("x", Standing.ALIVE, start=60))  # two agents of one name do not chase each other
+    assert x.node.state.identity.incarnation == 58
+
+
+# -- standing still ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_node_that_did_not_run_calls_nobody_dead_before_a_fresh_probe(told: bool) -> None:
+    x = given("y")
+    says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))
+    if told:
+        x.after(2.0).when(events.LoopLagged(2.0))
+    else:
+        x.after(4.0)
+    done = x.timer("gossip", "suspect", "y")
+    assert done == ["ping+y=suspect+load to y", "timer ack 0.8", "timer suspect 1"]
+    assert state(x, "y") is PeerState.SUSPECT
+    x.after(0.8).timer("gossip", "ack", "1")
+    (due, *_) = x.after(1.0).timer("gossip", "verdict", "1")
+    x.after(float(due.removeprefix("timer suspect ")))
+    x.timer("gossip", "suspect", "y")
+    assert state(x, "y") is PeerState.DEAD
+
+
+def test_a_node_that_did_not_run_gives_up_its_probes() -> None:
+    x = given("y")
+    x.timer("gossip", "turn")
+    assert x.after(3.0).timer("gossip", "ack", "1") == []
+    assert x.node.membership.gossip.shared.health.score == 1
+
+
+# -- what follows ------------------------------------------------------------------------------------------------------
+
+
+def test_another_start_takes_the_place_of_the_dead_one() -> None:
+    x = given("y")
+    says(x, "z", rumour("y", Standing.DEAD))
+    says(x, "z", rumour("y", start=2))
+    y = x.node.membership.get("y")
+    assert y is not None
+    assert (y.state, y.identity.boot, y.knows_profile) == (PeerState.ALIVE, "y-boot-2", False)
+    says(x, "z", rumour("y", Standing.DEAD, refutation=9))  # of the start before
+    assert state(x, "y") is PeerState.ALIVE
+
+
+def test_a_member_that_others_tell_of_is_asked_what_it_has_and_then_used() -> None:
+    x = given("y")
+    says(x, "y", rumour("z"))
+    assert x.node.membership.could_ever(messages.Need(), "x")
+    assert x.timer("gossip", "profiles") == ["ProfileRequest to y", "timer profiles 1"]
+    assert "z" not in x.node.membership.eligible(messages.Need(), "x")
+    told = messages.KnownProfile("z-boot-1", Profile("z", 1, 1.0, slots_fixed=True))
+    x.hear("y", messages.ProfileTold((told,)))
+    assert "z" in x.node.membership.eligible(messages.Need(), "x")
+
+
+def test_a_profile_that_was_not_told_is_asked_of_the_node_itself() -> None:
+    x = given("y")
+    says(x, "y", rumour("z"))
+    x.timer("gossip", "profiles")
+    assert x.after(1.0).timer("gossip", "profiles") == ["ProfileRequest to z", "timer profiles 2"]
+
+
+def test_this_node_tells_the_profiles_that_it_knows() -> None:
+    x = given("y")
+    assert x.hear("z", messages.ProfileRequest(("x", "y", "nobody"))) == ["ProfileTold to z"]
+    assert [known.profile.node for known in x.sent(messages.ProfileTold).profiles] == ["x", "y"]
+
+
+def test_a_load_that_came_by_gossip_counts_like_any_other() -> None:
+    x = given("y")
+    assert says(x, "z", Load.of("y", ACCEPTS)) == []
+    known = x.node.membership.report("y")
+    assert known is not None
+    assert known.report == ACCEPTS
+    news = msgspec.structs.replace(ACCEPTS, sequence=2)
+    assert says(x, "z", Load.of("y", news, 30.0, is_news=True)) == ["timer loads 1"]
+    assert says(x, "z", Load.of("y", ACCEPTS, is_news=True)) == []  # older
+    known = x.node.membership.report("y")
+    assert known is not None
+    assert known.age_s == 30.0
+
+
+def test_this_nodes_load_goes_to_all_unless_there_is_a_broker() -> None:
+    x = given("y")
+    x.when(events.BusChanged(connected=False))
+    x.node.state.actions = []
+    x.node.sharing.information.tell()
+    for _ in range(3):
+        assert x.after(1.0).timer("gossip", "loads") == ["load to y", "timer loads 1"]
+    assert x.after(1.0).timer("gossip", "loads") == ["load to y"]  # that was often enough
+    x.when(events.BusChanged(connected=True))
+    assert x.after(1.0).timer("gossip", "loads") == []
+
+
+def test_a_retained_state_does_not_bring_back_the_dead() -> None:
+    x = given("y")
+    says(x, "z", rumour("y", Standing.DEAD))
+    x.meet("y", retained=True)
+    assert state(x, "y") is PeerState.DEAD
+    x.meet("y", start=2, retained=True)
+    assert state(x, "y") is PeerState.ALIVE
+
+
+def test_who_speaks_although_it_is_called_dead_is_told_so() -> None:
+    x = given("y")
+    says(x, "z", rumour("y", Standing.DEAD))
+    assert x.hear("y", messages.Probe(1, messages.Need(), ACCEPTS))[0] == "Sync to y"
+    assert says(x, "y", GossipPing(1, "x")) == ["ack+load+y=dead to y"]
+    assert says(x.after(1.0), "y", GossipPing(1, "x"))[0] == "y=dead to y"
+    x.hear("y", messages.Sync((rumour("y", refutation=1),)))
+    assert state(x, "y") is PeerState.ALIVE
+
+
+# -- joining, leaving, finding again -----------------------------------------------------------------------------------
+
+
+def test_a_start_looks_for_the_members_of_the_last_one_and_for_its_seeds() -> None:
+    started = events.AgentStarted(known=(identity("y"),), seeds=("far:1",))
+    x = Given(peers=(), started=started)
+    assert [type(action).__name__ for action in x.last if isinstance(action, actions.Dial | actions.DialAddress)] == [
+        "Dial",
+        "DialAddress",
+    ]
+    x.shows_gossip = True
+    assert x.after(1.0).timer("gossip", "join") == ["Dial", "DialAddress", "timer join 2"]
+    x.meet("y")
+    assert x.after(2.0).timer("gossip", "join") == []
+    assert x.timer("gossip", "again")[0] == "DialAddress"  # nobody known is there
+
+
+def test_a_new_link_exchanges_everything_once() -> None:
+    x = given()
+    assert x.meet("y")[-1:] == ["Sync to y"] or "Sync to y" in x.meet("z")
+    assert "Sync to y" not in x.meet("y")
+    assert x.hear("y", messages.Sync((rumour("z"),), asks=True))[-1] == "Sync to y"
+    told = x.sent(messages.Sync)
+    assert [said.node for said in told.rumours][:2] == ["x", "y"]
+    assert not told.asks
+    assert state(x, "z") is PeerState.ALIVE
+
+
+def test_everything_is_exchanged_now_and_then() -> None:
+    x = given("y")
+    done = x.timer("gossip", "sync")
+    assert done[0] == "Sync to y"
+    assert 27.0 <= float(done[1].removeprefix("timer sync ")) <= 33.0
+
+
+def test_the_dead_are_looked_for_for_ever() -> None:
+    x = given("y")
+    says(x, "z", rumour("y", Standing.DEAD))
+    for _ in range(50):
+        done = x.after(60.0).timer("gossip", "again")
+        assert done[:3] == ["Dial", "y=dead to y", "Sync to y"]
+        assert 15.0 <= float(done[3].removeprefix("timer again ")) <= 45.0
+
+
+def test_members_of_members_are_contacts() -> None:
+    x = given()
+    y = Profile("y", 1, 1.0, slots_fixed=True)
+    x.when(events.PeerMet(identity("y"), y, LoadReport(), (identity("x"), identity("y"), identity("z"))))
+    assert list(x.node.membership.gossip.contacts.known) == ["z"]
+    assert not x.node.membership.meet(identity("x"), y, None)
+
+
+def test_stopping_says_good_bye() -> None:
+    x = given("y", "z")
+    done = x.when(events.AgentStopping())
+    assert done[:2] == ["Leaving to y", "Leaving to z"]
+    assert sorted(done[2:]) == ["x=left to y", "x=left to z"]
+    assert says(x, "y", rumour("x", Standing.SUSPECT)) == []  # it does not matter any more
+
+
+def test_who_left_is_not_probed_nor_looked_for_and_is_forgotten_after_a_day() -> None:
+    x = given("y", "z")
+    x.hear("y", messages.Leaving())
+    assert state(x, "y") is PeerState.LEFT
+    assert not any("y" in shape.split(" to ")[-1:] for _ in range(4) for shape in x.timer("gossip", "turn"))
+    assert x.timer("gossip", "again") == []
+    x.after(86_401.0).timer("gossip", "sync")
+    assert x.node.membership.get("y") is None
+    assert says(x, "z", rumour("y", Standing.LEFT, age_s=90_000.0)) == []
+    assert x.node.membership.get("y") is None
+
+
+def test_forgetting_is_for_the_gone_and_for_all() -> None:
+    x = given("y", "z")
+    assert not x.node.membership.forget("nobody")
+    assert not x.node.membership.forget("y")
+    says(x, "z", rumour("y", Standing.DEAD))
+    x.node.state.actions = []
+    assert x.node.membership.forget("y")
+    assert actions.ForgetPeer("y") in x.node.state.actions
+    assert x.node.membership.get("y") is None
+    assert x.timer("gossip", "spread")[0] == "y=forgotten to z"
+    says(x, "z", rumour("y", Standing.DEAD))  # a late word
+    assert x.node.membership.get("y") is None
+    x.meet("y", start=2)  # it was not gone after all
+    assert state(x, "y") is PeerState.ALIVE
+
+
+def test_a_full_table_drops_whoever_was_lost_longest() -> None:
+    x = Given(peers=("a", "b"), config=CoreConfig(peers_max=2))
+    assert x.rumour("c", Standing.ALIVE) == []
+    assert x.node.membership.get("c") is None
+    x.rumour("b", Standing.DEAD)
+    x.rumour("c", Standing.ALIVE)
+    assert x.node.membership.get("c") is not None
+    assert x.node.membership.get("b") is None
+
+
+def test_a_datagram_of_other_versions_only_is_not_looked_at() -> None:
+    x = given("y")
+    assert x.when(events.GossipReceived("y", "y-boot-1", (GossipPing(1, "x"),), "", 2, 3)) == []
+    assert x.when(events.GossipReceived("x", "other", (GossipPing(1, "x"),))) == []
+    assert x.node.state.counts["gossip of another protocol version"] == 1
+
+
+def test_a_peer_with_another_database_is_met_although_it_counts_from_one_again() -> None:
+    x = given()
+    x.meet("y", start=5)
+    new = Identity("y", "y-new", "m", "another-store", 1, "y:1")
+    x.when(events.PeerMet(new, Profile("y", 1, 1.0), LoadReport()))
+    y = x.node.membership.get("y")
+    assert y is not None
+    assert y.identity == new
+
+
+def test_a_submission_and_gossip_do_not_meet() -> None:
+    x = given("y")
+    says(x, "z", rumour("y", Standing.DEAD))
+    assert "Probe to y" not in [*x.submit(spec()), *x.submit(spec())]

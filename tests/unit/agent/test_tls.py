@@ -1,0 +1,105 @@
+"""A node's own certificate: what it says, and when it is made anew."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from peerload.agent import certificates
+from peerload.agent.tls import PROTOCOL, Credentials, tls_says
+from peerload.model.errors import ConfigError
+from tests.support import cluster_of
+
+
+def made(directory: Path, node: str = "ws1", cluster: str = "default") -> Credentials:
+    return Credentials(cluster_of(cluster), node, directory / "tls")
+
+
+def test_a_certificate_names_its_node_and_lasts_ninety_days(tmp_path: Path) -> None:
+    facts = made(tmp_path).facts
+    assert facts is not None
+    assert facts.name == "ws1"
+    assert timedelta(days=89) < facts.valid_until - datetime.now(UTC) <= timedelta(days=90)
+    assert facts.valid_from < datetime.now(UTC) - timedelta(hours=23), "clocks may differ by a day"
+
+
+def test_it_is_the_owners_alone_and_kept(tmp_path: Path) -> None:
+    first = made(tmp_path)
+    (path,) = (tmp_path / "tls").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "tls").stat().st_mode) == 0o700
+    assert made(tmp_path).facts == first.facts
+    assert first.renew_if_due() is False
+
+
+@pytest.mark.parametrize(("days", "is_due"), [(59, False), (61, True), (100, True), (-2, True)])
+def test_it_is_made_anew_after_two_thirds_of_its_life_or_if_the_clock_was_set_back(
+    tmp_path: Path, days: int, is_due: bool
+) -> None:
+    credentials = made(tmp_path)
+    before = credentials.facts
+    assert credentials.renew_if_due(datetime.now(UTC) + timedelta(days=days)) is is_due
+    assert (credentials.facts != before) is is_due
+
+
+def test_another_node_or_another_cluster_gets_another(tmp_path: Path) -> None:
+    first = made(tmp_path).facts
+    other_name = made(tmp_path, "ws2").facts
+    other_cluster = made(tmp_path, "ws2", "another").facts
+    assert None not in (first, other_name, other_cluster)
+    assert len({first, other_name, other_cluster}) == 3
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff\x00", None])
+def test_a_damaged_one_is_made_anew(tmp_path: Path, damage: bytes | None) -> None:
+    made(tmp_path)
+    path = tmp_path / "tls" / "node.pem"
+    path.write_bytes(path.read_bytes()[:-200] if damage is None else damage)
+    assert made(tmp_path).facts is not None
+
+
+def test_where_it_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "tls").write_text("in the way")
+    with pytest.raises(ConfigError) as caught:
+        made(tmp_path)
+    assert caught.value.key == "state"
+
+
+def test_only_tls_1_3_both_ends_and_no_tickets(tmp_path: Path) -> None:
+    credentials = made(tmp_path)
+    for context in (credentials.server, credentials.client):
+        assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_3
+        assert context.verify_mode == ssl.CERT_REQUIRED
+        assert len(context.get_ca_certs()) == 1, "the cluster's CA and no other"
+        assert context.options & ssl.OP_NO_TICKET
+    assert credentials.server.num_tickets == 0
+    assert PROTOCOL == "peerload/1"
+
+
+def test_no_key_is_shown(tmp_path: Path) -> None:
+    assert repr(made(tmp_path)) == "Credentials('ws1' of 'default')"
+
+
+def test_a_ca_that_ends_soon_ends_its_certificates() -> None:
+    then = datetime.now(UTC) - certificates.CA_LIFE + timedelta(days=10)
+    authority = certificates.make_ca("old", "0" * 32, then)
+    pair = certificates.issue(authority, "ws1", datetime.now(UTC))
+    facts = certificates.node_facts(authority, pair.certificate)
+    assert facts.valid_until <= datetime.now(UTC) + timedelta(days=10)
+
+
+def test_another_cas_certificate_is_none_of_ours() -> None:
+    now = datetime.now(UTC)
+    ours, theirs = (certificates.make_ca("lab", "0" * 32, now) for _ in range(2))
+    with pytest.raises(ValueError, match="not a certificate of this cluster's"):
+        certificates.node_facts(ours, certificates.issue(theirs, "ws1", now).certificate)
+
+
+def test_what_went_wrong_is_said_in_words() -> None:
+    assert tls_says(TimeoutError()) == "the handshake took too long"
+    assert tls_says(ConnectionResetError()) == "it went away during the handshake"
+    assert tls_says(ssl.SSLError(1, "x")) == "the TLS handshake failed"
