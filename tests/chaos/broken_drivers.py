@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from peerload.core import leases
 from peerload.core.runs import Runs
 from peerload.model import actions, events, messages
 from peerload.model.task import ExecutionState, Exit
@@ -193,6 +194,7 @@ def clock_slow(patch: pytest.MonkeyPatch) -> None:
         init(self, plan.without_grace(), *given, **named)
 
     patch.setattr(Cluster, "__init__", without_grace)
+    patch.setattr(leases, "DRIFT_MAX", 0.0)
 
 
 def floor_volatile(patch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from peerload.sim.chaos.gauges import Gauges
 from peerload.sim.chaos.invariants import Invariants
 from peerload.sim.chaos.machine import Machine
 from peerload.sim.chaos.network import Network
+from peerload.sim.chaos.plan import AUTO_TIMES
 from peerload.sim.chaos.rest import Rest
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Cluster:
         self.config = config or CoreConfig(
             lease_s=plan.lease_s,
             lease_grace_s=plan.grace_s,
+            lease_auto_s_max=plan.lease_s * AUTO_TIMES,
             attempts_max=plan.attempts_max,
             poison_nodes=plan.poison_nodes,
             frozen_s_max=plan.frozen_s_max,

@@ -307,11 +307,15 @@ class Network:
             delay_s += rng.expovariate(1.0 / evils.jitter_s)
         if evils.late and rng.random() < evils.late:
             gauges.count("messages late")
-            delay_s += rng.uniform(0.0, evils.late_s)
+            delay_s += self._late_s()
         if evils.duplication and rng.random() < evils.duplication:
             gauges.count("messages repeated")
-            return [delay_s, delay_s + rng.uniform(0.0, max(evils.late_s, 0.1))]
+            return [delay_s, delay_s + self._late_s()]
         return [delay_s]
+
+    def _late_s(self) -> float:
+        """How much later: nothing is on its way for long once the cluster has healed."""
+        return min(self._rng.uniform(0.0, self._evils.late_s), self._healed_s - self._cluster.now_s)
 
     def _arrive(self, receiver: Machine, boot: int, event: events.MessageReceived, link: Link, generation: int) -> None:
         if receiver.node is None:

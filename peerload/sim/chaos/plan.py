@@ -12,6 +12,10 @@ Pairs = tuple[tuple[str, str], ...]
 """Ordered (from, to): what the first says does not reach the second."""
 
 
+AUTO_TIMES = 1.5
+"""A lease that grows with its task grows to so many times the usual one."""
+
+
 class Fault(msgspec.Struct, frozen=True, tag=True):
     """Root of all faults; its tag names the kind."""
 
@@ -291,6 +295,10 @@ class Plan(msgspec.Struct, frozen=True):
         | Forget,
         ...,
     ]
+
+    def lease_s_max(self) -> float:
+        """The longest lease that any task may have: the node's own, the task's, or what it has grown to."""
+        return max(self.lease_s * AUTO_TIMES, *(job.lease_s for job in self.jobs))
 
     def without_grace(self) -> Plan:
         """The same with a grace that allows for nothing."""
