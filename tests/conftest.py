@@ -52,3 +52,9 @@ def require_program(program: str, package: str) -> Path:
 def mosquitto() -> Path:
     """The Mosquitto broker's program."""
     return require_program("mosquitto", "mosquitto")
+
+
+@pytest.fixture(scope="session")
+def strace() -> Path:
+    """The program that makes system calls fail."""
+    return require_program("strace", "strace")

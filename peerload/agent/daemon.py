@@ -365,6 +365,7 @@ class Daemon:
         if isinstance(body, State):
             if body.identity.address:
                 self.parts.links.learn(body.identity)
+                self.parts.members.news()
             # However live, it may be late: only a Hello proves that a machine was started anew.
             self.parts.inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
         else:
@@ -372,6 +373,7 @@ class Daemon:
 
     def _met(self, hello: Hello) -> None:
         self.parts.links.learn(hello.identity)
+        self.parts.members.news()
         self.parts.inbox.put(
             events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers, refutation=hello.refutation)
         )

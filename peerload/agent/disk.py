@@ -36,7 +36,7 @@ ADMIT_BYTES = 2 << 20
 """What must be left beyond a submission's own rows: the tasks that run have to record their ends, too."""
 TASK_ROW_BYTES = 1024
 """What a queued task takes on disk, at most: its row in the log, then in the database."""
-START_BYTES = 4 << 20
+START_BYTES = 2 << 20
 """An agent that starts wants this much for its own files."""
 LOOK_EVERY_S = 2.0
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -120,11 +120,12 @@ class Disk:
     def admit(self, tasks: int, spec_bytes: int) -> None:
         """Whether so many tasks may be taken on. Raises DiskFull."""
         needed = ADMIT_BYTES + tasks * TASK_ROW_BYTES + 2 * spec_bytes
-        free = self.free_bytes()
+        missing = self.reserve.wanted_bytes - self.reserve.size_bytes  # what is given up is for the tasks there are
+        free = max(self.free_bytes() - max(missing, 0), 0)
         if free < needed:
             raise DiskFull(
                 "the disk of this node is full; nothing was submitted",
-                why=f"{_mib(free)} are free at {self._directory}, this needs {_mib(needed)}",
+                why=f"{_mib(free)} are to be had at {self._directory}, this needs {_mib(needed)}",
                 hint="running tasks go on, and their results are kept; make room there, then submit again",
             )
 

@@ -15,6 +15,7 @@ from peerload.agent.peer_address import numeric, parse_address
 from peerload.core.membership import PeerState
 from peerload.model import events
 from peerload.model.errors import ConfigError
+from peerload.model.gossip import Rumour
 from peerload.wire import gossip as wire
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 PORT_TRIES_MAX = 20
 """Where any port will do: so many are tried until one is free for TCP and for UDP."""
-KEEP_S = 10.0
-"""Who is known is written down this often, if it has changed: what a kill forgets is no older."""
+KEEP_S = 1.0
+"""So long after news of members it is written down who is known: what a kill forgets is no older."""
 
 
 class Members:
@@ -89,9 +90,8 @@ class Members:
             raise
 
     def start(self) -> None:
-        """Begin to watch for stalls, and to write down who is known."""
+        """Begin to watch for stalls."""
         self._lag.start()
-        self._keep_in_time()
 
     def send(self, action: SendGossip) -> None:
         """Say something to a peer, by one datagram."""
@@ -114,18 +114,22 @@ class Members:
 
     def _received(self, node: str, boot: str, address: str, datagram: Datagram) -> None:
         self._lag.look()
+        if any(isinstance(message, Rumour) for message in datagram.messages):
+            self.news()
         if datagram.skipped:
             self._parts.counters["gossip not understood"] += datagram.skipped
         self._parts.inbox.put(
             events.GossipReceived(node, boot, datagram.messages, address, datagram.protocol_min, datagram.protocol_max)
         )
 
-    def _keep_in_time(self) -> None:
-        self._keep()
-        self._keeping = asyncio.get_running_loop().call_later(KEEP_S, self._keep_in_time)
+    def news(self) -> None:
+        """Something about members has come in: soon it is written down who they are."""
+        if self._keeping is None:
+            self._keeping = asyncio.get_running_loop().call_later(KEEP_S, self._keep)
 
     def _keep(self) -> None:
         """Those that are known and have not left; of earlier starts also those that were not met yet."""
+        self._keeping = None
         membership = self._parts.node.membership
         met = {peer.identity.node: peer for peer in membership}
         there = [peer.identity for peer in met.values() if peer.state is not PeerState.LEFT]

@@ -226,6 +226,7 @@ class Requests:
         for name, count in self._parts.counters.items():
             merged[name] = merged.get(name, 0) + count
         merged["inbox dropped"] = self._parts.inbox.dropped
+        merged["commits waiting for room on the disk"] = int(self._parts.store.is_stalled)
         return merged
 
     def _stop(self, connection: Connection, request: control.Stop) -> None:

@@ -46,6 +46,8 @@ class Options(NamedTuple):
     machines: int = 5
     slots: int = 4
     guarantees: tuple[str, ...] = ("at-least-once",)
+    scale: float = 1.0
+    """Faults last so much longer than planned."""
     kinds: tuple[str, ...] = ()
     """Kinds of faults, all if empty."""
 
@@ -74,7 +76,9 @@ class Campaign:
     def _storm(self) -> None:
         """Submit and do faults until both are done."""
         options = self.options
-        coming = collections.deque(plan(options.faults, options.seed, options.kinds or self.faults.kinds()))
+        coming = collections.deque(
+            plan(options.faults, options.seed, options.kinds or self.faults.kinds(), options.scale)
+        )
         began_at = time.monotonic()
         pause = threading.Event()
         for submitter in self.submitters:

@@ -51,14 +51,15 @@ class Fault(NamedTuple):
     seed: int
 
 
-def plan(count: int, seed: int, kinds: Sequence[str]) -> list[Fault]:
-    """Which faults, in which order: each kind at least once if there is room for it, the others by their weights."""
+def plan(count: int, seed: int, kinds: Sequence[str], scale: float = 1.0) -> list[Fault]:
+    """Which faults, in which order: each kind at least once if there is room for it, the others by their weights;
+    ``scale`` times as long as usual."""
     chance = random.Random(seed)
     drawn = list(kinds)[:count]
     drawn += chance.choices(kinds, [KINDS[kind].weight for kind in kinds], k=count - len(drawn))
     chance.shuffle(drawn)
     return [
-        Fault(number, kind, chance.uniform(*KINDS[kind].lasts_s), chance.getrandbits(32))
+        Fault(number, kind, chance.uniform(*KINDS[kind].lasts_s) * scale, chance.getrandbits(32))
         for number, kind in enumerate(drawn, 1)
     ]
 
@@ -147,7 +148,7 @@ class Faults:
         with self._machine(chance) as machine:
             launcher = machine.launcher_pid
             send(launcher, signal.SIGSTOP)
-            self._last(lasts_s)
+            self._last(min(lasts_s, LAUNCHER_PAUSE_S_MAX))
             send(launcher, signal.SIGCONT)
 
     def agent_and_launcher_killed(self, chance: random.Random, lasts_s: float) -> None:

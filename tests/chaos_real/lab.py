@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tests.chaos_real.broker import Broker
+from tests.chaos_real.cgroups import FREEZERS
 from tests.chaos_real.ledger import Ledger, build_work
 from tests.chaos_real.machine import MARK, Machine, remove_abandoned_disks, spec
 from tests.chaos_real.network import PORT, Network
@@ -27,7 +28,7 @@ class Lab:
     """``count`` machines n1, n2, …, of which the others know n1; with ``mosquitto`` (its path) they share a broker.
 
     leases_s are given to the machines in turn (empty: the default); so are disks_bytes, each the size of a disk of
-    their own for their state, 0 for none. ``spare`` members of the network have no machine.
+    their own for their state, 0 for none, and the ways of freezing tasks that there are. ``spare`` members of the network have no machine.
     """
 
     def __init__(
@@ -100,7 +101,14 @@ class Lab:
             words += ["--config", str(config)]
         disk_bytes = self._disks_bytes[number % len(self._disks_bytes)]
         namespace = self.network.namespace(member)
-        machine = Machine(self.directory / member, node or member, namespace, words, disk_bytes=disk_bytes)
+        machine = Machine(
+            self.directory / member,
+            node or member,
+            namespace,
+            words,
+            disk_bytes=disk_bytes,
+            freezer=FREEZERS[number % len(FREEZERS)],
+        )
         self._stack.callback(machine.close)
         return machine
 

@@ -21,6 +21,7 @@ import msgpack
 
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable, PeerloadError
+from tests.chaos_real.cgroups import Cgroups, to_hide
 from tests.chaos_real.network import NAMESPACES, command
 from tests.integration.cluster import PATH, program
 from tests.support import wait_until
@@ -37,7 +38,10 @@ STOP_S_MAX = 40.0
 ANSWER_S_MAX = 5.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 _FIRST = """
-mount --bind "$1" /proc/sys/kernel/random/boot_id && : >"$2" || exit 1
+mount --bind "$1" /proc/sys/kernel/random/boot_id || exit 1
+: >"$2"
+shift 2
+for place; do umount --lazy "$place"; done
 trap '' CHLD
 exec cat
 """
@@ -79,7 +83,14 @@ class Machine:
     """One node of the network and its agent, with a new directory. ``busy`` is held by the fault it is under."""
 
     def __init__(
-        self, directory: Path, node: str, namespace: str, words: Sequence[str], *, disk_bytes: int = 0
+        self,
+        directory: Path,
+        node: str,
+        namespace: str,
+        words: Sequence[str],
+        *,
+        disk_bytes: int = 0,
+        freezer: str = "cgroup2",
     ) -> None:
         self.node = node
         self.directory = directory
@@ -98,6 +109,8 @@ class Machine:
         """Ends of its agent that nobody brought about."""
         self._namespace = NAMESPACES / namespace
         self._words = list(words)
+        self._hidden = to_hide(freezer)
+        self._cgroups = Cgroups(namespace)
         self._holder: subprocess.Popen[bytes] | None = None
         self._agent: subprocess.Popen[bytes] | None = None
         self._first_pid = 0
@@ -111,13 +124,14 @@ class Machine:
         self.boots += 1
         boot_id, ready = self.directory / "boot_id", self.directory / f"booted-{self.boots}"
         boot_id.write_text(f"{uuid.uuid4()}\n", encoding="ascii")
+        self._cgroups.make()
         words = [
             *("nsenter", f"--net={self._namespace}", "unshare", "--mount", "--propagation", "private"),
             *("--pid", "--fork", "--kill-child", "--mount-proc", "--time", "--boottime", str(boottime_offset_s)),
-            *("sh", "-c", _FIRST, self.node, str(boot_id), str(ready)),
+            *("sh", "-c", _FIRST, self.node, str(boot_id), str(ready), *self._hidden),
         ]
         with (self.directory / "boots").open("ab") as log:
-            self._holder = subprocess.Popen(words, stdin=subprocess.PIPE, stderr=log, cwd="/")
+            self._holder = subprocess.Popen(self._cgroups.enter(*words), stdin=subprocess.PIPE, stderr=log, cwd="/")
         wait_until(ready.exists, BOOT_S_MAX, f"{self.node} to boot")
         self._first_pid = _child(self._holder.pid)
         assert self._first_pid
@@ -133,6 +147,7 @@ class Machine:
         if self._agent is not None:
             self._agent.wait(BOOT_S_MAX)
             self._agent = None
+        self._cgroups.remove()
 
     @property
     def is_on(self) -> bool:
@@ -152,7 +167,8 @@ class Machine:
 
     def enter(self, *words: str) -> list[str]:
         """The command line that runs ``words`` on this machine."""
-        return ["nsenter", f"--target={self._first_pid}", "--net", "--mount", "--pid", "--time", "--", *words]
+        namespaces = ["--net", "--mount", "--pid", "--time"]
+        return self._cgroups.enter("nsenter", f"--target={self._first_pid}", *namespaces, "--", *words)
 
     # -- its agent -----------------------------------------------------------------------------------------------------
 

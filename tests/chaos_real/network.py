@@ -116,9 +116,8 @@ class Network:
     def close(self) -> None:
         """Remove all of it."""
         if self._relay is not None:
-            assert self._relay.stdin is not None
-            self._relay.stdin.close()
-            self._relay.wait(COMMAND_S_MAX)
+            with self._relay:  # it ends when its stdin does
+                pass
             self._relay = None
         for name in [self.namespace(member) for member in [*self.members, "hub"]]:
             if (NAMESPACES / name).exists():

@@ -29,7 +29,7 @@ def namespaces() -> None:
 
 @pytest.mark.usefixtures("namespaces")
 def test_a_short_campaign_loses_nothing(mosquitto: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    is_good = hold(Options(tasks=250, faults=len(KINDS), seconds=15.0, seed=1), mosquitto)
+    is_good = hold(Options(tasks=250, faults=len(KINDS), seconds=12.0, seed=1, scale=0.6), mosquitto)
     told = capfd.readouterr().out
     assert is_good, told
     assert told.splitlines()[-1] == f"tasks 250, faults {len(KINDS)}, lost 0, overlapped 0, recorded twice 0", told

@@ -6,6 +6,7 @@ either end and break when the other end was started again, timers by name. No ta
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.model.events import Event
+    from peerload.policy.preset import PolicySet
     from tests.membership.arena import Input, Output
 
 DIAL_S = 5.0
@@ -37,6 +39,12 @@ WAITING_MAX = 1024
 WALL_S = 1_000_000.0
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+@functools.cache
+def _policies() -> PolicySet:
+    """One for all nodes: nobody asks it for anything."""
+    return load_preset("adaptive")
 
 
 class Datagram(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +66,7 @@ class Peerload:
         self.name = name
         self._identity = Identity(name, f"{name}-{run}".ljust(16, "x"), f"{name}-machine", f"{name}-store", run, name)
         profile = Profile(name, 2, 2.0, slots_fixed=True)
-        self.node = Node(CoreConfig(gossip=preset), load_preset("adaptive"), self._identity, profile, rng)
+        self.node = Node(CoreConfig(gossip=preset), _policies(), self._identity, profile, rng)
         self._links: dict[str, str] = {}
         self._dialled: dict[str, list[object]] = {}
         self._out: list[Output] = []

@@ -1,0 +1,142 @@
+"""Gossip between real agents: a loss is noticed, a return too; members are found again; leaving and forgetting."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cluster import Agent, Cluster
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOTICED_S_MAX = 20.0
+"""On a quiet machine it takes 3 s; a busy one may stall an agent for longer than that."""
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made:
+        yield made
+
+
+def of(agent: Agent, node: str) -> dict[str, object]:
+    """What an agent says of a node, {} if it does not know it."""
+    shown = json.loads(agent.cli("nodes", "--json").stdout)["nodes"]
+    return next((told for told in shown if told["node"] == node), {})
+
+
+def history(agent: Agent, node: str, last: str) -> list[object]:
+    """The states that an agent shows a node in, one after another, until it is in the last."""
+    seen: list[object] = []
+
+    def looked() -> bool:
+        state = {told["node"]: told["state"] for told in agent.call("nodes")["nodes"]}.get(node)
+        if state != (seen or [None])[-1]:
+            seen.append(state)
+        return state == last
+
+    wait_until(looked, NOTICED_S_MAX, f"{node} to be {last}")
+    return seen
+
+
+def test_a_kill_is_suspected_then_known_and_a_restart_counts_on(cluster: Cluster) -> None:
+    n1, n2, n3 = cluster.linked(3)
+    before = of(n1, "n3")["incarnation"]
+    assert isinstance(before, int)
+    n3.kill()
+    assert history(n1, "n3", "dead")[-2:] == ["suspect", "dead"]
+    wait_until(lambda: of(n2, "n3")["state"] == "dead", NOTICED_S_MAX)
+    n3.start()
+    for other in (n1, n2):
+        wait_until(lambda other=other: of(other, "n3")["state"] == "alive", NOTICED_S_MAX)  # type: ignore[misc]
+        assert of(other, "n3")["incarnation"] == before + 1
+    text = n1.cli("nodes").stdout.decode().splitlines()
+    assert text[0].split()[-2:] == ["INCARNATION", "AGE"]
+    assert [line.split()[0] for line in text[1:]] == ["n1", "n2", "n3"]
+
+
+def test_a_hung_agent_is_noticed_and_objects_when_it_goes_on(cluster: Cluster) -> None:
+    n1, n2, _n3 = cluster.linked(3)
+    n2.pause()
+    history(n1, "n2", "dead")
+    n2.resume()
+    history(n1, "n2", "alive")
+    wait_until(lambda: n2.peers_alive() == {"n1", "n2", "n3"}, NOTICED_S_MAX)
+    assert n2.counters()["stalls"] >= 1
+
+
+def test_members_find_one_another_again_without_the_one_they_joined_through(cluster: Cluster) -> None:
+    n1, n2, n3 = cluster.linked(3)
+    n1.kill()
+    for agent in (n2, n3):
+        wait_until(lambda agent=agent: of(agent, "n1")["state"] == "dead", NOTICED_S_MAX)  # type: ignore[misc]
+    n2.kill()
+    n3.kill()
+    n2.start()
+    n3.start()
+    cluster.await_acquainted([n2, n3])
+    n1.start()  # told of nobody, and forgotten by nobody
+    cluster.await_acquainted([n1, n2, n3])
+
+
+def test_many_restarted_at_once_agree(cluster: Cluster) -> None:
+    agents = cluster.linked(6)
+    for agent in agents:
+        agent.kill()
+    for agent in agents:
+        agent.spawn()
+    for agent in agents:
+        agent.await_ready()
+    cluster.await_acquainted(agents)
+
+
+def test_a_node_that_leaves_has_left_and_one_that_is_forgotten_is_gone(cluster: Cluster) -> None:
+    n1, n2, n3 = cluster.linked(3)
+    refused = n1.cli("forget", "n3")
+    assert refused.returncode == 125
+    assert refused.stderr.decode().splitlines()[0] == "peerload: n3 is alive"
+    assert n1.cli("forget", "n9").stderr.decode().splitlines()[0] == "peerload: no node n9 is known here"
+    assert b"this node itself" in n1.cli("forget", "n1").stderr
+    done = json.loads(n3.cli("leave", "--json").stdout)
+    assert done["node"] == "n3"
+    n3.reap()
+    for other in (n1, n2):
+        wait_until(lambda other=other: of(other, "n3")["state"] == "left", NOTICED_S_MAX)  # type: ignore[misc]
+    assert json.loads(n1.cli("forget", "n3", "--json").stdout)["was"] == "left"
+    for other in (n1, n2):
+        wait_until(lambda other=other: of(other, "n3") == {}, NOTICED_S_MAX)  # type: ignore[misc]
+    n3.start()
+    wait_until(lambda: of(n1, "n3").get("state") == "alive", NOTICED_S_MAX)
+
+
+def test_a_node_with_tasks_of_others_does_not_leave(cluster: Cluster) -> None:
+    n1, n2 = cluster.linked(2)
+    gate = n1.directory / "gate"
+    task = n1.submit("sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done", placement={"node": "n2"})
+    n1.await_state(task, "running")
+    for agent, why in ((n1, "1 of its own are at other nodes"), (n2, "1 tasks of other nodes are here")):
+        refused = agent.cli("leave")
+        assert refused.returncode == 125
+        assert why in refused.stderr.decode()
+        assert agent.runs
+    gate.touch()
+    assert n1.wait(task)[task]["exit_code"] == 0
+    wait_until(lambda: n2.cli("leave").returncode == 0, NOTICED_S_MAX, "n2 to leave")
+    n2.reap()
+
+
+def test_datagrams_of_a_stranger_change_nothing(cluster: Cluster) -> None:
+    (n1,) = cluster.linked(1)
+    host, _, port = n1.listen.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+        for datagram in (b"", b"x", bytes(1500), b"\x01\x02n1\x04boot" + bytes(60)):
+            stranger.sendto(datagram, (host, int(port)))
+    wait_until(lambda: n1.counters().get("gossip received", 0) == 4)
+    dropped = {name: count for name, count in n1.counters().items() if name.startswith("gossip dropped")}
+    assert sum(dropped.values()) == 4
+    assert n1.peers_alive() == {"n1"}
