@@ -128,7 +128,8 @@ class Gossip:
     def _believe(self, member: Member, was: Rumour | None, now: Rumour, src: str) -> None:
         """The word of a member has changed: what follows for probing and suspicion."""
         shared = self.shared
-        shared.changed()
+        if was is None or was.standing is not now.standing:
+            shared.changed()
         if now.standing is not Standing.SUSPECT:
             member.suspicion = None
             shared.disarm("suspect", now.node)

@@ -195,7 +195,7 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     confirmations: Few = 3
     """k: independent suspicions that bring the time down to its minimum; fewer where there are not so many others. 0:
     the minimum at once, a single confused node may then call others dead."""
-    corroborators: Few = 6
+    corroborators: Few = 8
     """Nodes that, on average, probe a suspect out of turn when they first hear of the suspicion, and so confirm it or
     bring it the word to refute. Each costs 2 datagrams per suspicion (12 if it is dead); 0 leaves confirmation to the
     turns of probing, n·probe_s/k later."""
