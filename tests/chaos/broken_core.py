@@ -295,5 +295,3 @@ def launcher_lost_says_not_started(patch: pytest.MonkeyPatch) -> None:
         self.never_started(guest, reason)
 
     patch.setattr(Executor, "died", died)
-
-
