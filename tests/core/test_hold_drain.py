@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from peerload.core.work import HomePhase
@@ -120,7 +122,7 @@ def test_a_drain_is_durable() -> None:
 
 
 @pytest.mark.parametrize("policies", [ALONE, SENDER, RECEIVER])
-def test_without_room_on_the_disk_nothing_is_accepted_or_offered(policies: dict[str, object]) -> None:
+def test_without_room_on_the_disk_nothing_is_accepted_or_offered(policies: dict[str, Any]) -> None:
     x = Given(peers=("h", "y"), policies=policies)
     x.when(events.DiskRoomChanged(has_room=False))
     assert x.hear("h", offer(only=True)) == ["Decline to h"]

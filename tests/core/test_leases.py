@@ -8,6 +8,7 @@ from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
+from peerload.model.load import LoadReport
 from peerload.model.task import FloorKind, TaskRecord, TaskSpec, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
@@ -140,7 +141,7 @@ def test_the_machine_boot_of_the_accept_counts_not_the_one_seen_last() -> None:
     x = Given(policies=SENDER)
     x.submit()
     x.submit()
-    x.hear("y", messages.ProbeReply(1, accepts=True, report=messages.LoadReport(slots=1, accepts=True)))
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=LoadReport(slots=1, accepts=True)))
     task = x.task(2)
     x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0, "y-machine-2", "s"))
     x.meet("y", start=2, machine=2)  # what the ACCEPT has said already
@@ -153,7 +154,7 @@ def test_the_word_of_another_database_does_not_count(answer: type) -> None:
     x = Given(policies=SENDER)
     x.submit()
     x.submit()
-    x.hear("y", messages.ProbeReply(1, accepts=True, report=messages.LoadReport(slots=1, accepts=True)))
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=LoadReport(slots=1, accepts=True)))
     task = accepted(x, 2, "y", "first")
     assert x.hear("y", answer(task.task, task.uid, 1, store="second")) == []
     assert task.record.state is TaskState.LEASED

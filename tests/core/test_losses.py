@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from peerload.core.work import HomePhase, HomeTask
@@ -22,8 +24,8 @@ from tests.core.given import ACCEPTS, SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit
 
 RESULT = Exit(0, started_at=5.0, ended_at=6.0)
-ONCE = {"guarantee": Guarantee.ONCE}
-FAST = {"guarantee": Guarantee.FAST}
+ONCE: dict[str, Any] = {"guarantee": Guarantee.ONCE}
+FAST: dict[str, Any] = {"guarantee": Guarantee.FAST}
 
 
 def away(task: TaskSpec, peers: tuple[str, ...] = ("y",), **given: object) -> tuple[Given, HomeTask]:
