@@ -7,7 +7,7 @@ import pytest
 
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
-from peerload.model.actions import SetLease
+from peerload.model.actions import SetLease, SpawnTask
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
@@ -109,14 +109,6 @@ def test_a_parked_task_is_taken_back_on_proof(proof: str) -> None:
     assert x.task(4).record.parked_ts == 0.0
 
 
-def met(name: str) -> tuple[messages.Identity, messages.Profile, messages.LoadReport]:
-    return (
-        messages.Identity(name, "b", f"{name}-machine-1", "s", 1, ""),
-        messages.Profile(name, 1, 1.0),
-        (messages.LoadReport()),
-    )
-
-
 def test_the_word_of_another_database_is_no_proof_and_somebody_has_to_look() -> None:
     record = msgspec.structs.replace(PARKED, store="first")
     x = back(record)
@@ -182,7 +174,7 @@ def test_a_task_that_waits_is_parked_too_and_starts_without_a_deadline() -> None
     assert x.hear("h", park(x.at_s)) == []
     assert x.after(500).timer("renew") == ["Renew to h", "timer renew 15"]  # not given back
     assert x.end(x.task(1).key)[-2:] == ["persist start floor=1", "spawn 1"]
-    spawned = next(action for action in x.last if type(action).__name__ == "SpawnTask")
+    spawned = x.done(SpawnTask)
     assert (spawned.deadline_s, spawned.ts) == (0.0, x.at_s - 500)
 
 
