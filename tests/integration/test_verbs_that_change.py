@@ -150,7 +150,7 @@ def test_a_drained_node_takes_nothing_until_it_is_undrained_also_over_a_restart(
 def test_events_of_home_and_of_the_node_that_runs_it_are_told_and_followed() -> None:
     with Cluster() as cluster:
         home, other = cluster.linked(2, slots=1)
-        following = other.spawn_cli("events", "-f", "--json", "--limit", "0")
+        following = other.spawn_cli("events", "-f", "--json")
         task = home.submit("sh", "-c", "exit 3", placement={"node": "n2"})
         home.wait(task)
         assert steps(home, task)[-4:] == ["queued", "leased", "running", "failed"]
