@@ -21,12 +21,17 @@ MARK = b"PEERLOAD_UNIT"
 """The variable by which a process shows which unit it belongs to: <launcher run>/peerload-<key>."""
 LOOKS_MAX = 50
 """Processes fork while they are being stopped: they are looked for until nothing new is found, or so often."""
+QUIET_LOOKS = 2
+"""Nothing new so often in a row: what executes another program cannot be told for a moment."""
+QUIET_S = 0.001
+DOUBTS_MAX = 6
+"""An orphan that bears no mark is looked at so often before it is taken for another task's."""
 _PR_SET_CHILD_SUBREAPER = 36
 _ENVIRONMENT_BYTES_MAX = 4 << 20
 _TASK_MARK = b"PEERLOAD_TASK_ID="
 
-Table = dict[int, tuple[int, int, int, int]]
-"""pid → parent, process group, session, start (clock ticks since boot) of all that is alive."""
+Table = dict[int, tuple[int, int, int, int, bool]]
+"""pid → parent, process group, session, start (clock ticks since boot) and whether it may execute, of all that is alive."""
 
 
 class Bare:
@@ -36,8 +41,8 @@ class Bare:
     is_bare = True
     root = ""
     unenforced: tuple[str, ...] = (
-        "a process that leaves its session, is left by its parent and clears its environment is neither frozen nor ended",
-        "a frozen process can be thawed by its user (SIGCONT), for up to a second",
+        "a process that leaves its session, is left by its parent and clears its environment is ended with the last task only",
+        "a frozen process can be thawed by its user (SIGCONT), for up to half a second",
         "a task sees that it was stopped and continued, and what it had stopped itself is continued too",
     )
 
@@ -45,6 +50,8 @@ class Bare:
         self._run = run.encode()
         self._children = f"/proc/self/task/{os.getpid()}/children"
         self._leaders: dict[str, tuple[int, int]] = {}
+        self._doubts: dict[str, int] = {}
+        self._looked_again: set[str] = set()
         self.guard_pid = 0
         _become_subreaper()
 
@@ -65,6 +72,16 @@ class Bare:
     def freeze(self, key: str) -> None:
         """See `Units`."""
         stop_all(dict([self._leaders[key]]), {self.mark(key)})
+        self._looked_again.discard(key)
+
+    def freeze_again(self, keys: list[str]) -> None:
+        """See `Units`. All in one look: at everything the first time, later at what needs no environment to be read."""
+        marks = {self.mark(key) for key in keys if key not in self._looked_again}
+        self._looked_again.update(keys)
+        table = process_table()
+        for pid in members(table, dict(self._leaders[key] for key in keys), marks):
+            if table[pid][4]:
+                kill_one(pid, signal.SIGSTOP)
 
     def thaw(self, key: str) -> None:
         """See `Units`."""
@@ -89,12 +106,35 @@ class Bare:
         if key not in self._leaders:
             return True
         children = self.orphans()
-        known = {pid for pid, _ in self._leaders.values()} | {self.guard_pid}
-        if (children - known or not children) and self.processes(key):  # a kernel may have no list of children
+        others = {pid for other, (pid, _) in self._leaders.items() if other != key}
+        orphans = children - others - {self._leaders[key][0], self.guard_pid}
+        if children and not orphans:  # a kernel may have no list of children
+            self._forget(key)
+            return True
+        left = self.processes(key)
+        if left:
             self.kill(key)
             return False
-        del self._leaders[key]
+        if self._is_in_doubt(key, orphans, is_alone=not others):
+            return False
+        self._forget(key)
         return True
+
+    def _is_in_doubt(self, key: str, orphans: set[int], *, is_alone: bool) -> bool:
+        """Whether there are orphans that bear no mark at all. A process has none while it executes another program, for a
+        moment; or it has cleared its environment. If there is no other task, they are of this one."""
+        unmarked = {pid for pid in orphans if _is_alive(pid) and MARK not in read(f"/proc/{pid}/environ")}
+        if is_alone:
+            for pid in unmarked:
+                kill_one(pid)
+            return bool(unmarked)
+        self._doubts[key] = self._doubts.get(key, 0) + 1
+        return bool(unmarked) and self._doubts[key] < DOUBTS_MAX
+
+    def _forget(self, key: str) -> None:
+        del self._leaders[key]
+        self._doubts.pop(key, None)
+        self._looked_again.discard(key)
 
     def remove(self) -> None:
         """Nothing."""
@@ -107,7 +147,13 @@ def process_table() -> Table:
         if name.isdecimal():
             fields = process_fields(int(name))
             if fields and fields[0] not in b"ZX":
-                table[int(name)] = (int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+                table[int(name)] = (
+                    int(fields[1]),
+                    int(fields[2]),
+                    int(fields[3]),
+                    int(fields[19]),
+                    fields[0] not in b"Tt",
+                )
     return table
 
 
@@ -116,7 +162,7 @@ def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int
     one of these marks."""
     me = os.getpid()
     found = set()
-    for pid, (_, group, session, start) in table.items():
+    for pid, (_, group, session, start, _) in table.items():
         for leader in {group, session} & leaders.keys():
             begun = leaders[leader]
             at = process_start(leader)
@@ -139,13 +185,17 @@ def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int
 def stop_all(leaders: dict[int, int], marks: set[bytes]) -> set[int]:
     """Stop them until no more are found, so that none is forking ahead of us. → the pids."""
     stopped: set[int] = set()
+    quiet = 0
     for _ in range(LOOKS_MAX):
         new = members(process_table(), leaders, marks) - stopped
-        if not new:
-            break
         for pid in new:
             kill_one(pid, signal.SIGSTOP)
         stopped |= new
+        quiet = 0 if new else quiet + 1
+        if quiet == QUIET_LOOKS:
+            break
+        if quiet:
+            time.sleep(QUIET_S)
     return stopped
 
 
@@ -166,6 +216,11 @@ def end_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
         if time.monotonic() > report_at_s:
             report_at_s += REPORT_S
             say(f"processes {sorted(left)}, left by an earlier launcher, do not end")
+
+
+def _is_alive(pid: int) -> bool:
+    fields = process_fields(pid)
+    return bool(fields) and fields[0] not in b"ZX"
 
 
 def _await_end(pid: int) -> None:

@@ -109,7 +109,7 @@ class Handoff:
             nonce=message.nonce,
             machine_boot=message.machine_boot or known_boot,
             store=message.store,
-            lease_s=self.leases.longest_s(task.spec),
+            lease_s=self.leases.first_s(task.spec),
             migrations=task.record.migrations + task.voluntary,
             last_node="",
         )
@@ -184,6 +184,7 @@ class Handoff:
             return False
         if message.store and record.store and message.store != record.store:
             self._state.count("promises of another store")
+            self.losses.disk_lost(task)
             return False
         return True
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from peerload.model.task import Exit, TaskRecord
 
 SIGKILL = 9
+NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0}
+"""What the record of a task says that no node has."""
 
 
 class Home:
@@ -121,12 +123,8 @@ class Home:
         """Back to the queue, nobody has it. ``arrives``: it is decided about anew at once; ``rests_s``: it is considered
         after that only; ``last_node`` among the changes: that node was only not heard of and may still have it (R11)."""
         self._clear_timers(task)
-        task.running_at = 0.0
-        task.heard_ts = 0.0
-        task.deadline_s = 0.0
-        task.killed_because = ""
-        back = {"state": TaskState.QUEUED, "node": "", "started_at": 0.0, "parked_ts": 0.0, "last_node": ""}
-        self.become(task, reason, **(back | changes))
+        self._nobody_has(task)
+        self.become(task, reason, **(NOBODY | {"state": TaskState.QUEUED, "last_node": ""} | changes))
         if rests_s:
             self.rest(task, rests_s)
             return
@@ -193,11 +191,19 @@ class Home:
                 self.requeued(task, task.record.reason)
         return task.phase is HomePhase.AWAY
 
-    def hold(self, task: HomeTask, reason: str) -> None:
-        """A waiting task is kept back."""
+    def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
+        """A task that waits, or that another node had, is kept back."""
         self.take_out(task)
+        self._clear_timers(task)
+        self._nobody_has(task)
         task.phase = HomePhase.HELD
-        self.become(task, reason, state=TaskState.HELD)
+        self.become(task, reason, **(NOBODY | {"state": TaskState.HELD} | changes))
+
+    def _nobody_has(self, task: HomeTask) -> None:
+        task.running_at = 0.0
+        task.heard_ts = 0.0
+        task.deadline_s = 0.0
+        task.killed_because = ""
 
     def fail(self, task: HomeTask, reason: str) -> None:
         """It ends without a result."""

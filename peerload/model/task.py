@@ -77,6 +77,7 @@ TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
     ),
     TaskState.LEASED: (
         TaskState.QUEUED,  # refused, proven dead, or the lease has run out
+        TaskState.HELD,  # its node went away, and somebody should look at it first
         TaskState.DONE,
         TaskState.FAILED,
         TaskState.CANCELLED,
