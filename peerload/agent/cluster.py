@@ -57,7 +57,11 @@ def find(named: str, environment: Mapping[str, str]) -> Cluster:
     """The cluster of an agent: the directory named, else this user's, else the system's if it is ours, else the local
     one. Raises ConfigError."""
     if named:
-        return read(Path(named))
+        directory = Path(named).expanduser()
+        if not directory.is_absolute():
+            what = f"{named[:100]!r} is not the whole path of a directory"
+            raise ConfigError("cluster", what, hint="make one:  peerload cluster init DIR")
+        return read(directory)
     home = Path(environment.get("HOME", "/"))
     own = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "peerload" / "cluster"
     for path in (own, SYSTEM_DIRECTORY):

@@ -12,7 +12,7 @@ import msgspec
 
 from peerload.core.work import Guest, HomeTask
 from peerload.model.actions import ForgetTask, SignalTask
-from peerload.model.task import FROZEN_TOO_LONG, TIME_LIMIT_EXIT_CODE
+from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -97,11 +97,6 @@ class Runs:
         if work is None:
             self._strangers.discard(key)
             self._forget_exit(key)
-            return
-        if exit_.reason == FROZEN_TOO_LONG:
-            self._died(key, work, exit_.reason)
-            self.fill()
-            self.completed()
             return
         del self._works[key]
         self._ledger.end(key)

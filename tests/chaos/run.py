@@ -11,6 +11,7 @@ from pathlib import Path
 from peerload.sim.chaos.cluster import Outcome
 from peerload.sim.chaos.draw import draw
 from tests.chaos.campaign import PRESETS, Options, run, run_all, total
+from tests.chaos.required import too_rare
 
 
 def say(line: str) -> None:
@@ -46,6 +47,7 @@ def main(words: list[str] | None = None) -> int:
     reader.add_argument("--minutes", type=float, default=5.0, help="virtual minutes of faults")
     reader.add_argument("--jobs", type=int, default=2)
     reader.add_argument("--trace", action="store_true", help="every event and action")
+    reader.add_argument("--hash", action="store_true", help="the hash of its trace")
     reader.add_argument("--plan", action="store_true", help="print the plan of the seed, and run nothing")
     reader.add_argument("--gauges", action="store_true", help="print every gauge")
     flags = reader.parse_args(words)
@@ -63,7 +65,7 @@ def main(words: list[str] | None = None) -> int:
         )
         return 0
     if flags.seed:
-        outcome = run(flags.seed, options, say if flags.trace else None)
+        outcome = run(flags.seed, options, say if flags.trace else None, traced=flags.hash)
         outcomes = [outcome]
         if outcome.broken:
             say_broken(outcome, flags)
@@ -84,6 +86,9 @@ def main(words: list[str] | None = None) -> int:
             f"{len(outcomes)} seeds, {sum(outcome.tasks for outcome in outcomes)} tasks,"
             f" {sum(outcome.steps for outcome in outcomes)} steps, {broken} violations, {wall_s:.1f} s, commit {commit()}"
         )
+        rare = too_rare(total(outcomes), flags.seeds)
+        for line in rare:
+            say(f"  too rare: {line}")
     if flags.gauges:
         for name, count in sorted(total(outcomes).items()):
             say(f"  {count:8d}  {name}")

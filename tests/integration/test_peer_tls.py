@@ -161,7 +161,7 @@ def test_a_certificate_that_will_not_do(
     a = nodes("a")
     pair = certificates.issue(cluster_of(cluster).authority, "stranger", made_at) if cluster else None
     frames = Stranger(a)
-    assert said_to(a, context_of(pair, tmp_path), frames.hello()) == b"", "not even our name is told"
+    assert said_to(a, context_of(pair, tmp_path), frames.hello()) == b"", "no introduction"
     frames.close()
     wait_until(lambda: turned_away(a, why), what=why)
     assert a.met == []

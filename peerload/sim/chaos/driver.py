@@ -25,6 +25,8 @@ class Driver:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rng = random.Random(f"{cluster.plan.seed} driver")  # noqa: S311 -- a seeded simulation
+        if cluster.plan.has_drift():
+            cluster.gauges.count("row clocks drift")
         for fault in cluster.plan.faults:
             cluster.at(fault.at_s, self._carry_out, fault)
         cluster.at(cluster.plan.healed_s, self._heal)
@@ -34,8 +36,8 @@ class Driver:
         if cluster.now_s >= cluster.plan.healed_s:
             return
         name = getattr(fault, "node", "")
-        if name == plan.HOST:
-            name = self._host()
+        if name in (plan.HOST, plan.HOME):
+            name = self._found(name)
             if not name:
                 cluster.after(LOOK_FOR_HOST_S, self._carry_out, fault)
                 return
@@ -52,8 +54,7 @@ class Driver:
                 self._met_by_agent(machine, "agent dies")
                 self.crash(machine, fault.down_s)
             case plan.CrashAtCommit():
-                assert machine is not None
-                machine.armed = fault
+                cluster.armed.append(fault)
                 return  # counted when it goes off
             case plan.CrashAtSend():
                 assert machine is not None
@@ -80,6 +81,8 @@ class Driver:
                 machine.crash_machine()
                 machine.is_gone = True
                 cluster.checker.disk_lost(machine)
+                if fault.forgotten_s:
+                    cluster.after(fault.forgotten_s, self._forget, machine.name)
             case plan.AgentPause():
                 assert machine is not None
                 if machine.node is None or machine.is_asleep:
@@ -156,8 +159,7 @@ class Driver:
                 machine.stop_agent()
                 cluster.after(fault.down_s, machine.start_agent)
             case plan.Verb():
-                assert machine is not None
-                cluster.clients.verb(machine, fault.verb, fault.nth)
+                cluster.clients.verb(fault.verb, fault.nth)
                 return  # counted there
             case plan.Drain():
                 assert machine is not None
@@ -165,12 +167,13 @@ class Driver:
                     return
                 cluster.clients.drain(machine, begins=True)
                 cluster.after(fault.for_s, self._undrain, machine)
-            case plan.Forget():
-                if cluster.machines[fault.by].node is None:
-                    return
-                cluster.clients.forget(cluster.machines[fault.by], fault.node)
             case plan.Leave():
-                return
+                assert machine is not None
+                if machine.node is None or machine.is_asleep:
+                    return
+                machine.stop_agent()
+                machine.addresses.clear()
+                cluster.after(fault.down_s, machine.start_agent)
             case _:
                 raise AssertionError(kind)
         gauges.count(kind)
@@ -188,14 +191,18 @@ class Driver:
         else:
             self._cluster.after(UNDRAIN_AGAIN_S, self._undrain, machine)
 
-    def _host(self) -> str:
-        """Some node that runs a task of another home, "" if there is none."""
-        hosts = [
-            machine.name
-            for machine in self._cluster.machines.values()
-            if machine.node is not None and not machine.is_asleep and machine.runs_guests()
-        ]
-        return self._rng.choice(hosts) if hosts else ""
+    def _found(self, kind: str) -> str:
+        """Some node that runs a task of another home, or whose own is away; "" if there is none."""
+        up = [m for m in self._cluster.machines.values() if m.node is not None and not m.is_asleep]
+        fit = [m.name for m in up if (m.runs_guests() if kind == plan.HOST else m.has_tasks_away())]
+        return self._rng.choice(fit) if fit else ""
+
+    def _forget(self, node: str) -> None:
+        """Some user knows that it will not come back."""
+        up = [m for m in self._cluster.machines.values() if m.node is not None]
+        if up:
+            self._cluster.gauges.count("fault Forget")
+            self._cluster.clients.forget(self._rng.choice(up), node)
 
     def _both_crash(self, machine: Machine, fault: plan.BothCrash) -> None:
         """Homes first, so that what the node has is met without them."""
@@ -270,10 +277,11 @@ class Driver:
         cluster = self._cluster
         cluster.traced("-", "healed")
         cluster.network.heal()
+        cluster.armed.clear()
         for machine in cluster.machines.values():
             if machine.is_gone:
                 continue
-            machine.armed = machine.armed_launcher = machine.armed_to_say = machine.fsync_fails = None
+            machine.armed_launcher = machine.armed_to_say = machine.fsync_fails = None
             machine.stalled_until_s = 0.0
             machine.wake()
             machine.unpause()

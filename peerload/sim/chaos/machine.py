@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.node import Node
+from peerload.core.work import HomePhase
 from peerload.model import actions, events
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Identity, NotStarted, Return
@@ -60,13 +61,14 @@ class Machine:
         self.has_power = True
         self.is_suspended = False
         self.is_paused = False
-        self.armed: plan.CrashAtCommit | None = None
         self.armed_launcher: plan.LauncherCrash | None = None
         self.armed_to_say: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
         self.has_room = True
         self.boot = 0
+        self.addresses: dict[str, Identity] = {}
+        """Where its peers were last met: a file beside the database."""
         self.identity = self._identity()
         self._backlog: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._timers: dict[tuple[str, ...], float] = {}
@@ -107,7 +109,10 @@ class Machine:
         self.node = Node(self.cluster.config, self.cluster.policies, self.identity, self.profile, rng)
         self.cluster.checker.recovered(self)
         running, ended = self.launcher.listing()
-        self.handle(self.disk.started(running, dict(ended)))
+        started = self.disk.started(running, dict(ended))
+        known = tuple(identity for name, identity in self.addresses.items() if name != self.name)
+        seeds = self.cluster.seeds(self.name)
+        self.handle(msgspec.structs.replace(started, known=known, seeds=seeds))
         if not self.has_room:
             self.handle(events.DiskRoomChanged(has_room=False))
         self.cluster.network.agent_started(self)
@@ -154,6 +159,7 @@ class Machine:
         """An empty database in place of the one there was."""
         self.cluster.checker.disk_lost(self)
         self.disk = Disk(self.name, self.disk.number + 1)
+        self.addresses.clear()
 
     def stop_agent(self) -> None:
         """`peerload down`: it says good-bye, what was decided becomes durable and goes out."""
@@ -329,6 +335,8 @@ class Machine:
                 cluster.network.dial(self, action.identity.node)
             case actions.ForgetPeer():
                 pass  # addresses are their names
+            case actions.ForgetPeer():
+                self.addresses.pop(action.node, None)
             case actions.DialAddress():
                 cluster.network.dial(self, action.address.partition(":")[0])
             case _:
@@ -374,6 +382,10 @@ class Machine:
     def runs_guests(self) -> bool:
         """Whether its launcher has a task of another home."""
         return any(process.task.partition("/")[0] != self.name for process in self.launcher.running.values())
+
+    def has_tasks_away(self) -> bool:
+        """Whether a task of this home is at another node."""
+        return self.node is not None and any(task.phase is HomePhase.AWAY for task in self.node.home.tasks.values())
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class Release:
             machine.cluster.gauges.count("fault FsyncError")
             machine.cluster.driver.crash(machine, down_s)
             return
-        if machine.armed is not None and self._dies_here(machine.armed, group):
+        if machine.cluster.armed and any(self._dies_here(armed, group) for armed in machine.cluster.armed):
             return
         for persist in group:
             self.make_durable(persist)
@@ -91,7 +91,7 @@ class Release:
         machine = self._machine
         for index, persist in enumerate(group):
             if armed.point in points(persist.rows, machine.name):
-                machine.armed = None
+                machine.cluster.armed.remove(armed)
                 self._held.clear()
                 for before in group[: index + armed.after]:
                     self.make_durable(before)
