@@ -73,6 +73,7 @@ FAULTS = (
     "BrokerDown",
     "BrokerSlow",
     "ClockStep",
+    "CutAtSend",
     "Cut one-way",
     "Cut partial",
     "Cut split",

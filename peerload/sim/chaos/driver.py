@@ -60,6 +60,10 @@ class Driver:
                 assert machine is not None
                 machine.armed_to_say = fault
                 return  # counted when it goes off
+            case plan.CutAtSend():
+                assert machine is not None
+                machine.cut_at_send = fault
+                return  # counted when it goes off
             case plan.BothCrash():
                 assert machine is not None
                 self._both_crash(machine, fault)
@@ -97,7 +101,8 @@ class Driver:
             case plan.LauncherCrash():
                 assert machine is not None
                 if fault.at_spawn:
-                    machine.armed_launcher = fault
+                    machine.cut_at_send = None
+            machine.armed_launcher = fault
                     return  # counted when it goes off
                 if machine.launcher.running:
                     gauges.count("launcher killed with tasks")
@@ -215,6 +220,14 @@ class Driver:
             )
         self._met_by_agent(machine, "machine reboots" if fault.machine else "agent dies")
         self.crash(machine, fault.down_s, machine_too=fault.machine)
+
+    def cut_off(self, machine: Machine, for_s: float) -> None:
+        """Nothing passes between this node and the others."""
+        others = [name for name in self._cluster.machines if name != machine.name]
+        pairs = tuple(pair for name in others for pair in ((machine.name, name), (name, machine.name)))
+        self._cluster.gauges.count("fault CutAtSend")
+        self._cluster.network.cut(pairs, for_s)
+        self._cluster.after(for_s, self._cluster.network.mend, pairs)
 
     def crash_as_armed(self, machine: Machine, armed: plan.CrashAtSend) -> None:
         """It has said what it was to say."""

@@ -62,6 +62,7 @@ class Machine:
         self.is_suspended = False
         self.is_paused = False
         self.armed_launcher: plan.LauncherCrash | None = None
+        self.cut_at_send: plan.CutAtSend | None = None
         self.armed_to_say: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
@@ -263,6 +264,13 @@ class Machine:
                 self._perform_inward(action)
         self.release.end_turn()
 
+    def _is_cut_saying(self, message: str) -> None:
+        """Whether that is the message at which the node is cut off; then it is."""
+        armed = self.cut_at_send
+        if armed is not None and armed.message == message:
+            self.cut_at_send = None
+            self.cluster.driver.cut_off(self, armed.for_s)
+
     def _dies_saying(self, message: str) -> None:
         """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
         armed = self.armed_to_say
@@ -300,10 +308,14 @@ class Machine:
             case actions.Send():
                 if isinstance(action.message, NotStarted | Return):
                     cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
+                if self.cut_at_send is not None:
+                    self._is_cut_saying(type(action.message).__name__)
                 cluster.network.send(self, action.dst, action.message)
                 if self.armed_to_say is not None:
                     self._dies_saying(type(action.message).__name__)
             case actions.SendResult():
+                if self.cut_at_send is not None:
+                    self._is_cut_saying("Result")
                 cluster.network.send_result(self, action)
                 if self.armed_to_say is not None:
                     self._dies_saying("Result")
@@ -369,7 +381,7 @@ class Machine:
         self.launcher.crash()
         self._launcher_lost = True
         if self.node is not None:
-            self.deliver(events.LauncherLost())
+            self.later(0.0, self.handle, events.LauncherLost())
             self.later(down_s, self._launcher_is_back, self.launcher.generation)
 
     def _launcher_is_back(self, generation: int) -> None:
