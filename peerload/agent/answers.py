@@ -74,6 +74,12 @@ def detail(spec: TaskSpec, record: TaskRecord) -> dict[str, object]:
         "directory": text(spec.directory),
         "priority": spec.priority,
         "time_limit_s": spec.time_limit_s,
+        "guarantee": spec.guarantee.value,
+        "lease": "auto" if spec.lease_auto else spec.lease_s or None,
+        "parked": record.parked_ts > 0,
+        "lost": record.losses,
+        "lost_on": list(record.lost_on),
+        "retry_of": record.retry_of or None,
         "placement": {
             "node": placement.node,
             "exclude": list(placement.exclude),

@@ -55,6 +55,14 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader.flag("--prio", type=options.whole(-1_000_000, 1_000_000), default=0, metavar="N", help="greater goes first")
     reader.switch("--local", help="do not move it to another node")
     reader.flag("--migrations", type=options.whole(0, 1000), metavar="N", help="move it at most N times")
+    reader.switch("--once", help="never start it twice; should its node be lost, it ends up unknown")
+    reader.switch("--fast", help="start it elsewhere as soon as its node is called dead: two copies may overlap")
+    reader.flag(
+        "--lease",
+        type=options.lease,
+        metavar="10m|auto",
+        help="how long its node may be out of touch until it is run elsewhere; auto: a tenth of the time it has run",
+    )
     reader.flag("-s", "--shell", metavar="'a | b'", help="run this line in /bin/sh instead of a command")
     reader.switch("--dry-run", help="print what would be submitted, submit nothing")
     return reader
@@ -88,7 +96,21 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
         "placement": placement,
         "time_limit_s": flags.time or 0.0,
         "priority": flags.prio,
+        **_promise(flags, verb),
     }, secret
+
+
+def _promise(flags: Namespace, verb: str) -> dict[str, object]:
+    """What is promised about the task's executions, where that is not the usual."""
+    if flags.once and flags.fast:
+        raise UsageError(
+            f"{verb}: --once and --fast contradict each other",
+            hint="--once: never started twice        --fast: started again early, two copies may overlap",
+        )
+    guarantee = "once" if flags.once else "fast" if flags.fast else None
+    if flags.lease == options.LEASE_AUTO:
+        return _given(guarantee=guarantee, lease_auto=True)
+    return _given(guarantee=guarantee, lease_s=flags.lease)
 
 
 def task_name(argv: list[bytes], *, shell: bool) -> str:

@@ -18,6 +18,9 @@ _SIZE_UNITS = {"B": 1} | {
 _TIME_UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86_400, "W": 604_800}
 _CLOCK_PARTS = 3
 SPEED_MAX = 1000
+LEASE_AUTO = -1.0
+"""What `lease` makes of ``auto``."""
+LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 
 
 class Options(argparse.ArgumentParser):
@@ -124,6 +127,16 @@ def duration(text: str) -> float:
             raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 30s, 90m, 2h, 1h30m, 0:30:00") from None
         rest = rest[digits + 1 :]
     return _within(text, total)
+
+
+def lease(text: str) -> float:
+    """Seconds from 1 s to 24 h, or LEASE_AUTO for ``auto``."""
+    if text == "auto":
+        return LEASE_AUTO
+    seconds = duration(text)
+    if not LEASE_S_MIN <= seconds <= LEASE_S_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 second and 24 hours")
+    return seconds
 
 
 def _clock(text: str) -> float:

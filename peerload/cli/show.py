@@ -50,7 +50,9 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("placement", _placement(task.get("placement"))),
         ("priority", task.get("priority") or ""),
         ("time limit", duration_text(task["time_limit_s"]) if task.get("time_limit_s") else ""),
-        ("attempt", f"{task.get('attempt', 0)}, moved {task.get('migrations', 0)} times"),
+        ("promise", _promise(task)),
+        ("repeats", task.get("retry_of") or ""),
+        ("attempt", _attempt(task)),
         ("submitted", tasks.instant_text(task.get("submitted_at"))),
         ("started", tasks.instant_text(task.get("started_at"))),
         ("ended", tasks.instant_text(task.get("ended_at"))),
@@ -83,6 +85,23 @@ def described(task: dict[str, Any], now: float) -> list[str]:
 def _state(task: dict[str, Any]) -> str:
     ended = tasks.exit_text(task)
     return str(task.get("state", "")) + ("" if ended == "-" else f", exit {ended}".replace("exit signal", "signal"))
+
+
+def _promise(task: dict[str, Any]) -> str:
+    guarantee, lease = task.get("guarantee") or "at-least-once", task.get("lease")
+    parts = [] if guarantee == "at-least-once" else [str(guarantee)]
+    if lease:
+        parts.append(f"lease {lease if lease == 'auto' else duration_text(lease)}")
+    if task.get("parked"):
+        parts.append("parked: its home was away, and its node has no newer word of it")
+    return ", ".join(parts)
+
+
+def _attempt(task: dict[str, Any]) -> str:
+    lost = task.get("lost_on") or []
+    said = f", lost {task['lost']} times" if task.get("lost") else ""
+    where = f" (on {', '.join(map(str, lost))})" if said and lost else ""
+    return f"{task.get('attempt', 0)}, moved {task.get('migrations', 0)} times{said}{where}"
 
 
 def _needs(task: dict[str, Any]) -> str:

@@ -65,12 +65,13 @@ class Contacts:
             self._look_again()
 
     def linked(self, node: str) -> None:
-        """There is a new link to it: exchange everything, once for each run of it and not too often."""
+        """There is a new link to it: exchange everything, not too often unless it is believed to be gone."""
         shared = self._shared
         member = shared.members.get(node)
-        if member is not None and shared.now_s - member.synced_s >= min(
-            shared.preset.reconnect_s, shared.preset.sync_s
-        ):
+        if member is None:
+            return
+        is_due = shared.now_s - member.synced_s >= min(shared.preset.reconnect_s, shared.preset.sync_s)
+        if is_due or member.rumour.standing is not Standing.ALIVE:
             self._exchange(node)
 
     def _exchange(self, node: str) -> None:

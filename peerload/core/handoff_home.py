@@ -14,7 +14,7 @@ from peerload.core.parking import Parking
 from peerload.core.work import HomePhase
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
-from peerload.model.task import FROZEN_TOO_LONG, Guarantee, TaskState
+from peerload.model.task import Guarantee, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,7 @@ class Handoff:
             nonce=message.nonce,
             machine_boot=message.machine_boot or known_boot,
             store=message.store,
-            lease_s=self.leases.longest_s(task.spec),
+            lease_s=self.leases.first_s(task.spec),
             migrations=task.record.migrations + task.voluntary,
             last_node="",
         )
@@ -170,7 +170,7 @@ class Handoff:
             if not self._may_say(task, src, message):
                 return
             reason = f"{src}: {message.reason or 'the attempt died'}"
-            self.losses.died(task, reason, by_itself=message.reason == FROZEN_TOO_LONG)
+            self.losses.died(task, reason)
         if task is None or task.spec.guarantee is Guarantee.ONCE:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
 
@@ -184,6 +184,7 @@ class Handoff:
             return False
         if message.store and record.store and message.store != record.store:
             self._state.count("promises of another store")
+            self.losses.disk_lost(task)
             return False
         return True
 
@@ -209,7 +210,7 @@ class Handoff:
         if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
             return  # it will be repeated
         if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
-            self._home.take_back(task, src, f"{src} has the result", task.record.lease_s)
+            self._home.take_out(task, src)
         task.phase = HomePhase.COLLECTING
         task.collected_attempt = message.attempt
         task.collected_from = src
@@ -243,13 +244,12 @@ class Handoff:
             return
         if error:
             self._state.count("output fetches failed")
-            is_unknown = task.record.state is TaskState.UNKNOWN
-            task.phase = HomePhase.UNKNOWN if is_unknown else HomePhase.AWAY  # it will be repeated, and fetched again
-            if not is_unknown:
+            if self._home.resume(task):  # it will be repeated, and fetched again
                 self.leases.extend(task, task.record.lease_s)
             return
-        self._home.finish(task, task.exit)
-        if task.record.attempt != attempt:
+        other = task.record.node
+        self._home.finish(task, task.exit, node=task.collected_from)
+        if task.record.attempt != attempt and other:
             reason = "another attempt has ended"
-            self._state.send(task.record.node, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))
+            self._state.send(other, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))
         self._state.send(task.collected_from, ResultAck(task.task, uid, attempt))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from peerload.model.task import Exit, TaskRecord
 
 SIGKILL = 9
+NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0}
+"""What the record of a task says that no node has."""
 
 
 class Home:
@@ -121,12 +123,8 @@ class Home:
         """Back to the queue, nobody has it. ``arrives``: it is decided about anew at once; ``rests_s``: it is considered
         after that only; ``last_node`` among the changes: that node was only not heard of and may still have it (R11)."""
         self._clear_timers(task)
-        task.running_at = 0.0
-        task.heard_ts = 0.0
-        task.deadline_s = 0.0
-        task.killed_because = ""
-        back = {"state": TaskState.QUEUED, "node": "", "started_at": 0.0, "parked_ts": 0.0, "last_node": ""}
-        self.become(task, reason, **(back | changes))
+        self._nobody_has(task)
+        self.become(task, reason, **(NOBODY | {"state": TaskState.QUEUED, "last_node": ""} | changes))
         if rests_s:
             self.rest(task, rests_s)
             return
@@ -177,11 +175,35 @@ class Home:
         else:
             self.become(task, reason, state=TaskState.LEASED, node=node, lease_s=lease_s)
 
-    def hold(self, task: HomeTask, reason: str) -> None:
-        """A waiting task is kept back."""
+    def resume(self, task: HomeTask) -> bool:
+        """The result that was on its way home has not come: on from where its record says that it is. → whether another
+        node has a lease of it."""
+        match task.record.state:
+            case TaskState.LEASED:
+                task.phase = HomePhase.AWAY
+            case TaskState.UNKNOWN:
+                task.phase = HomePhase.UNKNOWN
+            case TaskState.HELD:
+                task.phase = HomePhase.HELD
+            case _:
+                task.phase = HomePhase.WAITING
+                self._queue.add(task)
+                self.requeued(task, task.record.reason)
+        return task.phase is HomePhase.AWAY
+
+    def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
+        """A task that waits, or that another node had, is kept back."""
         self.take_out(task)
+        self._clear_timers(task)
+        self._nobody_has(task)
         task.phase = HomePhase.HELD
-        self.become(task, reason, state=TaskState.HELD)
+        self.become(task, reason, **(NOBODY | {"state": TaskState.HELD} | changes))
+
+    def _nobody_has(self, task: HomeTask) -> None:
+        task.running_at = 0.0
+        task.heard_ts = 0.0
+        task.deadline_s = 0.0
+        task.killed_because = ""
 
     def fail(self, task: HomeTask, reason: str) -> None:
         """It ends without a result."""
@@ -246,7 +268,7 @@ class Home:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def finish(self, task: HomeTask, exit_: Exit) -> None:
+    def finish(self, task: HomeTask, exit_: Exit, **changes: object) -> None:
         """Record the one result (D5), and learn from it."""
         self._state.history.learn(task.spec, exit_)
         state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
@@ -257,6 +279,7 @@ class Home:
             started_at=exit_.started_at,
             ended_at=exit_.ended_at or self._state.now.wall_s,
             exit=exit_,
+            **changes,
         )
         self._forget(task)
 
@@ -305,7 +328,7 @@ class Home:
             self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
             self._clear_timers(task)
             return True  # kept until its process is gone
-        is_superseded = was is HomePhase.COLLECTING and task.collected_attempt != task.record.attempt
+        is_superseded = was is HomePhase.COLLECTING and task.collected_attempt != task.record.attempt and node
         is_elsewhere = was in (HomePhase.AWAY, HomePhase.UNKNOWN) and node
         if is_elsewhere or is_superseded:
             self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, "cancelled"))

@@ -47,17 +47,17 @@ class Leases:
         """The lease that a COMMIT grants."""
         return spec.lease_s or self._state.config.lease_s
 
-    def longest_s(self, spec: TaskSpec) -> float:
-        """The longest that is ever granted at once: durable with the attempt, since a restarted home has to assume it
-        (R4)."""
-        first_s = self.first_s(spec)
-        return max(first_s, self._state.config.lease_auto_s_max) if spec.lease_auto else first_s
-
     def _renewal_s(self, task: HomeTask, renewal: Renewal) -> float:
+        """What a renewal grants: no more than is durable with the attempt, since a restarted home has to assume that it
+        was granted (R4). For a lease that grows that is doubled when it is reached."""
         longest_s = task.record.lease_s
         if not task.spec.lease_auto:
             return longest_s
-        return min(max(self.first_s(task.spec), renewal.ran_s / AUTO_PART), longest_s)
+        wanted_s = min(renewal.ran_s / AUTO_PART, self._state.config.lease_auto_s_max)
+        if wanted_s > longest_s:
+            longest_s = min(2 * wanted_s, self._state.config.lease_auto_s_max)
+            self._home.become(task, f"it has run for {renewal.ran_s:.0f} s: its lease grows", lease_s=longest_s)
+        return min(max(self.first_s(task.spec), wanted_s), longest_s)
 
     def extend(self, task: HomeTask, lease_s: float) -> None:
         """The deadline moves, before the executor's may (R2); never back, as an earlier grant may have been longer."""
@@ -111,7 +111,7 @@ class Leases:
             if task is not None and self._is_current(task, src, renewal.attempt):
                 if self._parking.is_answered(task, src, renewal):
                     extensions.append(self._renewed(task, src, renewal))
-            elif task is None or self._is_superseded(task, src, renewal):
+            elif task is None or task.phase is not HomePhase.COLLECTING:
                 reason = "no longer this attempt's turn"
                 self._state.send(src, Revoke(renewal.task, renewal.uid, renewal.attempt, SIGKILL, reason))
         if extensions:
@@ -126,6 +126,7 @@ class Leases:
             task.running_at = renewal.started_at
             record = msgspec.structs.replace(task.record, started_at=renewal.started_at)
             self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {src}"))
+            self._home.seen_running(task, f"started on {src}")
         return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s)
 
     def _is_current(self, task: HomeTask, src: str, attempt: int) -> bool:
@@ -140,20 +141,14 @@ class Leases:
                 is_back = record.node == src
             case HomePhase.WAITING | HomePhase.OFFERED | HomePhase.RESTING:
                 is_back = record.last_node == src
-            case HomePhase.HELD:  # for what went away under it, which this node did not; else it stays frozen
-                is_back = record.last_node == src and src in record.lost_on
+            case HomePhase.HELD:  # for nodes that went away, which this one did not
+                is_back = record.last_node == src
             case _:
                 is_back = False
         if is_back:
-            self._home.take_back(task, src, f"{src} is back and still has it", self.longest_s(task.spec))
+            lease_s = max(self.first_s(task.spec), record.lease_s)
+            self._home.take_back(task, src, f"{src} is back and still has it", lease_s)
         return is_back
-
-    def _is_superseded(self, task: HomeTask, src: str, renewal: Renewal) -> bool:
-        """Whether an attempt that is not current must end: not while its own result is on its way home, nor while the
-        user holds its task."""
-        if task.phase is HomePhase.HELD and renewal.attempt == task.record.attempt and task.record.last_node == src:
-            return False
-        return task.phase is not HomePhase.COLLECTING
 
     # -- the end of leases ---------------------------------------------------------------------------------------------
 
@@ -179,9 +174,9 @@ class Leases:
             task.repeat_s = 0.0
             self.ask(task)
 
-    def peer_lost(self, node: str, is_dead: bool) -> None:
-        """It is suspected, or called dead: no proof, but the latter is enough for tasks that asked for it."""
-        for task in self._home.at(node) if is_dead else ():
+    def peer_died(self, node: str) -> None:
+        """It is called dead: no proof, but enough for tasks that asked for it."""
+        for task in self._home.at(node):
             self._losses.called_dead(task)
 
     def forgotten(self, node: str) -> int:
@@ -193,7 +188,7 @@ class Leases:
             if task.phase is HomePhase.UNKNOWN or (task.phase is HomePhase.AWAY and task.record.parked_ts)
         ]
         for task in tasks:
-            self._losses.died(task, f"{node} was forgotten", by_itself=True)
+            self._losses.died(task, f"{node} was forgotten")
         return len(tasks)
 
     def ask_all(self) -> None:

@@ -28,13 +28,12 @@ class Losses:
         self._membership = membership
         self._home = home
 
-    def died(self, task: HomeTask, reason: str, *, by_itself: bool = False) -> None:
-        """It is proven that the attempt has ended and left nothing. ``by_itself``: its node is not to blame for it, nor
-        the task for what happened to its node."""
+    def died(self, task: HomeTask, reason: str) -> None:
+        """It is proven that the attempt has ended and left nothing: its machine or its launcher went down under it."""
         if task.spec.guarantee is Guarantee.ONCE:
             self._unknown(task, reason, is_gone=True)
         else:
-            self._lose(task, reason, took_down="" if by_itself else task.record.node)
+            self._lose(task, reason, took_down=task.record.node)
 
     def expired(self, task: HomeTask) -> None:
         """Its lease ran out: the node has frozen it for sure, and may come back with it."""
@@ -50,6 +49,18 @@ class Losses:
         if task.spec.guarantee is Guarantee.FAST and task.phase is HomePhase.AWAY:
             node = task.record.node
             self._lose(task, f"{node} is called dead", took_down="", last_node=node, rests=False)
+
+    def disk_lost(self, task: HomeTask) -> None:
+        """Its node answers with another database than it had, and was not booted anew: what it has promised is forgotten.
+        Its lease ends that, but if it was parked it has none: nobody can tell whether it runs on."""
+        node = task.record.node
+        if not task.record.parked_ts:
+            return
+        reason = f"{node} has lost its database, and whether it still runs there cannot be known"
+        if task.spec.guarantee is Guarantee.ONCE:
+            self._unknown(task, reason, is_gone=False)
+        else:
+            self._home.hold(task, reason, last_node=node)
 
     def rest_after_restart(self, task: HomeTask) -> bool:
         """Whether a queued task has to pause once more: how long it has done so is not known any more."""
@@ -68,27 +79,22 @@ class Losses:
         if losses >= self._state.config.attempts_max:
             self._home.fail(task, f"given up after {losses} lost attempts; the last: {reason}")
             return
-        is_poison = len(lost_on) >= self._state.config.poison_nodes
-        self._home.requeue(
-            task,
-            reason,
-            arrives=not is_poison,
-            rests_s=self._pause_s(losses) if rests and not is_poison else 0.0,
-            losses=losses,
-            lost_on=lost_on,
-            last_node=last_node,
-        )
-        if is_poison:
-            self._home.hold(task, f"held: {' and '.join(lost_on)} went away while it ran there")
+        if len(lost_on) >= self._state.config.poison_nodes:
+            reason = f"{' and '.join(lost_on)} went away while it ran there"
+            self._home.hold(task, reason, losses=losses, lost_on=lost_on, last_node=last_node)
+        else:
+            rests_s = self._pause_s(losses) if rests else 0.0
+            self._home.requeue(task, reason, rests_s=rests_s, losses=losses, lost_on=lost_on, last_node=last_node)
 
     def _unknown(self, task: HomeTask, reason: str, *, is_gone: bool) -> None:
         """``is_gone``: its node has nothing of it left, so that there is nobody to ask."""
         self._state.count("outcomes unknown")
         name = task.uid.hex()
         node = task.record.node
-        self._state.clear_timer("lease", name)
-        if is_gone:
-            self._state.clear_timer("ask", name)
+        if node != self._state.node:
+            self._state.clear_timer("lease", name)
+            if is_gone:
+                self._state.clear_timer("ask", name)
         task.phase = HomePhase.UNKNOWN
         task.running_at = 0.0
         task.deadline_s = 0.0

@@ -80,7 +80,8 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
 
-    has_bus: whether a broker can be reached now; ``died`` is called with the name of a peer that is called dead.
+    has_bus: whether a broker can be reached now; ``died(node)`` is called when a peer is called
+    dead.
     """
 
     def __init__(self, state: CoreState) -> None:

@@ -89,7 +89,7 @@ class Node:
         )
         self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain)
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
-        self.membership.lost = self.handoff.leases.peer_lost
+        self.membership.died = self.handoff.leases.peer_died
         self.home.lost = self.handoff.losses.died
         self.executor.is_ending = self.runs.is_ending
         self.sharing.information.running = self.runs.works

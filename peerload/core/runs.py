@@ -12,7 +12,7 @@ import msgspec
 
 from peerload.core.work import Guest, HomeTask
 from peerload.model.actions import ForgetTask, SignalTask
-from peerload.model.task import FROZEN_TOO_LONG, TIME_LIMIT_EXIT_CODE
+from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -98,11 +98,6 @@ class Runs:
             self._strangers.discard(key)
             self._forget_exit(key)
             return
-        if exit_.reason == FROZEN_TOO_LONG:
-            self._died(key, work, exit_.reason)
-            self.fill()
-            self.completed()
-            return
         del self._works[key]
         self._ledger.end(key)
         exit_ = _limited(exit_, work)
@@ -186,6 +181,7 @@ class Runs:
         self._strangers = {key for key in running if key not in self._works}
         for key in running:
             if key in self._strangers:  # nobody wants it any more
+                self._executor.floors.found_running(key)
                 self._state.actions.append(SignalTask(key, SIGKILL))
         for key in strangers:
             self._forget_exit(key)

@@ -195,7 +195,7 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     confirmations: Few = 3
     """k: independent suspicions that bring the time down to its minimum; fewer where there are not so many others. 0:
     the minimum at once, a single confused node may then call others dead."""
-    corroborators: Few = 6
+    corroborators: Few = 8
     """Nodes that, on average, probe a suspect out of turn when they first hear of the suspicion, and so confirm it or
     bring it the word to refute. Each costs 2 datagrams per suspicion (12 if it is dead); 0 leaves confirmation to the
     turns of probing, n·probe_s/k later."""
@@ -211,7 +211,7 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     fanout: Annotated[int, Meta(ge=1, le=100)] = 3
     """Members told in each round."""
     retransmit_mult: Annotated[int, Meta(ge=1, le=100)] = 4
-    """Each piece of news is sent retransmit_mult · ceil(log10(n + 1)) times by each node. More survives more loss, at
+    """Each piece of news is sent retransmit_mult · max(2, ceil(log10(n + 1))) times by each node. More survives more loss, at
     that many datagrams' worth of bytes per node and news."""
     health_max: Few = 7
     """The worst local health: a node that cannot trust its own probes waits up to health_max + 1 times longer. 0 turns

@@ -22,10 +22,6 @@ PATH_BYTES_MAX = 4096
 TIME_LIMIT_EXIT_CODE = 124
 LEASE_S_MAX = 86_400.0
 
-FROZEN_TOO_LONG = "frozen for too long"
-"""The reason of an exit that the launcher made by ending a task frozen for longer than it may be: that is no result, the
-attempt has died."""
-
 TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z")]
 Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Attempt = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -66,10 +62,22 @@ class TaskState(enum.StrEnum):
 
 
 TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
-    TaskState.HELD: (TaskState.QUEUED, TaskState.CANCELLED),
-    TaskState.QUEUED: (TaskState.LEASED, TaskState.HELD, TaskState.CANCELLED, TaskState.FAILED),
+    TaskState.HELD: (
+        TaskState.QUEUED,
+        TaskState.DONE,  # as from queued
+        TaskState.FAILED,
+        TaskState.CANCELLED,
+    ),
+    TaskState.QUEUED: (
+        TaskState.LEASED,
+        TaskState.HELD,
+        TaskState.DONE,  # an attempt that was given up has left a result after all
+        TaskState.FAILED,
+        TaskState.CANCELLED,
+    ),
     TaskState.LEASED: (
         TaskState.QUEUED,  # refused, proven dead, or the lease has run out
+        TaskState.HELD,  # its node went away, and somebody should look at it first
         TaskState.DONE,
         TaskState.FAILED,
         TaskState.CANCELLED,

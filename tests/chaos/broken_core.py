@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.handoff_executor import Executor
 from peerload.core.guest_leases import GuestLeases
+from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.home import Home
 from peerload.core.leases import Leases
@@ -19,7 +19,7 @@ from peerload.core.losses import Losses
 from peerload.core.work import Guest, GuestPhase, HomePhase, HomeTask
 from peerload.model import actions, messages
 from peerload.model.messages import Identity
-from peerload.model.task import Guarantee, TaskRecord
+from peerload.model.task import TaskRecord
 
 # -- leases (R1, R2, R4, R6) -------------------------------------------------------------------------------------------
 
@@ -57,8 +57,14 @@ def renew_no_extend(patch: pytest.MonkeyPatch) -> None:
 
 
 def resend_no_extend(patch: pytest.MonkeyPatch) -> None:
-    """R2: home repeats COMMIT without moving its own deadline."""
-    commit = Handoff._commit
+    """R2: home repeats COMMIT without moving its own deadline (an ACCEPT said again has a new ts, as it may have)."""
+    commit, accept = Handoff._commit, Executor._accept
+
+    def accept_anew(self: Executor, guest: Guest) -> None:
+        guest.ts = self._state.now.boot_s
+        accept(self, guest)
+
+    patch.setattr(Executor, "_accept", accept_anew)
 
     def commit_and_leave(self: Handoff, task: HomeTask, ts: float) -> None:
         deadline_s = task.deadline_s
@@ -295,5 +301,3 @@ def launcher_lost_says_not_started(patch: pytest.MonkeyPatch) -> None:
         self.never_started(guest, reason)
 
     patch.setattr(Executor, "died", died)
-
-

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from peerload.core import leases
 from peerload.core.runs import Runs
 from peerload.model import actions, events, messages
 from peerload.model.task import ExecutionState, Exit
@@ -73,12 +74,12 @@ def _start_unsynced(patch: pytest.MonkeyPatch) -> None:
         unsynced.setdefault(machine, []).append((dict(machine.disk.executions), dict(machine.disk.floors)))
         for row in persist.rows:
             machine.disk.apply(row)
-        armed = machine.armed
-        if armed is not None and armed.point == "D3" and armed.after:
-            machine.armed = None
-            machine.cluster.after(
-                0.0005, partial(machine.cluster.driver.crash, machine, armed.down_s, machine_too=True)
-            )
+        for armed in machine.cluster.armed:
+            if armed.point == "D3" and armed.after:
+                machine.cluster.armed.remove(armed)
+                crash = partial(machine.cluster.driver.crash, machine, armed.down_s, machine_too=True)
+                machine.cluster.after(0.0005, crash)
+                break
 
     def synced(self: Release, persist: actions.Persist) -> None:
         unsynced.pop(self._machine, None)
@@ -193,6 +194,7 @@ def clock_slow(patch: pytest.MonkeyPatch) -> None:
         init(self, plan.without_grace(), *given, **named)
 
     patch.setattr(Cluster, "__init__", without_grace)
+    patch.setattr(leases, "DRIFT_MAX", 0.0)
 
 
 def floor_volatile(patch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from peerload.sim.chaos.cluster import Outcome
 from peerload.sim.chaos.draw import draw
 from tests.chaos.campaign import PRESETS, Options, run, run_all, total
+from tests.chaos.required import too_rare
 
 
 def say(line: str) -> None:
@@ -46,6 +48,7 @@ def main(words: list[str] | None = None) -> int:
     reader.add_argument("--minutes", type=float, default=5.0, help="virtual minutes of faults")
     reader.add_argument("--jobs", type=int, default=2)
     reader.add_argument("--trace", action="store_true", help="every event and action")
+    reader.add_argument("--hash", action="store_true", help="the hash of its trace")
     reader.add_argument("--plan", action="store_true", help="print the plan of the seed, and run nothing")
     reader.add_argument("--gauges", action="store_true", help="print every gauge")
     flags = reader.parse_args(words)
@@ -63,7 +66,7 @@ def main(words: list[str] | None = None) -> int:
         )
         return 0
     if flags.seed:
-        outcome = run(flags.seed, options, say if flags.trace else None)
+        outcome = run(flags.seed, options, say if flags.trace else None, traced=flags.hash)
         outcomes = [outcome]
         if outcome.broken:
             say_broken(outcome, flags)
@@ -80,10 +83,13 @@ def main(words: list[str] | None = None) -> int:
                 say_broken(outcome, flags)
         broken = sum(bool(outcome.broken) for outcome in outcomes)
         wall_s = time.monotonic() - started_s
+        cpu_s = sum(resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         say(
             f"{len(outcomes)} seeds, {sum(outcome.tasks for outcome in outcomes)} tasks,"
-            f" {sum(outcome.steps for outcome in outcomes)} steps, {broken} violations, {wall_s:.1f} s, commit {commit()}"
+            f" {sum(outcome.steps for outcome in outcomes)} steps, {broken} violations, {wall_s:.1f} s ({cpu_s:.1f} s of processor time), commit {commit()}"
         )
+        for line in too_rare(total(outcomes), flags.seeds):
+            say(f"  too rare: {line}")
     if flags.gauges:
         for name, count in sorted(total(outcomes).items()):
             say(f"  {count:8d}  {name}")

@@ -13,10 +13,12 @@ from tests.chaos import broken_parking as parking
 
 
 class Variant(msgspec.Struct, frozen=True):
-    """``apply`` leaves the rule out; checks_boots: whether messages for earlier starts are still dropped."""
+    """``apply`` leaves the rule out; checks_boots: whether messages for earlier starts are still dropped; hint: a seed at
+    which it was found out, where to look first."""
 
     apply: Callable[[pytest.MonkeyPatch], None]
     checks_boots: bool = True
+    hint: int = 1
 
 
 VARIANTS = {

@@ -6,6 +6,7 @@ import pytest
 
 from peerload.core.work import HomeTask
 from peerload.model import events, messages
+from peerload.model.config import CoreConfig
 from peerload.model.resources import Placement
 from peerload.model.task import Exit
 from tests.core.given import ACCEPTS, SENDER, Given, spec
@@ -15,7 +16,7 @@ RESULT = Exit(0, started_at=5.0, ended_at=6.0)
 
 def superseded() -> tuple[Given, HomeTask, messages.Result]:
     """Attempt 1 of x/2 was given up, attempt 2 is leased to z, and y comes back with the result of attempt 1."""
-    x = Given(policies=SENDER, peers=("y", "z"))
+    x = Given(policies=SENDER, peers=("y", "z"), config=CoreConfig(poison_nodes=9))
     x.submit()
     x.submit(spec(placement=Placement(migrations_max=9)))
     task = x.task(2)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from peerload.sim.chaos.machine import Machine
 
 DELAY_S = 0.001
+RECONNECT_S = 1.0
 REPEATS = 0.2
 """The share of messages that come twice while it is slow."""
 
@@ -49,7 +50,8 @@ class Broker:
                 self._deliver(machine, events.PeerMet(state.identity, state.profile, state.report, retained=True))
 
     def tend(self) -> None:
-        """Whoever is up and not connected tries again."""
+        """Whoever is up and not connected tries again, now and every RECONNECT_S."""
+        self._cluster.after(RECONNECT_S, self.tend)
         if self.is_up:
             for machine in self._cluster.machines.values():
                 if machine.node is not None and not machine.is_asleep and machine.name not in self._connected:

@@ -39,6 +39,11 @@ def spec_of(job: Job) -> TaskSpec:
     )
 
 
+def _is_over(machine: Machine, name: str) -> bool:
+    record = machine.disk.tasks.get(name)
+    return record is not None and record.state.is_final
+
+
 class Clients:
     """Every job of the plan by its number, which is also its token."""
 
@@ -81,16 +86,19 @@ class Clients:
         )
         machine.later(CLIENT_S, machine.handle, event)
 
-    def verb(self, machine: Machine, verb: str, nth: int) -> None:
-        """A user wants something of a task of this home."""
-        tasks = machine.disk.tasks
-        names = [
-            name for name in self.names.get(machine.name, ()) if name not in tasks or not tasks[name].state.is_final
+    def verb(self, verb: str, nth: int) -> bool:
+        """A user wants something of a task that is not over; False if there is none."""
+        found = [
+            (machine, name)
+            for machine in self._cluster.machines.values()
+            if machine.node is not None and not machine.is_asleep
+            for name in self.names.get(machine.name, ())
+            if not _is_over(machine, name)
         ]
-        if machine.node is None or not names:
-            return
+        if not found:
+            return False
         self._request += 1
-        task = names[nth % len(names)]
+        machine, task = found[nth % len(found)]
         self._verbs[self._request] = (verb, task)
         event: events.Event
         match verb:
@@ -102,8 +110,8 @@ class Clients:
                 event = events.ReleaseRequested(self._request, (task,))
             case _:
                 raise AssertionError(verb)
-        self._cluster.gauges.count(f"verb {verb}")
         machine.later(CLIENT_S, machine.handle, event)
+        return True
 
     def drain(self, machine: Machine, *, begins: bool) -> None:
         """A user drains a node, or ends that."""

@@ -20,6 +20,7 @@ from peerload.sim.chaos.gauges import Gauges
 from peerload.sim.chaos.invariants import Invariants
 from peerload.sim.chaos.machine import Machine
 from peerload.sim.chaos.network import Network
+from peerload.sim.chaos.plan import AUTO_TIMES
 from peerload.sim.chaos.rest import Rest
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.policy.preset import PolicySet
     from peerload.sim.chaos.network import Codec
-    from peerload.sim.chaos.plan import Plan
+    from peerload.sim.chaos.plan import CrashAtCommit, Plan
     from peerload.sim.trace import Trace
 
 LOOK_S = 1.0
@@ -71,6 +72,7 @@ class Cluster:
         self.config = config or CoreConfig(
             lease_s=plan.lease_s,
             lease_grace_s=plan.grace_s,
+            lease_auto_s_max=plan.lease_s * AUTO_TIMES,
             attempts_max=plan.attempts_max,
             poison_nodes=plan.poison_nodes,
             frozen_s_max=plan.frozen_s_max,
@@ -82,6 +84,8 @@ class Cluster:
         self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
         self._sequence = 0
         self._serial = 0
+        self.armed: list[CrashAtCommit] = []
+        """What waits for a commit of any node."""
         self.checker = Invariants(self)
         self.machines = {facts.name: Machine(self, facts) for facts in plan.machines}
         self.network = Network(self, codec if plan.codec else None, checks_boots=checks_boots)
@@ -90,7 +94,8 @@ class Cluster:
         self.rest = Rest(self)
         for machine in self.machines.values():
             self.at(0.0, machine.start_agent)
-        self.at(0.0, self.network.tend)
+        if self.network.broker is not None:
+            self.at(0.0, self.network.broker.tend)
 
     # -- the heap ------------------------------------------------------------------------------------------------------
 
@@ -139,6 +144,11 @@ class Cluster:
         """The number of the next process."""
         self._serial += 1
         return self._serial
+
+    def seeds(self, node: str) -> tuple[str, ...]:
+        """The addresses that a node's user gave it: one other node's."""
+        first, second = list(self.machines)[:2]
+        return (f"{second if node == first else first}:1",)
 
     def traced(self, node: str, thing: object) -> None:
         """A line of the trace, if there is one."""

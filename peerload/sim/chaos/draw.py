@@ -142,8 +142,8 @@ class _Draw:
             (0.5, 6, self._agent_crash),
             (0.35, 3, self._machine_crash),
             (0.3, 2, self._both_crash),
-            (0.15, 1, self._disk_lost),
-            (0.2, 1, self._machine_gone),
+            (0.4, 2, self._disk_lost),
+            (0.3, 1, self._machine_gone),
             (0.35, 4, self._agent_pause),
             (0.4, 8, self._launcher_pause),
             (0.35, 3, self._launcher_crash),
@@ -166,14 +166,13 @@ class _Draw:
             if rng.random() < share:
                 faults += [make(self._time()) for _ in range(rng.randint(1, most))]
         for point in POINTS:
-            faults += [self._crash_at(point, after=after) for after in (False, True) if self._chance(0.5)]
+            faults += [self._crash_at(point, after=after) for after in (False, True) if self._chance(0.4)]
+        for fault in [fault for fault in faults if isinstance(fault, plan.CrashAtCommit)]:
+            faults += self._provoked(fault)
         if self._chance(0.8):
             faults += [self._crash_at_send(self._time()) for _ in range(rng.randint(1, 4))]
-        gone = [fault for fault in faults if isinstance(fault, plan.MachineGone)]
-        others = self._names
-        for fault in gone:
-            if fault.node != plan.HOST:
-                faults.append(plan.Forget(fault.at_s + rng.uniform(1.0, 60.0), fault.node, rng.choice(others)))
+        if self._chance(0.6):
+            faults += [self._cut_at_send(self._time()) for _ in range(rng.randint(1, 5))]
         return faults
 
     def _time(self) -> float:
@@ -191,9 +190,23 @@ class _Draw:
 
     def _crash_at(self, point: str, *, after: bool) -> Fault:
         machine = self._chance(0.4)
-        return plan.CrashAtCommit(
-            self._time() * 0.8, self._rng.choice(self._names), point, after, machine, self._down_s()
+        return plan.CrashAtCommit(self._time() * 0.7, point, after, machine, self._down_s())
+
+    def _cut_at_send(self, at_s: float) -> Fault:
+        message = self._rng.choice(
+            ["Accept", "Commit", "Renew", "Renew", "RenewOk", "Result", "ResultAck", "Return", "Park"]
         )
+        for_s = self._rng.uniform(0.3, 2.5) * self._lease_s
+        return plan.CutAtSend(at_s * 0.8, self._rng.choice(self._names), message, min(for_s, 150.0))
+
+    def _provoked(self, fault: plan.CrashAtCommit) -> list[Fault]:
+        """What has to happen for that to happen."""
+        times = [fault.at_s + self._rng.uniform(0.0, 40.0) for _ in range(3)]
+        if fault.point == "D7":
+            return [plan.Verb(at_s, "cancel", self._rng.randrange(1000)) for at_s in times]
+        if fault.point == "PARKED":
+            return [plan.PoliteStop(at_s, plan.HOME, self._down_s()) for at_s in times]
+        return []
 
     def _crash_at_send(self, at_s: float) -> Fault:
         message = self._rng.choice(
@@ -203,7 +216,7 @@ class _Draw:
         return plan.CrashAtSend(at_s * 0.8, self._rng.choice(self._names), message, machine, self._down_s())
 
     def _machine_crash(self, at_s: float) -> Fault:
-        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._chance(0.1))
+        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._chance(0.15))
 
     def _both_crash(self, at_s: float) -> Fault:
         return plan.BothCrash(at_s, plan.HOST, self._chance(0.4), self._down_s())
@@ -212,7 +225,7 @@ class _Draw:
         return plan.DiskLost(at_s, self._node(), self._down_s())
 
     def _machine_gone(self, at_s: float) -> Fault:
-        return plan.MachineGone(at_s, self._node())
+        return plan.MachineGone(at_s, self._node(), self._rng.choice([0.0, *[self._rng.uniform(1.0, 60.0)] * 2]))
 
     def _agent_pause(self, at_s: float) -> Fault:
         return plan.AgentPause(at_s, self._node(), self._rng.choice([0.5, 5.0, self._rng.uniform(0.0, 300.0)]))
@@ -225,7 +238,8 @@ class _Draw:
 
     def _suspend(self, at_s: float) -> Fault:
         for_s = self._rng.choice([2.0, self._rng.uniform(5.0, 150.0)])
-        return plan.Suspend(at_s, self._node(), for_s, polite=self._chance(0.5))
+        node = plan.HOME if self._chance(0.3) else self._node()
+        return plan.Suspend(at_s, node, for_s, polite=self._chance(0.5))
 
     def _clock_step(self, at_s: float) -> Fault:
         return plan.ClockStep(at_s, self._node(), self._rng.uniform(-3600.0, 3600.0))
@@ -255,11 +269,12 @@ class _Draw:
         return plan.LinkReset(at_s, *self._rng.sample(self._names, 2))
 
     def _polite_stop(self, at_s: float) -> Fault:
-        return plan.PoliteStop(at_s, self._node(), self._down_s())
+        node = plan.HOME if self._chance(0.3) else self._node()
+        return plan.PoliteStop(at_s, node, self._down_s())
 
     def _verb(self, at_s: float) -> Fault:
         verb = self._rng.choice(["cancel", "hold", "release"])
-        return plan.Verb(at_s, self._rng.choice(self._names), verb, self._rng.randrange(1000))
+        return plan.Verb(at_s, verb, self._rng.randrange(1000))
 
     def _drain(self, at_s: float) -> Fault:
         return plan.Drain(at_s, self._node(), self._rng.uniform(5.0, 60.0))

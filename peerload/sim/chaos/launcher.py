@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model import events
-from peerload.model.task import FROZEN_TOO_LONG, Exit, Guarantee, Usage
+from peerload.model.task import Exit, Guarantee, Usage
 
 if TYPE_CHECKING:
     import random
@@ -213,7 +213,9 @@ class Launcher:
     def _frozen_too_long(self, process: Process, number: int) -> None:
         if process.frozen and process.round == number and process.key in self.running:
             self._cluster.gauges.count("frozen for too long")
-            self._end(process, 137, SIGKILL, FROZEN_TOO_LONG)
+            self._rest(process)
+            del self.running[process.key]
+            self._tell(events.TaskLost(process.key, "it was frozen for too long"))
 
     def _end(self, process: Process, exit_code: int, signal: int, reason: str = "") -> None:
         self._rest(process)

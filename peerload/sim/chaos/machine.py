@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.node import Node
+from peerload.core.work import HomePhase
 from peerload.model import actions, events
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Identity, NotStarted, Return
@@ -60,13 +61,15 @@ class Machine:
         self.has_power = True
         self.is_suspended = False
         self.is_paused = False
-        self.armed: plan.CrashAtCommit | None = None
-        self.armed_launcher: plan.LauncherCrash | None = None
-        self.armed_to_say: plan.CrashAtSend | None = None
+        self.launcher_dies: plan.LauncherCrash | None = None
+        self.cut_at_send: plan.CutAtSend | None = None
+        self.crash_at_send: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
         self.has_room = True
         self.boot = 0
+        self.addresses: dict[str, Identity] = {}
+        """Where its peers were last met: a file beside the database."""
         self.identity = self._identity()
         self._backlog: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
         self._timers: dict[tuple[str, ...], float] = {}
@@ -107,7 +110,10 @@ class Machine:
         self.node = Node(self.cluster.config, self.cluster.policies, self.identity, self.profile, rng)
         self.cluster.checker.recovered(self)
         running, ended = self.launcher.listing()
-        self.handle(self.disk.started(running, dict(ended)))
+        started = self.disk.started(running, dict(ended))
+        known = tuple(identity for name, identity in self.addresses.items() if name != self.name)
+        seeds = self.cluster.seeds(self.name)
+        self.handle(msgspec.structs.replace(started, known=known, seeds=seeds))
         if not self.has_room:
             self.handle(events.DiskRoomChanged(has_room=False))
         self.cluster.network.agent_started(self)
@@ -154,6 +160,7 @@ class Machine:
         """An empty database in place of the one there was."""
         self.cluster.checker.disk_lost(self)
         self.disk = Disk(self.name, self.disk.number + 1)
+        self.addresses.clear()
 
     def stop_agent(self) -> None:
         """`peerload down`: it says good-bye, what was decided becomes durable and goes out."""
@@ -167,6 +174,16 @@ class Machine:
             self.later(0.01, self._when_drained, then)
         else:
             then()
+
+    def heal(self) -> None:
+        """Nothing is to befall it any more, and it is up."""
+        self.launcher_dies = self.crash_at_send = self.cut_at_send = self.fsync_fails = None
+        self.stalled_until_s = 0.0
+        self.wake()
+        self.unpause()
+        self.launcher.resume()
+        self.power_on()
+        self.start_agent()
 
     # -- sleep ---------------------------------------------------------------------------------------------------------
 
@@ -257,12 +274,18 @@ class Machine:
                 self._perform_inward(action)
         self.release.end_turn()
 
-    def _dies_saying(self, message: str) -> None:
-        """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
-        armed = self.armed_to_say
+    def _about_to_say(self, message: str) -> None:
+        """Whether that is the message at which the node is to be cut off; then it is."""
+        armed = self.cut_at_send
         if armed is not None and armed.message == message:
-            self.armed_to_say = None
-            self.cluster.gauges.count(f"died having said {message}")
+            self.cut_at_send = None
+            self.cluster.driver.cut_off(self, armed)
+
+    def _has_said(self, message: str) -> None:
+        """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
+        armed = self.crash_at_send
+        if armed is not None and armed.message == message:
+            self.crash_at_send = None
             self.cluster.at(self.cluster.now_s, self.cluster.driver.crash_as_armed, self, armed)
 
     def _perform_inward(self, action: actions.Action) -> None:
@@ -294,23 +317,18 @@ class Machine:
             case actions.Send():
                 if isinstance(action.message, NotStarted | Return):
                     cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
+                said = type(action.message).__name__
+                self._about_to_say(said)
                 cluster.network.send(self, action.dst, action.message)
-                if self.armed_to_say is not None:
-                    self._dies_saying(type(action.message).__name__)
+                self._has_said(said)
             case actions.SendResult():
+                self._about_to_say("Result")
                 cluster.network.send_result(self, action)
-                if self.armed_to_say is not None:
-                    self._dies_saying("Result")
+                self._has_said("Result")
             case actions.Announce():
                 cluster.network.announce(self, action.message)
             case actions.SpawnTask():
-                if self.node is not None and self.node.holds(action.key):
-                    self._request("spawn", action)
-                    if self.armed_to_say is not None:
-                        self._dies_saying("SpawnTask")
-                    if self.armed_launcher is not None:
-                        self.cluster.gauges.count("launcher killed between START and fork")
-                        self.crash_launcher(self.armed_launcher.down_s)
+                self._spawn(action)
             case actions.SignalTask():
                 self._request("signal", action.key, action.signal)
             case actions.SetLease():
@@ -329,6 +347,8 @@ class Machine:
                 cluster.network.dial(self, action.identity.node)
             case actions.ForgetPeer():
                 pass  # addresses are their names
+            case actions.ForgetPeer():
+                self.addresses.pop(action.node, None)
             case actions.DialAddress():
                 cluster.network.dial(self, action.address.partition(":")[0])
             case _:
@@ -344,6 +364,15 @@ class Machine:
 
     # -- the launcher --------------------------------------------------------------------------------------------------
 
+    def _spawn(self, action: actions.SpawnTask) -> None:
+        """Tell the launcher, unless the attempt was found to have died meanwhile."""
+        if self.node is not None and self.node.holds(action.key):
+            self._request("spawn", action)
+            self._has_said("SpawnTask")
+            if self.launcher_dies is not None:
+                self.cluster.gauges.count("launcher killed between START and fork")
+                self.crash_launcher(self.launcher_dies.down_s)
+
     def _request(self, do: str, *given: object) -> None:
         if not self._launcher_lost:  # else LauncherReady will tell what is true then
             self.launcher.request(do, *given)
@@ -357,11 +386,11 @@ class Machine:
         """It is killed with its tasks; the agent, if it is up, starts another."""
         if not self.has_power:
             return
-        self.armed_launcher = None
+        self.launcher_dies = None
         self.launcher.crash()
         self._launcher_lost = True
         if self.node is not None:
-            self.deliver(events.LauncherLost())
+            self.later(0.0, self.handle, events.LauncherLost())
             self.later(down_s, self._launcher_is_back, self.launcher.generation)
 
     def _launcher_is_back(self, generation: int) -> None:
@@ -374,6 +403,10 @@ class Machine:
     def runs_guests(self) -> bool:
         """Whether its launcher has a task of another home."""
         return any(process.task.partition("/")[0] != self.name for process in self.launcher.running.values())
+
+    def has_tasks_away(self) -> bool:
+        """Whether a task of this home is at another node."""
+        return self.node is not None and any(task.phase is HomePhase.AWAY for task in self.node.home.tasks.values())
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 

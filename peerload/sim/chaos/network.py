@@ -31,8 +31,8 @@ KEEPALIVE_S = 15.0
 """A link over which nothing comes for so long is given up."""
 CONNECT_S = 2.0
 """Connecting to an address that does not answer fails after this."""
-REDIAL_S = 1.0
-"""Whoever has no link to a peer looks for it this often."""
+LATE_HELLO = 0.1
+"""How often a Hello of an earlier link is read once more, late, when another link is made."""
 STALE_SHARE = 0.5
 """Of what was on its way when a link broke, so much is read all the same."""
 
@@ -62,6 +62,7 @@ class Network:
         self._codec = codec
         self._checks_boots = checks_boots
         self._links: dict[tuple[str, str], Link] = {}
+        self._hellos: dict[tuple[str, str], events.PeerMet] = {}
         self._cuts: Counter[tuple[str, str]] = Counter()
         self.broker = Broker(cluster, self._rng) if cluster.plan.has_broker else None
         self.sent = 0
@@ -137,19 +138,13 @@ class Network:
             return
         hello = other.node.membership.hello(report)
         met = events.PeerMet(hello.identity, hello.profile, report, refutation=hello.refutation)
+        machine.addresses[other.name] = hello.identity
+        earlier = self._hellos.get((machine.name, other.name))
+        if earlier is not None and self._is_evil() and self._rng.random() < LATE_HELLO:
+            self._cluster.gauges.count("a Hello is read late")
+            self._cluster.after(self._late_s(), machine.deliver, earlier)
+        self._hellos[machine.name, other.name] = met
         machine.deliver(met)
-
-    def tend(self) -> None:
-        """Whoever is up and apart finds each other again."""
-        self._cluster.after(REDIAL_S, self.tend)
-        names = list(self._cluster.machines)
-        for index, a in enumerate(names):
-            for b in names[index + 1 :]:
-                link = self.link(a, b)
-                if not link.is_up and not link.is_dialled and self._answers(link):
-                    self._make(link)
-        if self.broker is not None:
-            self.broker.tend()
 
     def break_link(self, link: Link, reason: str) -> None:
         """Both ends hear of it, if they are there."""
@@ -307,11 +302,15 @@ class Network:
             delay_s += rng.expovariate(1.0 / evils.jitter_s)
         if evils.late and rng.random() < evils.late:
             gauges.count("messages late")
-            delay_s += rng.uniform(0.0, evils.late_s)
+            delay_s += self._late_s()
         if evils.duplication and rng.random() < evils.duplication:
             gauges.count("messages repeated")
-            return [delay_s, delay_s + rng.uniform(0.0, max(evils.late_s, 0.1))]
+            return [delay_s, delay_s + self._late_s()]
         return [delay_s]
+
+    def _late_s(self) -> float:
+        """How much later: nothing is on its way for long once the cluster has healed."""
+        return min(self._rng.uniform(0.0, self._evils.late_s), self._healed_s - self._cluster.now_s)
 
     def _arrive(self, receiver: Machine, boot: int, event: events.MessageReceived, link: Link, generation: int) -> None:
         if receiver.node is None:

@@ -12,6 +12,10 @@ Pairs = tuple[tuple[str, str], ...]
 """Ordered (from, to): what the first says does not reach the second."""
 
 
+AUTO_TIMES = 1.5
+"""A lease that grows with its task grows to so many times the usual one."""
+
+
 class Fault(msgspec.Struct, frozen=True, tag=True):
     """Root of all faults; its tag names the kind."""
 
@@ -20,6 +24,8 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 
 HOST = "*"
 """As a fault's node: one that runs a task of another home then, as soon as there is one."""
+HOME = "+"
+"""As a fault's node: one whose task is at another node then, as soon as there is one."""
 
 
 class AgentCrash(Fault, frozen=True):
@@ -30,10 +36,9 @@ class AgentCrash(Fault, frozen=True):
 
 
 class CrashAtCommit(Fault, frozen=True):
-    """From ``at_s`` on: at the next commit that holds this durability point the agent (or the whole machine) dies, just
-    before the row is durable, or just after it and before anything that waited for it went out."""
+    """From ``at_s`` on: at the next commit of any node that holds this durability point the agent (or the whole machine)
+    dies, just before the row is durable, or just after it and before anything that waited for it went out."""
 
-    node: str
     point: str
     after: bool
     machine: bool
@@ -58,6 +63,15 @@ class CrashAtSend(Fault, frozen=True):
     down_s: float
 
 
+class CutAtSend(Fault, frozen=True):
+    """From ``at_s`` on: as soon as the node says a message of this kind, that one included, nothing passes between it and
+    all others for so long."""
+
+    node: str
+    message: str
+    for_s: float
+
+
 class MachineCrash(Fault, frozen=True):
     """Power loss. ``loses_disk``: it comes back with an empty one."""
 
@@ -74,9 +88,10 @@ class DiskLost(Fault, frozen=True):
 
 
 class MachineGone(Fault, frozen=True):
-    """It never comes back."""
+    """It never comes back; a user of another node says so after ``forgotten_s`` (0: only when the cluster has healed)."""
 
     node: str
+    forgotten_s: float
 
 
 class AgentPause(Fault, frozen=True):
@@ -175,9 +190,8 @@ class PoliteStop(Fault, frozen=True):
 
 
 class Verb(Fault, frozen=True):
-    """A user's cancel, hold or release of the ``nth`` task (modulo their number) of this home that is not over then."""
+    """A user's cancel, hold or release of the ``nth`` task (modulo their number) that is not over then."""
 
-    node: str
     verb: str
     nth: int
 
@@ -194,13 +208,6 @@ class Leave(Fault, frozen=True):
 
     node: str
     down_s: float
-
-
-class Forget(Fault, frozen=True):
-    """The user of ``by`` asserts that ``node`` is gone for good (it is)."""
-
-    node: str
-    by: str
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -269,6 +276,7 @@ class Plan(msgspec.Struct, frozen=True):
         | CrashAtCommit
         | CrashAtSend
         | BothCrash
+        | CutAtSend
         | MachineCrash
         | DiskLost
         | MachineGone
@@ -287,10 +295,17 @@ class Plan(msgspec.Struct, frozen=True):
         | PoliteStop
         | Verb
         | Drain
-        | Leave
-        | Forget,
+        | Leave,
         ...,
     ]
+
+    def has_drift(self) -> bool:
+        """Whether clocks run at rates of their own."""
+        return any(machine.rate != 1.0 for machine in self.machines)
+
+    def lease_s_max(self) -> float:
+        """The longest lease that any task may have: the node's own, the task's, or what it has grown to."""
+        return max(self.lease_s * AUTO_TIMES, *(job.lease_s for job in self.jobs))
 
     def without_grace(self) -> Plan:
         """The same with a grace that allows for nothing."""

@@ -21,6 +21,7 @@ class Release:
         self._machine = machine
         self._held: deque[actions.Action] = deque()
         self._committing = 0
+        self._is_releasing = False
 
     @property
     def is_waiting(self) -> bool:
@@ -45,7 +46,7 @@ class Release:
 
     def end_turn(self) -> None:
         """Let the disk begin with all that waits, if it is free."""
-        if not self._held or self._committing:
+        if not self._held or self._committing or self._is_releasing:
             return
         machine = self._machine
         self._committing = sum(type(action) is actions.Persist for action in self._held)
@@ -70,10 +71,11 @@ class Release:
             machine.cluster.gauges.count("fault FsyncError")
             machine.cluster.driver.crash(machine, down_s)
             return
-        if machine.armed is not None and self._dies_here(machine.armed, group):
+        if machine.cluster.armed and any(self._dies_here(armed, group) for armed in machine.cluster.armed):
             return
         for persist in group:
             self.make_durable(persist)
+        self._is_releasing = True
         while self._held:
             action = self._held[0]
             if isinstance(action, actions.Persist):
@@ -84,6 +86,7 @@ class Release:
             if not isinstance(action, actions.Persist):
                 machine.perform(action)
         self._committing = 0
+        self._is_releasing = False
         self.end_turn()
 
     def _dies_here(self, armed: plan.CrashAtCommit, group: list[actions.Persist]) -> bool:
@@ -91,7 +94,7 @@ class Release:
         machine = self._machine
         for index, persist in enumerate(group):
             if armed.point in points(persist.rows, machine.name):
-                machine.armed = None
+                machine.cluster.armed.remove(armed)
                 self._held.clear()
                 for before in group[: index + armed.after]:
                     self.make_durable(before)
