@@ -97,7 +97,7 @@ def test_the_executor_is_killed_and_its_task_runs_on(cluster: Cluster, ledger: L
 
 def test_both_are_killed_again_and_again(cluster: Cluster, ledger: Ledger) -> None:
     home, executor = cluster.linked(2, slots=2)
-    tasks = [home.submit(*ledger.argv(6)) for _ in range(20)]
+    tasks = [home.submit(*ledger.argv(20)) for _ in range(20)]  # more than can end while agents start
     for _ in range(4):
         for agent in (executor, home):
             before = len(ledger.lines())
