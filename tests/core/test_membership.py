@@ -165,13 +165,13 @@ def test_every_second_probe_is_of_the_neighbour_and_the_others_of_everybody_in_t
 
 def test_a_suspect_that_does_not_refute_it_is_called_dead() -> None:
     x = given("y")
-    lost: list[tuple[str, bool]] = []
-    x.node.membership.lost = lambda node, is_dead: lost.append((node, is_dead))
+    died: list[str] = []
+    x.node.membership.died = died.append
     assert says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))[0] == "timer suspect 1.8"
     x.after(1.8)
     done = x.timer("gossip", "suspect", "y")
     assert state(x, "y") is PeerState.DEAD
-    assert lost == [("y", False), ("y", True)]
+    assert died == ["y"]
     assert [shape for shape in done if shape.startswith("timer")] == [done[-1]]  # it is looked for, for ever
     assert x.timer("gossip", "turn") == []  # and not probed
 
