@@ -25,7 +25,8 @@ QUIET_LOOKS = 2
 """Nothing new so often in a row: what executes another program cannot be told for a moment."""
 QUIET_S = 0.001
 DOUBTS_MAX = 6
-"""An orphan that bears no mark is looked at so often before it is taken for another task's."""
+"""An orphan that bears no mark (it executes another program just now, or has cleared its environment) is looked at so
+often before it is taken for another task's."""
 _PR_SET_CHILD_SUBREAPER = 36
 _ENVIRONMENT_BYTES_MAX = 4 << 20
 _TASK_MARK = b"PEERLOAD_TASK_ID="
@@ -51,7 +52,6 @@ class Bare:
         self._children = f"/proc/self/task/{os.getpid()}/children"
         self._leaders: dict[str, tuple[int, int]] = {}
         self._doubts: dict[str, int] = {}
-        self._looked_again: set[str] = set()
         self.guard_pid = 0
         _become_subreaper()
 
@@ -72,14 +72,16 @@ class Bare:
     def freeze(self, key: str) -> None:
         """See `Units`."""
         stop_all(dict([self._leaders[key]]), {self.mark(key)})
-        self._looked_again.discard(key)
 
     def freeze_again(self, keys: list[str]) -> None:
-        """See `Units`. All in one look: at everything the first time, later at what needs no environment to be read."""
-        marks = {self.mark(key) for key in keys if key not in self._looked_again}
-        self._looked_again.update(keys)
+        """See `Units`. One look for all: at sessions, and at orphans, which are children of ours."""
+        marks = {self.mark(key) for key in keys}
+        leaders = dict(self._leaders[key] for key in keys)
+        for pid in self._strange_children():
+            if _has_mark(pid, {MARK + b"=" + mark for mark in marks}):
+                leaders[pid] = process_start(pid)
         table = process_table()
-        for pid in members(table, dict(self._leaders[key] for key in keys), marks):
+        for pid in members(table, leaders, set()):
             if table[pid][4]:
                 kill_one(pid, signal.SIGSTOP)
 
@@ -102,39 +104,47 @@ class Bare:
         return {int(child) for child in read(self._children).split()}
 
     def close(self, key: str) -> bool:
-        """See `Units`. Whatever the leader has left is a child of ours by now, or descends from one."""
+        """See `Units`. Whatever the leader has left is a child of ours by now, or descends from one that is: those are
+        killed first, and what they leave comes to us in turn."""
         if key not in self._leaders:
             return True
-        children = self.orphans()
-        others = {pid for other, (pid, _) in self._leaders.items() if other != key}
-        orphans = children - others - {self._leaders[key][0], self.guard_pid}
-        if children and not orphans:  # a kernel may have no list of children
-            self._forget(key)
-            return True
-        left = self.processes(key)
-        if left:
-            self.kill(key)
-            return False
-        if self._is_in_doubt(key, orphans, is_alone=not others):
+        if not self.orphans():  # this kernel has no list of children
+            if self.processes(key):
+                self.kill(key)
+                return False
+        elif not self._is_without_orphans(key):
             return False
         self._forget(key)
         return True
 
-    def _is_in_doubt(self, key: str, orphans: set[int], *, is_alone: bool) -> bool:
-        """Whether there are orphans that bear no mark at all. A process has none while it executes another program, for a
-        moment; or it has cleared its environment. If there is no other task, they are of this one."""
-        unmarked = {pid for pid in orphans if _is_alive(pid) and MARK not in read(f"/proc/{pid}/environ")}
-        if is_alone:
-            for pid in unmarked:
-                kill_one(pid)
-            return bool(unmarked)
+    def _strange_children(self) -> set[int]:
+        """Children of ours that are no leader of another task, nor of this one."""
+        return self.orphans() - {pid for pid, _ in self._leaders.values()} - {self.guard_pid}
+
+    def _is_without_orphans(self, key: str) -> bool:
+        """Whether none of our children are of this unit, for certain: fast forks come and go while we look."""
+        orphans = self._strange_children()
+        if not orphans:
+            return True
+        environments = {pid: read(f"/proc/{pid}/environ") for pid in orphans if _is_alive(pid)}
+        mine = [pid for pid, environment in environments.items() if self.mark(key) in environment]
+        unmarked = [pid for pid, environment in environments.items() if MARK not in environment]
+        if len(self._leaders) == 1:  # no other task runs: they are of this one
+            mine += unmarked
+            unmarked = []
+        for pid in mine:
+            kill_one(pid)
+        if mine:
+            self.kill(key)
+            return False
+        if self._strange_children() != orphans:
+            return False
         self._doubts[key] = self._doubts.get(key, 0) + 1
-        return bool(unmarked) and self._doubts[key] < DOUBTS_MAX
+        return not unmarked or self._doubts[key] >= DOUBTS_MAX
 
     def _forget(self, key: str) -> None:
         del self._leaders[key]
         self._doubts.pop(key, None)
-        self._looked_again.discard(key)
 
     def remove(self) -> None:
         """Nothing."""
@@ -163,7 +173,7 @@ def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int
     me = os.getpid()
     found = set()
     for pid, (_, group, session, start, _) in table.items():
-        for leader in {group, session} & leaders.keys():
+        for leader in {pid, group, session} & leaders.keys():
             begun = leaders[leader]
             at = process_start(leader)
             # A leader that is gone leaves its number to its group and session; ours bears a mark there.

@@ -86,8 +86,8 @@ class Clients:
         )
         machine.later(CLIENT_S, machine.handle, event)
 
-    def verb(self, verb: str, nth: int) -> None:
-        """A user wants something of a task that is not over."""
+    def verb(self, verb: str, nth: int) -> bool:
+        """A user wants something of a task that is not over; False if there is none."""
         found = [
             (machine, name)
             for machine in self._cluster.machines.values()
@@ -96,7 +96,7 @@ class Clients:
             if not _is_over(machine, name)
         ]
         if not found:
-            return
+            return False
         self._request += 1
         machine, task = found[nth % len(found)]
         self._verbs[self._request] = (verb, task)
@@ -110,8 +110,8 @@ class Clients:
                 event = events.ReleaseRequested(self._request, (task,))
             case _:
                 raise AssertionError(verb)
-        self._cluster.gauges.count(f"verb {verb}")
         machine.later(CLIENT_S, machine.handle, event)
+        return True
 
     def drain(self, machine: Machine, *, begins: bool) -> None:
         """A user drains a node, or ends that."""
