@@ -1,4 +1,5 @@
-# `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest.
+# `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest, in
+# WORKERS=2 processes.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -6,6 +7,7 @@ SHELL := /bin/bash
 .PHONY: help setup test ci-long chaos chaos-real fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 CASES ?= tests/theory/cases.json
 OUT ?= build/theory.json
 BUDGET_S ?= 600
@@ -37,7 +39,7 @@ $(INSTALLED): .venv/requirements pyproject.toml .ci/setup
 	@touch $@
 
 test: lint  ## everything that must pass: lint, then the tests (PYTEST_ARGS='-k lease -x')
-	.venv/bin/python -m pytest $(PYTEST_ARGS)
+	.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 ci-long: setup  ## the tests that take too long for `make test`, up to an hour
 	.venv/bin/python -m pytest -m long $(PYTEST_ARGS) tests
@@ -66,7 +68,7 @@ demo: setup  ## three agents and a broker on this machine, sharing real commands
 	.venv/bin/peerload demo
 
 bench: setup  ## measure, on a quiet machine
-	@for bench in cli latency throughput spread idle idle_while_waiting sim; do .venv/bin/python tests/bench/bench_$$bench.py; done
+	@for bench in cli latency throughput handoff spread idle idle_while_waiting sim; do .venv/bin/python tests/bench/bench_$$bench.py; done
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)

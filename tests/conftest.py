@@ -21,12 +21,12 @@ def _find(program: str) -> str | None:
 def _apt_get(*arguments: str) -> str:
     """Run apt-get. Returns "" if all went well, else the end of what it said."""
     done = subprocess.run(
-        ["apt-get", "-qq", *arguments],
+        ["apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={INSTALL_TIMEOUT_S}", *arguments],  # another worker may be at it
         env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=INSTALL_TIMEOUT_S,
+        timeout=2 * INSTALL_TIMEOUT_S,
         check=False,
     )
     return "" if done.returncode == 0 else (done.stderr or done.stdout).strip()[-300:] or "apt-get failed"

@@ -23,13 +23,15 @@ import sys
 import time
 from typing import Any
 
+from peerload.agent.launcher_cgroup import ROOT_PREFIX, cgroup_units
 from peerload.agent.launcher_exits import Exits
+from peerload.agent.launcher_leases import CHECK_S, Leases, boot_s
 from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
 from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
 from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, Capture, Holes, spawn
 from peerload.agent.launcher_takeover import SPAWNS_NAME, Guard, end_left_overs, note_units
 from peerload.agent.launcher_task import FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
-from peerload.agent.launcher_units import PREFIX, ROOT_PREFIX, cgroup_units
+from peerload.agent.launcher_units import PREFIX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,8 +41,6 @@ PROTOCOL = 2
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
 there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing."""
 KEY_CHARS_MAX = 128
-DEADLINE_CHECK_S = 0.5
-"""While a deadline is set it is compared with CLOCK_BOOTTIME at least this often (timers do not count suspend)."""
 STOP_GRACE_S = 2.0
 REMAINS_S_MAX = 10.0
 """What an ended task has left and cannot be killed (it waits for a disk) keeps its exit back no longer than this."""
@@ -68,7 +68,6 @@ class Launcher:
         self._kill_at_s = 0.0
         self._stopping = False
         self._guard: Guard | None = None
-        self._deadlines = 0
         self._limit_due_s = 0.0
         descriptors = os.sysconf("SC_OPEN_MAX")
         self._tasks_max = max(descriptors - DESCRIPTORS_RESERVED, 1) if descriptors > 0 else sys.maxsize
@@ -83,6 +82,7 @@ class Launcher:
         self._boot = machine_boot()
         self._spawns = RecordLog(f"{self._directory}/{SPAWNS_NAME}")
         self._units = self._choose_units()
+        self._leases = Leases(self._tasks, self._units)
         self._epoll = select.epoll()
         self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._exits.wake_by(wake_end)
@@ -147,28 +147,20 @@ class Launcher:
             dues_s.append(self._kill_at_s)
         if self._tasks:
             dues_s.append(now_s + LIMIT_EVERY_S)
-        timeout_s = max(0.0, min(dues_s) - now_s) if dues_s else None
-        if self._deadlines and timeout_s is not None:
-            boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-            soonest_s = min(
-                (t.deadline_s - boot_s for t in self._tasks.values() if t.deadline_s and not t.frozen_at_s),
-                default=DEADLINE_CHECK_S,
-            )
-            timeout_s = max(0.0, min(timeout_s, DEADLINE_CHECK_S, soonest_s))
-        return timeout_s
+        soonest_s = self._leases.soonest_s()
+        if soonest_s is not None:
+            dues_s.append(now_s + min(soonest_s, CHECK_S))
+        return max(0.0, min(dues_s) - now_s) if dues_s else None
 
     # -- what is due ---------------------------------------------------------------------------------------------
 
     def _enforce(self) -> None:
         """Leases, output limits and the end of a stop."""
-        if self._deadlines:
-            boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-            for task in self._tasks.values():
-                if task.deadline_s and task.deadline_s <= boot_s and not task.ended_at:
-                    self._hold_to_lease(task, boot_s)
+        self._leases.enforce()
         now_s = time.monotonic()
         if now_s >= self._limit_due_s:
             self._limit_due_s = now_s + LIMIT_EVERY_S
+            self._leases.hold_again()
             for task in self._tasks.values():
                 if task.limit_due_s <= now_s:
                     for capture in task.captures:
@@ -177,21 +169,6 @@ class Launcher:
             self._kill_at_s = now_s + STOP_GRACE_S
             for task in self._tasks.values():
                 self._units.kill(task.key)
-
-    def _hold_to_lease(self, task: Task, boot_s: float) -> None:
-        """Its lease has run out: freeze it, and kill it if that lasts too long."""
-        if not task.frozen_at_s:
-            task.frozen_at_s = boot_s
-            if task.kills_at_deadline:
-                task.lost_because = "its lease ran out"
-            else:
-                self._units.freeze(task.key)
-        elif not task.lost_because and boot_s >= task.frozen_at_s + task.frozen_s_max:
-            task.lost_because = f"it was frozen for {task.frozen_s_max:g} s, without a lease"
-        elif self._units.is_bare and not task.lost_because and time.monotonic() >= self._limit_due_s:
-            self._units.freeze(task.key)  # somebody may have thawed a part of it
-        if task.lost_because:
-            self._units.kill(task.key)
 
     def _settle(self) -> None:
         """What has ended is told when nothing is left of it: neither its background nor its unit."""
@@ -217,8 +194,7 @@ class Launcher:
         """It is reaped later, by `_settle`: until then its pid is nobody else's."""
         task.ended_at = time.time()
         task.ended_s = time.monotonic()
-        self._deadlines -= bool(task.deadline_s)
-        task.deadline_s = 0.0
+        self._leases.drop(task)
         self._epoll.unregister(task.pidfd)
         del self._by_pidfd[task.pidfd]
         os.close(task.pidfd)
@@ -270,10 +246,7 @@ class Launcher:
         elif do == "lease":
             task = self._tasks.get(request["key"])
             if task is not None:
-                ts = float(request.get("ts", 0.0)) or task.ts
-                if ts >= task.ts:  # an older word than the last comes too late
-                    task.ts = ts
-                    self._set_deadline(task, float(request["deadline_s"]))
+                self._leases.apply(task, float(request["deadline_s"]), float(request.get("ts", 0.0)))
         elif do == "list":
             self._list()
         elif do == "stop":
@@ -328,7 +301,7 @@ class Launcher:
         if self._is_settled(key, request):
             return
         limit, deadline_s = int(request["output_bytes_max"]), float(request["deadline_s"])
-        if 0 < deadline_s <= time.clock_gettime(time.CLOCK_BOOTTIME):
+        if 0 < deadline_s <= boot_s():
             # Its home may have given it to another by now.
             self._lose(key, "its lease ran out before it could be started", never_started=True)
             return
@@ -347,14 +320,13 @@ class Launcher:
             self._lose(key, f"no unit can be made for it: {error}", never_started=True)
             return
         task = Task(key, pid, started_at, captures)
-        task.ts = float(request.get("ts", 0.0))
         task.is_synced = bool(request.get("once"))
         task.frozen_s_max = float(request.get("frozen_s_max", 0.0)) or FROZEN_S_MAX
         task.kills_at_deadline = request.get("on_expiry") == "kill"
         self._tasks[key] = task
         self._by_pidfd[task.pidfd] = task
         self._epoll.register(task.pidfd, select.EPOLLIN)
-        self._set_deadline(task, deadline_s)
+        self._leases.apply(task, deadline_s, float(request.get("ts", 0.0)))
         self._events.append({"is": "started", "key": key, "pid": pid, "started_at": started_at})
 
     def _is_settled(self, key: str, request: dict[str, Any]) -> bool:
@@ -398,16 +370,6 @@ class Launcher:
             self._units.born(key, pid, start)
             self._tidy()
         return pid
-
-    def _set_deadline(self, task: Task, deadline_s: float) -> None:
-        if task.ended_at:
-            return
-        self._deadlines += bool(deadline_s) - bool(task.deadline_s)
-        task.deadline_s = deadline_s
-        is_ahead = not deadline_s or deadline_s > time.clock_gettime(time.CLOCK_BOOTTIME)
-        if task.frozen_at_s and is_ahead and not task.lost_because:
-            task.frozen_at_s = 0.0
-            self._units.thaw(task.key)
 
     def _signal(self, task: Task, number: int) -> None:
         """To its process group, and to what has left that; a KILL ends all of it for certain."""

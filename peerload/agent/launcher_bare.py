@@ -21,12 +21,18 @@ MARK = b"PEERLOAD_UNIT"
 """The variable by which a process shows which unit it belongs to: <launcher run>/peerload-<key>."""
 LOOKS_MAX = 50
 """Processes fork while they are being stopped: they are looked for until nothing new is found, or so often."""
+QUIET_LOOKS = 2
+"""Nothing new so often in a row: what executes another program cannot be told for a moment."""
+QUIET_S = 0.001
+DOUBTS_MAX = 6
+"""An orphan that bears no mark (it executes another program just now, or has cleared its environment) is looked at so
+often before it is taken for another task's."""
 _PR_SET_CHILD_SUBREAPER = 36
 _ENVIRONMENT_BYTES_MAX = 4 << 20
 _TASK_MARK = b"PEERLOAD_TASK_ID="
 
-Table = dict[int, tuple[int, int, int, int]]
-"""pid → parent, process group, session, start (clock ticks since boot) of all that is alive."""
+Table = dict[int, tuple[int, int, int, int, bool]]
+"""pid → parent, process group, session, start (clock ticks since boot) and whether it may execute, of all that is alive."""
 
 
 class Bare:
@@ -36,8 +42,8 @@ class Bare:
     is_bare = True
     root = ""
     unenforced: tuple[str, ...] = (
-        "a process that leaves its session, is left by its parent and clears its environment is neither frozen nor ended",
-        "a frozen process can be thawed by its user (SIGCONT), for up to a second",
+        "a process that leaves its session, is left by its parent and clears its environment is ended with the last task only",
+        "a frozen process can be thawed by its user (SIGCONT), for up to half a second",
         "a task sees that it was stopped and continued, and what it had stopped itself is continued too",
     )
 
@@ -45,6 +51,7 @@ class Bare:
         self._run = run.encode()
         self._children = f"/proc/self/task/{os.getpid()}/children"
         self._leaders: dict[str, tuple[int, int]] = {}
+        self._doubts: dict[str, int] = {}
         self.guard_pid = 0
         _become_subreaper()
 
@@ -66,6 +73,18 @@ class Bare:
         """See `Units`."""
         stop_all(dict([self._leaders[key]]), {self.mark(key)})
 
+    def freeze_again(self, keys: list[str]) -> None:
+        """See `Units`. One look for all: at sessions, and at orphans, which are children of ours."""
+        marks = {self.mark(key) for key in keys}
+        leaders = dict(self._leaders[key] for key in keys)
+        for pid in self._strange_children():
+            if _has_mark(pid, {MARK + b"=" + mark for mark in marks}):
+                leaders[pid] = process_start(pid)
+        table = process_table()
+        for pid in members(table, leaders, set()):
+            if table[pid][4]:
+                kill_one(pid, signal.SIGSTOP)
+
     def thaw(self, key: str) -> None:
         """See `Units`."""
         for member in self.processes(key):
@@ -85,16 +104,47 @@ class Bare:
         return {int(child) for child in read(self._children).split()}
 
     def close(self, key: str) -> bool:
-        """See `Units`. Whatever the leader has left is a child of ours by now, or descends from one."""
+        """See `Units`. Whatever the leader has left is a child of ours by now, or descends from one that is: those are
+        killed first, and what they leave comes to us in turn."""
         if key not in self._leaders:
             return True
-        children = self.orphans()
-        known = {pid for pid, _ in self._leaders.values()} | {self.guard_pid}
-        if (children - known or not children) and self.processes(key):  # a kernel may have no list of children
+        if not self.orphans():  # this kernel has no list of children
+            if self.processes(key):
+                self.kill(key)
+                return False
+        elif not self._is_without_orphans(key):
+            return False
+        self._forget(key)
+        return True
+
+    def _strange_children(self) -> set[int]:
+        """Children of ours that are no leader of another task, nor of this one."""
+        return self.orphans() - {pid for pid, _ in self._leaders.values()} - {self.guard_pid}
+
+    def _is_without_orphans(self, key: str) -> bool:
+        """Whether none of our children are of this unit, for certain: fast forks come and go while we look."""
+        orphans = self._strange_children()
+        if not orphans:
+            return True
+        environments = {pid: read(f"/proc/{pid}/environ") for pid in orphans if _is_alive(pid)}
+        mine = [pid for pid, environment in environments.items() if self.mark(key) in environment]
+        unmarked = [pid for pid, environment in environments.items() if MARK not in environment]
+        if len(self._leaders) == 1:  # no other task runs: they are of this one
+            mine += unmarked
+            unmarked = []
+        for pid in mine:
+            kill_one(pid)
+        if mine:
             self.kill(key)
             return False
+        if self._strange_children() != orphans:
+            return False
+        self._doubts[key] = self._doubts.get(key, 0) + 1
+        return not unmarked or self._doubts[key] >= DOUBTS_MAX
+
+    def _forget(self, key: str) -> None:
         del self._leaders[key]
-        return True
+        self._doubts.pop(key, None)
 
     def remove(self) -> None:
         """Nothing."""
@@ -107,7 +157,13 @@ def process_table() -> Table:
         if name.isdecimal():
             fields = process_fields(int(name))
             if fields and fields[0] not in b"ZX":
-                table[int(name)] = (int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+                table[int(name)] = (
+                    int(fields[1]),
+                    int(fields[2]),
+                    int(fields[3]),
+                    int(fields[19]),
+                    fields[0] not in b"Tt",
+                )
     return table
 
 
@@ -116,8 +172,8 @@ def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int
     one of these marks."""
     me = os.getpid()
     found = set()
-    for pid, (_, group, session, start) in table.items():
-        for leader in {group, session} & leaders.keys():
+    for pid, (_, group, session, start, _) in table.items():
+        for leader in {pid, group, session} & leaders.keys():
             begun = leaders[leader]
             at = process_start(leader)
             # A leader that is gone leaves its number to its group and session; ours bears a mark there.
@@ -139,13 +195,17 @@ def members(table: Table, leaders: dict[int, int], marks: set[bytes]) -> set[int
 def stop_all(leaders: dict[int, int], marks: set[bytes]) -> set[int]:
     """Stop them until no more are found, so that none is forking ahead of us. → the pids."""
     stopped: set[int] = set()
+    quiet = 0
     for _ in range(LOOKS_MAX):
         new = members(process_table(), leaders, marks) - stopped
-        if not new:
-            break
         for pid in new:
             kill_one(pid, signal.SIGSTOP)
         stopped |= new
+        quiet = 0 if new else quiet + 1
+        if quiet == QUIET_LOOKS:
+            break
+        if quiet:
+            time.sleep(QUIET_S)
     return stopped
 
 
@@ -166,6 +226,11 @@ def end_marked(leaders: dict[int, int], marks: set[bytes]) -> None:
         if time.monotonic() > report_at_s:
             report_at_s += REPORT_S
             say(f"processes {sorted(left)}, left by an earlier launcher, do not end")
+
+
+def _is_alive(pid: int) -> bool:
+    fields = process_fields(pid)
+    return bool(fields) and fields[0] not in b"ZX"
 
 
 def _await_end(pid: int) -> None:

@@ -13,8 +13,8 @@ import sys
 import time
 from typing import Any
 
+from peerload.agent.launcher_cgroup import end_cgroup, left_root
 from peerload.agent.launcher_records import RecordLog, machine_boot, say, whole_records
-from peerload.agent.launcher_units import end_cgroup, left_root
 
 UNITS_NAME = "units"
 """The file that tells where the units of a launcher are: kind, root, machine boot; for the next launcher."""
@@ -75,7 +75,7 @@ def end_rows(rows: list[Any]) -> None:
     marks = {bare.unit_mark(row[5].encode(), row[0]) for row in rows if len(row) > 5}  # noqa: PLR2004 -- before, no runs
     outputs = {path for row in rows if not row[1] for path in row[4]}
     if outputs:
-        for pid, (_, group, session, start) in bare.process_table().items():
+        for pid, (_, group, session, start, _) in bare.process_table().items():
             if session == group == pid and _writes_to(pid, outputs):
                 leaders[pid] = start
     bare.end_marked(leaders, marks)

@@ -98,11 +98,6 @@ class PeerLinks:
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
-    @property
-    def bound(self) -> tuple[str, int]:
-        """The IP address and port that it listens on; the former may be "any"."""
-        return self._listener.bound
-
     async def start(self, host: str, port: int) -> str:
         """Listen → the `HOST:PORT` others can dial. Raises ConfigError if that cannot be, or the port is taken."""
         host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)

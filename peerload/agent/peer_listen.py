@@ -50,8 +50,6 @@ class Listener:
         self._tls = tls
         self._door = door
         self._socket: socket.socket | None = None
-        self.bound = ("", 0)
-        """The IP address and port that it listens on."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int) -> str:
@@ -59,8 +57,7 @@ class Listener:
         try:
             host = await numeric(host)
             self._socket = _listening(host, port)
-            self.bound = (host, self._socket.getsockname()[1])
-            address = join_address(reachable(host), self.bound[1])
+            address = join_address(reachable(host), self._socket.getsockname()[1])
         except OSError as error:
             if self._socket is not None:
                 self._socket.close()

@@ -164,11 +164,12 @@ class Performer:
     def _announce(self, action: actions.Announce) -> None:
         bus = self._parts.bus
         message = action.message
-        if isinstance(message, State):
-            if bus is not None:
-                bus.publish_state(message)
-            return  # who is not on MQTT learns it from gossip
-        told = bus is not None and bus.broadcast(message)
+        if bus is None:
+            told = False
+        elif isinstance(message, State):
+            told = bus.publish_state(message)
+        else:
+            told = bus.broadcast(message)
         for peer in self._parts.node.membership:
             node = peer.identity.node
             if not told or node not in self._on_bus:

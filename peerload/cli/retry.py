@@ -30,7 +30,7 @@ def main(words: list[str]) -> int:
             members = reply.get("members")
             if flags.json:
                 print_json(
-                    {"id": reply["id"], "retry_of": reply["retry_of"]} | ({"members": members} if members else {})
+                    {"id": reply["id"], "retry_of": reply.get("retry_of")} | ({"members": members} if members else {})
                 )
             else:
                 sys.stdout.write(f"{printable(reply['id'])}\n")

@@ -24,6 +24,7 @@ STARTS_WITHIN_S = 10.0
 LOOK_EVERY_S = 0.02
 LOG_LINES_SHOWN = 10
 LOG_BYTES_READ = 16 << 10
+_LOOPBACK = ("127.", "[::1]")
 JSON_KEYS = ("pid", "launcher_pid", "socket", "listen", "node")
 
 
@@ -117,6 +118,14 @@ def _failed(reason: str, log_path: str, log_start: int) -> PeerloadError:
     return PeerloadError("the agent did not start", why=reason, hint=f"its log:  {log_path}")
 
 
+def _how_to_add(info: dict[str, Any]) -> str:
+    """What to type for one more node: on this machine, or on others where this one can be reached from there."""
+    address = str(info.get("listen", "HOST:PORT"))
+    if address.startswith(_LOOPBACK):
+        return f"peerload up --peer {printable(address)} …        on other machines:  peerload cluster init DIR"
+    return f"peerload up --cluster DIR --peer {printable(address)} …        with a copy of this cluster's DIR"
+
+
 def _told(info: dict[str, Any], *, already: bool) -> str:
     peers = info.get("peers")
     others = len(peers) if isinstance(peers, (list, dict)) else int(peers or 0)
@@ -132,6 +141,6 @@ def _told(info: dict[str, Any], *, already: bool) -> str:
     return (
         f"{verb}: {', '.join(facts)}. {cluster}\n"
         f"Try:            peerload run{own} hostname        peerload submit{own} sleep 5        peerload top{own}\n"
-        f"Add a node:     peerload up --peer {printable(info.get('listen', 'HOST:PORT'))} …\n"
+        f"Add a node:     {_how_to_add(info)}\n"
         f"Stop it:        peerload down{own}\n"
     )

@@ -199,7 +199,11 @@ class Gossip:
     def _about_this_node(self, rumour: Rumour, src: str) -> None:
         """What others say of this node: it is put right."""
         own = self.own
-        if rumour.weight <= own.weight or self._is_leaving:
+        if self._is_leaving:
+            return
+        if rumour.weight <= own.weight:
+            if rumour.boot == own.boot and rumour.standing:  # its refutation was lost on the way to that node
+                self.shared.tell(src, own)
             return
         if rumour.boot == own.boot:
             self.shared.core.count("suspicions refuted")

@@ -126,6 +126,7 @@ class Leases:
             task.running_at = renewal.started_at
             record = msgspec.structs.replace(task.record, started_at=renewal.started_at)
             self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {src}"))
+            self._home.seen_running(task, f"started on {src}")
         return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s)
 
     def _is_current(self, task: HomeTask, src: str, attempt: int) -> bool:

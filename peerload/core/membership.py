@@ -80,8 +80,8 @@ class Heard(msgspec.Struct, frozen=True, gc=False):
 class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
 
-    has_bus: whether a broker can be reached now; ``lost(node, is_dead)`` is called when a peer is
-    suspected, and when it is called dead.
+    has_bus: whether a broker can be reached now; ``died(node)`` is called when a peer is called
+    dead.
     """
 
     def __init__(self, state: CoreState) -> None:
@@ -98,7 +98,7 @@ class Membership:
         self._back: list[str] = []
         self.has_bus = False
         self._told_itself = state.profile.version, state.identity.boot
-        self.lost: Callable[[str, bool], None] = lambda _node, _is_dead: None
+        self.died: Callable[[str], None] = lambda _node: None
         self.gossip = Gossip(state)
         self.gossip.changed = self._gossiped
         self.gossip.load_heard = self.heard_report
@@ -300,8 +300,8 @@ class Membership:
             self.profiles.want(node, src)
         elif state is not PeerState.ALIVE:
             self.profiles.have(node)
-            if state is not PeerState.LEFT and was is not None and was.standing is not now.standing:
-                self.lost(node, state is PeerState.DEAD)
+            if state is PeerState.DEAD and was is not None and was.standing is not now.standing:
+                self.died(node)
 
     def _loads(self) -> Iterator[Load]:
         """The loads known, for a newcomer."""

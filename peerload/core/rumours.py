@@ -34,8 +34,9 @@ class _News:
 
 
 def transmissions(mult: int, members: int) -> int:
-    """How often each node sends each piece of news: mult · ceil(log10(n + 1))."""
-    return mult * math.ceil(math.log10(members + 1))
+    """How often each node sends each piece of news: mult · max(2, ceil(log10(n + 1))); as often among a few as among
+    99, since what answers pings tells the same few again and again."""
+    return mult * max(math.ceil(math.log10(members + 1)), 2)
 
 
 class Rumours:

@@ -181,6 +181,7 @@ class Runs:
         self._strangers = {key for key in running if key not in self._works}
         for key in running:
             if key in self._strangers:  # nobody wants it any more
+                self._executor.floors.found_running(key)
                 self._state.actions.append(SignalTask(key, SIGKILL))
         for key in strangers:
             self._forget_exit(key)

@@ -90,6 +90,8 @@ class Submissions:
         state.persist(*rows)
         state.count("tasks submitted", len(tasks))
         reply: dict[str, object] = {"id": name, "members": len(event.indices) or None}
+        if event.retry_of:
+            reply["retry_of"] = event.retry_of
         self._remember(event.token, event.digest, reply)
         return tasks, {**reply, "directory_here": event.directory_here, "placeable": placeable}
 

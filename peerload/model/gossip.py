@@ -211,7 +211,7 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     fanout: Annotated[int, Meta(ge=1, le=100)] = 3
     """Members told in each round."""
     retransmit_mult: Annotated[int, Meta(ge=1, le=100)] = 4
-    """Each piece of news is sent retransmit_mult · ceil(log10(n + 1)) times by each node. More survives more loss, at
+    """Each piece of news is sent retransmit_mult · max(2, ceil(log10(n + 1))) times by each node. More survives more loss, at
     that many datagrams' worth of bytes per node and news."""
     health_max: Few = 7
     """The worst local health: a node that cannot trust its own probes waits up to health_max + 1 times longer. 0 turns

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from peerload.agent import cluster
 from peerload.agent.broker import start_broker
 from peerload.cli import up
 from peerload.cli.environment import packed
@@ -29,7 +30,7 @@ ROUNDS = 5
 ANSWER_WITHIN_S = 120.0
 MEET_WITHIN_S = 15.0
 
-_CONFIG = 'cluster = "bench"\npeer = []\nmqtt = []\nlabel = []\n'
+_CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\n'
 
 
 class Agent:
@@ -78,7 +79,8 @@ def agents(count: int, *, slots: int = 2, policy: str = "symmetric", mqtt: bool 
     with contextlib.ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="pl-bench-", dir="/tmp"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        (directory / "config.toml").write_text(_CONFIG)
+        made = cluster.make(directory / "cluster", "bench")
+        (directory / "config.toml").write_text(_CONFIG.format(cluster=made.directory))
         url = [stack.enter_context(start_broker(directory)).url] if mqtt else []
         stack.callback(_stop, started)
         for number in range(count):

@@ -22,15 +22,20 @@ from tests.integration.cluster import processes_with
 from tests.support import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tests.chaos_real.faults import Fault
 
 DISK_BYTES = 192 << 20
 TICK_S = 0.05
-FAULTS_AT_A_TIME_MAX = 5
+FAULTS_AT_A_TIME_MAX = 6
 WAITING_MAX = 1500
 """Tasks that wait for their end, from which on clients hold back."""
+AHEAD = 0.05
+"""Tasks and faults are spread over each other: neither gets ahead of the other by more than this share."""
+HOT_S = 3.0
+"""The clients of one machine after the other submit for so long: there is always one that has more than it can run."""
 SETTLE_S_MAX = 240.0
 LEASES_S = (2, 3, 5)
 GONE_S_MAX = 30.0
@@ -46,6 +51,8 @@ class Options(NamedTuple):
     machines: int = 5
     slots: int = 4
     guarantees: tuple[str, ...] = ("at-least-once",)
+    long_percent: int = 15
+    """So many jobs in a hundred are longer, and as many are long."""
     scale: float = 1.0
     """Faults last so much longer than planned."""
     kinds: tuple[str, ...] = ()
@@ -58,7 +65,7 @@ class Campaign:
     def __init__(self, options: Options, lab: Lab) -> None:
         self.options = options
         self.lab = lab
-        self.work = Work(lab.program, lab.ledger, options.tasks, options.seed, options.guarantees)
+        self.work = Work(lab.program, lab.ledger, options.tasks, options.seed, options.guarantees, options.long_percent)
         submitters = {machine.node: Submitter(machine, self.work, options.seed) for machine in lab.machines}
         self.submitters = list(submitters.values())
         self.faults = Faults(lab, submitters)
@@ -88,13 +95,15 @@ class Campaign:
                 while coming or self._active or not self.work.is_all_drawn:
                     share = (time.monotonic() - began_at) / options.seconds
                     self.lab.ledger.follow()
-                    for submitter in self.submitters:
-                        is_early = self.work.progress > share or self.work.waiting > WAITING_MAX
-                        (submitter.held.set if is_early else submitter.held.clear)()
+                    begun = 1.0 - len(coming) / options.faults
+                    is_early = self.work.progress > min(share, begun + AHEAD) or self.work.waiting > WAITING_MAX
+                    hot = int((time.monotonic() - began_at) / HOT_S) % len(self.submitters)
+                    for number, submitter in enumerate(self.submitters):
+                        (submitter.held.set if is_early or number != hot else submitter.held.clear)()
                     self._end_faults()
                     if coming and len(self._active) < FAULTS_AT_A_TIME_MAX:
                         due = coming[0].number / options.faults
-                        if due <= share and due <= self.work.progress + 0.05:
+                        if due <= share and due <= self.work.progress + AHEAD:
                             fault = coming.popleft()
                             self._active[pool.submit(self.faults.inject, fault)] = fault
                     self._mend()
@@ -198,8 +207,9 @@ def report(campaign: Campaign, verdict: Verdict, took_s: float) -> str:
     return "\n".join(lines)
 
 
-def hold(options: Options, mosquitto: Path | None) -> bool:
-    """Run one campaign and print its story → whether all went well. The directory is kept if not."""
+def hold(options: Options, mosquitto: Path | None, start: Sequence[str] = ()) -> Verdict:
+    """Run one campaign, with peerload started like that, and print its story → what it has shown. The directory is kept
+    unless all is well."""
     began_at = time.monotonic()
     lab = Lab(
         options.machines,
@@ -208,6 +218,7 @@ def hold(options: Options, mosquitto: Path | None) -> bool:
         leases_s=LEASES_S,
         disks_bytes=(0, DISK_BYTES),
         spare=[COPY],
+        start=start,
     )
     is_good = False
     try:
@@ -215,6 +226,7 @@ def hold(options: Options, mosquitto: Path | None) -> bool:
             campaign = Campaign(options, lab)
             verdict = campaign.run()
             text = report(campaign, verdict, time.monotonic() - began_at)
+            verdict.directory = lab.directory
         is_good = verdict.is_good
         sys.stdout.write(text + "\n")
     finally:
@@ -222,4 +234,4 @@ def hold(options: Options, mosquitto: Path | None) -> bool:
             shutil.rmtree(lab.directory)
         else:
             sys.stdout.write(f"kept for study: {lab.directory}\n")
-    return is_good
+    return verdict

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from peerload.agent.launcher_units import own_cgroup
+from peerload.agent.launcher_cgroup import own_cgroup
 from tests.support import wait_until
 
 KINDS = ("cgroup2", "cgroup1")

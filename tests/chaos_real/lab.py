@@ -28,7 +28,8 @@ class Lab:
     """``count`` machines n1, n2, …, of which the others know n1; with ``mosquitto`` (its path) they share a broker.
 
     leases_s are given to the machines in turn (empty: the default); so are disks_bytes, each the size of a disk of
-    their own for their state, 0 for none, and the ways of freezing tasks that there are. ``spare`` members of the network have no machine.
+    their own for their state, 0 for none, and the ways of freezing tasks that there are. ``spare`` members of the network have no machine. ``start``: how to
+    start peerload, if not as installed.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Lab:
         leases_s: Sequence[float] = (),
         disks_bytes: Sequence[int] = (0,),
         spare: Iterable[str] = (),
+        start: Sequence[str] = (),
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix=f"{MARK}-{os.getpid()}-", dir="/tmp"))
         self.machines: list[Machine] = []
@@ -49,6 +51,7 @@ class Lab:
         self._cluster = self.directory / "cluster"
         self._nodes = [f"n{number}" for number in range(1, count + 1)]
         self._spare = list(spare)
+        self._start = start
         self._slots = slots
         self._mosquitto = mosquitto
         self._leases_s = leases_s
@@ -108,6 +111,7 @@ class Lab:
             words,
             disk_bytes=disk_bytes,
             freezer=FREEZERS[number % len(FREEZERS)],
+            start=self._start,
         )
         self._stack.callback(machine.close)
         return machine

@@ -91,6 +91,7 @@ class Machine:
         *,
         disk_bytes: int = 0,
         freezer: str = "cgroup2",
+        start: Sequence[str] = (),
     ) -> None:
         self.node = node
         self.directory = directory
@@ -109,6 +110,7 @@ class Machine:
         """Ends of its agent that nobody brought about."""
         self._namespace = NAMESPACES / namespace
         self._words = list(words)
+        self._start = start or program()
         self._hidden = to_hide(freezer)
         self._cgroups = Cgroups(namespace)
         self._holder: subprocess.Popen[bytes] | None = None
@@ -182,7 +184,7 @@ class Machine:
         else:
             clock = []
         words = [
-            *("env", *clock, *program(), "agent", "--node", self.node, "--state", str(self.state)),
+            *("env", *clock, *self._start, "agent", "--node", self.node, "--state", str(self.state)),
             *("--socket", self.socket, *self._words, *more),
         ]
         with self.log.open("ab") as log:

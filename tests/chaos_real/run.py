@@ -25,7 +25,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="*", choices=[*KINDS], default=(), help="these faults only", metavar="KIND")
     options = Options(**vars(parser.parse_args()))
     found = shutil.which("mosquitto") or shutil.which("mosquitto", path=SYSTEM_DIRECTORIES)
-    return 0 if hold(options, Path(found) if found else None) else 1
+    return 0 if hold(options, Path(found) if found else None).is_good else 1
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from tests.chaos_real.machine import spec
 from tests.chaos_real.verdict import Asked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from tests.chaos_real.ledger import Ledger
@@ -29,12 +29,12 @@ PAUSE_S = 0.1
 HANG_UP_CHANCE = 0.1
 CANCEL_CHANCE = 0.01
 DETACHED_CHANCE = 0.03
-_LENGTHS: tuple[tuple[int, tuple[int, int], tuple[int, int]], ...] = (
-    (86, (5, 80), (10, 60)),
-    (9, (300, 1500), (2, 12)),
-    (5, (2000, 8000), (1, 4)),
+_LENGTHS: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = (
+    ((5, 80), (10, 60)),
+    ((300, 1500), (2, 12)),
+    ((3000, 20_000), (1, 4)),
 )
-"""How often in a hundred, how long in milliseconds, how many in one array."""
+"""Short, longer and long jobs: how long in milliseconds, how many tasks in one."""
 
 
 class Job(NamedTuple):
@@ -51,16 +51,20 @@ class Job(NamedTuple):
 class Work:
     """All jobs of a campaign, and what became of them. Every method may be called from any thread."""
 
-    def __init__(self, program: Path, ledger: Ledger, tasks: int, seed: int, guarantees: Sequence[str]) -> None:
+    def __init__(
+        self, program: Path, ledger: Ledger, tasks: int, seed: int, guarantees: Sequence[str], long_percent: int
+    ) -> None:
         self.ledger = ledger
         self.tasks = tasks
         self.clients_gone = 0
         self._program = program
+        self._often = (100 - 2 * long_percent, long_percent, long_percent)
         self._guarantees = guarantees
         self._chance = random.Random(seed)
         self._lock = threading.Lock()
         self._drawn = 0
         self._asked: dict[str, Asked] = {}
+        self._tokens: dict[str, str] = {}
 
     def draw(self) -> Job | None:
         """The next job; None when all tasks have been drawn."""
@@ -68,7 +72,7 @@ class Work:
             if self._drawn >= self.tasks:
                 return None
             chance = self._chance
-            _, lengths, counts = chance.choices(_LENGTHS, [often for often, _, _ in _LENGTHS])[0]
+            lengths, counts = chance.choices(_LENGTHS, self._often)[0]
             job = Job(
                 token=secrets.token_hex(16),
                 members=min(chance.randint(*counts), self.tasks - self._drawn),
@@ -98,12 +102,21 @@ class Work:
             "array": [[1, job.members, 1]] if job.members > 1 else [],
         }
 
-    def acknowledged(self, job: Job, task: str, *, cancelled: bool = False) -> None:
+    def acknowledged(self, job: Job, task: str) -> None:
         """Keep what an agent has acknowledged."""
         names = [f"{task}.{member}" for member in range(1, job.members + 1)] if job.members > 1 else [task]
         with self._lock:
             for name in names:
-                self._asked[name] = Asked(name, job.guarantee, cancelled)
+                is_new = self._tokens.setdefault(name, job.token) == job.token
+                self._asked[name] = Asked(
+                    name, job.guarantee, is_reused=not is_new, may_be_cancelled=job.is_to_be_cancelled
+                )
+
+    def cancelled(self, tasks: Iterable[str]) -> None:
+        """Keep what cancels an agent has acknowledged."""
+        with self._lock:
+            for task in tasks:
+                self._asked[task] = self._asked[task]._replace(is_cancelled=True)
 
     @property
     def asked(self) -> list[Asked]:
@@ -176,8 +189,7 @@ class Submitter:
                 self._jobs.popleft()
                 self._work.acknowledged(job, task)
                 if job.is_to_be_cancelled:
-                    client.call("cancel", tasks=[task])
-                    self._work.acknowledged(job, task, cancelled=True)
+                    self._work.cancelled(client.call("cancel", tasks=[task])["cancelled"])
         except AgentUnavailable:
             return False
         except BadRequest as error:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.chaos_real.broken import broken_program
 from tests.chaos_real.campaign import Options, hold
 from tests.chaos_real.faults import KINDS
 from tests.conftest import require_program
@@ -29,7 +31,27 @@ def namespaces() -> None:
 
 @pytest.mark.usefixtures("namespaces")
 def test_a_short_campaign_loses_nothing(mosquitto: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    is_good = hold(Options(tasks=250, faults=len(KINDS), seconds=12.0, seed=1, scale=0.6), mosquitto)
+    verdict = hold(Options(tasks=250, faults=len(KINDS), seconds=12.0, seed=1, scale=0.6), mosquitto)
     told = capfd.readouterr().out
-    assert is_good, told
+    assert verdict.is_good, told
     assert told.splitlines()[-1] == f"tasks 250, faults {len(KINDS)}, lost 0, overlapped 0, recorded twice 0", told
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(
+    ("variant", "kinds", "long_percent", "found"),
+    [
+        ("no-self-fence", ("agent paused", "partition"), 40, "overlapped"),
+        ("ack-submit-early", ("killed when acknowledged",), 0, "lost"),
+        ("no-adopt", ("agent killed",), 40, "overlapped"),
+        ("impatient-home", ("loss", "agent paused"), 40, "overlapped"),
+    ],
+)
+def test_a_rule_left_out_is_noticed(variant: str, kinds: tuple[str, ...], long_percent: int, found: str) -> None:
+    """A campaign that finds nothing proves something only if it finds what is there."""
+    options = Options(tasks=500, faults=20, seconds=60.0, machines=4, slots=2, scale=1.5, kinds=kinds, long_percent=long_percent)
+    verdict = hold(options, None, broken_program(variant))
+    shutil.rmtree(verdict.directory)
+    assert getattr(verdict, found), str(verdict)

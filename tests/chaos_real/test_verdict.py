@@ -87,6 +87,10 @@ def test_a_task_that_nobody_knows_is_lost() -> None:
     assert set(verdict.lost) == {TASK}
 
 
+def test_a_task_whose_id_was_given_out_again_is_lost(tmp_path: Path) -> None:
+    assert set(judged(tmp_path, "1 n2 10 start", "1 n2 10 stop", is_reused=True).lost) == {TASK}
+
+
 def test_an_end_recorded_twice(tmp_path: Path) -> None:
     verdict = judged(tmp_path, "1 n2 10 start", "1 n2 10 stop", ends=2)
     assert set(verdict.recorded_twice) == {TASK}
@@ -98,7 +102,7 @@ def test_an_end_recorded_twice(tmp_path: Path) -> None:
     [
         (("1 n2 10 start", "1 n2 20 start", "1 n2 20 stop"), {}),
         (("1 n2 10 start", "2 n2 20 start", "2 n2 20 stop"), {"guarantee": "once"}),
-        (("1 n2 10 start", "1 n2 10 stop"), {"cancelled": True}),
+        (("1 n2 10 start", "1 n2 10 stop"), {"is_cancelled": True}),
         (("1 n2 10 start", "1 n2 10 stop"), {"state": "cancelled"}),
         (("1 n2 10 start", "1 n2 10 stop"), {"state": "failed", "reason": "signal 15"}),
     ],
@@ -112,6 +116,11 @@ def test_what_else_must_not_be(tmp_path: Path, lines: tuple[str, ...], more: dic
 def test_a_task_nobody_asked_for() -> None:
     verdict = Verdict([], [Recorded(TASK, "done", 1, "", 1)], {})
     assert set(verdict.wrong) == {TASK}
+
+
+def test_a_cancel_that_was_asked_for_may_come_too_late(tmp_path: Path) -> None:
+    assert judged(tmp_path, "1 n2 10 start", "1 n2 10 stop", may_be_cancelled=True).is_good
+    assert judged(_more(tmp_path), "1 n2 10 start", state="cancelled", may_be_cancelled=True).is_good
 
 
 def test_what_may_be(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos_real.ledger import overlapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from tests.chaos_real.ledger import Run
 
@@ -32,12 +32,14 @@ class Recorded(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What was asked for and acknowledged: of how many runs, and whether they may overlap; ``cancelled``: that this was
-    acknowledged too."""
+    """What was asked for and acknowledged. is_reused: an earlier submit was acknowledged with the same id, and is
+    lost; may_be_cancelled: that was asked for; is_cancelled: and acknowledged."""
 
     task: str
     guarantee: str = "at-least-once"
-    cancelled: bool = False
+    is_reused: bool = False
+    may_be_cancelled: bool = False
+    is_cancelled: bool = False
 
 
 def recorded(node: str, database: Path) -> list[Recorded]:
@@ -63,6 +65,8 @@ class Verdict:
         self.recorded_twice: dict[str, str] = {}
         self.wrong: dict[str, str] = {}
         """Anything else that must not be: an end that nobody came to, an attempt started twice, a task nobody asked for."""
+        self.directory = Path()
+        """Where everything is kept for study, if something is wrong."""
         self.gave_up = 0
         self.unknown = 0
         self.runs = sum(len(those) for those in runs.values())
@@ -87,12 +91,15 @@ class Verdict:
             self.wrong[name] = f"at most once, but {_told(runs)}"
         if asked.guarantee != "fast" and (pairs := overlapping(runs)):
             self.overlapped[name] = " with ".join(map(str, pairs[0]))
+        if asked.is_reused:
+            self.lost[name] = "its id was given to another submit"
+            return
         if task is None:
             self.lost[name] = "its home does not know it"
             return
         if task.ends > 1:
             self.recorded_twice[name] = f"{task.ends} ends in its events"
-        if asked.cancelled and task.state != "cancelled":
+        if asked.is_cancelled and task.state != "cancelled":
             self.wrong[name] = f"its cancel was acknowledged, but it is {task.state}"
         self._judge_end(asked, task, runs)
 
@@ -110,7 +117,7 @@ class Verdict:
                 self.gave_up += 1
             else:
                 self.wrong[name] = f"failed ({task.reason}), but {_told(runs) or 'it never ran'}"
-        elif not asked.cancelled:
+        elif not asked.may_be_cancelled:
             self.wrong[name] = "cancelled, and nobody asked for that"
 
     @property

@@ -6,6 +6,7 @@ are well-formed: a fuzzer gets further from them than from nothing.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import tempfile
 import unicodedata
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent import settings
+from peerload.agent import cluster, settings
 from peerload.agent.launcher_records import RecordLog
 from peerload.agent.mqtt_inbox import AdviceFilter, Topics
 from peerload.agent.peer_address import parse_address
@@ -34,6 +35,7 @@ from peerload.policy import registry
 from peerload.policy.reading import parsed
 from peerload.wire import control, frame, peer, recording
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests.support import cluster_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,6 +122,15 @@ def _config(raw: bytes) -> object:
         file.write(raw)
         file.flush()
         return settings.load({"config": file.name}, {"state": "/s", "socket": "/s/a"}, {"HOME": "/nowhere"})
+
+
+def _cluster_directory(raw: bytes) -> object:
+    """The first byte chooses the file that the rest takes the place of."""
+    made = cluster_of().directory
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(shutil.copytree(made, Path(directory) / "cluster"))
+        (place / cluster.FILES[raw[0] % len(cluster.FILES) if raw else 0]).write_bytes(raw[1:])
+        return cluster.read(place)
 
 
 def _preset(raw: bytes) -> object:
@@ -218,6 +229,14 @@ def targets() -> dict[str, Target]:
         "frame": Target(_frame, (ValueError,), _requests()),
         "recording": Target(_recording, protocol, ()),
         "config": Target(_config, (ConfigError,), (b'node = "a"\nslots = 3\n', b'peer = ["h:1"]\nlease_s = 2.5\n')),
+        "cluster": Target(
+            _cluster_directory,
+            (ConfigError,),
+            tuple(
+                bytes((number,)) + (cluster_of().directory / name).read_bytes()
+                for number, name in enumerate(cluster.FILES)
+            ),
+        ),
         "preset": Target(
             _preset, (PeerloadError,), (b"[transfer]\nthreshold = 2\n", b'[location.sender]\npolicy = "random"\n')
         ),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.cluster import ROOT, Cluster, program
+from tests.support import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +22,16 @@ BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SKIPPED = ("git clone ", "make ", 'export PATH="$PWD/.venv/bin:')
 """What sets up the checkout that these tests run in."""
 COMMAND_S_MAX = 60
+OTHER_MACHINE = {
+    "scp": '#!/bin/sh\nexec cp -rp "$2" HERE/\n',
+    "ssh": """#!/bin/sh
+shift
+cd HERE
+export HOME=HERE XDG_CONFIG_HOME=HERE/config XDG_STATE_HOME=HERE/xdg-state XDG_RUNTIME_DIR=HERE/run PEERLOAD_NODE=other
+exec sh -c "$*"
+""",
+}
+"""Stand-ins for the way to another machine, which is another user's place on this one."""
 TABLES = {"cli.md": "\n## JSON\n", "wire.md": "\n## The control socket\n"}
 TABLE_KEYS = re.compile(r"`([a-z0-9_ ]+)`")
 
@@ -48,6 +59,22 @@ class Desk:
         script.write_text(f'#!/bin/sh\nexec {shlex.join(program())} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
         self.environment = {**cluster.environment, "PATH": f"{bin_directory}:{cluster.environment['PATH']}"}
+        del self.environment["PEERLOAD_CLUSTER"]  # whoever reads the page has none yet
+        self.other = self.directory / "other"
+        self.other.mkdir()
+        (self.other / "run").mkdir(mode=0o700)
+        for name, text in OTHER_MACHINE.items():
+            (bin_directory / name).write_text(text.replace("HERE", str(self.other)), encoding="utf-8")
+            (bin_directory / name).chmod(0o755)
+        self.port = free_port()
+
+    def as_here(self, command: str) -> str:
+        """The line as a reader would type it, with what differs from machine to machine."""
+        here = command.replace("/tmp/second", f"{self.directory}/second")
+        here = here.replace("ITS-ADDRESS:7117", f"127.0.0.2:{self.port}").replace(
+            "ADDRESS:7117", f"127.0.0.1:{self.port}"
+        )
+        return here.replace("HOST:PORT", self.up()["listen"]) if "HOST:PORT" in here else here
 
     def types(self, command: str) -> str:
         """Run a line in a shell → what it printed. Fails if its exit code is not 0."""
@@ -77,7 +104,9 @@ def desk() -> Iterator[Desk]:
         try:
             yield here
         finally:
-            for socket in (f"{cluster.directory}/second.sock", f"{cluster.directory}/run/peerload/agent.sock"):
+            own = [f"{cluster.directory}/second.sock"]
+            own += [f"{place}/run/peerload/agent.sock" for place in (cluster.directory, here.other)]
+            for socket in own:
                 if Path(socket).exists():
                     here.types(f"peerload down --all --socket {socket}")
 
@@ -88,10 +117,7 @@ def test_commands_work_as_they_stand(page: Path, desk: Desk) -> None:
     if not any("peerload up" in command for command in typed):
         desk.up()  # a page of reference: its reader has one
     for command in typed:
-        here = command.replace("/tmp/second", f"{desk.directory}/second")
-        if "HOST:PORT" in here:
-            here = here.replace("HOST:PORT", desk.up()["listen"])
-        desk.types(here)
+        desk.types(desk.as_here(command))
 
 
 def test_the_quick_start_shows_what_it_says(desk: Desk) -> None:
@@ -104,6 +130,21 @@ def test_the_quick_start_shows_what_it_says(desk: Desk) -> None:
     desk.types("peerload submit --array 1-8 sleep 1; peerload wait @")
     nodes = {task["node"] for task in json.loads(desk.types("peerload ls --json"))["tasks"]}
     assert nodes == {first["node"], "second"}
+
+
+def test_two_machines_share_as_the_quick_start_says(desk: Desk) -> None:
+    desk.up()
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    part = page[page.index("## Two machines") : page.index("## When something goes wrong")]
+    typed = [line.removeprefix("$ ") for block in BLOCK.findall(part) for line in block.splitlines()]
+    assert len(typed) == 9
+    for command in typed:
+        desk.types(desk.as_here(command))
+    ran = {task["node"] for task in json.loads(desk.types("peerload ls --json"))["tasks"]}
+    assert len(ran) == 2
+    assert "other" in ran
+    assert f"127.0.0.2:{desk.port}" in desk.types("ssh OTHER peerload up --json")
+    assert json.loads(desk.types("peerload cluster show ~/lab --json"))["local"] is False
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -155,6 +196,7 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     (nodes,) = typed("nodes --json")
     assert [without_version(nodes)] == told("`nodes`")
     assert [set(nodes["nodes"][0])] == told("node")
+    assert [without_version(typed("cluster --json")[0])] == told("`cluster`")
     assert without_version(typed("policy --json")[0]) == told("`policy`")[0]
     (shown,) = typed("policy show --json adaptive")
     preset_keys, _, chosen_keys = told("`policy show`, of a preset")

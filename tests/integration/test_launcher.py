@@ -122,8 +122,11 @@ class Bench:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.agents: list[Agent] = []
 
-    def start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", CODE, *self._flags], stderr=subprocess.PIPE)
+    def start(self, *before: str) -> subprocess.Popen[bytes]:
+        """Another launcher; ``before``: the command that is to run it."""
+        process = subprocess.Popen(
+            [*before, sys.executable, "-I", "-S", "-c", CODE, *self._flags], stderr=subprocess.PIPE
+        )
         self.processes.append(process)
         return process
 
@@ -167,12 +170,17 @@ def fixture_bench() -> Iterator[Bench]:
         made.close()
 
 
+PF_EXITING = 4
+"""A process with this flag has let go of its memory and its files, or is about to; it will not execute again."""
+
+
 def _state(pid: int) -> str:
-    """The letter of a process's state, "" if there is none."""
+    """The letter of a process's state, "" if there is none, or it is on its way out."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if fields[0] != "Z" and int(fields[6]) & PF_EXITING else fields[0]
 
 
 def test_a_task_runs_with_its_environment_directory_and_umask(bench: Bench) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgpack
 import msgspec
 import pytest
 import uvloop
@@ -16,7 +18,7 @@ import uvloop
 from peerload.agent import launcher_link
 from peerload.agent.launcher_link import LauncherError, LauncherLink
 from peerload.model.actions import SpawnTask
-from peerload.model.events import LauncherLost, LauncherReady, TaskStarted
+from peerload.model.events import LauncherLost, LauncherReady, TaskLost, TaskStarted
 from peerload.model.task import TaskSpec
 from tests.integration.test_launcher import _state
 from tests.integration.test_launcher_link import Node, _run, fixture_directory  # noqa: F401 -- a fixture
@@ -133,6 +135,58 @@ def test_what_is_not_a_launcher_is_an_error_with_a_reason(directory: Path, answe
         assert events == []
 
     asyncio.run(story())
+
+
+OLDEST = {"is": "listed", "pid": 1, "more": False, "running": [["a-1", 5.0]], "ended": []}
+NEWEST = OLDEST | {
+    "running": [["a-1", 5.0]], "leases": [[7.5, 0.0, False, "and more"]], "protocol": 9, "run": "r1", "units": "jails",
+    "unenforced": ["what jails cannot hold"], "moon": "full",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hello", "ts", "units", "run"), [(OLDEST, 0.0, "bare", None), (NEWEST, 7.5, "jails", "r1")])
+def test_a_launcher_of_another_version_is_of_use(
+    directory: Path, hello: dict[str, Any], ts: float, units: str, run: str | None
+) -> None:
+    """It outlives the agent that started it, and the upgrade of that."""
+    heard: list[dict[str, Any]] = []
+
+    def frame(*events: dict[str, Any]) -> bytes:
+        body: bytes = msgpack.packb(list(events))
+        return len(body).to_bytes(4, "big") + body
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                for request in msgpack.unpackb(await reader.readexactly(size)):
+                    heard.append(request)
+                    if request["do"] == "list":
+                        writer.write(frame(hello))
+                    elif request["do"] == "spawn":
+                        writer.write(frame({"is": "born", "key": "?"}, {"is": "expired", "key": request["key"]}))
+        writer.close()
+
+    async def story(node: Node) -> None:
+        (directory / "launcher").mkdir()
+        server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
+        try:
+            assert await node.link.start() == ((("a-1", 5.0, ts),), ())
+            assert (node.link.units, bool(node.link.unenforced)) == (units, True)
+            node.link.set_lease("a-1", 9.0, 8.0)
+            node.spawn("b-1", b"true")
+            lost = await node.until(lambda event: isinstance(event, TaskLost))
+            assert isinstance(lost, TaskLost)
+            assert (lost.key, lost.never_started) == ("b-1", True)
+            assert {"key", "argv", "deadline_s"} <= heard[-1].keys()
+            assert heard[-1].get("run") == run
+            await node.link.close()
+            node.link = node.new_link()
+        finally:
+            server.close()
+            (directory / "launcher/launcher.sock").unlink(missing_ok=True)
+
+    _run(asyncio.new_event_loop, directory, story)
 
 
 def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

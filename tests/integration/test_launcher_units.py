@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from peerload.agent.launcher_cgroup import ROOT_PREFIX, cgroup_units
 from peerload.agent.launcher_records import whole_records
-from peerload.agent.launcher_units import ROOT_PREFIX, cgroup_units
 from tests.integration.test_launcher import Agent, Bench, _state
 from tests.support import stands_still, wait_until
 
@@ -44,12 +44,12 @@ def works_here(kind: str) -> bool:
 
 def cgroups_left(run: str) -> list[str]:
     """The cgroups of either version that this run of a launcher has made and not removed."""
-    places = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     found = []
-    for _, place, system, *_ in places:
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines():
+        _, place, system, *_ = line.split()
         if system in {"cgroup", "cgroup2"}:
-            found += [str(path) for path in Path(place).rglob(f"{ROOT_PREFIX}{run}") if path.is_dir()]
-    return found
+            found += [above for above, names, _ in os.walk(place) if ROOT_PREFIX + run in names]
+    return [f"{above}/{ROOT_PREFIX}{run}" for above in found]
 
 
 @pytest.fixture(name="kind", params=KINDS)
@@ -250,6 +250,35 @@ def test_the_newest_word_on_a_lease_counts_and_is_told_to_the_next_agent(bench: 
     assert bench.agent().listed()["leases"] == [[6.5, deadline_s, False]]
 
 
+def test_deadlines_are_of_the_clock_that_counts_suspend(bench: Bench) -> None:
+    """In a namespace where that clock alone is set ahead."""
+    ahead_s = 100_000
+    shift = ("unshare", "--time", "--boottime", str(ahead_s))
+    if subprocess.run([*shift, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no time namespaces to be had here")
+    bench.start(*shift)
+    wait_until(bench._answers)
+    agent = bench.agent()
+    agent.spawn("late", b"true", deadline_s=now_s() + FAR_S)
+    assert agent.lost("late")["never_started"] is True
+    agent.spawn("a", b"sleep", b"1000", deadline_s=now_s() + ahead_s + SOON_S)
+    pid = agent.started("a")
+    wait_until(lambda: stands_still(pid), what="it is frozen")
+    agent.send({"do": "lease", "key": "a", "deadline_s": now_s() + ahead_s + FAR_S})
+    wait_until(lambda: not stands_still(pid), what="it is thawed")
+
+
+def test_what_is_frozen_stays_so_though_its_user_continues_it(bench: Bench, reference: Beats) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent)
+    family.let_lease_end(agent, 1.0)
+    family.await_frozen(reference)
+    for pid in family.pids():
+        os.kill(pid, signal.SIGCONT)
+    family.await_frozen(reference)
+
+
 def test_a_task_frozen_for_too_long_is_killed_and_that_is_no_exit(bench: Bench) -> None:
     bench.launcher()
     agent = bench.agent()
@@ -436,6 +465,22 @@ def test_what_was_ordered_of_an_earlier_launcher_is_not_started(bench: Bench) ->
     agent.ended("b")
     listed = agent.listed()
     assert [key for key, _ in listed["running"] + listed["ended"]] == ["b"]
+
+
+def test_a_service_manager_may_tidy_up_what_is_empty(bench: Bench, kind: str) -> None:
+    if kind == "bare":
+        pytest.skip("there is nothing to tidy up")
+    bench.launcher()
+    agent = bench.agent()
+    for number in range(3):
+        agent.spawn(f"k{number}", b"true")
+        assert agent.ended(f"k{number}")["exit_code"] == 0
+        (root,) = cgroups_left(agent.run)
+        for path in Path(root).iterdir():
+            if path.is_dir():
+                path.rmdir()
+        if number:
+            Path(root).rmdir()
 
 
 def test_a_task_may_make_cgroups_of_its_own(bench: Bench, kind: str) -> None:

@@ -143,6 +143,7 @@ class Arena:
         self._chance = random.Random(f"resume {seed}")
         self._heap: list[tuple[float, int, Callable[..., None], tuple]] = []
         self._sequence = 0
+        self._sides: dict[str, int] = {}
         self._last_s: dict[tuple[str, str], float] = {}
         pausing = round(faults.pausing * count)
         self.hosts = {f"n{number}": Host(f"n{number}", pauses=number < pausing) for number in range(count)}
@@ -167,6 +168,10 @@ class Arena:
         host.detector = None
         host.timers.clear()
         host.late.clear()
+
+    def divide(self, *sides: Sequence[str]) -> None:
+        """From now on nothing gets from one side to another; with no sides everything gets everywhere again."""
+        self._sides = {name: number for number, side in enumerate(sides) for name in side}
 
     def at(self, at_s: float, call: Callable[..., None], *arguments: object) -> None:
         """Call something at this instant."""
@@ -230,6 +235,8 @@ class Arena:
             self.counts["datagram bytes"] += said.size_bytes + HEADERS_BYTES
             if chance.random() < self._faults.loss:
                 return
+        if self._sides and self._sides.get(said.dst) != self._sides.get(host.name):
+            return
         self.at(self.now_s + delay_s, self._arrive, said.dst, Received(host.name, said.message))
 
     def _handshake_s(self) -> float:

@@ -29,6 +29,7 @@ KINDS: dict[str, Callable[[str, int, random.Random], Detector]] = {
 
 MEET_S_MAX = 120.0
 KNOWN_S_MAX = 180.0
+HEAL_S_MAX = 600.0
 REST_S = (1.0, 5.0)
 """Between two crashes: uniform, so that they fall anywhere in the rounds of the others."""
 HARSH = Faults(loss=0.05, pausing=0.25)
@@ -170,6 +171,21 @@ def restarted_at_once(kind: str, count: int, seed: int, faults: Faults | None = 
     arena.run(began_s + 1.0)
     arena.run(began_s + MEET_S_MAX, arena.agreed)
     return arena.now_s - began_s
+
+
+def healed(kind: str, count: int, parted_s: float, seed: int) -> float | None:
+    """Two halves that heard nothing of one another for so long → when all agree again, in s after the network was whole;
+    None if not within `HEAL_S_MAX`."""
+    arena = Arena(count, KINDS[kind], Faults(), seed)
+    _begin(arena)
+    names = list(arena.hosts)
+    arena.divide(names[: count // 2], names[count // 2 :])
+    arena.run(arena.now_s + parted_s)
+    assert not arena.agreed()
+    arena.divide()
+    began_s = arena.now_s
+    arena.run(began_s + HEAL_S_MAX, arena.agreed)
+    return arena.now_s - began_s if arena.agreed() else None
 
 
 def _begin(arena: Arena, *, agree: bool = True) -> None:

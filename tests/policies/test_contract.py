@@ -209,6 +209,9 @@ class Odd:
 
     to = nodes = reason = task = 7
 
+    def __repr__(self) -> str:
+        return "Odd()"
+
 
 @pytest.mark.parametrize(
     "nonsense", [None, Odd(), float("nan"), -1, "n2", ("n2",), api.Transfer("x"), api.Probe(("x",))], ids=repr

@@ -129,7 +129,7 @@ def test_imports_nothing_slow() -> None:
     code = (
         "import sys; sys.path.insert(0, '.'); import peerload.client, peerload.cli.submit, peerload.cli.run;"
         "slow = {'msgspec', 'asyncio', 'json', 'dataclasses', 'tomllib', 'subprocess', 'importlib.metadata',"
-        " 'pathlib', 'logging'};"
+        " 'pathlib', 'logging', 'ssl', 'cryptography'};"
         "print(sorted(slow & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)

@@ -1,0 +1,74 @@
+"""Agents with one rule left out, for campaigns that must notice: ``python -c … VARIANT agent …``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+from peerload.agent import daemon, launcher_link
+from peerload.agent.launcher_link import LauncherLink
+from peerload.agent.release import Release
+from peerload.cli import main as cli
+from peerload.model.config import CoreConfig
+from tests.integration.cluster import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def no_self_fence() -> None:
+    """R5: the launcher lets tasks run on when their lease is over."""
+    start = subprocess.Popen
+
+    def patched(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        places, _, _ = words[4].partition("from ")
+        broken = "import peerload.agent.launcher as one; one.Launcher._hold_to_lease = lambda *_: None; one.main()"
+        return start([*words[:4], places + broken, *words[5:]], **more)
+
+    launcher_link.subprocess.Popen = patched  # type: ignore[assignment,misc]
+
+
+def ack_submit_early() -> None:
+    """D1: what goes out does not wait for the disk."""
+    Release.outward = lambda self, act: act()  # type: ignore[method-assign]
+
+
+def no_adopt() -> None:
+    """R8: a restarted agent takes what runs for dead."""
+    start = LauncherLink.start
+
+    async def patched(self: LauncherLink) -> Any:
+        _, listed = await start(self)
+        return (), listed
+
+    LauncherLink.start = patched  # type: ignore[method-assign]
+
+
+def impatient_home() -> None:
+    """R2: home takes tasks back before the lease that it gave is over."""
+
+    def patched(**more: Any) -> CoreConfig:
+        return CoreConfig(**more, lease_grace_s=0.2 - more["lease_s"])
+
+    daemon.CoreConfig = patched  # type: ignore[attr-defined,assignment,misc]
+
+
+VARIANTS: dict[str, Callable[[], None]] = {
+    "no-self-fence": no_self_fence,
+    "ack-submit-early": ack_submit_early,
+    "no-adopt": no_adopt,
+    "impatient-home": impatient_home,
+}
+
+
+def broken_program(variant: str) -> tuple[str, ...]:
+    """How to start peerload with that rule left out."""
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.chaos_real.broken import main; main()"
+    return (sys.executable, "-I", "-c", code, variant)
+
+
+def main() -> None:
+    """Leave the rule out that the first word names, and be peerload with the others."""
+    VARIANTS[sys.argv.pop(1)]()
+    sys.exit(cli.main())

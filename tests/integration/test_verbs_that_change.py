@@ -1,0 +1,212 @@
+"""hold, release, retry, drain and events against real agents; what they say, what becomes of tasks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peerload.model.errors import BadRequest, NoSuchTask
+from tests.integration.cluster import Agent, Cluster, is_alive
+from tests.support import wait_until
+
+
+@pytest.fixture(name="agent")
+def fixture_agent() -> Iterator[Agent]:
+    with Cluster() as cluster:
+        yield cluster.agent("n1", slots=1)
+
+
+def typed(agent: Agent, *words: str) -> str:
+    done = agent.cli(*words)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+def refused(agent: Agent, *words: str) -> str:
+    done = agent.cli(*words)
+    assert done.returncode == 125
+    return done.stderr.decode()
+
+
+def steps(agent: Agent, task: str) -> list[str]:
+    return [step["state"] for step in agent.show(task)["history"]]
+
+
+def events(agent: Agent, *tasks: str, **asked: Any) -> list[dict[str, Any]]:
+    with agent.client() as client:
+        parts = list(client.stream("events", tasks=list(tasks), **asked))
+    return [event for part in parts for event in part["events"]]
+
+
+# -- hold and release --------------------------------------------------------------------------------------------------
+
+
+def test_a_held_task_waits_until_it_is_released_also_over_a_restart(agent: Agent) -> None:
+    first = agent.submit("sleep", "60")
+    agent.await_state(first, "running")
+    array = agent.submit("true", array=[(1, 3, 1)])
+    told = f"{array}.2  held\n{first}  does not wait; a task that runs:  peerload cancel\n"
+    assert typed(agent, "hold", f"{array}.2", "1") == told
+    agent.call("cancel", tasks=[first])
+    agent.wait(f"{array}.1", f"{array}.3")
+    agent.kill()
+    agent.start()
+    assert agent.show(f"{array}.2")["state"] == "held"
+    assert json.loads(typed(agent, "release", "--json", "@"))["released"] == [array]
+    assert agent.wait(array)[f"{array}.2"]["state"] == "done"
+    assert steps(agent, f"{array}.2") == ["queued", "held", "queued", "leased", "running", "done"]
+    assert typed(agent, "release", array) == f"{array}  is not held\n"
+    assert "no such task: 99" in refused(agent, "hold", "99")
+
+
+def test_a_task_can_be_submitted_held(agent: Agent) -> None:
+    task = typed(agent, "submit", "--held", "true").strip()
+    assert agent.show(task)["state"] == "held"
+    typed(agent, "release", task)
+    assert agent.wait(task)[task]["state"] == "done"
+
+
+# -- retry -------------------------------------------------------------------------------------------------------------
+
+
+def test_retry_makes_a_new_task_of_what_has_failed(agent: Agent, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    shell = f'test "$PEERLOAD_ARRAY_INDEX" = 2 || test -e {mark}'
+    array = agent.submit("sh", "-c", shell, array=[(1, 3, 1)])
+    ended = agent.wait(array)
+    assert [ended[f"{array}.{member}"]["state"] for member in (1, 2, 3)] == ["failed", "done", "failed"]
+    mark.touch()
+    again = typed(agent, "retry", "@").strip()
+    assert again != array
+    ended = agent.wait(again)
+    assert {task: how["state"] for task, how in ended.items()} == {f"{again}.1": "done", f"{again}.3": "done"}
+    assert agent.show(f"{again}.3")["retry_of"] == array
+    assert agent.show(f"{array}.3")["state"] == "failed"
+    told = json.loads(typed(agent, "retry", "--all", "--json", again))
+    assert (told["retry_of"], told["members"]) == (again, 2)
+    assert "nothing of n1/2 has failed" in refused(agent, "retry", again)
+    agent.wait(told["id"])
+    single = agent.submit("true")
+    agent.wait(single)
+    assert agent.wait(typed(agent, "retry", single).strip())
+
+
+def test_retry_refuses_what_has_not_ended(agent: Agent) -> None:
+    task = agent.submit("sleep", "60")
+    agent.await_state(task, "running")
+    said = refused(agent, "retry", task)
+    assert f"{task} has not ended" in said
+    assert f"peerload cancel {task}" in said
+    with pytest.raises(NoSuchTask):
+        agent.call("retry", token="a-token-of-mine", task="99")
+
+
+def test_the_same_retry_said_twice_is_one_task(agent: Agent) -> None:
+    task = agent.submit("false")
+    agent.wait(task)
+    first = agent.call("retry", token="a-token-of-mine", task=task)["id"]
+    agent.wait(first)
+    agent.kill()
+    agent.start()
+    assert agent.call("retry", token="a-token-of-mine", task=task)["id"] == first
+    with pytest.raises(BadRequest):
+        agent.call("retry", token="a-token-of-mine", task=first)
+
+
+# -- drain -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_drained_node_takes_nothing_until_it_is_undrained_also_over_a_restart() -> None:
+    with Cluster() as cluster:
+        home, other = cluster.linked(2, slots=1)
+        told = json.loads(typed(other, "drain", "--json", "--reason", "new disk"))
+        assert told == {"v": 1, "returned": 0, "running": 0}
+        wait_until(lambda: [node["drained"] for node in home.call("nodes")["nodes"]] == [False, True])
+        array = home.submit("sleep", "0.3", array=[(1, 4, 1)])
+        assert {task["node"] for task in home.wait(array).values()} == {"n1"}
+        other.kill()
+        other.start()
+        assert other.call("nodes")["nodes"][0]["drained"] is True
+        own = other.submit("true")
+        assert other.wait(own)[own]["node"] == "n1"
+        assert typed(other, "undrain") == "this node takes tasks again\n"
+        task = other.submit("true", placement={"local": True})
+        assert other.wait(task)[task]["node"] == "n2"
+        said = [(event["state"], event["reason"]) for event in events(other, what=["agent"])]
+        assert ("draining", "new disk") in said
+        assert said[-1] == ("undrained", "")
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+def test_events_of_home_and_of_the_node_that_runs_it_are_told_and_followed() -> None:
+    with Cluster() as cluster:
+        home, other = cluster.linked(2, slots=1)
+        following = other.spawn_cli("events", "-f", "--json")
+        task = home.submit("sh", "-c", "exit 3", placement={"node": "n2"})
+        home.wait(task)
+        assert steps(home, task)[-4:] == ["queued", "leased", "running", "failed"]
+        assert following.stdout is not None
+        seen: list[dict[str, Any]] = []
+        while not seen or seen[-1]["state"] != "delivered":
+            seen.append(json.loads(following.stdout.readline()))
+        following.send_signal(signal.SIGINT)
+        following.communicate()
+        guest = [event for event in seen if event["task"] == task]
+        assert [event["state"] for event in guest] == ["accepted", "started", "running", "ended", "delivered"]
+        assert {(event["what"], event["attempt"], event["node"]) for event in guest} == {("attempt", 1, "n1")}
+        assert [event["reason"] for event in guest if event["state"] == "ended"] == ["exit code 3"]
+        assert all(abs(event["at"] - time.time()) < 120 for event in seen)
+        assert [event["state"] for event in events(other, task)] == [event["state"] for event in guest]
+        assert f"n2  {task}" not in typed(other, "events")
+        assert f"{task}  ended attempt 1 (a guest): exit code 3" in typed(other, "events", task)
+
+
+def test_events_tell_of_nodes_of_the_agent_and_of_its_launcher() -> None:
+    with Cluster() as cluster:
+        home, other = cluster.linked(2, slots=1)
+        other.kill()
+        wait_until(
+            lambda: ("suspect", "n2") in [(event["state"], event["node"]) for event in events(home, what=["node"])], 30
+        )
+        task = home.submit("sleep", "60")
+        home.await_state(task, "running")
+        os.kill(home.launcher_pid, signal.SIGKILL)
+        wait_until(lambda: "ready" in [event["state"] for event in events(home, what=["launcher"])])
+        assert [event["state"] for event in events(home, what=["launcher"])] == ["lost", "ready"]
+        wait_until(lambda: "queued" in steps(home, task)[2:])
+        home.kill()
+        home.start()
+        assert [event["state"] for event in events(home, what=["agent"])] == ["started", "started"]
+        numbers = [event["number"] for event in events(home)]
+        assert numbers == sorted(set(numbers))
+
+
+# -- down --------------------------------------------------------------------------------------------------------------
+
+
+def test_down_ends_what_an_agent_has_left_that_is_gone(agent: Agent) -> None:
+    task = agent.submit("sleep", "300")
+    agent.await_state(task, "running")
+    launcher = agent.launcher_pid
+    state = str(agent.state)
+    busy = agent.cli("down", "--all", "--state", state, "--socket", "/tmp/nobody-listens-here")
+    assert (busy.returncode, b"an agent works in" in busy.stderr) == (125, True)
+    agent.kill()
+    assert b"no agent is running here" in agent.cli("down", "--all").stderr  # another's socket: where are its tasks?
+    assert is_alive(launcher)
+    assert (
+        typed(agent, "down", "--all", "--state", state) == "the agent was gone; the tasks that still ran were ended\n"
+    )
+    assert not is_alive(launcher)
+    assert b"no agent is running here" in agent.cli("down", "--all", "--state", state).stderr
+    agent.start()
+    assert agent.wait(task)[task]["signal"] == signal.SIGTERM

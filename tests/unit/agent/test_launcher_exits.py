@@ -1,0 +1,131 @@
+"""Exit records of the launcher: what is told when, and what a slow disk holds up."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from peerload.agent.launcher_exits import Exits
+from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, whole_records
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RECORD: dict[str, Any] = {"exit_code": 0, "started_at": 1.0, "ended_at": 2.0}
+
+
+class Disk:
+    """Syncs end when the test says so."""
+
+    def __init__(self) -> None:
+        self.may_end = threading.Semaphore(0)
+        self.begun = 0
+
+    def sync(self) -> None:
+        self.begun += 1
+        assert self.may_end.acquire(timeout=10)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    made = Disk()
+    monkeypatch.setattr(RecordLog, "sync", made.sync)
+    return made
+
+
+@pytest.fixture
+def woken() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    os.set_blocking(ends[0], False)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def made(path: Path, woken: tuple[int, int]) -> Exits:
+    exits = Exits(str(path))
+    exits.wake_by(woken[1])
+    return exits
+
+
+def keys(events: list[dict[str, Any]]) -> list[str]:
+    return [event["key"] for event in events]
+
+
+def test_what_is_to_be_synced_is_told_after_that_and_nothing_else_waits(
+    tmp_path: Path, disk: Disk, woken: tuple[int, int]
+) -> None:
+    exits = made(tmp_path, woken)
+    exits.add("once", RECORD, is_synced=True)
+    exits.add("plain", RECORD, is_synced=False)
+    assert keys(exits.flush()) == ["plain"]
+    assert exits.held() == {"once"}
+    wait_until(lambda: disk.begun == 1)
+    exits.add("late", RECORD, is_synced=True)  # may not be part of the sync that runs
+    assert exits.flush() == []
+    disk.may_end.release()
+    assert _is_woken(woken)
+    os.read(woken[0], 1)
+    assert keys(exits.flush()) == ["once"]
+    wait_until(lambda: disk.begun == 2)
+    disk.may_end.release()
+    assert _is_woken(woken)
+    assert keys(exits.flush()) == ["late"]
+    assert exits.held() == set()
+
+
+def _is_woken(woken: tuple[int, int]) -> bool:
+    return bool(select.select([woken[0]], [], [], 10)[0])
+
+
+def test_a_batch_takes_one_sync(tmp_path: Path, disk: Disk, woken: tuple[int, int]) -> None:
+    exits = made(tmp_path, woken)
+    for number in range(50):
+        exits.add(f"k{number}", RECORD, is_synced=True)
+    assert exits.flush() == []
+    disk.may_end.release()
+    assert _is_woken(woken)
+    assert len(exits.flush()) == 50
+    assert disk.begun == 1
+
+
+def test_a_sync_that_fails_holds_nothing_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, woken: tuple[int, int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: RecordLog) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(RecordLog, "sync", fail)
+    exits = made(tmp_path, woken)
+    exits.add("a", RECORD, is_synced=True)
+    assert exits.flush() == []
+    assert _is_woken(woken)
+    assert keys(exits.flush()) == ["a"]
+    assert "not on the disk" in capfd.readouterr().err
+
+
+def test_the_file_is_not_replaced_while_it_is_synced(tmp_path: Path, disk: Disk, woken: tuple[int, int]) -> None:
+    exits = made(tmp_path, woken)
+    exits.add("once", RECORD, is_synced=True)
+    exits.flush()
+    inode = (tmp_path / "exits.log").stat().st_ino
+    long = RECORD | {"reason": "x" * 400}
+    for number in range(LOG_BYTES_MAX // 400):
+        exits.add(f"k{number}", long, is_synced=False)
+        exits.flush()
+        exits.forget(f"k{number}")
+    assert (tmp_path / "exits.log").stat().st_ino == inode
+    disk.may_end.release()
+    assert _is_woken(woken)
+    assert keys(exits.flush()) == ["once"]
+    exits.add("next", RECORD, is_synced=False)
+    exits.flush()
+    assert (tmp_path / "exits.log").stat().st_size < LOG_BYTES_MAX
+    assert [row[0] for row in whole_records(str(tmp_path / "exits.log"))[0]] == ["once", "next"]
+    assert set(Exits(str(tmp_path)).ended) == {"once", "next"}
