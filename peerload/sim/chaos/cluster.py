@@ -146,9 +146,9 @@ class Cluster:
         return self._serial
 
     def seeds(self, node: str) -> tuple[str, ...]:
-        """The addresses that a node's user gave it: one other node's."""
-        first, second = list(self.machines)[:2]
-        return (f"{second if node == first else first}:1",)
+        """The addresses that a node's user gave it: those of two others, so that one of them may be gone."""
+        others = [name for name in self.machines if name != node]
+        return tuple(f"{name}:1" for name in others[:2])
 
     def traced(self, node: str, thing: object) -> None:
         """A line of the trace, if there is one."""
