@@ -246,7 +246,7 @@ def test_a_follower_is_served_again_after_a_crash(cluster: Cluster) -> None:
 
 def test_a_frozen_executor_freezes_its_task_and_home_runs_it_again(cluster: Cluster, ledger: Ledger) -> None:
     home, executor = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
-    task = home.submit(*ledger.argv(30, 5), placement={"exclude": ["n1"]})
+    task = home.submit(*ledger.argv(80, 5), placement={"exclude": ["n1"]})
     home.await_state(task, "running")
     third = cluster.agent("n3", "--peer", home.listen, lease_s=SHORT_LEASE_S)
     cluster.await_acquainted([home, third])
