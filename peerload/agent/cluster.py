@@ -7,7 +7,6 @@ this user's own on this machine, made at first need; with that one it meets no o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
@@ -64,10 +63,10 @@ def find(named: str, environment: Mapping[str, str]) -> Cluster:
         return read(directory)
     home = Path(environment.get("HOME", "/"))
     own = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "peerload" / "cluster"
-    for path in (own, SYSTEM_DIRECTORY):
-        with contextlib.suppress(OSError):
-            if path.lstat().st_uid == os.getuid() or path == own:
-                return read(path)
+    if os.path.lexists(own):
+        return read(own)
+    if _is_ours(SYSTEM_DIRECTORY):
+        return read(SYSTEM_DIRECTORY)
     base = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "peerload"
     return _local(base / "local-cluster")
 
@@ -97,7 +96,9 @@ def make(directory: Path, name: str) -> Cluster:
         part = tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent)  # with mode 0700
         for file_name, data in contents.items():
             _write(Path(part, file_name), data)
+        _sync(Path(part))
         Path(part).rename(directory)
+        _sync(directory.parent)
     except OSError as error:
         raise BadRequest(f"no cluster is made in {directory}", why=str(error.strerror)) from None
     finally:
@@ -127,6 +128,13 @@ def read(directory: Path, *, is_local: bool = False) -> Cluster:
 
 
 _COPY_ANEW = "copy the whole directory again from another member"
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.getuid()
+    except OSError:
+        return False
 
 
 def _local(directory: Path) -> Cluster:
@@ -189,7 +197,10 @@ def _read_file(directory: Path, name: str, handle: int) -> bytes:
         _check_private(path, status, is_directory=False)
         if status.st_size > FILE_BYTES_MAX:
             raise _unusable(path, "it is too large", _COPY_ANEW)
-        return file.read(FILE_BYTES_MAX)
+        try:
+            return file.read(FILE_BYTES_MAX)
+        except OSError as error:
+            raise _unusable(path, str(error.strerror)) from None
 
 
 def _check_private(path: Path, status: os.stat_result, *, is_directory: bool) -> None:
@@ -200,6 +211,15 @@ def _check_private(path: Path, status: os.stat_result, *, is_directory: bool) ->
         raise _unusable(path, "it is somebody else's", f"chown it to the user of this agent (uid {os.getuid()})")
     if status.st_mode & 0o077:
         raise _unusable(path, "others may read or change it", f"chmod -R go= {path if is_directory else path.parent}")
+
+
+def _sync(directory: Path) -> None:
+    """Have the names in it on disk: a copy elsewhere must not outlive the original."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(path: Path, data: bytes) -> None:

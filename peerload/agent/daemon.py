@@ -407,7 +407,8 @@ class Daemon:
         return self.parts.node.membership.hello(self._report())
 
     def _state(self) -> State:
-        return State(self.parts.identity, self.parts.node.state.profile, self._report())
+        state = self.parts.node.state
+        return State(state.identity, state.profile, self._report())
 
     def _report(self) -> LoadReport:
         """This node's load as it is told to others now."""

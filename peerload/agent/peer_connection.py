@@ -130,9 +130,11 @@ class PeerConnection(asyncio.Protocol):
         peername = transport.get_extra_info("peername")
         self.address = f"{peername[0]}:{peername[1]}" if peername else "?"
         self._timer = self._loop.call_later(HELLO_S, self._refuse, "no introduction in time")
-        self._owner.opened(self)
-        if not self.certified:
-            self._refuse("no certificate of a node")
+        if self.certified:
+            self._owner.opened(self)
+        else:  # of our CA, but it speaks something else: not a word to it
+            self._owner.refused(self, "no certificate of a node")
+            self.abort("no certificate of a node")
 
     def data_received(self, data: bytes) -> None:
         """Take the frames out of what came."""

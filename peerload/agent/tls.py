@@ -123,8 +123,8 @@ class Credentials:
                 return certificates.node_facts(self.cluster.authority, file.read(FILE_BYTES_MAX))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            _log.info("a new certificate is made: the one in %s cannot be used (%s)", self._path, type(error).__name__)
+        except ValueError:
+            _log.info("a new certificate is made: the one in %s is of another cluster, or damaged", self._path)
             return None
 
     def _write(self, data: bytes) -> None:

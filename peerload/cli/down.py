@@ -20,9 +20,16 @@ def main(words: list[str]) -> int:
     reader = Options(
         "down", "Stop my agent. Running tasks run on, and `peerload up` finds them again; with --all they end too."
     )
-    reader.switch("--all", help="end the running tasks and the launcher, too")
+    reader.switch("--all", help="end the running tasks and the launcher, too, also where the agent is gone")
+    reader.flag("--state", metavar="DIR", help="where an agent that is gone kept its tasks (default: your own's)")
     flags = reader.read(words)
-    with Client(flags.socket) as client:
+    try:
+        client = Client(flags.socket)
+    except AgentUnavailable:
+        if flags.all and _orphans_ended(flags.socket, flags.state, as_json=flags.json):
+            return 0
+        raise
+    with client:
         info = client.call("info")
         watched = {key: watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))}
         try:
@@ -41,6 +48,24 @@ def main(words: list[str]) -> int:
     else:
         sys.stdout.write(f"agent of {node} stopped; running tasks run on.  Back again:  peerload up\n")
     return 0
+
+
+def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:
+    """End what an agent has left that is gone: its launcher, which runs its tasks. False if there is nothing."""
+    from peerload.cli.agent_flags import located
+    from peerload.cli.orphans import end_launcher
+
+    if socket_path is not None and state is None:
+        return False  # another agent than the user's own: who knows where it kept its tasks
+    found = end_launcher(located({"state": state} if state else {})["state"])
+    if found is None:
+        return False
+    await_end(found, "the launcher")
+    if as_json:
+        print_json({"pid": None, "node": None, "all": True})
+    else:
+        sys.stdout.write("the agent was gone; the tasks that still ran were ended\n")
+    return True
 
 
 def watch(pid: object) -> int | None:

@@ -8,6 +8,7 @@ home would take a forgotten start for a task that was never started.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.model.actions import DropFloors, PutFloor
@@ -74,6 +75,12 @@ class Floors:
         if self.attempt(uid) < attempt:
             self._state.persist(self.row(uid, attempt, kind))
             self._bound()
+
+    def found_running(self, key: str) -> None:
+        """The launcher has an attempt that nobody here knows (the database was lost): it has started, whatever comes."""
+        uid, _, attempt = key.rpartition("-")
+        with contextlib.suppress(ValueError):
+            self.raise_to(bytes.fromhex(uid), int(attempt), FloorKind.STARTED)
 
     def noted(self, uid: bytes, attempt: int) -> None:
         """The home has taken note of the end of an attempt that may run once only."""

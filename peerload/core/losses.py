@@ -91,9 +91,10 @@ class Losses:
         self._state.count("outcomes unknown")
         name = task.uid.hex()
         node = task.record.node
-        self._state.clear_timer("lease", name)
-        if is_gone:
-            self._state.clear_timer("ask", name)
+        if node != self._state.node:
+            self._state.clear_timer("lease", name)
+            if is_gone:
+                self._state.clear_timer("ask", name)
         task.phase = HomePhase.UNKNOWN
         task.running_at = 0.0
         task.deadline_s = 0.0

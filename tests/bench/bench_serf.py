@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peerload.client import Client
+from peerload.model.errors import AgentUnavailable
 from tests.bench.support import arguments, cpu_s, pss_bytes, report, wait_until
 
 if TYPE_CHECKING:
@@ -163,9 +164,14 @@ class Peerload:
             program = [*self.network.inside, sys.executable, "-I", "-m", "peerload", "agent", *words]
             with (directory / f"agent{number}.log").open("wb") as file:
                 self._processes.append(subprocess.Popen(program, env=environment, stdout=file, stderr=file))
-            wait_until(lambda number=number: Path(self._socket(number)).exists(), MEET_WITHIN_S)
-            self._clients.append(Client(self._socket(number), timeout_s=MEET_WITHIN_S))
+            wait_until(lambda number=number: self._answers(number), MEET_WITHIN_S)
             self._launchers.append(int(self._clients[-1].call("info")["launcher_pid"]))
+
+    def _answers(self, number: int) -> bool:
+        with contextlib.suppress(AgentUnavailable):
+            self._clients.append(Client(self._socket(number), timeout_s=MEET_WITHIN_S))
+            return True
+        return False
 
     def _socket(self, number: int) -> str:
         return str(self._directory / f"s{number}")

@@ -57,8 +57,14 @@ def renew_no_extend(patch: pytest.MonkeyPatch) -> None:
 
 
 def resend_no_extend(patch: pytest.MonkeyPatch) -> None:
-    """R2: home repeats COMMIT without moving its own deadline."""
-    commit = Handoff._commit
+    """R2: home repeats COMMIT without moving its own deadline (an ACCEPT said again has a new ts, as it may have)."""
+    commit, accept = Handoff._commit, Executor._accept
+
+    def accept_anew(self: Executor, guest: Guest) -> None:
+        guest.ts = self._state.now.boot_s
+        accept(self, guest)
+
+    patch.setattr(Executor, "_accept", accept_anew)
 
     def commit_and_leave(self: Handoff, task: HomeTask, ts: float) -> None:
         deadline_s = task.deadline_s

@@ -73,6 +73,7 @@ FAULTS = (
     "BrokerDown",
     "BrokerSlow",
     "ClockStep",
+    "CutAtSend",
     "Cut one-way",
     "Cut partial",
     "Cut split",
@@ -92,8 +93,10 @@ FAULTS = (
     "PoliteStop",
     "Suspend",
     "Suspend, announced",
+    "Verb cancel",
+    "Verb hold",
+    "Verb release",
 )
-VERBS = ("cancel", "hold", "release")
 
 
 def too_rare(gauges: Counter[str], seeds: int) -> list[str]:
@@ -106,6 +109,5 @@ def too_rare(gauges: Counter[str], seeds: int) -> list[str]:
     ]
     wanted += [(f"row: {row}", ROWS_MIN, names) for row, names in ROWS.items()]
     wanted += [(f"fault {kind}", FAULTS_MIN, (f"fault {kind}",)) for kind in FAULTS]
-    wanted += [(f"verb {verb}", FAULTS_MIN, (f"verb {verb}",)) for verb in VERBS]
     found = [(name, sum(gauges[gauge] for gauge in names), max(least * share, 1.0)) for name, least, names in wanted]
     return [f"{name}: {count}, at least {least:.0f} are wanted" for name, count, least in found if count < least]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 import time
@@ -82,12 +83,12 @@ def main(words: list[str] | None = None) -> int:
                 say_broken(outcome, flags)
         broken = sum(bool(outcome.broken) for outcome in outcomes)
         wall_s = time.monotonic() - started_s
+        cpu_s = sum(resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         say(
             f"{len(outcomes)} seeds, {sum(outcome.tasks for outcome in outcomes)} tasks,"
-            f" {sum(outcome.steps for outcome in outcomes)} steps, {broken} violations, {wall_s:.1f} s, commit {commit()}"
+            f" {sum(outcome.steps for outcome in outcomes)} steps, {broken} violations, {wall_s:.1f} s ({cpu_s:.1f} s of processor time), commit {commit()}"
         )
-        rare = too_rare(total(outcomes), flags.seeds)
-        for line in rare:
+        for line in too_rare(total(outcomes), flags.seeds):
             say(f"  too rare: {line}")
     if flags.gauges:
         for name, count in sorted(total(outcomes).items()):

@@ -49,9 +49,9 @@ class Options(NamedTuple):
     seconds: float = 600.0
     seed: int = 1
     machines: int = 5
-    slots: int = 4
+    slots: int = 6
     guarantees: tuple[str, ...] = ("at-least-once",)
-    long_percent: int = 15
+    long_percent: int = 25
     """So many jobs in a hundred are longer, and as many are long."""
     scale: float = 1.0
     """Faults last so much longer than planned."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fuzz.targets import Target, targets
 
 TARGETS = targets()
-SLOW = ("row", "config", "exit-record")
+SLOW = ("row", "config", "exit-record", "cluster")
 """Each try writes a file."""
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,7 +26,7 @@ def desk() -> Iterator[Cluster]:
         yield made
 
 
-def shown(desk: Cluster, *words: str, **more: object) -> dict[str, object]:
+def shown(desk: Cluster, *words: str, **more: Any) -> dict[str, object]:
     done = desk.cli(None, "cluster", *words, "--json", **more)
     assert done.returncode == 0, done.stderr
     told: dict[str, object] = json.loads(done.stdout)

@@ -180,7 +180,7 @@ def test_clocks_may_differ_by_nearly_a_day(nodes: Nodes, tmp_path: Path, hours: 
 def test_a_member_that_speaks_another_protocol(nodes: Nodes, tmp_path: Path) -> None:  # noqa: F811 -- a fixture
     a = nodes("a")
     pair = certificates.issue(cluster_of().authority, "stranger", datetime.now(UTC))
-    said_to(a, context_of(pair, tmp_path, "h2"))
+    assert said_to(a, context_of(pair, tmp_path, "h2")) == b""
     wait_until(lambda: a.counters["peer dropped: no certificate of a node"] == 1, what="it is counted")
 
 

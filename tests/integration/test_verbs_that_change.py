@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from peerload.model.errors import BadRequest, NoSuchTask
-from tests.integration.cluster import Agent, Cluster
+from tests.integration.cluster import SHORT_LEASE_S, Agent, Cluster, is_alive
 from tests.support import wait_until
 
 
@@ -150,7 +150,7 @@ def test_a_drained_node_takes_nothing_until_it_is_undrained_also_over_a_restart(
 def test_events_of_home_and_of_the_node_that_runs_it_are_told_and_followed() -> None:
     with Cluster() as cluster:
         home, other = cluster.linked(2, slots=1)
-        following = other.spawn_cli("events", "-f", "--json", "--limit", "0")
+        following = other.spawn_cli("events", "-f", "--json")
         task = home.submit("sh", "-c", "exit 3", placement={"node": "n2"})
         home.wait(task)
         assert steps(home, task)[-4:] == ["queued", "leased", "running", "failed"]
@@ -168,6 +168,18 @@ def test_events_of_home_and_of_the_node_that_runs_it_are_told_and_followed() -> 
         assert [event["state"] for event in events(other, task)] == [event["state"] for event in guest]
         assert f"n2  {task}" not in typed(other, "events")
         assert f"{task}  ended attempt 1 (a guest): exit code 3" in typed(other, "events", task)
+
+
+def test_a_task_that_is_frozen_and_goes_on_says_so() -> None:
+    with Cluster() as cluster:
+        home, other = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
+        task = home.submit("sleep", "300", placement={"node": "n2"})
+        home.await_state(task, "running")
+        home.pause()
+        wait_until(lambda: events(other, task)[-1]["state"] == "frozen", 30)
+        home.resume()
+        wait_until(lambda: events(other, task)[-1]["state"] == "thawed", 30)
+        assert [event["reason"] for event in events(other, task)][-2:] == ["n1 was not heard of in time", "n1 is back"]
 
 
 def test_events_tell_of_nodes_of_the_agent_and_of_its_launcher() -> None:
@@ -188,3 +200,25 @@ def test_events_tell_of_nodes_of_the_agent_and_of_its_launcher() -> None:
         assert [event["state"] for event in events(home, what=["agent"])] == ["started", "started"]
         numbers = [event["number"] for event in events(home)]
         assert numbers == sorted(set(numbers))
+
+
+# -- down --------------------------------------------------------------------------------------------------------------
+
+
+def test_down_ends_what_an_agent_has_left_that_is_gone(agent: Agent) -> None:
+    task = agent.submit("sleep", "300")
+    agent.await_state(task, "running")
+    launcher = agent.launcher_pid
+    state = str(agent.state)
+    busy = agent.cli("down", "--all", "--state", state, "--socket", "/tmp/nobody-listens-here")
+    assert (busy.returncode, b"an agent works in" in busy.stderr) == (125, True)
+    agent.kill()
+    assert b"no agent is running here" in agent.cli("down", "--all").stderr  # another's socket: where are its tasks?
+    assert is_alive(launcher)
+    assert (
+        typed(agent, "down", "--all", "--state", state) == "the agent was gone; the tasks that still ran were ended\n"
+    )
+    assert not is_alive(launcher)
+    assert b"no agent is running here" in agent.cli("down", "--all", "--state", state).stderr
+    agent.start()
+    assert agent.wait(task)[task]["signal"] == signal.SIGTERM

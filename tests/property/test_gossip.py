@@ -123,7 +123,8 @@ def test_suspicion_lies_within_its_bounds_and_falls_with_every_confirmation(n: i
 
 @settings(deadline=None)
 @given(
-    st.binary(max_size=200) | st.recursive(st.none() | st.integers(-(1 << 63), 1 << 63) | st.text(), st.lists).map(msgspec.msgpack.encode)
+    st.binary(max_size=200)
+    | st.recursive(st.none() | st.integers(-(1 << 63), 1 << 63) | st.text(), st.lists).map(msgspec.msgpack.encode)
 )
 def test_any_bytes_are_a_datagram_or_a_refusal(raw: bytes) -> None:
     with contextlib.suppress(ProtocolError):

@@ -142,8 +142,8 @@ class _Draw:
             (0.5, 6, self._agent_crash),
             (0.35, 3, self._machine_crash),
             (0.3, 2, self._both_crash),
-            (0.3, 1, self._disk_lost),
-            (0.2, 1, self._machine_gone),
+            (0.4, 2, self._disk_lost),
+            (0.3, 1, self._machine_gone),
             (0.35, 4, self._agent_pause),
             (0.4, 8, self._launcher_pause),
             (0.35, 3, self._launcher_crash),
@@ -171,6 +171,8 @@ class _Draw:
             faults += self._provoked(fault)
         if self._chance(0.8):
             faults += [self._crash_at_send(self._time()) for _ in range(rng.randint(1, 4))]
+        if self._chance(0.6):
+            faults += [self._cut_at_send(self._time()) for _ in range(rng.randint(1, 5))]
         return faults
 
     def _time(self) -> float:
@@ -190,6 +192,13 @@ class _Draw:
         machine = self._chance(0.4)
         return plan.CrashAtCommit(self._time() * 0.7, point, after, machine, self._down_s())
 
+    def _cut_at_send(self, at_s: float) -> Fault:
+        message = self._rng.choice(
+            ["Accept", "Commit", "Renew", "Renew", "RenewOk", "Result", "ResultAck", "Return", "Park"]
+        )
+        for_s = self._rng.uniform(0.3, 2.5) * self._lease_s
+        return plan.CutAtSend(at_s * 0.8, self._rng.choice(self._names), message, min(for_s, 150.0))
+
     def _provoked(self, fault: plan.CrashAtCommit) -> list[Fault]:
         """What has to happen for that to happen."""
         times = [fault.at_s + self._rng.uniform(0.0, 40.0) for _ in range(3)]
@@ -207,7 +216,7 @@ class _Draw:
         return plan.CrashAtSend(at_s * 0.8, self._rng.choice(self._names), message, machine, self._down_s())
 
     def _machine_crash(self, at_s: float) -> Fault:
-        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._chance(0.1))
+        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._chance(0.15))
 
     def _both_crash(self, at_s: float) -> Fault:
         return plan.BothCrash(at_s, plan.HOST, self._chance(0.4), self._down_s())
@@ -216,7 +225,7 @@ class _Draw:
         return plan.DiskLost(at_s, self._node(), self._down_s())
 
     def _machine_gone(self, at_s: float) -> Fault:
-        return plan.MachineGone(at_s, self._node(), self._rng.choice([0.0, self._rng.uniform(1.0, 60.0)]))
+        return plan.MachineGone(at_s, self._node(), self._rng.choice([0.0, *[self._rng.uniform(1.0, 60.0)] * 2]))
 
     def _agent_pause(self, at_s: float) -> Fault:
         return plan.AgentPause(at_s, self._node(), self._rng.choice([0.5, 5.0, self._rng.uniform(0.0, 300.0)]))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OUTWARD = frozenset(actions.OUTWARD)
 BACKLOG_MAX = 100_000
-"""Events that may wait for an agent that does not run; more means that something is never bounded (I11)."""
+"""Events that may wait for an agent that does not run; more means that something is never bounded (promise 11)."""
 TIMER_LATE_S = 1e-6
 """A timer is never early, whatever the rounding of the clock."""
 WAKE_FIRST = 0.5
@@ -61,8 +61,9 @@ class Machine:
         self.has_power = True
         self.is_suspended = False
         self.is_paused = False
-        self.armed_launcher: plan.LauncherCrash | None = None
-        self.armed_to_say: plan.CrashAtSend | None = None
+        self.launcher_dies: plan.LauncherCrash | None = None
+        self.cut_at_send: plan.CutAtSend | None = None
+        self.crash_at_send: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
         self.has_room = True
@@ -174,6 +175,16 @@ class Machine:
         else:
             then()
 
+    def heal(self) -> None:
+        """Nothing is to befall it any more, and it is up."""
+        self.launcher_dies = self.crash_at_send = self.cut_at_send = self.fsync_fails = None
+        self.stalled_until_s = 0.0
+        self.wake()
+        self.unpause()
+        self.launcher.resume()
+        self.power_on()
+        self.start_agent()
+
     # -- sleep ---------------------------------------------------------------------------------------------------------
 
     def pause(self) -> None:
@@ -263,12 +274,18 @@ class Machine:
                 self._perform_inward(action)
         self.release.end_turn()
 
-    def _dies_saying(self, message: str) -> None:
-        """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
-        armed = self.armed_to_say
+    def _about_to_say(self, message: str) -> None:
+        """Whether that is the message at which the node is to be cut off; then it is."""
+        armed = self.cut_at_send
         if armed is not None and armed.message == message:
-            self.armed_to_say = None
-            self.cluster.gauges.count(f"died having said {message}")
+            self.cut_at_send = None
+            self.cluster.driver.cut_off(self, armed)
+
+    def _has_said(self, message: str) -> None:
+        """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
+        armed = self.crash_at_send
+        if armed is not None and armed.message == message:
+            self.crash_at_send = None
             self.cluster.at(self.cluster.now_s, self.cluster.driver.crash_as_armed, self, armed)
 
     def _perform_inward(self, action: actions.Action) -> None:
@@ -300,23 +317,18 @@ class Machine:
             case actions.Send():
                 if isinstance(action.message, NotStarted | Return):
                     cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
+                said = type(action.message).__name__
+                self._about_to_say(said)
                 cluster.network.send(self, action.dst, action.message)
-                if self.armed_to_say is not None:
-                    self._dies_saying(type(action.message).__name__)
+                self._has_said(said)
             case actions.SendResult():
+                self._about_to_say("Result")
                 cluster.network.send_result(self, action)
-                if self.armed_to_say is not None:
-                    self._dies_saying("Result")
+                self._has_said("Result")
             case actions.Announce():
                 cluster.network.announce(self, action.message)
             case actions.SpawnTask():
-                if self.node is not None and self.node.holds(action.key):
-                    self._request("spawn", action)
-                    if self.armed_to_say is not None:
-                        self._dies_saying("SpawnTask")
-                    if self.armed_launcher is not None:
-                        self.cluster.gauges.count("launcher killed between START and fork")
-                        self.crash_launcher(self.armed_launcher.down_s)
+                self._spawn(action)
             case actions.SignalTask():
                 self._request("signal", action.key, action.signal)
             case actions.SetLease():
@@ -352,6 +364,15 @@ class Machine:
 
     # -- the launcher --------------------------------------------------------------------------------------------------
 
+    def _spawn(self, action: actions.SpawnTask) -> None:
+        """Tell the launcher, unless the attempt was found to have died meanwhile."""
+        if self.node is not None and self.node.holds(action.key):
+            self._request("spawn", action)
+            self._has_said("SpawnTask")
+            if self.launcher_dies is not None:
+                self.cluster.gauges.count("launcher killed between START and fork")
+                self.crash_launcher(self.launcher_dies.down_s)
+
     def _request(self, do: str, *given: object) -> None:
         if not self._launcher_lost:  # else LauncherReady will tell what is true then
             self.launcher.request(do, *given)
@@ -365,11 +386,11 @@ class Machine:
         """It is killed with its tasks; the agent, if it is up, starts another."""
         if not self.has_power:
             return
-        self.armed_launcher = None
+        self.launcher_dies = None
         self.launcher.crash()
         self._launcher_lost = True
         if self.node is not None:
-            self.deliver(events.LauncherLost())
+            self.later(0.0, self.handle, events.LauncherLost())
             self.later(down_s, self._launcher_is_back, self.launcher.generation)
 
     def _launcher_is_back(self, generation: int) -> None:

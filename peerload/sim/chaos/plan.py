@@ -63,6 +63,15 @@ class CrashAtSend(Fault, frozen=True):
     down_s: float
 
 
+class CutAtSend(Fault, frozen=True):
+    """From ``at_s`` on: as soon as the node says a message of this kind, that one included, nothing passes between it and
+    all others for so long."""
+
+    node: str
+    message: str
+    for_s: float
+
+
 class MachineCrash(Fault, frozen=True):
     """Power loss. ``loses_disk``: it comes back with an empty one."""
 
@@ -267,6 +276,7 @@ class Plan(msgspec.Struct, frozen=True):
         | CrashAtCommit
         | CrashAtSend
         | BothCrash
+        | CutAtSend
         | MachineCrash
         | DiskLost
         | MachineGone

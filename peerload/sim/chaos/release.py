@@ -21,6 +21,7 @@ class Release:
         self._machine = machine
         self._held: deque[actions.Action] = deque()
         self._committing = 0
+        self._is_releasing = False
 
     @property
     def is_waiting(self) -> bool:
@@ -45,7 +46,7 @@ class Release:
 
     def end_turn(self) -> None:
         """Let the disk begin with all that waits, if it is free."""
-        if not self._held or self._committing:
+        if not self._held or self._committing or self._is_releasing:
             return
         machine = self._machine
         self._committing = sum(type(action) is actions.Persist for action in self._held)
@@ -74,6 +75,7 @@ class Release:
             return
         for persist in group:
             self.make_durable(persist)
+        self._is_releasing = True
         while self._held:
             action = self._held[0]
             if isinstance(action, actions.Persist):
@@ -84,6 +86,7 @@ class Release:
             if not isinstance(action, actions.Persist):
                 machine.perform(action)
         self._committing = 0
+        self._is_releasing = False
         self.end_turn()
 
     def _dies_here(self, armed: plan.CrashAtCommit, group: list[actions.Persist]) -> bool:

@@ -1,0 +1,135 @@
+"""Tasks kept back, and nodes that take no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peerload.core.work import HomePhase
+from peerload.model import events, messages
+from peerload.model.actions import Answer, Persist, PutDrain
+from peerload.model.load import LoadReport
+from peerload.model.resources import Placement
+from peerload.model.task import TaskRecord, TaskState
+from tests.core.given import ACCEPTS, ALONE, RECEIVER, SENDER, UID, Given, offer, spec
+from tests.core.test_executor import KEY, commit
+
+
+def test_waiting_tasks_are_held_and_released() -> None:
+    x = Given(peers=())
+    x.submit()
+    x.submit(indices=(1, 2))
+    did = x.when(events.HoldRequested(7, ("x/1", "x/2", "x/9")))
+    assert did == ["persist held", "changed held"] * 2 + ["answer"]
+    assert x.done(Answer).reply == {"held": ["x/2"], "not_waiting": ["x/1", "x/9"]}
+    assert "spawn 1" not in x.end(x.task(1).key)
+    did = x.when(events.ReleaseRequested(8, ("x/2.1",)))
+    assert did[:3] == ["persist queued", "changed queued", "answer"]
+    assert did[-1] == "spawn 1"
+
+
+def test_an_offered_task_can_be_held_and_the_accept_comes_too_late() -> None:
+    x = Given(policies=SENDER)
+    x.submit()
+    x.submit()
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    task = x.task(2)
+    assert "persist held" in x.when(events.HoldRequested(7, ("x/2",)))
+    assert x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0)) == []
+    assert task.record.state is TaskState.HELD
+
+
+def test_a_task_can_be_submitted_held_and_stays_so_after_a_restart() -> None:
+    x = Given(peers=())
+    assert x.submit(held=True) == ["persist submission held", "answer"]
+    record = x.task().record
+    x = Given(peers=(), started=events.AgentStarted((events.TaskRow(record, spec()),), counter=1))
+    assert "spawn 1" not in x.started
+    assert x.task().phase is HomePhase.HELD
+    assert "spawn 1" in x.when(events.ReleaseRequested(8, ("x/1",)))
+    assert x.when(events.CancelRequested(9, ("x/1",)))[0] == "persist cancelled"
+
+
+def test_a_held_task_is_cancelled() -> None:
+    x = Given(peers=())
+    x.submit(held=True)
+    assert x.when(events.CancelRequested(9, ("x/1",))) == ["persist cancelled", "changed cancelled", "answer"]
+    assert not x.node.home.tasks
+
+
+def test_what_a_task_repeats_is_in_its_record() -> None:
+    x = Given(peers=())
+    x.submit(retry_of="x/77")
+    assert x.task().record.retry_of == "x/77"
+
+
+# -- drain -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_drained_node_gives_back_what_has_not_started_and_lets_the_rest_run() -> None:
+    x = Given(peers=("h",))
+    x.hear("h", offer(only=True))
+    x.hear("h", commit(x))
+    x.when(events.TaskStarted(KEY, 7.0))
+    x.hear("h", messages.Offer("h/2", UID[::-1], 1, spec(), 60.0, only=True))
+    accept = x.sent(messages.Accept)
+    late = messages.Commit("h/2", UID[::-1], 1, accept.nonce, accept.ts, 60.0)
+    x.hear("h", late)
+    third = bytes(16)
+    x.hear("h", messages.Offer("h/3", third, 1, spec(), 60.0, only=True))
+    did = x.when(events.DrainRequested(5, "new disks"))
+    assert did[0] == "persist drained"
+    assert "Return to h" in did
+    assert "clear reserved" in did
+    assert x.sent(messages.Return).reason == "x is drained: new disks"
+    assert x.done(Answer).reply == {"returned": 1, "running": 1}
+    assert x.hear("h", messages.Offer("h/4", bytes([4]) * 16, 1, spec(), 60.0, only=True)) == ["Decline to h"]
+    assert x.sent(messages.Decline).code == "drained"
+    assert x.node.state.profile.drained
+    assert x.end(KEY)[0] == "persist result"
+
+
+def test_its_own_tasks_look_for_a_place_elsewhere_and_do_not_start_here() -> None:
+    x = Given(policies=SENDER, slots=1)
+    x.when(events.DrainRequested(5))
+    assert "Probe to y" in x.submit()
+    assert "Offer to y" in x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    x.hear("y", messages.Decline("x/1", x.task().uid, 1, "room", "full", LoadReport()))
+    assert x.task().record.state is TaskState.QUEUED
+    assert "spawn 1" in x.when(events.UndrainRequested(6))
+    (row,) = x.last[0].rows if isinstance(x.last[0], Persist) else ()
+    assert row == PutDrain(None)
+
+
+def test_a_task_that_may_run_nowhere_else_waits_for_the_end_of_the_drain() -> None:
+    x = Given(policies=SENDER)
+    x.when(events.DrainRequested(5))
+    x.submit(spec(placement=Placement(local=True)))
+    assert x.task().uid in x.node.queue
+    assert "spawn 1" in x.when(events.UndrainRequested(6))
+
+
+def test_a_drain_is_durable() -> None:
+    record = TaskRecord("x/4", UID, TaskState.QUEUED, 1.0)
+    started = events.AgentStarted((events.TaskRow(record, spec()),), counter=4, drained="new disks")
+    x = Given(peers=(), started=started)
+    assert "spawn 1" not in x.started
+    assert x.node.state.profile.drain_reason == "new disks"
+
+
+# -- room on the disk --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policies", [ALONE, SENDER, RECEIVER])
+def test_without_room_on_the_disk_nothing_is_accepted_or_offered(policies: dict[str, Any]) -> None:
+    x = Given(peers=("h", "y"), policies=policies)
+    x.when(events.DiskRoomChanged(has_room=False))
+    assert x.hear("h", offer(only=True)) == ["Decline to h"]
+    assert x.sent(messages.Decline).code == "disk"
+    x.hear("y", messages.Probe(4, messages.Need(), ACCEPTS))
+    assert not x.sent(messages.ProbeReply).accepts
+    x.submit()
+    assert x.submit() == ["persist submission queued", "answer"]  # no search
+    x.when(events.DiskRoomChanged(has_room=True))
+    assert x.hear("h", messages.Offer("h/2", UID, 1, spec(), 60.0, only=True))[1] == "Accept to h"

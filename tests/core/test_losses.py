@@ -1,0 +1,285 @@
+"""What becomes of a task whose attempt ended without a result: pauses, poison, at most once, fast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peerload.core.work import HomePhase, HomeTask
+from peerload.model import events, messages
+from peerload.model.actions import Answer, PutFloor
+from peerload.model.config import CoreConfig
+from peerload.model.task import (
+    ExecutionRecord,
+    ExecutionState,
+    Exit,
+    FloorKind,
+    Guarantee,
+    TaskRecord,
+    TaskSpec,
+    TaskState,
+)
+from tests.core.given import ACCEPTS, SENDER, UID, Given, offer, spec
+from tests.core.test_executor import KEY, commit
+
+RESULT = Exit(0, started_at=5.0, ended_at=6.0)
+ONCE: dict[str, Any] = {"guarantee": Guarantee.ONCE}
+FAST: dict[str, Any] = {"guarantee": Guarantee.FAST}
+
+
+def away(task: TaskSpec, peers: tuple[str, ...] = ("y",), **given: object) -> tuple[Given, HomeTask]:
+    """x/1 runs here, x/2 is leased to y."""
+    x = Given(policies=SENDER, peers=peers, **given)  # type: ignore[arg-type]
+    x.submit()
+    x.submit(task)
+    for _ in peers:
+        for peer in peers:
+            x.hear(peer, messages.ProbeReply(1, accepts=peer == "y", report=ACCEPTS))
+    return x, accepted(x, 2, "y")
+
+
+def accepted(x: Given, number: int, node: str, store: str = "") -> HomeTask:
+    task = x.task(number)
+    attempt = task.record.attempt + 1
+    x.hear(node, messages.Accept(task.task, task.uid, attempt, 77, 5.0, f"{node}-machine-1", store))
+    assert task.phase is HomePhase.AWAY
+    return task
+
+
+# -- at least once -----------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_task_pauses_longer_each_time_and_fails_at_last() -> None:
+    x = Given(peers=(), config=CoreConfig(poison_nodes=9))
+    x.submit()
+    task = x.task()
+    for pause in (1, 2, 4, 8):
+        assert f"timer rest {pause}" in x.when(events.LauncherReady())
+        assert task.phase is HomePhase.RESTING
+        assert "spawn" in x.after(pause).timer("rest", task.uid.hex())[-1]
+    assert "persist failed" in x.when(events.LauncherReady())
+    assert "given up after 5 lost attempts" in task.record.reason
+
+
+@pytest.mark.parametrize(("losses", "pause"), [(0, None), (1, 1), (3, 4), (4, 8)])
+def test_how_often_it_was_lost_outlives_the_agent(losses: int, pause: float | None) -> None:
+    record = TaskRecord("x/4", UID, TaskState.QUEUED, 1.0, attempt=losses, losses=losses)
+    x = Given(peers=(), started=events.AgentStarted((events.TaskRow(record, spec()),), counter=4))
+    if pause is None:
+        assert "spawn 1" in x.started
+    else:
+        assert f"timer rest {pause}" in x.started
+        assert x.task(4).phase is HomePhase.RESTING
+
+
+def test_a_task_that_took_down_two_nodes_is_held_until_it_is_released() -> None:
+    x, task = away(spec(), peers=("y", "z"))
+    x.meet("y", start=2, machine=2)
+    assert task.record.lost_on == ("y",)
+    x.timer("rest", task.uid.hex())
+    assert task.record.state is TaskState.QUEUED
+    x.when(events.TaskEnded(x.task(1).key, RESULT))  # it starts here
+    assert "persist held" in x.when(events.LauncherReady())
+    assert task.record.reason == "y and x went away while it ran there"
+    assert x.when(events.ReleaseRequested(5, ("x/2", "x/7")))[:2] == ["persist queued", "changed queued"]
+    assert x.done(Answer).reply == {"released": ["x/2"], "not_held": ["x/7"]}
+    assert task.record.losses == 0
+    assert not task.record.lost_on
+
+
+def test_silence_counts_as_a_node_that_went_down_only_while_others_are_heard() -> None:
+    x, task = away(spec(), peers=("y", "z"))
+    x.after(65).timer("lease", task.uid.hex())
+    assert task.record.lost_on == ("y",)
+    x, task = away(spec())
+    x.after(65).timer("lease", task.uid.hex())
+    assert not task.record.lost_on
+    assert task.record.losses == 1
+
+
+def test_a_node_that_is_back_with_the_task_did_not_go_down() -> None:
+    x, task = away(spec(), peers=("y", "z"))
+    x.after(65).timer("lease", task.uid.hex())
+    x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 90.0, 8.0, 5.0),)))
+    assert (task.record.state, task.record.losses) == (TaskState.LEASED, 0)
+    assert not task.record.lost_on
+
+
+def test_a_held_task_whose_node_is_back_goes_on_there() -> None:
+    x, task = away(spec(), peers=("y", "z"), config=CoreConfig(poison_nodes=1))
+    x.after(65).timer("lease", task.uid.hex())
+    assert task.record.state is TaskState.HELD
+    did = x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 90.0, 8.0, 5.0),)))
+    assert did[:4] == ["persist queued", "changed queued", "persist leased", "changed leased"]
+    assert did[-1] == "RenewOk to y"
+
+
+# -- at most once ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["expired", "died", "rebooted"])
+def test_once_what_became_of_it_is_unknown_and_it_is_not_started_again(how: str) -> None:
+    x, task = away(spec(**ONCE))
+    if how == "expired":
+        did = x.after(65).timer("lease", task.uid.hex())
+    elif how == "died":
+        did = x.hear("y", messages.Died(task.task, task.uid, 1, "its launcher died"))
+        assert did[-1] == "ResultAck to y"
+    else:
+        did = x.meet("y", start=2, machine=2)
+    assert "persist unknown" in did
+    assert task.record.reason.startswith("it may run once only, and")
+    assert task.record.node == ("y" if how == "expired" else "")
+    x.end(x.task(1).key)
+    assert task.record.attempt == 1
+    assert len(x.node.queue) == 0
+    again = x.timer("ask", task.uid.hex())
+    assert again == (["Query to y", "timer ask 2"] if how == "expired" else [])
+
+
+def test_once_its_node_is_asked_as_long_as_it_may_know_more() -> None:
+    x, task = away(spec(**ONCE))
+    x.after(65).timer("lease", task.uid.hex())
+    pauses = [x.timer("ask", task.uid.hex())[-1] for _ in range(10)]
+    assert pauses == [f"timer ask {pause}" for pause in (2, 4, 8, 16, 32, 64, 128, 256, 300, 300)]
+
+
+def test_once_the_node_comes_back_with_the_task_or_its_result() -> None:
+    x, task = away(spec(**ONCE))
+    x.after(65).timer("lease", task.uid.hex())
+    did = x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 90.0, 8.0, 5.0),)))
+    assert did[:3] == ["persist leased", "changed leased", "timer lease 65"]
+    assert task.record.attempt == 1
+    x.after(65).timer("lease", task.uid.hex())
+    assert x.hear("y", messages.Result(task.task, task.uid, 1, RESULT, inline=True)) == ["KeepOutput"]
+    assert "persist done" in x.when(events.OutputArrived(task.uid, 1))
+
+
+def test_once_an_output_that_breaks_off_leaves_it_unknown() -> None:
+    x, task = away(spec(**ONCE))
+    x.after(65).timer("lease", task.uid.hex())
+    x.hear("y", messages.Result(task.task, task.uid, 1, RESULT))
+    assert x.when(events.OutputArrived(task.uid, 1, "it broke off")) == []
+    assert task.phase is HomePhase.UNKNOWN
+
+
+@pytest.mark.parametrize("answer", [messages.NotStarted, messages.Return])
+@pytest.mark.parametrize("late", [False, True])
+def test_once_only_the_word_that_it_never_started_queues_it_again(answer: type, *, late: bool) -> None:
+    x, task = away(spec(**ONCE))
+    if late:
+        x.after(65).timer("lease", task.uid.hex())
+    assert "persist queued" in x.hear("y", answer(task.task, task.uid, 1))
+    assert task.record.losses == 0
+    x.end(x.task(1).key)
+    assert task.record.attempt == 2
+
+
+def test_once_a_commit_that_never_left_has_started_nothing() -> None:
+    x, task = away(spec(**ONCE))
+    failed = events.SendFailed("y", messages.Commit(task.task, task.uid, 1, 77, 5.0, 60.0))
+    assert "persist queued" in x.when(failed)
+
+
+def test_once_at_home_a_run_that_left_nothing_is_unknown() -> None:
+    x = Given(peers=())
+    x.submit(spec(**ONCE))
+    assert "persist unknown" in x.when(events.LauncherReady())
+    assert x.task().phase is HomePhase.UNKNOWN
+    record = TaskRecord("x/4", UID, TaskState.LEASED, 1.0, attempt=1, node="x")
+    x = Given(peers=(), started=events.AgentStarted((events.TaskRow(record, spec(**ONCE)),), counter=4))
+    assert x.started[0] == "persist unknown"
+
+
+def test_once_a_restarted_home_asks_again() -> None:
+    record = TaskRecord("x/4", UID, TaskState.UNKNOWN, 1.0, attempt=1, node="y")
+    x = Given(started=events.AgentStarted((events.TaskRow(record, spec(**ONCE)),), counter=4))
+    assert x.started[:2] == ["Query to y", "timer ask 2"]
+    assert x.when(events.CancelRequested(3, ("x/4",)))[:2] == ["persist cancelled", "changed cancelled"]
+    assert x.sent(messages.Revoke).attempt == 1
+
+
+def test_once_a_forgotten_node_is_not_asked_any_more() -> None:
+    x, task = away(spec(**ONCE))
+    x.after(65).timer("lease", task.uid.hex())
+    x.hear("y", messages.Leaving())
+    assert "persist unknown" in x.when(events.ForgetRequested(5, "y"))
+    assert x.done(Answer).reply["tasks"] == 1
+    assert task.record.node == ""
+
+
+def test_once_the_executor_remembers_its_start_until_the_home_has_taken_note() -> None:
+    x = Given(peers=("h",), config=CoreConfig(floor_kept_s=1.0))
+    x.hear("h", offer(**ONCE))
+    x.hear("h", commit(x))
+    x.when(events.TaskStarted(KEY, 7.0))
+    x.when(events.LauncherReady())
+    x.after(10).timer("floors")
+    query = messages.Query("h/1", UID, 1)
+    assert x.hear("h", query) == ["Died to h"]
+    assert x.hear("h", messages.ResultAck("h/1", UID, 1)) == ["persist floor=1"]
+    assert x.hear("h", messages.ResultAck("h/1", UID, 1)) == []
+    assert x.after(10).timer("floors")[0] == "persist drop 1 floors"
+
+
+# -- fast --------------------------------------------------------------------------------------------------------------
+
+
+def test_fast_is_queued_again_at_once_when_its_node_is_called_dead() -> None:
+    x, task = away(spec(**FAST))
+    x.node.state.actions = []
+    x.node.membership.died("y")
+    assert task.record.state is TaskState.QUEUED
+    assert task.record.reason == "y is called dead"
+    assert task.phase is HomePhase.WAITING  # no pause
+    x, task = away(spec())
+    x.node.membership.died("y")
+    assert task.record.state is TaskState.LEASED  # no proof for any other
+
+
+def test_fast_the_first_result_counts_and_the_other_copy_is_revoked() -> None:
+    x, task = away(spec(**FAST), peers=("y", "z"))
+    x.node.state.actions = []
+    x.node.membership.died("y")
+    for number in range(2, 5):
+        for peer in ("y", "z"):
+            x.hear(peer, messages.ProbeReply(number, accepts=peer == "z", report=ACCEPTS))
+    x.node.handoff.offer(task, "z", voluntary=True)
+    accepted(x, 2, "z")
+    assert task.record.attempt == 2
+    x.hear("y", messages.Result(task.task, task.uid, 1, RESULT, inline=True))
+    did = x.when(events.OutputArrived(task.uid, 1))
+    assert did[-2:] == ["Revoke to z", "ResultAck to y"]
+    assert x.hear("z", messages.Result(task.task, task.uid, 2, RESULT)) == ["ResultAck to z"]
+
+
+# -- at the node that runs it ------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_never_was_is_not_started_durably() -> None:
+    x = Given(peers=("h",))
+    x.hear("h", offer(**ONCE))
+    x.hear("h", commit(x))
+    lost = events.TaskLost(KEY, "its lease ran out before it could be started", never_started=True)
+    assert x.when(lost) == ["persist drop floor=1", "NotStarted to h", "ForgetTask"]
+    rows = [row for act in x.last if hasattr(act, "rows") for row in act.rows if isinstance(row, PutFloor)]
+    assert [row.kind for row in rows] == [FloorKind.REFUSED]
+    assert x.hear("h", messages.Query("h/1", UID, 1)) == ["NotStarted to h"]
+
+
+def test_nothing_is_said_of_an_attempt_that_the_launcher_still_has() -> None:
+    x = Given(peers=("h",), started=events.AgentStarted(running=((KEY, 5.0, 50.0),)))
+    assert x.started[:2] == ["persist floor=1", "signal 9"]
+    query = messages.Query("h/1", UID, 1)
+    assert x.hear("h", query) == []
+    x.end(KEY)
+    assert x.hear("h", query) == ["Died to h"]
+
+
+def test_a_start_without_its_process_is_said_to_have_died_after_a_restart() -> None:
+    record = ExecutionRecord("h/1", UID, 1, "h", ExecutionState.START, spec(**ONCE), 50.0, 60.0)
+    floors = ((UID, 1, FloorKind.STARTED_ONCE),)
+    x = Given(peers=("h",), started=events.AgentStarted(executions=(record,), floors=floors))
+    assert x.started[:2] == ["persist drop", "Died to h"]
+    assert x.hear("h", messages.Query("h/1", UID, 1)) == ["Died to h"]

@@ -1,0 +1,99 @@
+"""kill -9 of an agent that is busy: the 50 tasks that run on its node never notice, and each of 200 queued ones ends once."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cluster import Agent, Cluster
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BEATS = 16
+BEAT = r"""
+note() { read up _ </proc/uptime; echo "$PEERLOAD_TASK_ID $PEERLOAD_ATTEMPT $1 $up $$" >>"$0"; }
+note start
+i=0
+while [ $i -lt BEATS ]; do sleep 0.5; note beat; i=$((i + 1)); done
+note stop
+"""
+GAP_S_MAX = 5.0
+"""Between two heartbeats; they come every half second, on a machine that may be busy. A frozen task would show 60 s."""
+
+
+@pytest.fixture(name="cluster")
+def fixture_cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+def heartbeats(ledger: Path) -> dict[str, list[tuple[str, str, float, str]]]:
+    """Of each task (attempt, word, CLOCK_BOOTTIME, pid), in order."""
+    found: dict[str, list[tuple[str, str, float, str]]] = {}
+    for text in ledger.read_text(encoding="ascii").splitlines():
+        task, attempt, word, at_s, pid = text.split()
+        found.setdefault(task, []).append((attempt, word, float(at_s), pid))
+    return found
+
+
+def members(task: str, count: int) -> set[str]:
+    return {f"{task}.{number}" for number in range(1, count + 1)}
+
+
+def ends(agent: Agent, array: str) -> dict[str, int]:
+    """How often each member's end was recorded."""
+    final = ("done", "failed", "cancelled", "unknown")
+    return {
+        task["id"]: sum(step["state"] in final for step in task["history"])
+        for task in agent.call("show", tasks=[array])["tasks"]
+    }
+
+
+@pytest.mark.timeout(180)
+def test_an_agent_is_killed_with_fifty_running_tasks_and_none_is_disturbed(cluster: Cluster) -> None:
+    ledger = cluster.directory / "beats"
+    ledger.touch()
+    home = cluster.agent("n1", slots=0)
+    busy = cluster.agent("n2", "--peer", home.listen, slots=50)
+    cluster.await_acquainted([home, busy])
+    words = ("sh", "-c", BEAT.replace("BEATS", str(BEATS)), str(ledger))
+    own = busy.submit(*words, array=[(1, 25, 1)])
+    guests = home.submit(*words, array=[(1, 25, 1)])
+    every = members(own, 25) | members(guests, 25)
+    wait_until(lambda: set(heartbeats(ledger)) == every, 30, "all 50 to run")
+
+    busy.kill()
+    beaten = len(ledger.read_text().splitlines())
+    wait_until(
+        lambda: len(ledger.read_text().splitlines()) > beaten + 100, 30, "two heartbeats of each without an agent"
+    )
+    busy.start()
+    ended = busy.wait(own) | home.wait(guests)
+
+    assert {task: how["state"] for task, how in ended.items()} == dict.fromkeys(every, "done")
+    told = heartbeats(ledger)
+    assert set(told) == every
+    for task, beats in told.items():
+        assert [word for _, word, _, _ in beats] == ["start", *["beat"] * BEATS, "stop"], task
+        assert {attempt for attempt, *_ in beats} == {"1"}, task
+        assert len({pid for *_, pid in beats}) == 1, task
+        gaps = [later[2] - earlier[2] for earlier, later in itertools.pairwise(beats)]
+        assert max(gaps) < GAP_S_MAX, task
+    assert set(ends(busy, own).values()) == set(ends(home, guests).values()) == {1}
+
+
+def test_two_hundred_queued_tasks_outlive_their_agent_and_end_once(cluster: Cluster) -> None:
+    agent = cluster.agent("n1")
+    assert agent.cli("submit", "--array", "1-200", "sleep", "0.1").stdout == b"n1/1\n"
+    agent.kill()
+    agent.start()
+    waited = agent.cli("wait", "@")
+    assert waited.returncode == 0
+    assert len(waited.stdout.splitlines()) == 200
+    assert ends(agent, "n1/1") == dict.fromkeys(members("n1/1", 200), 1)
+    assert {task["attempt"] for task in agent.call("show", tasks=["n1/1"])["tasks"]} == {1}

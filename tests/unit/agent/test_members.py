@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import asyncio
+import collections
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from peerload.agent.addresses import PEERS_KEPT_MAX, Addresses
+from peerload.agent.members import PORT_TRIES_MAX, Members
+from peerload.core.membership import PeerState
+from peerload.model import actions, events
+from peerload.model.errors import ConfigError
+from peerload.model.gossip import LAN, GossipAck
+from peerload.model.messages import Identity
+from peerload.wire.seal import KEY_BYTES, Sealer
+
+WITHIN_S = 10.0
+
+
+async def until(predicate: Callable[[], object]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not predicate():  # noqa: ASYNC110 -- nothing tells when
+            await asyncio.sleep(0.01)
+
+
+def identity(node: str) -> Identity:
+    return Identity(node, "boot", "machine", "store", 1, f"127.0.0.1:{len(node)}")
+
+
+class Links:
+    """Peer links that find so many ports taken before one is free."""
+
+    def __init__(self, taken: int = 0) -> None:
+        self.taken = taken
+        self.asked: list[int] = []
+        self.learned: list[Identity] = []
+
+    async def start(self, host: str, port: int) -> str:
+        self.asked.append(port)
+        if len(self.asked) <= self.taken:
+            raise ConfigError("listen", "taken")
+        return f"{host}:{port}"
+
+    def learn(self, one: Identity) -> None:
+        self.learned.append(one)
+
+
+class Membership(list[Any]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gossip = SimpleNamespace(contacts=SimpleNamespace(known={}))
+
+
+def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str = "n1") -> tuple[Members, Any]:
+    parts: Any = SimpleNamespace(
+        config=SimpleNamespace(listen=listen),
+        cluster=SimpleNamespace(is_local=True),
+        counters=collections.Counter(),
+        links=Links(taken),
+        put=[],
+        node=SimpleNamespace(membership=Membership(), state=SimpleNamespace(config=SimpleNamespace(gossip=LAN))),
+    )
+    parts.inbox = SimpleNamespace(put=parts.put.append)
+    sealer = Sealer(b"k" * KEY_BYTES, "c", node, "boot")
+    return Members(parts, sealer, directory / "addresses"), parts
+
+
+def test_both_ports_are_one_and_a_clash_is_tried_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        members, parts = made(tmp_path, taken=3)
+        address = await members.listen()
+        assert len(parts.links.asked) == 4
+        assert address == f"127.0.0.1:{parts.links.asked[-1]}"
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", parts.links.asked[-1]))
+        members.close()
+        again, parts = made(tmp_path)
+        assert await again.listen() == address  # the port of the last start
+        again.close()
+
+    asyncio.run(test())
+
+
+def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
+    async def test() -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+            other.bind(("127.0.0.1", 0))
+            port = other.getsockname()[1]
+            members, parts = made(tmp_path, f"127.0.0.1:{port}")
+            with pytest.raises(ConfigError, match=f"cannot receive datagrams at 127.0.0.1:{port}"):
+                await members.listen()
+            assert parts.links.asked == []
+        members, parts = made(tmp_path, taken=PORT_TRIES_MAX)
+        with pytest.raises(ConfigError, match="taken"):
+            await members.listen()
+
+    asyncio.run(test())
+
+
+def test_what_is_heard_becomes_an_event(tmp_path: Path) -> None:
+    async def test() -> None:
+        one, told = made(tmp_path / "1", node="n1")
+        two, heard = made(tmp_path / "2", node="n2")
+        await one.listen()
+        where = await two.listen()
+        source = f"127.0.0.1:{told.links.asked[-1]}"
+        one.send(actions.SendGossip("n2", where, (GossipAck(7),)))
+        await until(lambda: heard.put)
+        assert heard.put == [events.GossipReceived("n1", "boot", (GossipAck(7),), source)]
+        one.close()
+        two.close()
+
+    for number in (1, 2):
+        (tmp_path / str(number)).mkdir()
+    asyncio.run(test())
+
+
+def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_path: Path) -> None:
+    async def test() -> None:
+        members, parts = made(tmp_path)
+        await members.listen()
+        for node, state in (("dead", PeerState.DEAD), ("gone", PeerState.LEFT), ("here", PeerState.ALIVE)):
+            parts.node.membership.append(SimpleNamespace(identity=identity(node), state=state))
+        parts.node.membership.gossip.contacts.known["unmet"] = identity("unmet")
+        members.news()
+        members.news()
+        await until(lambda: members.known)
+        assert {one.node for one in members.known} == {"dead", "here", "unmet"}
+        members.close()
+        again, parts = made(tmp_path)
+        await again.listen()
+        assert {one.node for one in parts.links.learned} == {"dead", "here", "unmet"}
+        again.close(forget=True)
+        assert made(tmp_path)[0].known == ()
+
+    asyncio.run(test())
+
+
+def test_kept_addresses_have_a_bound_and_survive_damage(tmp_path: Path) -> None:
+    addresses = Addresses(tmp_path / "addresses")
+    addresses.keep_only([identity(f"n{number}") for number in range(PEERS_KEPT_MAX + 5)])
+    assert len(Addresses(tmp_path / "addresses").peers) == PEERS_KEPT_MAX
+    assert "n5" in addresses.peers
+    (tmp_path / "addresses").write_bytes(b"\xc1 no such file")
+    assert Addresses(tmp_path / "addresses").peers == {}
