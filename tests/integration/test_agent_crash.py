@@ -101,7 +101,12 @@ def test_both_are_killed_again_and_again(cluster: Cluster, ledger: Ledger) -> No
     for _ in range(4):
         for agent in (executor, home):
             before = len(ledger.lines())
-            wait_until(lambda before=before: len(ledger.lines()) > before + 3, what="progress")  # type: ignore[misc]
+            if not ledger.lost(tasks):  # a slow machine is not as quick in restarting agents as in running these
+                break
+            wait_until(
+                lambda before=before: len(ledger.lines()) > before + 3 or not ledger.lost(tasks),  # type: ignore[misc]
+                what="progress",
+            )
             agent.kill()
             agent.start()
     results = home.wait(*tasks, timeout_s=90)
@@ -241,7 +246,7 @@ def test_a_follower_is_served_again_after_a_crash(cluster: Cluster) -> None:
 
 def test_a_frozen_executor_freezes_its_task_and_home_runs_it_again(cluster: Cluster, ledger: Ledger) -> None:
     home, executor = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
-    task = home.submit(*ledger.argv(30, 5), placement={"exclude": ["n1"]})
+    task = home.submit(*ledger.argv(80, 5), placement={"exclude": ["n1"]})
     home.await_state(task, "running")
     third = cluster.agent("n3", "--peer", home.listen, lease_s=SHORT_LEASE_S)
     cluster.await_acquainted([home, third])
