@@ -33,11 +33,15 @@ class Disk:
         done()
 
 
+def fail(why: str) -> None:
+    raise AssertionError(why)
+
+
 def test_notes_ride_along_with_the_next_rows_and_before_them() -> None:
     async def story() -> None:
         disk = Disk()
         release = Release(disk.persist)
-        kept = Journal(release, AssertionError)
+        kept = Journal(release, fail)
         kept.note(noted(1))
         release.flush()
         assert disk.commits == []
@@ -55,7 +59,7 @@ def test_notes_alone_are_kept_after_a_while_and_nothing_waits_for_them() -> None
     async def story() -> None:
         disk = Disk()
         release = Release(disk.persist)
-        kept = Journal(release, AssertionError)
+        kept = Journal(release, fail)
         with kept.followed() as news:
             kept.note(noted(1))
             gone: list[str] = []
