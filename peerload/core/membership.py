@@ -1,4 +1,4 @@
-"""Who is there: the peers this node knows, what they have and last said, and what gossip believes of them.
+"""Who is there: the peers this node knows, what they have and last said; one door for the rest of the core, so one file.
 
 Gossip (`gossip.py`) finds out who is alive. What it says is advice: it stops probes and offers to whoever is suspected
 or called dead; no task is ever taken back because of it.

@@ -89,6 +89,7 @@ class Desk:
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
         return done.stdout
 
     def up(self) -> dict[str, Any]:
