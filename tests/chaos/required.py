@@ -73,6 +73,7 @@ FAULTS = (
     "BrokerDown",
     "BrokerSlow",
     "ClockStep",
+    "CommitsLost",
     "CutAtSend",
     "Cut one-way",
     "Cut partial",
