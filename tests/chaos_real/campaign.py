@@ -107,6 +107,8 @@ class Campaign:
                             fault = coming.popleft()
                             self._active[pool.submit(self.faults.inject, fault)] = fault
                     self._mend()
+                    if any(submitter.failure for submitter in self.submitters):
+                        break  # `end` raises it
                     pause.wait(TICK_S)
         finally:
             self.faults.over.set()

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ANSWER_S_MAX = 4.0
 PAUSE_S = 0.1
+NOT_NOW = frozenset({"slow-down", "disk-full", "never-runnable"})
+"""Refusals that are over when the faults are: the last where no other node is known yet."""
 HANG_UP_CHANCE = 0.1
 ELSEWHERE_CHANCE = 0.4
 CANCEL_CHANCE = 0.01
@@ -199,7 +201,7 @@ class Submitter:
         except AgentUnavailable:
             return False
         except BadRequest as error:
-            if error.code in {"slow-down", "no-space", "disk-full"}:
+            if error.code in NOT_NOW:
                 return False
             raise
         return True
