@@ -3,7 +3,7 @@
 Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent; both sides send frames (4-byte length,
 MessagePack), each a list of maps. Requests have ``do``: spawn, signal, lease, forget, list, stop; events have ``is``:
 started, ended, expired (it has no process and will have none, and no exit: its lease had run out, or its unit could not
-be made), listed. An agent hears of events only after it has asked for the list, so that the list and the events
+be made), frozen, thawed, listed. An agent hears of events only after it has asked for the list, so that the list and the events
 after it tell everything once. Whatever an agent says, the launcher goes on: garbage costs it the connection.
 
 An agent may be older or newer than its launcher: fields that came later may be missing (PROTOCOL says which).
@@ -82,7 +82,7 @@ class Launcher:
         self._boot = machine_boot()
         self._spawns = RecordLog(f"{self._directory}/{SPAWNS_NAME}")
         self._units = self._choose_units()
-        self._leases = Leases(self._tasks, self._units)
+        self._leases = Leases(self._tasks, self._units, self._events)
         self._epoll = select.epoll()
         self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._exits.wake_by(wake_end)

@@ -153,6 +153,8 @@ class Node:
                 self.clients.signal(event)
             case events.AgentStarted():
                 restart(self, event)
+            case events.TaskFrozen():
+                self.runs.froze(event.key, frozen=event.frozen)
             case events.LauncherLost():
                 self.runs.launcher_lost()
             case events.LauncherReady():

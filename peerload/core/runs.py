@@ -123,6 +123,14 @@ class Runs:
             self._died(key, work, reason)
             self.fill()
 
+    def froze(self, key: str, *, frozen: bool) -> None:
+        """Its lease ran out, or was renewed after that: for people to know."""
+        work = self._works.get(key)
+        if isinstance(work, Guest):
+            reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
+            state = "frozen" if frozen else "thawed"
+            self._state.note("attempt", state, task=work.task, attempt=work.attempt, node=work.home, reason=reason)
+
     def stop(self, key: str) -> None:
         """A task past its time limit gets SIGTERM, later SIGKILL."""
         work = self._works.get(key)

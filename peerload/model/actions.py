@@ -87,7 +87,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "delivered",
     ),
     "node": ("alive", "suspect", "dead", "left", "forgotten"),
-    "agent": ("started", "stopping", "draining", "undrained"),
+    "agent": ("started", "stopping", "leaving", "draining", "undrained"),
     "launcher": ("lost", "ready"),
     "disk": ("low", "full", "ok"),
 }

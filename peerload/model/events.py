@@ -239,6 +239,13 @@ class TaskLost(_Event, frozen=True):
     never_started: bool = False
 
 
+class TaskFrozen(_Event, frozen=True):
+    """The launcher has frozen this attempt, since its lease ran out; or (``frozen`` False) it runs again."""
+
+    key: str
+    frozen: bool
+
+
 class LauncherLost(_Event, frozen=True):
     """The launcher died; its tasks are being ended and a new one is on its way."""
 
@@ -311,6 +318,7 @@ Event = (
     | TaskStarted
     | TaskEnded
     | TaskLost
+    | TaskFrozen
     | LauncherLost
     | LauncherReady
     | OutputArrived

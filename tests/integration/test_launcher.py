@@ -43,6 +43,7 @@ class Agent:
         self._sock.connect(str(directory / "launcher.sock"))
         self._directory = directory
         self.events: list[dict[str, Any]] = []
+        self.froze: list[tuple[str, str]] = []
         self.run = ""
 
     def send(self, *requests: dict[str, Any]) -> None:
@@ -62,8 +63,11 @@ class Agent:
         return raw
 
     def next(self) -> dict[str, Any]:
+        """The next event that is not for people alone."""
         while not self.events:
-            self.events += msgpack.unpackb(self._exactly(int.from_bytes(self._exactly(4), "big")))
+            told = msgpack.unpackb(self._exactly(int.from_bytes(self._exactly(4), "big")))
+            self.froze += [(event["is"], event["key"]) for event in told if event["is"] in ("frozen", "thawed")]
+            self.events += [event for event in told if event["is"] not in ("frozen", "thawed")]
         return self.events.pop(0)
 
     def listed(self) -> dict[str, Any]:

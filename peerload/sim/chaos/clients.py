@@ -54,6 +54,8 @@ class Clients:
         self._open: dict[int, tuple[int, bool]] = {}
         self._verbs: dict[int, tuple[str, str]] = {}
         self._request = 0
+        self._forgetting: dict[int, tuple[str, str]] = {}
+        self._forgotten: set[tuple[str, str]] = set()
         self.answered_jobs: set[int] = set()
         self.names: dict[str, list[str]] = {}
         """The ids that clients were told, by home."""
@@ -122,12 +124,20 @@ class Clients:
             machine.deliver(events.UndrainRequested(self._request))
 
     def forget(self, machine: Machine, node: str) -> None:
-        """A user says at this node that another one is gone for good."""
+        """A user says at this node that another one is gone for good, until that is accepted: not while it is only
+        suspected."""
+        if (machine.name, node) in self._forgotten:
+            return
         self._request += 1
+        self._forgetting[self._request] = (machine.name, node)
         machine.deliver(events.ForgetRequested(self._request, node))
+        self._cluster.after(ASK_AGAIN_S, self.forget, machine, node)
 
     def answered(self, machine: Machine, answer: Answer) -> None:
         """The agent says something to a client."""
+        forgetting = self._forgetting.pop(answer.request, None)
+        if forgetting is not None and (answer.error is None or answer.reply["was"] is None):
+            self._forgotten.add(forgetting)
         verb = self._verbs.pop(answer.request, None)
         if verb is not None:
             self._told(machine, answer, *verb)

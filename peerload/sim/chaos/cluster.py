@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 """After the cluster has healed, it is looked this often whether it is at rest."""
 STEPS_MAX = 3_000_000
-"""More steps than this in one run are a storm of messages that never ends (I11)."""
+"""More steps than this in one run are a storm of messages that never ends (promise 11)."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -146,9 +146,9 @@ class Cluster:
         return self._serial
 
     def seeds(self, node: str) -> tuple[str, ...]:
-        """The addresses that a node's user gave it: one other node's."""
-        first, second = list(self.machines)[:2]
-        return (f"{second if node == first else first}:1",)
+        """The addresses that a node's user gave it: those of two others, so that one of them may be gone."""
+        others = [name for name in self.machines if name != node]
+        return tuple(f"{name}:1" for name in others[:2])
 
     def traced(self, node: str, thing: object) -> None:
         """A line of the trace, if there is one."""
