@@ -43,6 +43,7 @@ class Agent:
         self._sock.connect(str(directory / "launcher.sock"))
         self._directory = directory
         self.events: list[dict[str, Any]] = []
+        self.froze: list[dict[str, Any]] = []
         self.run = ""
 
     def send(self, *requests: dict[str, Any]) -> None:
@@ -62,9 +63,14 @@ class Agent:
         return raw
 
     def next(self) -> dict[str, Any]:
-        while not self.events:
-            self.events += msgpack.unpackb(self._exactly(int.from_bytes(self._exactly(4), "big")))
-        return self.events.pop(0)
+        """The next event; what is frozen and goes on is kept in ``froze``."""
+        while True:
+            while not self.events:
+                self.events += msgpack.unpackb(self._exactly(int.from_bytes(self._exactly(4), "big")))
+            event = self.events.pop(0)
+            if event["is"] not in {"frozen", "thawed"}:
+                return event
+            self.froze.append(event)
 
     def listed(self) -> dict[str, Any]:
         self.send({"do": "list"})
