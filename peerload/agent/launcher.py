@@ -441,10 +441,10 @@ def main() -> None:
     directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
     tries_until_s = time.monotonic() + LOCK_S_MAX
-    while True:
+    launcher = None
+    while launcher is None:
         try:
             launcher = Launcher(directory, flags.get("--units", ""))
-            break
         except BlockingIOError:
             if time.monotonic() >= tries_until_s:
                 sys.stderr.write(f"another launcher runs in {directory}\n")
