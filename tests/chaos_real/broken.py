@@ -55,7 +55,7 @@ def impatient_home() -> None:
     def patched(**more: Any) -> CoreConfig:
         return CoreConfig(**more, lease_grace_s=0.2 - more["lease_s"])
 
-    daemon.CoreConfig = patched  # type: ignore[attr-defined,assignment,misc]
+    daemon.CoreConfig = patched  # type: ignore[attr-defined,assignment]
 
 
 VARIANTS: dict[str, Callable[[], None]] = {

@@ -62,6 +62,7 @@ class Machine:
         self.is_suspended = False
         self.is_paused = False
         self.launcher_dies: plan.LauncherCrash | None = None
+        self.commits_lost: plan.CommitsLost | None = None
         self.cut_at_send: plan.CutAtSend | None = None
         self.crash_at_send: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
@@ -177,7 +178,7 @@ class Machine:
 
     def heal(self) -> None:
         """Nothing is to befall it any more, and it is up."""
-        self.launcher_dies = self.crash_at_send = self.cut_at_send = self.fsync_fails = None
+        self.launcher_dies = self.crash_at_send = self.commits_lost = self.cut_at_send = self.fsync_fails = None
         self.stalled_until_s = 0.0
         self.wake()
         self.unpause()
@@ -274,8 +275,11 @@ class Machine:
                 self._perform_inward(action)
         self.release.end_turn()
 
-    def _about_to_say(self, message: str) -> None:
-        """Whether that is the message at which the node is to be cut off; then it is."""
+    def _about_to_say(self, message: str, dst: str) -> None:
+        """Whether that is the message at which the node is to be cut off, or which is to be lost; then it is."""
+        if self.commits_lost is not None and message == "Commit":
+            lost, self.commits_lost = self.commits_lost, None
+            self.cluster.driver.lose_commits(self, dst, lost)
         armed = self.cut_at_send
         if armed is not None and armed.message == message:
             self.cut_at_send = None
@@ -318,11 +322,11 @@ class Machine:
                 if isinstance(action.message, NotStarted | Return):
                     cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
                 said = type(action.message).__name__
-                self._about_to_say(said)
+                self._about_to_say(said, action.dst)
                 cluster.network.send(self, action.dst, action.message)
                 self._has_said(said)
             case actions.SendResult():
-                self._about_to_say("Result")
+                self._about_to_say("Result", action.dst)
                 cluster.network.send_result(self, action)
                 self._has_said("Result")
             case actions.Announce():
