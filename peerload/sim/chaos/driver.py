@@ -34,7 +34,6 @@ class Driver:
             plan.AgentPause: self._agent_pause,
             plan.BothCrash: self._both_crash,
             plan.ClockStep: self._clock_step,
-            plan.CommitsLost: self._commits_lost,
             plan.CrashAtSend: self._crash_at_send,
             plan.CutAtSend: self._cut_at_send,
             plan.DiskFull: self._disk_full,
@@ -54,6 +53,7 @@ class Driver:
         self._anywhere: dict[type, Callable[..., bool]] = {
             plan.BrokerDown: self._broker_down,
             plan.BrokerSlow: self._broker_slow,
+            plan.CommitsLost: self._commits_lost,
             plan.CrashAtCommit: self._crash_at_commit,
             plan.Cut: self._cut,
             plan.LinkReset: self._link_reset,
@@ -157,6 +157,9 @@ class Driver:
         if machine.node is None or machine.is_asleep:
             return False
         meetings.met_by_agent(self._cluster, machine, "polite stop")
+        self._cluster.network.park_late_s[machine.name] = (
+            fault.park_late_s if isinstance(fault, plan.PoliteStop) else 0.0
+        )
         machine.stop_agent()
         self._cluster.after(fault.down_s, machine.start_agent)
         if isinstance(fault, plan.PoliteStop) and fault.cut_s:
@@ -280,8 +283,8 @@ class Driver:
         self._cluster.network.cut(pairs, for_s)
         self._cluster.after(for_s, self._cluster.network.mend, pairs)
 
-    def _commits_lost(self, machine: Machine, fault: plan.CommitsLost) -> bool:
-        machine.commits_lost = fault
+    def _commits_lost(self, fault: plan.CommitsLost) -> bool:
+        self._cluster.commits_lost.append(fault)
         return False
 
     def lose_commits(self, machine: Machine, dst: str, armed: plan.CommitsLost) -> None:
@@ -351,6 +354,7 @@ class Driver:
         cluster = self._cluster
         cluster.traced("-", "healed")
         cluster.armed.clear()
+        cluster.commits_lost.clear()
         cluster.network.heal()
         for machine in cluster.machines.values():
             if machine.is_gone:
