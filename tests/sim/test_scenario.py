@@ -13,10 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from peerload.model.actions import SendGossip
 from peerload.model.errors import ConfigError
+from peerload.model.gossip import Load
 from peerload.policy.registry import load_preset
 from peerload.sim.bounds import mmc_response
 from peerload.sim.engine import Simulation
+from peerload.sim.host import Host
 from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
 from peerload.sim.network import NetworkOptions
 from peerload.sim.outcome import Outcome, longer, outcome
@@ -103,13 +106,21 @@ def test_one_queue_for_all_is_never_idle_while_a_task_waits() -> None:
 # -- delays, speeds, several cpus --------------------------------------------------------------------------------------
 
 
+class WithoutLoads(Simulation):
+    """Gossip tells who is there and nothing of anybody's load, as where there is no gossip."""
+
+    def gossip(self, src: Host, action: SendGossip) -> None:
+        messages = tuple(message for message in action.messages if not isinstance(message, Load))
+        super().gossip(src, msgspec.structs.replace(action, messages=messages))
+
+
 @pytest.mark.parametrize("policy", ["threshold", "receiver", "adaptive"])
 def test_messages_that_take_time_do_what_they_do_in_the_engine_with_its_promises_checked(policy: str) -> None:
     policies = load_preset(policy, is_reference=True)
     arrivals = list(poisson([f"n{number}" for number in range(1, 6)], 4.5, 1200, random.Random(3)))
     ideal = [task.response_s for task in ended(policy, arrivals, [1] * 5, message_s=0.05)]
     network = NetworkOptions(delay_s=0.05)
-    engine = Simulation(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, network=network)
+    engine = WithoutLoads(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, network=network)
     engine.run(arrivals)
     assert sorted(ideal) == pytest.approx(sorted(engine.responses_s.values()), abs=1e-6)
     assert fmean(ideal) > fmean(task.response_s for task in ended(policy, arrivals, [1] * 5))
