@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import time
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.model.actions import SendGossip
+from peerload.core.directory import Directory
 from peerload.model.errors import ConfigError
-from peerload.model.gossip import Load
+from peerload.model.events import LoadSampled
 from peerload.policy.registry import load_preset
 from peerload.sim.bounds import mmc_response
 from peerload.sim.engine import Simulation
@@ -106,12 +107,20 @@ def test_one_queue_for_all_is_never_idle_while_a_task_waits() -> None:
 # -- delays, speeds, several cpus --------------------------------------------------------------------------------------
 
 
-class WithoutLoads(Simulation):
-    """Gossip tells who is there and nothing of anybody's load, as where there is no gossip."""
+class Acquainted(Simulation):
+    """Nodes that know one another from the start, and so have nothing to gossip about."""
 
-    def gossip(self, src: Host, action: SendGossip) -> None:
-        messages = tuple(message for message in action.messages if not isinstance(message, Load))
-        super().gossip(src, msgspec.structs.replace(action, messages=messages))
+    def start(self, host: Host) -> None:
+        super().start(host)
+        if all(other.node is not None for other in self.hosts.values()):
+            directory = Directory((other.identity, other.profile) for other in self.hosts.values())
+            for other in self.hosts.values():
+                assert other.node is not None
+                other.node.membership.meet_all(directory)
+                self.after(0.05, partial(other.handle, LoadSampled(0.0, 0.0, 0)))  # whoever has met somebody may ask
+
+    def _introduce(self, host: Host) -> None:
+        pass
 
 
 @pytest.mark.parametrize("policy", ["threshold", "receiver", "adaptive"])
@@ -120,7 +129,7 @@ def test_messages_that_take_time_do_what_they_do_in_the_engine_with_its_promises
     arrivals = list(poisson([f"n{number}" for number in range(1, 6)], 4.5, 1200, random.Random(3)))
     ideal = [task.response_s for task in ended(policy, arrivals, [1] * 5, message_s=0.05)]
     network = NetworkOptions(delay_s=0.05)
-    engine = WithoutLoads(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, network=network)
+    engine = Acquainted(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, network=network)
     engine.run(arrivals)
     assert sorted(ideal) == pytest.approx(sorted(engine.responses_s.values()), abs=1e-6)
     assert fmean(ideal) > fmean(task.response_s for task in ended(policy, arrivals, [1] * 5))
