@@ -152,7 +152,7 @@ class Gossip:
         """Of a suspicion of others: perhaps confirm it, or else bring the suspect the word to refute."""
         shared = self.shared
         chance = shared.preset.corroborators / max(shared.size - 2, 1)
-        if shared.core.node not in rumour.by and shared.core.rng.random() < chance:
+        if shared.core.node not in rumour.by and shared.rng.random() < chance:
             self.detector.probe(rumour.node)
 
     def _unheard(self, node: str) -> None:
@@ -232,7 +232,7 @@ class Gossip:
     def _spread_soon(self) -> None:
         shared = self.shared
         if shared.news.rumours and shared.there and not shared.is_armed("spread"):
-            shared.arm("spread", shared.preset.spread_s * shared.core.rng.random())
+            shared.arm("spread", shared.preset.spread_s * shared.rng.random())
 
     def _spread(self) -> None:
         """One round: a few members are told what is new; none follows when all has been sent often enough."""

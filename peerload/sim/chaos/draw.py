@@ -13,7 +13,7 @@ from peerload.sim.chaos.plan import Evils, Job, Machine, Plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.sim.chaos.plan import Fault
+    from peerload.sim.chaos.plan import CrashAtCommit, Fault
 
 LEASE_S, GRACE_S = 60.0, 5.0
 """As an agent has them unless it is told otherwise."""
@@ -112,9 +112,10 @@ class _Draw:
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
         shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
+        long_s = (self._lease_s, min(4.0 * self._lease_s, 120.0))
         jobs = []
         for _ in range(count):
-            service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), (20.0, 90.0)], [50, 38, 12])[0])
+            service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), long_s], [50, 30, 20])[0])
             in_burst = self._chance(0.6)
             jobs.append(
                 Job(
@@ -155,6 +156,7 @@ class _Draw:
             (0.6, CUTS_MAX, self._cut),
             (0.4, 6, self._link_reset),
             (0.4, 4, self._polite_stop),
+            (0.5, 3, self._away),
             (0.6, 12, self._verb),
             (0.25, 2, self._drain),
             (0.15, 2, self._leave),
@@ -171,6 +173,8 @@ class _Draw:
             faults += self._provoked(fault)
         if self._chance(0.8):
             faults += [self._crash_at_send(self._time()) for _ in range(rng.randint(1, 4))]
+        if self._chance(0.5):
+            faults += [self._commits_lost(self._time()) for _ in range(rng.randint(1, 3))]
         if self._chance(0.6):
             faults += [self._cut_at_send(self._time()) for _ in range(rng.randint(1, 5))]
         return faults
@@ -190,7 +194,23 @@ class _Draw:
 
     def _crash_at(self, point: str, *, after: bool) -> Fault:
         machine = self._chance(0.4)
-        return plan.CrashAtCommit(self._time() * 0.7, point, after, machine, self._down_s())
+        is_cut = point == "PARKED" or self._chance(0.3)
+        cut_s = min(self._rng.uniform(1.0, 3.0) * self._lease_s, 150.0) if is_cut else 0.0
+        return plan.CrashAtCommit(self._time() * 0.7, point, after, machine, self._down_s(), cut_s)
+
+    def _commits_lost(self, at_s: float) -> Fault:
+        for_s, cut_s = self._rng.uniform(2.0, 9.0), self._rng.uniform(1.0, 3.0) * self._lease_s
+        return plan.CommitsLost(at_s * 0.7, for_s, min(cut_s, 150.0))
+
+    def _away(self, at_s: float) -> Fault:
+        """A home that goes away politely, and is hardly back when it is cut off, or its hosts restart."""
+        rng = self._rng
+        cut_after_s = rng.choice([0.0, rng.uniform(0.0, self._lease_s)])
+        crash_after_s = rng.choice([0.0, rng.uniform(0.0, 10.0)])
+        cut_s = min(rng.uniform(1.2, 3.0) * self._lease_s, 150.0)
+        down_s = rng.uniform(0.05, 5.0)
+        park_late_s = rng.choice([0.0, down_s + rng.uniform(0.0, 1.0) * self._lease_s])
+        return plan.PoliteStop(at_s, plan.HOME, down_s, cut_s, cut_after_s, crash_after_s, park_late_s)
 
     def _cut_at_send(self, at_s: float) -> Fault:
         message = self._rng.choice(
@@ -199,13 +219,13 @@ class _Draw:
         for_s = self._rng.uniform(0.3, 2.5) * self._lease_s
         return plan.CutAtSend(at_s * 0.8, self._rng.choice(self._names), message, min(for_s, 150.0))
 
-    def _provoked(self, fault: plan.CrashAtCommit) -> list[Fault]:
+    def _provoked(self, fault: CrashAtCommit) -> list[Fault]:
         """What has to happen for that to happen."""
         times = [fault.at_s + self._rng.uniform(0.0, 40.0) for _ in range(3)]
         if fault.point == "D7":
             return [plan.Verb(at_s, "cancel", self._rng.randrange(1000)) for at_s in times]
         if fault.point == "PARKED":
-            return [plan.PoliteStop(at_s, plan.HOME, self._down_s()) for at_s in times]
+            return [self._away(at_s) for at_s in times]
         return []
 
     def _crash_at_send(self, at_s: float) -> Fault:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LOOK_FOR_NODE_S = 0.5
 """A fault that is to meet a certain kind of node looks for one this often."""
+HOSTS_DOWN_S = 0.05
 UNDRAIN_AGAIN_S = 1.0
 """A user whose node is not up tries again after this."""
 
@@ -52,6 +53,7 @@ class Driver:
         self._anywhere: dict[type, Callable[..., bool]] = {
             plan.BrokerDown: self._broker_down,
             plan.BrokerSlow: self._broker_slow,
+            plan.CommitsLost: self._commits_lost,
             plan.CrashAtCommit: self._crash_at_commit,
             plan.Cut: self._cut,
             plan.LinkReset: self._link_reset,
@@ -125,6 +127,13 @@ class Driver:
         self._cluster.armed.append(fault)
         return False
 
+    def crash_at_point(self, machine: Machine, armed: plan.CrashAtCommit) -> None:
+        """Its commit holds the point."""
+        self.crash(machine, armed.down_s, machine_too=armed.machine)
+        if armed.cut_s:
+            cut = plan.CutAtSend(self._cluster.now_s, machine.name, "", armed.down_s + armed.cut_s)
+            self.cut_off(machine, cut)
+
     def _crash_at_send(self, machine: Machine, fault: plan.CrashAtSend) -> bool:
         machine.crash_at_send = fault
         return False
@@ -148,9 +157,30 @@ class Driver:
         if machine.node is None or machine.is_asleep:
             return False
         meetings.met_by_agent(self._cluster, machine, "polite stop")
+        self._cluster.network.park_late_s[machine.name] = (
+            fault.park_late_s if isinstance(fault, plan.PoliteStop) else 0.0
+        )
         machine.stop_agent()
         self._cluster.after(fault.down_s, machine.start_agent)
+        if isinstance(fault, plan.PoliteStop) and fault.cut_s:
+            self._cluster.after(fault.down_s, self._cut_after_return, machine, fault)
+        if isinstance(fault, plan.PoliteStop) and fault.crash_after_s:
+            self._cluster.after(fault.down_s + fault.crash_after_s, self._crash_hosts_of, machine.name)
         return True
+
+    def _cut_after_return(self, machine: Machine, fault: plan.PoliteStop) -> None:
+        cut = plan.CutAtSend(self._cluster.now_s, machine.name, "RenewOk", fault.cut_s)
+        if fault.cut_after_s:
+            self._cluster.after(fault.cut_after_s, self.cut_off, machine, cut)
+        else:
+            machine.cut_at_send = cut
+
+    def _crash_hosts_of(self, home: str) -> None:
+        """The agents that have a task of this home die; they are back at once."""
+        for machine in self._cluster.machines.values():
+            node = machine.node
+            if node is not None and any(guest.home == home for guest in node.executor.guests.values()):
+                self.crash(machine, HOSTS_DOWN_S)
 
     def _leave(self, machine: Machine, fault: plan.Leave) -> bool:
         machine.addresses.clear()
@@ -253,12 +283,25 @@ class Driver:
         self._cluster.network.cut(pairs, for_s)
         self._cluster.after(for_s, self._cluster.network.mend, pairs)
 
+    def _commits_lost(self, fault: plan.CommitsLost) -> bool:
+        self._cluster.commits_lost.append(fault)
+        return False
+
+    def lose_commits(self, machine: Machine, dst: str, armed: plan.CommitsLost) -> None:
+        """It says COMMIT: that is lost, and so are the next."""
+        self._cluster.gauges.count("fault CommitsLost")
+        self._cluster.network.lose_commits(machine.name, dst, self._cluster.now_s + armed.for_s)
+        cut = plan.CutAtSend(self._cluster.now_s, dst, "Renew", armed.cut_s)
+        self._cluster.machines[dst].cut_at_send = cut
+
     def _cut_at_send(self, machine: Machine, fault: plan.CutAtSend) -> bool:
         machine.cut_at_send = fault
         return False
 
     def cut_off(self, machine: Machine, armed: plan.CutAtSend) -> None:
         """It says what it was to say: nothing passes between it and the others."""
+        if self._cluster.now_s >= self._cluster.plan.healed_s:
+            return
         others = [name for name in self._cluster.machines if name != machine.name]
         self._cluster.gauges.count("fault CutAtSend")
         self._part(tuple(pair for name in others for pair in ((machine.name, name), (name, machine.name))), armed.for_s)
@@ -311,6 +354,7 @@ class Driver:
         cluster = self._cluster
         cluster.traced("-", "healed")
         cluster.armed.clear()
+        cluster.commits_lost.clear()
         cluster.network.heal()
         for machine in cluster.machines.values():
             if machine.is_gone:

@@ -274,8 +274,10 @@ class Machine:
                 self._perform_inward(action)
         self.release.end_turn()
 
-    def _about_to_say(self, message: str) -> None:
-        """Whether that is the message at which the node is to be cut off; then it is."""
+    def _about_to_say(self, message: str, dst: str) -> None:
+        """Whether that is the message at which the node is to be cut off, or which is to be lost; then it is."""
+        if message == "Commit" and self.cluster.commits_lost:
+            self.cluster.driver.lose_commits(self, dst, self.cluster.commits_lost.pop(0))
         armed = self.cut_at_send
         if armed is not None and armed.message == message:
             self.cut_at_send = None
@@ -318,11 +320,11 @@ class Machine:
                 if isinstance(action.message, NotStarted | Return):
                     cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
                 said = type(action.message).__name__
-                self._about_to_say(said)
+                self._about_to_say(said, action.dst)
                 cluster.network.send(self, action.dst, action.message)
                 self._has_said(said)
             case actions.SendResult():
-                self._about_to_say("Result")
+                self._about_to_say("Result", action.dst)
                 cluster.network.send_result(self, action)
                 self._has_said("Result")
             case actions.Announce():

@@ -12,7 +12,19 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from peerload.model import events
-from peerload.model.messages import ADVICE, PROTOCOL_MAX, Accept, Commit, Envelope, Result, ResultAck
+from peerload.model.messages import (
+    ADVICE,
+    PROTOCOL_MAX,
+    Accept,
+    Commit,
+    Envelope,
+    NotStarted,
+    Park,
+    Result,
+    ResultAck,
+    Return,
+    Revoke,
+)
 from peerload.sim.chaos.broker import Broker
 
 if TYPE_CHECKING:
@@ -27,11 +39,14 @@ if TYPE_CHECKING:
 
 WATCHED = (Accept, Commit, Result, ResultAck)
 """Messages whose loss is a row of the table of crash points."""
+RARE = (Park, Return, NotStarted, Revoke)
+RARE_LATE = 0.4
+"""Where messages are late, so many of those that are rare."""
 KEEPALIVE_S = 15.0
 """A link over which nothing comes for so long is given up."""
 CONNECT_S = 2.0
 """Connecting to an address that does not answer fails after this."""
-LATE_HELLO = 0.1
+LATE_HELLO = 0.3
 """How often a Hello of an earlier link is read once more, late, when another link is made."""
 STALE_SHARE = 0.5
 """Of what was on its way when a link broke, so much is read all the same."""
@@ -62,6 +77,9 @@ class Network:
         self._codec = codec
         self._checks_boots = checks_boots
         self._links: dict[tuple[str, str], Link] = {}
+        self._commits_lost: dict[tuple[str, str], float] = {}
+        self.park_late_s: dict[str, float] = {}
+        """By how much more the PARKs of a home are late."""
         self._hellos: dict[tuple[str, str], events.PeerMet] = {}
         self._cuts: Counter[tuple[str, str]] = Counter()
         self.broker = Broker(cluster, self._rng) if cluster.plan.has_broker else None
@@ -230,6 +248,10 @@ class Network:
             if not link.is_dialled:
                 self._dial(link, src)
 
+    def lose_commits(self, src: str, dst: str, until_s: float) -> None:
+        """Every COMMIT from there to there is lost until then."""
+        self._commits_lost[src, dst] = until_s
+
     def announce(self, src: Machine, message: Broadcast) -> None:
         """To all: by the broker, and over the link to those who are not on it."""
         told = self.broker.announce(src, message) if self.broker is not None else frozenset()
@@ -271,7 +293,14 @@ class Network:
         if self._codec is not None:
             message = self.coded(src, dst, message)
         event = events.MessageReceived(src.name, message)  # type: ignore[arg-type]
+        if isinstance(message, Commit) and self._commits_lost.get((src.name, dst), 0.0) > self._cluster.now_s:
+            self._cluster.gauges.count("row Commit lost")
+            return
         delays_s = self.delays(src.name, dst)
+        if isinstance(message, Park):
+            delays_s = [delay_s + self.park_late_s.get(src.name, 0.0) for delay_s in delays_s]
+        if isinstance(message, RARE) and self._is_evil() and self._evils.late and self._rng.random() < RARE_LATE:
+            delays_s = [delay_s + self._late_s() for delay_s in delays_s]
         if not delays_s and isinstance(message, WATCHED):
             self._cluster.gauges.count(f"row {type(message).__name__} lost")
         for delay_s in delays_s:

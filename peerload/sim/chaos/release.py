@@ -99,7 +99,7 @@ class Release:
                 for before in group[: index + armed.after]:
                     self.make_durable(before)
                 machine.cluster.gauges.count(f"{armed.point} crashed {'after' if armed.after else 'before'}")
-                machine.cluster.driver.crash(machine, armed.down_s, machine_too=armed.machine)
+                machine.cluster.driver.crash_at_point(machine, armed)
                 return True
         return False
 

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from peerload.agent import journal
 from peerload.agent.journal import Journal
 from peerload.agent.release import Release
@@ -37,7 +39,7 @@ def test_notes_ride_along_with_the_next_rows_and_before_them() -> None:
     async def story() -> None:
         disk = Disk()
         release = Release(disk.persist)
-        kept = Journal(release, AssertionError)
+        kept = Journal(release, pytest.fail)
         kept.note(noted(1))
         release.flush()
         assert disk.commits == []
@@ -55,7 +57,7 @@ def test_notes_alone_are_kept_after_a_while_and_nothing_waits_for_them() -> None
     async def story() -> None:
         disk = Disk()
         release = Release(disk.persist)
-        kept = Journal(release, AssertionError)
+        kept = Journal(release, pytest.fail)
         with kept.followed() as news:
             kept.note(noted(1))
             gone: list[str] = []
