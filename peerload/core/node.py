@@ -92,6 +92,7 @@ class Node:
         self.membership.died = self.handoff.leases.peer_died
         self.home.lost = self.handoff.losses.died
         self.executor.is_ending = self.runs.is_ending
+        self.executor.is_own = self.home.tasks.__contains__
         self.sharing.information.running = self.runs.works
         self.runs.completed = self.sharing.completed
         self.membership.gossip.load_heard = self._load_gossiped
