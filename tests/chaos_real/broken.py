@@ -6,11 +6,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent import daemon, launcher_link
+from peerload.agent import launcher_link
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.release import Release
 from peerload.cli import main as cli
-from peerload.model.config import CoreConfig
 from tests.integration.cluster import ROOT
 
 if TYPE_CHECKING:
@@ -49,20 +48,10 @@ def no_adopt() -> None:
     LauncherLink.start = patched  # type: ignore[method-assign]
 
 
-def impatient_home() -> None:
-    """R2: home takes tasks back before the lease that it gave is over."""
-
-    def patched(**more: Any) -> CoreConfig:
-        return CoreConfig(**more, lease_grace_s=0.2 - more["lease_s"])
-
-    daemon.CoreConfig = patched  # type: ignore[attr-defined,assignment]
-
-
 VARIANTS: dict[str, Callable[[], None]] = {
     "no-self-fence": no_self_fence,
     "ack-submit-early": ack_submit_early,
     "no-adopt": no_adopt,
-    "impatient-home": impatient_home,
 }
 
 

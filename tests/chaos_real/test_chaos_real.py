@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,12 @@ import pytest
 from tests.chaos_real.broken import broken_program
 from tests.chaos_real.campaign import Options, hold
 from tests.chaos_real.faults import KINDS
+from tests.chaos_real.lab import Lab
+from tests.chaos_real.ledger import overlapping
+from tests.chaos_real.machine import Machine
 from tests.conftest import require_program
+from tests.integration.cluster import processes_with
+from tests.support import wait_until
 
 _NEEDED = "nsenter --net=/proc/self/ns/net unshare --net --mount --pid --fork --mount-proc --time --boottime 1 true"
 
@@ -37,31 +44,65 @@ def test_a_short_campaign_loses_nothing(mosquitto: Path, capfd: pytest.CaptureFi
     assert told.splitlines()[-1] == f"tasks 250, faults {len(KINDS)}, lost 0, overlapped 0, recorded twice 0", told
 
 
+def overlaps(lab: Lab) -> bool:
+    """Whether two runs of one task have overlapped by now."""
+    return any(overlapping(those) for those in lab.ledger.runs().values())
+
+
+def started(lab: Lab) -> int:
+    """How often tasks were started by now."""
+    return sum(len(those) for those in lab.ledger.runs().values())
+
+
+def with_one_task_away(lab: Lab) -> Machine:
+    """Run a long task that may not run at its home → where it runs."""
+    lab.await_acquainted()
+    home = lab.machines[0]
+    spec = lab.work(60_000, placement={"exclude": [home.node]})
+    home.call("submit", token=secrets.token_hex(16), spec=spec)
+    wait_until(lambda: started(lab), 30.0, "the task to start")
+    ((run,),) = lab.ledger.runs().values()
+    return next(machine for machine in lab.machines if machine.node == run.node)
+
+
+def pause(machine: Machine) -> None:
+    machine.pause()
+
+
+def restart(machine: Machine) -> None:
+    machine.kill()
+    machine.start()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("namespaces")
+@pytest.mark.parametrize(("variant", "fault"), [("no-self-fence", pause), ("no-adopt", restart)])
+def test_a_rule_left_out_is_seen_in_the_ledger(variant: str, fault: Callable[[Machine], None]) -> None:
+    """That a campaign finds nothing proves something only if what is there can be found."""
+    with Lab(3, slots=2, leases_s=(4,), start=broken_program(variant)) as lab:
+        fault(with_one_task_away(lab))
+        wait_until(lambda: overlaps(lab), 60.0, "two copies at a time")
+    shutil.rmtree(lab.directory)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("namespaces")
+def test_with_all_rules_the_second_copy_comes_after_the_first() -> None:
+    with Lab(3, slots=2, leases_s=(4,)) as lab:
+        executor = with_one_task_away(lab)
+        executor.pause()
+        wait_until(lambda: started(lab) > 1, 60.0, "the task to run elsewhere")
+        executor.resume()
+        wait_until(lambda: len(processes_with(str(lab.ledger.path))) == 1, 30.0, "the first copy to end")
+        assert not overlaps(lab)
+    shutil.rmtree(lab.directory)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("namespaces")
-@pytest.mark.parametrize(
-    ("variant", "kinds", "long_percent", "found"),
-    [
-        ("no-self-fence", ("agent paused", "partition"), 50, "overlapped"),
-        ("ack-submit-early", ("killed when acknowledged",), 0, "lost"),
-        ("no-adopt", ("agent killed",), 50, "overlapped"),
-        ("impatient-home", ("loss", "agent paused"), 50, "overlapped"),
-    ],
-)
-def test_a_rule_left_out_is_noticed(variant: str, kinds: tuple[str, ...], long_percent: int, found: str) -> None:
-    """A campaign that finds nothing proves something only if it finds what is there."""
-    options = Options(
-        tasks=200,
-        faults=12,
-        seconds=60.0,
-        machines=4,
-        slots=3,
-        faults_at_a_time=2,
-        scale=1.5,
-        kinds=kinds,
-        long_percent=long_percent,
-    )
-    verdict = hold(options, None, broken_program(variant))
-    shutil.rmtree(verdict.directory)
-    assert getattr(verdict, found), str(verdict)
+def test_acknowledging_too_early_is_noticed() -> None:
+    options = Options(tasks=200, faults=12, seconds=30.0, kinds=("killed when acknowledged",), long_percent=0)
+    verdict = hold(options, None, broken_program("ack-submit-early"))
+    shutil.rmtree(verdict.directory, ignore_errors=True)
+    assert not verdict.is_good
