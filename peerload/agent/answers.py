@@ -214,4 +214,5 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "mqtt_configured": bool(parts.config.mqtt),
         "peers": len(list(parts.node.membership)),
         "started_at": parts.started_at,
+        "notices": parts.notices,
     }

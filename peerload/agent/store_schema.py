@@ -90,3 +90,7 @@ ENDED_OLDEST = (
     "t.ended_at > 0 AND t.ended_at >= ? AND (t.counter, t.member) > (?, ?) ORDER BY t.counter, t.member LIMIT ?"
 )
 ENDED_BEFORE_LAST = "t.ended_at > 0 AND t.ended_at >= ? ORDER BY t.counter DESC, t.member DESC LIMIT 1 OFFSET ?"
+
+HIGHEST = "SELECT counter FROM {table} WHERE counter IS NOT NULL AND counter < ? ORDER BY counter DESC LIMIT 1"
+"""The highest number of a submission in a table; what is no number comes after all numbers."""
+KEEP_COUNTER = "INSERT OR REPLACE INTO meta VALUES ('counter', ?)"

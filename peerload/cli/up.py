@@ -137,10 +137,12 @@ def _told(info: dict[str, Any], *, already: bool) -> str:
         facts.append(size_text(info["mem_bytes"]))
     if info.get("slots") is not None:
         facts.append(f"{info['slots']} tasks at a time")
+    notices = "".join(f"Note:           {printable(notice)}\n" for notice in info.get("notices") or ())
     verb = "an agent is already running" if already else "agent started"
     own = "" if info.get("socket") == default_socket_path() else f" --socket {printable(info.get('socket', ''))}"
     return (
         f"{verb}: {', '.join(facts)}. {cluster}\n"
+        f"{notices}"
         f"Try:            peerload run{own} hostname        peerload submit{own} sleep 5        peerload top{own}\n"
         f"Add a node:     {_how_to_add(info)}\n"
         f"Stop it:        peerload down{own}\n"

@@ -90,6 +90,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "agent": ("started", "stopping", "leaving", "draining", "undrained"),
     "launcher": ("lost", "ready"),
     "disk": ("low", "full", "ok"),
+    "store": ("damaged", "lost"),
 }
 """What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
 

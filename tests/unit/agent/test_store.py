@@ -354,8 +354,11 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     connection.execute("UPDATE submissions SET spec = x'c1'")
     connection.commit()
     connection.close()
-    with Opened(path) as opened, pytest.raises(StoreError, match="submission 1 "):
-        opened.store.recover()
+    with Opened(path) as opened:
+        kept = opened.store.recover()
+        assert [(damage.task, "submission 1 " in damage.why) for damage in kept.damaged] == [("ws1/1", True)]
+        with pytest.raises(StoreError, match="ws1/1 is damaged"):
+            opened.store.task_rows(1, None)
 
 
 def test_a_failed_write_is_final(tmp_path: Path) -> None:
