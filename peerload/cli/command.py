@@ -207,6 +207,16 @@ def exit_code_of(task: dict[str, Any]) -> int:
     return 128 + signal if isinstance(signal, int) and signal > 0 else 125
 
 
+def say_unknown(task: dict[str, Any]) -> None:
+    """On stderr, of a task that may never end by itself: nobody knows its outcome; and what can be done."""
+    name, reason = printable(task.get("id", "")), printable(task.get("reason") or "")
+    say(
+        f"nobody knows how {name} ended, or whether it has" + (f": {reason}" if reason else ""),
+        f"it is waited for, in case its node comes back; run it again:  peerload retry {name}"
+        f"        give it up:  peerload cancel {name}",
+    )
+
+
 def _argv(shell: str | None, words: list[str], verb: str) -> list[bytes]:
     if shell is not None:
         if words:

@@ -90,7 +90,9 @@ class Following:
         try:
             while True:
                 answered, kind, body = self._client.receive()
-                if answered == request and kind == "more":
+                if answered == request and kind == "more" and "unknown" in body:
+                    command.say_unknown(body["unknown"])
+                elif answered == request and kind == "more":
                     self._write(body)
                 elif answered == request:
                     return accepted(kind, body)

@@ -9,7 +9,7 @@ from tests.integration.cluster import Agent, Cluster
 
 
 def _held(agent: Agent, number: int) -> str:
-    reply = agent.call("submit", token=f"token-{number}", spec=agent.cluster.spec("echo", f"{number}"), held=True)
+    reply = agent.call("submit", token=f"token-of-{number}", spec=agent.cluster.spec("echo", f"{number}"), held=True)
     return str(reply["id"])
 
 
