@@ -30,6 +30,9 @@ INLINE_BYTES_MAX = 48 << 10
 ADVICE_UNANSWERED_MAX = 6
 """So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
 
+ON_BUS_MAX = 10_000
+"""Peers of which is remembered that they are on MQTT; beyond that the one heard there longest ago is forgotten."""
+
 
 class Performer:
     """The I/O side of one agent; ``parts`` are what it works with."""
@@ -109,6 +112,7 @@ class Performer:
                 parts.links.connect(action.identity)
             case actions.ForgetPeer():
                 parts.links.forget(action.node)
+                self._on_bus.pop(action.node, None)
             case actions.DialAddress():
                 parts.links.dial(action.address)
             case (
@@ -159,7 +163,10 @@ class Performer:
 
     def heard_on_bus(self, envelope: Envelope) -> None:
         """A peer is on MQTT: advice for it may go there."""
+        self._on_bus.pop(envelope.src, None)  # so that it comes last
         self._on_bus[envelope.src] = (envelope.src_boot, 0)
+        if len(self._on_bus) > ON_BUS_MAX:
+            del self._on_bus[next(iter(self._on_bus))]
 
     def _announce(self, action: actions.Announce) -> None:
         bus = self._parts.bus
