@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from peerload.model.load import LoadReport
     from peerload.model.task import Exit
 
+NOT_ITS_HOME = "words of others than its home"
+
 
 class Executor:
     """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task.
@@ -62,7 +64,7 @@ class Executor:
         self.guests: dict[str, Guest] = {}
         self.by_uid: dict[bytes, Guest] = {}
         self.floors = Floors(state, self.by_uid.__contains__)
-        self.leases = GuestLeases(state, self.guests, self.by_uid, self._tell, self.give_back)
+        self.leases = GuestLeases(state, self.guests, self._guest_of, self._tell, self.give_back)
         self.accepts: Callable[[Offer], bool]
         self.report: Callable[[], LoadReport]
         self.arrived: Callable[[Guest], None] = lambda _guest: None
@@ -119,11 +121,19 @@ class Executor:
             return "a task of another home has that uid here"
         return ""
 
+    def _guest_of(self, src: str, uid: bytes) -> Guest | None:
+        """What is here of a task of src. That another speaks of it is counted."""
+        guest = self.by_uid.get(uid)
+        if guest is None or guest.home == src:
+            return guest
+        self._state.count(NOT_ITS_HOME)
+        return None
+
     def _has_no_say(self, src: str, task: str, uid: bytes) -> bool:
         """As `_objection`, where there is nothing to answer: it is counted."""
         if not self._objection(src, task, uid):
             return False
-        self._state.count("words of others than its home")
+        self._state.count(NOT_ITS_HOME)
         return True
 
     def _accept(self, guest: Guest) -> None:
@@ -297,10 +307,10 @@ class Executor:
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
         """Recorded at home: what is kept of it here may go; the floor stays."""
-        guest = self.by_uid.get(ack.uid)
-        if guest is None and task_home(ack.task) == src:
+        guest = self._guest_of(src, ack.uid)
+        if guest is None and ack.uid not in self.by_uid and task_home(ack.task) == src:
             self.floors.noted(ack.uid, ack.attempt)  # that it died
-        if guest is None or guest.home != src or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
+        if guest is None or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
             return
         self._state.clear_timer("result", guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
@@ -347,8 +357,8 @@ class Executor:
 
     def revoke_received(self, src: str, revoke: Revoke) -> None:
         """End this attempt. One that has not started is refused for good; a running one gets the signal, then SIGKILL."""
-        guest = self.by_uid.get(revoke.uid)
-        if guest is None or guest.home != src or guest.attempt != revoke.attempt:
+        guest = self._guest_of(src, revoke.uid)
+        if guest is None or guest.attempt != revoke.attempt:
             return
         if guest.phase is GuestPhase.RESERVED:
             self._drop(guest)
@@ -361,8 +371,8 @@ class Executor:
 
     def signal_received(self, src: str, message: Signal) -> None:
         """Pass a signal on."""
-        guest = self.by_uid.get(message.uid)
-        if guest is None or guest.home != src or guest.attempt != message.attempt:
+        guest = self._guest_of(src, message.uid)
+        if guest is None or guest.attempt != message.attempt:
             return
         if guest.phase is GuestPhase.HERE:
             self._state.actions.append(SignalTask(guest.key, message.signal))
