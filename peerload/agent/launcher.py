@@ -432,6 +432,19 @@ def _detach(directory: str) -> None:
     os.close(log)
 
 
+def _locked(directory: str, wanted: str) -> Launcher:
+    """The launcher of this directory; ends this process if there is another."""
+    tries_until_s = time.monotonic() + LOCK_S_MAX
+    while True:
+        try:
+            return Launcher(directory, wanted)
+        except BlockingIOError:
+            if time.monotonic() >= tries_until_s:
+                sys.stderr.write(f"another launcher runs in {directory}\n")
+                sys.exit(ALREADY_RUNS)
+            time.sleep(LOCK_LOOK_S)
+
+
 def main() -> None:
     """``--directory DIR [--units KIND]``: run the launcher of DIR until it is told to stop. KIND is cgroup2, cgroup1 or
     bare; where that does not work, and without it, the best that does."""
@@ -440,16 +453,7 @@ def main() -> None:
         sys.exit("usage: launcher --directory DIR [--units KIND]")
     directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
-    tries_until_s = time.monotonic() + LOCK_S_MAX
-    launcher = None
-    while launcher is None:
-        try:
-            launcher = Launcher(directory, flags.get("--units", ""))
-        except BlockingIOError:
-            if time.monotonic() >= tries_until_s:
-                sys.stderr.write(f"another launcher runs in {directory}\n")
-                sys.exit(ALREADY_RUNS)
-            time.sleep(LOCK_LOOK_S)
+    launcher = _locked(directory, flags.get("--units", ""))
     _detach(directory)
     launcher.open()
     launcher.run()

@@ -97,9 +97,8 @@ class Store(StoreReader):
                 raise sqlite3.DatabaseError("it has no id")
             self._keep_node()
             self.store_id = str(identity[0])
-            old = time.time() - KEPT_S
             with self._writer:
-                self._writer.execute("DELETE FROM floors WHERE at < ?", (old,))
+                self._writer.execute(schema.DROP_OLD_FLOORS, (time.time() - KEPT_S,))
         except sqlite3.Error as error:
             self.close()
             raise StoreError(

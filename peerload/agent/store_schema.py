@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from peerload.model.task import FloorKind
+
 VERSION = 2
 
 _EVENTS = """
@@ -66,6 +68,12 @@ PUT_FLOOR = (
     " at = excluded.at, kind = excluded.kind WHERE excluded.floor >= floor"
 )
 DROP_FLOOR = "DELETE FROM floors WHERE uid = ?"
+DROP_OLD_FLOORS = (
+    f"DELETE FROM floors WHERE at < ? AND kind IN ({FloorKind.STARTED:d}, {FloorKind.REFUSED:d})"  # noqa: S608 -- constants
+    " AND uid NOT IN (SELECT uid FROM executions)"
+)
+"""Never by age (the machine's date may be wrong): that a task which may run once only was started, and any of an attempt
+that is still here."""
 PUT_DRAIN = "INSERT OR REPLACE INTO meta VALUES ('drained', ?)"
 DROP_DRAIN = "DELETE FROM meta WHERE key = 'drained'"
 PAST_RUNS = (

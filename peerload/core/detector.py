@@ -99,7 +99,13 @@ class Detector:
 
     def joined(self, node: str) -> None:
         """A new member takes a random place in the rest of this round."""
-        self._order.insert(self._shared.rng.randint(0, len(self._order)), node)
+        if node not in self._order:
+            self._order.insert(self._shared.rng.randint(0, len(self._order)), node)
+
+    def gone(self, node: str) -> None:
+        """It is not there any more: it has no turn."""
+        if node in self._order:
+            self._order.remove(node)
 
     # -- one probe -----------------------------------------------------------------------------------------------------
 

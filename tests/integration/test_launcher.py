@@ -43,7 +43,7 @@ class Agent:
         self._sock.connect(str(directory / "launcher.sock"))
         self._directory = directory
         self.events: list[dict[str, Any]] = []
-        self.froze: list[dict[str, Any]] = []
+        self.froze: list[tuple[str, str]] = []
         self.run = ""
 
     def send(self, *requests: dict[str, Any]) -> None:
@@ -63,14 +63,12 @@ class Agent:
         return raw
 
     def next(self) -> dict[str, Any]:
-        """The next event; what is frozen and goes on is kept in ``froze``."""
-        while True:
-            while not self.events:
-                self.events += msgpack.unpackb(self._exactly(int.from_bytes(self._exactly(4), "big")))
-            event = self.events.pop(0)
-            if event["is"] not in {"frozen", "thawed"}:
-                return event
-            self.froze.append(event)
+        """The next event that is not for people alone."""
+        while not self.events:
+            told = msgpack.unpackb(self._exactly(int.from_bytes(self._exactly(4), "big")))
+            self.froze += [(event["is"], event["key"]) for event in told if event["is"] in ("frozen", "thawed")]
+            self.events += [event for event in told if event["is"] not in ("frozen", "thawed")]
+        return self.events.pop(0)
 
     def listed(self) -> dict[str, Any]:
         self.send({"do": "list"})
@@ -319,7 +317,9 @@ def test_an_end_of_a_launcher_is_an_end_of_its_tasks(bench: Bench) -> None:
     agent.ended("done")
     agent.spawn("a", b"sleep", b"1000")
     pid = agent.started("a")
-    wait_until(lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"), what="it has let go of our socket")
+    wait_until(
+        lambda: Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"sleep"), what="it has let go of our socket"
+    )
     first.kill()
     first.wait()
     bench.start()

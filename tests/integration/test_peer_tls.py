@@ -209,8 +209,9 @@ def test_a_member_cannot_speak_for_another_later_on(nodes: Nodes) -> None:  # no
 
 def test_a_link_takes_one_introduction(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a, b = nodes.linked("a", "b")
+    stranger = Stranger(a)
     for told in (b.identity, None):  # somebody else within its own frame; itself with another start of its machine
-        stranger = Stranger(a)
+        stranger = stranger if told else Stranger(a)
         stranger.send(stranger.hello())
         assert isinstance(stranger.read().body, Hello)
         identity = told or msgspec.structs.replace(stranger.told, machine_boot="another")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.policy.preset import PolicySet
     from peerload.sim.chaos.network import Codec
-    from peerload.sim.chaos.plan import CrashAtCommit, Plan
+    from peerload.sim.chaos.plan import CommitsLost, CrashAtCommit, Plan
     from peerload.sim.trace import Trace
 
 LOOK_S = 1.0
@@ -86,6 +86,8 @@ class Cluster:
         self._serial = 0
         self.armed: list[CrashAtCommit] = []
         """What waits for a commit of any node."""
+        self.commits_lost: list[CommitsLost] = []
+        """What waits for a COMMIT."""
         self.checker = Invariants(self)
         self.machines = {facts.name: Machine(self, facts) for facts in plan.machines}
         self.network = Network(self, codec if plan.codec else None, checks_boots=checks_boots)

@@ -112,9 +112,10 @@ class _Draw:
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
         shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
+        long_s = (self._lease_s, min(4.0 * self._lease_s, 120.0))
         jobs = []
         for _ in range(count):
-            service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), (20.0, 90.0)], [50, 38, 12])[0])
+            service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), long_s], [50, 30, 20])[0])
             in_burst = self._chance(0.6)
             jobs.append(
                 Job(
@@ -193,12 +194,13 @@ class _Draw:
 
     def _crash_at(self, point: str, *, after: bool) -> Fault:
         machine = self._chance(0.4)
-        cut_s = min(self._rng.uniform(0.5, 3.0) * self._lease_s, 150.0) if self._chance(0.4) else 0.0
+        is_cut = point == "PARKED" or self._chance(0.3)
+        cut_s = min(self._rng.uniform(1.0, 3.0) * self._lease_s, 150.0) if is_cut else 0.0
         return plan.CrashAtCommit(self._time() * 0.7, point, after, machine, self._down_s(), cut_s)
 
     def _commits_lost(self, at_s: float) -> Fault:
         for_s, cut_s = self._rng.uniform(2.0, 9.0), self._rng.uniform(1.0, 3.0) * self._lease_s
-        return plan.CommitsLost(at_s * 0.7, self._rng.choice(self._names), for_s, min(cut_s, 150.0))
+        return plan.CommitsLost(at_s * 0.7, for_s, min(cut_s, 150.0))
 
     def _away(self, at_s: float) -> Fault:
         """A home that goes away politely, and is hardly back when it is cut off, or its hosts restart."""
@@ -206,14 +208,17 @@ class _Draw:
         cut_after_s = rng.choice([0.0, rng.uniform(0.0, self._lease_s)])
         crash_after_s = rng.choice([0.0, rng.uniform(0.0, 10.0)])
         cut_s = min(rng.uniform(1.2, 3.0) * self._lease_s, 150.0)
-        return plan.PoliteStop(at_s, plan.HOME, rng.uniform(0.05, 5.0), cut_s, cut_after_s, crash_after_s)
+        down_s = rng.uniform(0.05, 5.0)
+        park_late_s = rng.choice([0.0, down_s + rng.uniform(0.0, 1.0) * self._lease_s])
+        return plan.PoliteStop(at_s, plan.HOME, down_s, cut_s, cut_after_s, crash_after_s, park_late_s)
 
     def _cut_at_send(self, at_s: float) -> Fault:
         message = self._rng.choice(
             ["Accept", "Commit", "Renew", "Renew", "RenewOk", "Result", "ResultAck", "Return", "Park"]
         )
         for_s = self._rng.uniform(0.3, 2.5) * self._lease_s
-        return plan.CutAtSend(at_s * 0.8, self._rng.choice(self._names), message, min(for_s, 150.0))
+        only_there = self._chance(0.5)
+        return plan.CutAtSend(at_s * 0.8, self._rng.choice(self._names), message, min(for_s, 150.0), only_there)
 
     def _provoked(self, fault: CrashAtCommit) -> list[Fault]:
         """What has to happen for that to happen."""

@@ -62,7 +62,6 @@ class Machine:
         self.is_suspended = False
         self.is_paused = False
         self.launcher_dies: plan.LauncherCrash | None = None
-        self.commits_lost: plan.CommitsLost | None = None
         self.cut_at_send: plan.CutAtSend | None = None
         self.crash_at_send: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
@@ -178,7 +177,7 @@ class Machine:
 
     def heal(self) -> None:
         """Nothing is to befall it any more, and it is up."""
-        self.launcher_dies = self.crash_at_send = self.commits_lost = self.cut_at_send = self.fsync_fails = None
+        self.launcher_dies = self.crash_at_send = self.cut_at_send = self.fsync_fails = None
         self.stalled_until_s = 0.0
         self.wake()
         self.unpause()
@@ -277,13 +276,12 @@ class Machine:
 
     def _about_to_say(self, message: str, dst: str) -> None:
         """Whether that is the message at which the node is to be cut off, or which is to be lost; then it is."""
-        if self.commits_lost is not None and message == "Commit":
-            lost, self.commits_lost = self.commits_lost, None
-            self.cluster.driver.lose_commits(self, dst, lost)
+        if message == "Commit" and self.cluster.commits_lost:
+            self.cluster.driver.lose_commits(self, dst, self.cluster.commits_lost.pop(0))
         armed = self.cut_at_send
         if armed is not None and armed.message == message:
             self.cut_at_send = None
-            self.cluster.driver.cut_off(self, armed)
+            self.cluster.driver.cut_off(self, armed.for_s, [dst] if armed.only_there else None)
 
     def _has_said(self, message: str) -> None:
         """Whether that was the message with which the agent is to die; then it does, before anything else happens."""

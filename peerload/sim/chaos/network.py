@@ -46,7 +46,7 @@ KEEPALIVE_S = 15.0
 """A link over which nothing comes for so long is given up."""
 CONNECT_S = 2.0
 """Connecting to an address that does not answer fails after this."""
-LATE_HELLO = 0.1
+LATE_HELLO = 0.3
 """How often a Hello of an earlier link is read once more, late, when another link is made."""
 STALE_SHARE = 0.5
 """Of what was on its way when a link broke, so much is read all the same."""
@@ -78,6 +78,8 @@ class Network:
         self._checks_boots = checks_boots
         self._links: dict[tuple[str, str], Link] = {}
         self._commits_lost: dict[tuple[str, str], float] = {}
+        self.park_late_s: dict[str, float] = {}
+        """By how much more the PARKs of a home are late."""
         self._hellos: dict[tuple[str, str], events.PeerMet] = {}
         self._cuts: Counter[tuple[str, str]] = Counter()
         self.broker = Broker(cluster, self._rng) if cluster.plan.has_broker else None
@@ -295,6 +297,8 @@ class Network:
             self._cluster.gauges.count("row Commit lost")
             return
         delays_s = self.delays(src.name, dst)
+        if isinstance(message, Park):
+            delays_s = [delay_s + self.park_late_s.get(src.name, 0.0) for delay_s in delays_s]
         if isinstance(message, RARE) and self._is_evil() and self._evils.late and self._rng.random() < RARE_LATE:
             delays_s = [delay_s + self._late_s() for delay_s in delays_s]
         if not delays_s and isinstance(message, WATCHED):

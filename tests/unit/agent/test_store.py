@@ -71,6 +71,20 @@ class Opened:
         self.store.close()
 
 
+def test_that_a_task_was_started_is_forgotten_by_age_only_where_that_does_no_harm(tmp_path: Path) -> None:
+    path, guest = tmp_path / "db", ExecutionRecord("ws2/5", uid(4), 2, "ws2", ExecutionState.START, SPEC, 1.5, 60.0)
+    with Opened(path) as opened:
+        kinds = (FloorKind.STARTED, FloorKind.REFUSED, FloorKind.STARTED_ONCE, FloorKind.STARTED)
+        opened.keep(*(PutFloor(uid(number), 2, 1.0, kind) for number, kind in enumerate(kinds, start=1)))
+        opened.keep(PutExecution(guest), PutFloor(uid(5), 2, NOW, FloorKind.REFUSED))
+    with Opened(path) as opened:
+        assert opened.store.recover().floors == (
+            (uid(3), 2, FloorKind.STARTED_ONCE),  # or a task that may run once only is started again
+            (uid(4), 2, FloorKind.STARTED),  # its attempt is still here
+            (uid(5), 2, FloorKind.REFUSED),
+        )
+
+
 def test_everything_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "db"
     exit_ = Exit(exit_code=3, reason="x", stdout_bytes=7)
