@@ -117,7 +117,8 @@ class Executor:
         if task_home(task) != src:
             return "only its home may offer a task, start it or ask for it"
         guest = self.by_uid.get(uid)
-        if self.is_own(uid) or (guest is not None and guest.home != src):
+        home = guest.home if guest is not None else self.floors.home(uid)
+        if self.is_own(uid) or home not in ("", src):
             return "a task of another home has that uid here"
         return ""
 
@@ -203,7 +204,7 @@ class Executor:
         if self.is_ending(execution_key(uid, attempt)):
             return
         if attempt > self.floors.attempt(uid):
-            self.floors.raise_to(uid, attempt, FloorKind.REFUSED)
+            self.floors.raise_to(uid, attempt, FloorKind.REFUSED, src)
             self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
         store = self._state.identity.store
         if self.floors.was_refused(uid, attempt):
@@ -233,7 +234,9 @@ class Executor:
         is_once = guest.spec.guarantee is Guarantee.ONCE
         self._state.persist(
             PutExecution(self._record(guest, ExecutionState.START)),
-            self.floors.row(guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED),
+            self.floors.row(
+                guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED, guest.home
+            ),
         )
         self._note(guest, "started", "room here")
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
@@ -286,7 +289,7 @@ class Executor:
     def never_started(self, guest: Guest, reason: str) -> None:
         """START is durable, but the launcher gives its word that there never was a process, and will be none (D6)."""
         self._ledger.end(guest.key)
-        refused = self.floors.row(guest.uid, guest.attempt, FloorKind.REFUSED)
+        refused = self.floors.row(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
         self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
         self._note(guest, "refused", reason)
         store = self._state.identity.store
@@ -308,7 +311,7 @@ class Executor:
     def ack_received(self, src: str, ack: ResultAck) -> None:
         """Recorded at home: what is kept of it here may go; the floor stays."""
         guest = self._guest_of(src, ack.uid)
-        if guest is None and ack.uid not in self.by_uid and task_home(ack.task) == src:
+        if ack.uid not in self.by_uid and not self._has_no_say(src, ack.task, ack.uid):
             self.floors.noted(ack.uid, ack.attempt)  # that it died
         if guest is None or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
             return
@@ -381,7 +384,7 @@ class Executor:
         """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
         self._queue.remove(guest)
         self._remove(guest)
-        self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED)
+        self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
         self._note(guest, "returned", reason)
         store = self._state.identity.store
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))

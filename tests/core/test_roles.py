@@ -19,7 +19,7 @@ from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
-from peerload.model.task import Exit, Guarantee, TaskState
+from peerload.model.task import Exit, FloorKind, Guarantee, TaskState
 from tests.core.given import ACCEPTS, UID, Given, offer, spec
 
 EXIT = Exit(0, started_at=5.0, ended_at=6.0)
@@ -44,6 +44,11 @@ TO_EXECUTOR: dict[tuple[str, str], tuple[str, ...]] = {
     ("nothing", "Offer"): FIRST,
     ("nothing", "Commit"): FIRST,  # refused: a floor
     ("nothing", "Query"): FIRST,  # refused: a floor
+    ("ended once", "Commit"): ONLY_HOME,  # told that it is over
+    ("ended once", "Query"): ONLY_HOME,
+    ("ended once", "ResultAck"): ONLY_HOME,  # that it died is noted
+    ("refused", "Offer"): ONLY_HOME,
+    ("refused", "Query"): ONLY_HOME,
     ("reserved", "Offer"): ONLY_HOME,
     ("reserved", "Commit"): ONLY_HOME,
     ("reserved", "Query"): ONLY_HOME,  # the ACCEPT, again
@@ -62,8 +67,10 @@ TO_EXECUTOR: dict[tuple[str, str], tuple[str, ...]] = {
 
 
 def executor(phase: str) -> tuple[Given, messages.Accept | None]:
-    x = Given(slots=4, peers=("h", "z"))
-    if phase == "nothing":
+    kinds = {"ended once": FloorKind.STARTED_ONCE, "refused": FloorKind.REFUSED}
+    floors = ((UID, 1, kinds[phase], "h"),) if phase in kinds else ()
+    x = Given(slots=4, peers=("h", "z"), started=events.AgentStarted(floors=floors))
+    if phase == "nothing" or phase in kinds:
         return x, None
     x.hear("h", offer())
     accept = x.sent(messages.Accept)
@@ -298,6 +305,16 @@ def test_the_uid_of_an_own_task_is_nobody_elses(state: str) -> None:
     assert seen(x) == before
     first = x.task(1)
     assert "persist done" in x.end(first.key)
+
+
+def test_a_floor_is_its_homes_after_a_restart_too() -> None:
+    floors = ((UID, 1, FloorKind.STARTED_ONCE, "h"),)
+    x = Given(slots=2, peers=("h", "z"), started=events.AgentStarted(floors=floors))
+    assert x.hear("z", messages.Query("z/1", UID, 1 << 31)) == []
+    assert x.hear("z", messages.ResultAck("z/1", UID, 1)) == []
+    assert x.hear("z", messages.Offer("z/1", UID, 2, spec(), 60.0)) == ["Decline to z"]
+    assert x.after(4000).timer("floors")[0].startswith("timer floors"), "kept until its home has taken note"
+    assert x.hear("h", messages.Query("h/1", UID, 1)) == ["Died to h"]
 
 
 def test_nobody_else_raises_the_floor_of_a_task() -> None:
