@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from peerload.agent.environment import variables_of
+from peerload.agent.mqtt_inbox import SOURCES_MAX
 from peerload.model import actions, events
 from peerload.model.errors import BadRequest, SlowDown
 from peerload.model.messages import ADVICE, Offer, Result, State
@@ -29,9 +30,6 @@ INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
 ADVICE_UNANSWERED_MAX = 6
 """So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
-
-ON_BUS_MAX = 10_000
-"""Peers of which is remembered that they are on MQTT; beyond that the one heard there longest ago is forgotten."""
 
 
 class Performer:
@@ -163,9 +161,9 @@ class Performer:
 
     def heard_on_bus(self, envelope: Envelope) -> None:
         """A peer is on MQTT: advice for it may go there."""
-        self._on_bus.pop(envelope.src, None)  # so that it comes last
+        self._on_bus.pop(envelope.src, None)
         self._on_bus[envelope.src] = (envelope.src_boot, 0)
-        if len(self._on_bus) > ON_BUS_MAX:
+        if len(self._on_bus) > SOURCES_MAX:  # whoever was not heard for longest is told over the peer link
             del self._on_bus[next(iter(self._on_bus))]
 
     def _announce(self, action: actions.Announce) -> None:

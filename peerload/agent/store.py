@@ -340,7 +340,9 @@ class Store(StoreReader):
 
 def _task_values(record: TaskRecord) -> tuple[object, ...]:
     counter, member = order_of(record.task)
-    more = More(record.store, record.parked_ts, record.losses, record.lost_on, record.last_node, record.retry_of)
+    more = More(
+        record.store, record.parked_ts, record.losses, record.lost_on, record.last_node, record.retry_of, record.grants
+    )
     return (
         counter,
         member,

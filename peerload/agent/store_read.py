@@ -17,7 +17,7 @@ import msgspec
 from peerload.agent import store_schema as schema
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
-from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
 
 KEPT_S = 7 * 86_400.0
 """Tokens and floors are remembered for so long."""
@@ -56,6 +56,7 @@ class More(msgspec.Struct, frozen=True, omit_defaults=True):
     lost_on: tuple[str, ...] = ()
     last_node: str = ""
     retry_of: str = ""
+    grants: tuple[Grant, ...] = ()
 
 
 NO_MORE = More()
@@ -378,6 +379,7 @@ class StoreReader:
             lost_on=more.lost_on,
             last_node=more.last_node,
             retry_of=more.retry_of,
+            grants=more.grants,
         )
 
 

@@ -67,7 +67,8 @@ class Clients:
         for name in event.tasks:
             tasks = [task for task in self._home.named(name) if task.phase in waits]
             for task in tasks:
-                self._home.hold(task, HELD_BY_USER)
+                # Kept back for good: not even a node that still has an attempt of it may go on with that.
+                self._home.hold(task, HELD_BY_USER, last_node="")
             (held if tasks else not_waiting).append(name)
         self._answer(event.request, held=held, not_waiting=not_waiting)
 

@@ -98,13 +98,14 @@ class Detector:
         return self._order.pop()
 
     def joined(self, node: str) -> None:
-        """A new member takes a random place in the rest of this round, if it has none there yet."""
+        """A new member takes a random place in the rest of this round."""
+        if node not in self._order:
+            self._order.insert(self._shared.rng.randint(0, len(self._order)), node)
+
+    def gone(self, node: str) -> None:
+        """It is not there any more: it has no turn."""
         if node in self._order:
-            return
-        shared = self._shared
-        if len(self._order) >= 2 * shared.size:
-            self._order = [one for one in self._order if one in shared.members and shared.members[one].is_there]
-        self._order.insert(self._shared.rng.randint(0, len(self._order)), node)
+            self._order.remove(node)
 
     # -- one probe -----------------------------------------------------------------------------------------------------
 

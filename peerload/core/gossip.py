@@ -111,7 +111,7 @@ class Gossip:
         if member is None:
             if age_s >= self.shared.preset.tombstone_s and rumour.standing >= Standing.LEFT:
                 return False
-            if not self.has_room() or not self._make_room(rumour):
+            if not self._admits(rumour):
                 self.shared.core.count("members refused")
                 return False
             member = self.shared.members[rumour.node] = Member(rumour, self.shared.now_s - age_s)
@@ -129,21 +129,20 @@ class Gossip:
             self.pass_on(member.rumour)
         return True
 
-    def _make_room(self, newcomer: Rumour) -> bool:
-        """Whether one more may be remembered: the one who left or was forgotten longest ago makes room for the living."""
+    def _admits(self, rumour: Rumour) -> bool:
+        """Whether one more member may be kept. Names of those that are gone for good are kept only while there is room, and
+        make it for whoever comes: the longest known first."""
         shared = self.shared
+        is_gone = rumour.standing is Standing.FORGOTTEN
+        if not is_gone and not self.has_room():
+            return False
         if len(shared.members) < 2 * shared.core.config.peers_max:
             return True
-        if newcomer.standing >= Standing.LEFT:
+        forgotten = Standing.FORGOTTEN
+        gone = [(that.since_s, node) for node, that in shared.members.items() if that.rumour.standing is forgotten]
+        if is_gone or not gone:
             return False
-        left = [
-            (member.since_s, node) for node, member in shared.members.items() if member.rumour.standing >= Standing.LEFT
-        ]
-        if not left:
-            return False
-        node = min(left)[1]
-        self.drop(node)
-        self.contacts.buried(node)
+        self.drop(min(gone)[1])
         return True
 
     def _believe(self, member: Member, was: Rumour | None, now: Rumour, src: str) -> None:
@@ -164,6 +163,8 @@ class Gossip:
                 self.detector.joined(now.node)
             self.detector.start()
             self._spread_soon()
+        else:
+            self.detector.gone(now.node)
         if now.standing >= Standing.LEFT:
             shared.news.drop(now.node)
         self.contacts.changed(now)
@@ -215,6 +216,7 @@ class Gossip:
         if shared.members.pop(node, None) is not None:
             shared.disarm("suspect", node)
             shared.news.drop(node)
+            self.detector.gone(node)
             shared.changed()
 
     def _about_this_node(self, rumour: Rumour, src: str) -> None:

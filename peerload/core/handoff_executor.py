@@ -52,7 +52,7 @@ class Executor:
 
     ``accepts(offer)`` is the transfer policy's word; ``report()`` this node's load for declines; ``arrived(guest)`` is
     called when one has been committed and waits here; ``is_ending(key)``: whether the launcher still has an attempt that
-    nobody here knows, and is ending it.
+    nobody here knows, and is ending it; ``is_own(uid)``: whether an unfinished task of this node has this uid.
     """
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
@@ -67,11 +67,17 @@ class Executor:
         self.report: Callable[[], LoadReport]
         self.arrived: Callable[[Guest], None] = lambda _guest: None
         self.is_ending: Callable[[str], bool] = lambda _key: False
+        self.is_own: Callable[[bytes], bool] = lambda _uid: False
 
     # -- offer and commit ----------------------------------------------------------------------------------------------
 
     def offer_received(self, src: str, offer: Offer, *, directory_here: bool) -> None:
         """Reserve room, or decline with the reason."""
+        objection = self._objection(src, offer.task, offer.uid)
+        if objection:
+            self._state.count("offers declined here: cannot")
+            self._state.send(src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self.report()))
+            return
         stale = self.by_uid.get(offer.uid)
         if (
             stale is not None
@@ -103,6 +109,23 @@ class Executor:
         guest.repeat_s = self._state.config.repeat_s
         self._accept(guest)
 
+    def _objection(self, src: str, task: str, uid: bytes) -> str:
+        """Why src has no say about this task; "" if it has. Launcher, spool and queue know an attempt by its task's uid, so
+        that one uid is never two homes'."""
+        if task_home(task) != src:
+            return "only its home may offer a task, start it or ask for it"
+        guest = self.by_uid.get(uid)
+        if self.is_own(uid) or (guest is not None and guest.home != src):
+            return "a task of another home has that uid here"
+        return ""
+
+    def _has_no_say(self, src: str, task: str, uid: bytes) -> bool:
+        """As `_objection`, where there is nothing to answer: it is counted."""
+        if not self._objection(src, task, uid):
+            return False
+        self._state.count("words of others than its home")
+        return True
+
     def _accept(self, guest: Guest) -> None:
         """Say ACCEPT, and again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
         identity = self._state.identity
@@ -124,8 +147,6 @@ class Executor:
             return "floor", "an earlier attempt of it is still here"
         if offer.attempt <= self.floors.attempt(offer.uid):
             return "floor", "that attempt was started or refused here before"
-        if offer.task.partition("/")[0] != src:
-            return "cannot", "only its home may offer a task"
         if profile.drained:
             return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
         if not self._state.has_disk_room:
@@ -143,6 +164,8 @@ class Executor:
 
     def commit_received(self, src: str, commit: Commit) -> None:
         """Run it, if it answers the live reservation; else refuse for good."""
+        if self._has_no_say(src, commit.task, commit.uid):
+            return
         guest = self.by_uid.get(commit.uid)
         if guest is not None and guest.attempt == commit.attempt and guest.home == src:
             if guest.phase is not GuestPhase.RESERVED:
@@ -310,7 +333,9 @@ class Executor:
 
     def query_received(self, src: str, query: Query) -> None:
         """Always answered: with what is here, or with a promise that it never will be. Who asks about a reservation has
-        granted it, and its COMMIT was lost."""
+        granted it, and its COMMIT was lost. To its home alone: a promise raises the floor for good."""
+        if self._has_no_say(src, query.task, query.uid):
+            return
         guest = self.by_uid.get(query.uid)
         if guest is not None and guest.home == src and guest.attempt == query.attempt:
             if guest.phase is GuestPhase.RESERVED:

@@ -91,7 +91,9 @@ class Node:
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
         self.membership.died = self.handoff.leases.peer_died
         self.home.lost = self.handoff.losses.died
+        self.home.never_started = self.handoff.losses.never_started
         self.executor.is_ending = self.runs.is_ending
+        self.executor.is_own = self.home.tasks.__contains__
         self.sharing.information.running = self.runs.works
         self.runs.completed = self.sharing.completed
         self.membership.gossip.load_heard = self._load_gossiped

@@ -22,6 +22,8 @@ PATH_BYTES_MAX = 4096
 TIME_LIMIT_EXIT_CODE = 124
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 """A lease is renewed at every quarter of it: a shorter one would be all that its node has time for."""
+GRANTS_KEPT_MAX = 16
+"""Attempts of a task whose results are believed; a task is given up after fewer losses, unless it is set otherwise."""
 
 TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z")]
 Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -150,6 +152,13 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     speed: Speed = 1.0
 
 
+class Grant(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One attempt that was granted to a node other than its home."""
+
+    attempt: int
+    node: str
+
+
 class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     """The durable state of one task at its home: one row.
 
@@ -159,7 +168,8 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     (its clock) when the home went away politely, 0 = not away since: until the node confirms a newer deadline, the
     attempt is taken back on proof alone. losses: attempts that ended without a result; lost_on: the nodes that went
     away under them; last_node: who may still have the attempt that was given up; retry_of: the task that this one
-    repeats.
+    repeats. grants: the attempts that may have a result, the newest last, at most GRANTS_KEPT_MAX: those granted to other
+    nodes, but for what these gave their word never to start.
     """
 
     task: str
@@ -182,6 +192,7 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     lost_on: tuple[str, ...] = ()
     last_node: str = ""
     retry_of: str = ""
+    grants: tuple[Grant, ...] = ()
 
 
 class FloorKind(enum.IntEnum):

@@ -91,7 +91,11 @@ class Campaign:
         for submitter in self.submitters:
             submitter.start()
         try:
-            with concurrent.futures.ThreadPoolExecutor(options.faults_at_a_time) as pool:
+            with (
+                concurrent.futures.ThreadPoolExecutor(options.faults_at_a_time) as pool,
+                contextlib.ExitStack() as last,
+            ):
+                last.callback(self.faults.over.set)
                 while coming or self._active or not self.work.is_all_drawn:
                     share = (time.monotonic() - began_at) / options.seconds
                     self.lab.ledger.follow()
@@ -110,11 +114,14 @@ class Campaign:
                     if any(submitter.failure for submitter in self.submitters):
                         break  # `end` raises it
                     pause.wait(TICK_S)
-        finally:
-            self.faults.over.set()
-            self.lab.network.heal()
+        except BaseException:
             for submitter in self.submitters:
-                submitter.end()
+                submitter.abandon()
+            raise
+        self.faults.over.set()
+        self.lab.network.heal()
+        for submitter in self.submitters:
+            submitter.end()
 
     def _end_faults(self) -> None:
         for future in [future for future in self._active if future.done()]:

@@ -37,6 +37,14 @@ def to_hide(freezer: str) -> list[str]:
             return []
 
 
+def remove_abandoned(prefix: str) -> None:
+    """Remove the groups of runs whose process is no more. Their names are ``prefix``, that process, and more."""
+    for own in filter(None, map(own_cgroup, KINDS)):
+        for place in Path(own).glob(f"{prefix}-*"):
+            if not Path(f"/proc/{place.name.split('-')[1]}").exists():
+                _removed(place)
+
+
 class Cgroups:
     """The control groups of one machine, made anew at each boot, below this process's own; none where that fails."""
 

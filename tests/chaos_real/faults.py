@@ -12,7 +12,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.chaos_real.machine import FAKETIME, send
+from tests.chaos_real.machine import send
 from tests.chaos_real.network import Trouble
 
 if TYPE_CHECKING:
@@ -87,8 +87,6 @@ class Faults:
             without.add("broker")
         if not any(machine.disk_bytes for machine in self.machines):
             without.add("disk")
-        if not FAKETIME.exists():
-            without.add("clock")
         return [name for name, kind in KINDS.items() if kind.about not in without]
 
     def inject(self, fault: Fault) -> None:
@@ -266,7 +264,7 @@ KINDS = {
     "machine crashed": Kind(10, (0.2, 15.0), "process", Faults.machine_crashed),
     "stopped politely": Kind(6, (0.0, 12.0), "process", Faults.stopped_politely),
     "drained": Kind(3, (0.5, 5.0), "process", Faults.drained),
-    "wall clock wrong": Kind(3, (0.0, 1.0), "clock", Faults.wall_clock_wrong),
+    "wall clock wrong": Kind(3, (0.0, 1.0), "process", Faults.wall_clock_wrong),
     "same node id": Kind(2, (1.0, 6.0), "copy", Faults.same_node_id),
     "disk full": Kind(4, (0.5, 5.0), "disk", Faults.disk_full),
     "partition": Kind(8, (1.0, 16.0), "network", Faults.partition),

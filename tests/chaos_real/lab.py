@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from tests.chaos_real.broker import Broker
 from tests.chaos_real.cgroups import FREEZERS
-from tests.chaos_real.ledger import Ledger, build_work
+from tests.chaos_real.ledger import Ledger, build
 from tests.chaos_real.machine import MARK, Machine, remove_abandoned_disks, spec
 from tests.chaos_real.network import PORT, Network
 from tests.integration.cluster import PATH, program
@@ -47,7 +47,8 @@ class Lab:
         self.machines: list[Machine] = []
         self.broker: Broker | None = None
         self.ledger = Ledger(self.directory / "ledger")
-        self.program = build_work(self.directory)
+        self.program = build(self.directory, "work")
+        self._wall = build(self.directory, "wall", "-shared", "-fPIC")
         self._cluster = self.directory / "cluster"
         self._nodes = [f"n{number}" for number in range(1, count + 1)]
         self._spare = list(spare)
@@ -112,6 +113,7 @@ class Lab:
             disk_bytes=disk_bytes,
             freezer=FREEZERS[number % len(FREEZERS)],
             start=self._start,
+            wall=self._wall,
         )
         self._stack.callback(machine.close)
         return machine

@@ -159,11 +159,18 @@ class Submitter:
         self._chance = random.Random(f"{seed} {machine.node}")
         self._jobs: collections.deque[Job] = collections.deque()
         self._thread = threading.Thread(target=self._run, name=f"clients of {machine.node}")
+        self._is_abandoned = False
         self.failure: BaseException | None = None
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    def abandon(self) -> None:
+        """Let go of everything."""
+        self.over.set()
+        self._is_abandoned = True
+        self._thread.join()
 
     def end(self) -> None:
         """Return when all that was drawn is acknowledged."""
@@ -176,7 +183,7 @@ class Submitter:
     def _run(self) -> None:
         pause = threading.Event()
         try:
-            while not self.over.is_set() or self._jobs:
+            while not self._is_abandoned and (self._jobs or not self.over.is_set()):
                 if not self._jobs and not self.held.is_set() and (job := self._work.draw()) is not None:
                     self._jobs.append(job)
                 if not self._jobs or not self._submit(self._jobs[0]):

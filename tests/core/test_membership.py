@@ -498,6 +498,36 @@ def test_a_full_table_drops_whoever_was_lost_longest() -> None:
     assert x.node.membership.get("b") is None
 
 
+def test_names_of_the_forgotten_keep_nobody_out() -> None:
+    x = Given(peers=("y",), config=CoreConfig(peers_max=10))
+    for number in range(40):
+        x.rumour(f"old{number:02}", Standing.FORGOTTEN)
+    members = x.node.membership.gossip.shared.members
+    assert len(members) == 20
+    assert "old18" in members  # the first that came: further ones are not kept
+    for number in range(12):
+        x.after(1.0).meet(f"new{number:02}")
+    assert state(x, "new08") is PeerState.ALIVE
+    assert x.node.membership.get("new09") is None  # as ten peers are all
+    assert len(members) == 20
+    assert "old00" not in members  # the longest known have made room
+    assert "old18" in members
+    assert x.node.state.counts["members refused"] == 24
+
+
+def test_whoever_comes_and_goes_has_one_turn_a_round() -> None:
+    x = given("y", "z")
+    order = x.node.membership.gossip.detector._order
+    for number in range(1, 101):
+        says(x, "z", rumour("q", Standing.ALIVE, number))
+        says(x, "z", rumour("q", Standing.DEAD, number))
+        says(x, "z", rumour(f"q{number}"))
+        says(x, "z", rumour(f"q{number}", Standing.LEFT))
+    assert set(order) <= {"y", "z"}
+    says(x, "z", rumour("q", Standing.ALIVE, 101))
+    assert order.count("q") == 1
+
+
 def test_a_datagram_of_other_versions_only_is_not_looked_at() -> None:
     x = given("y")
     assert x.when(events.GossipReceived("y", "y-boot-1", (GossipPing(1, "x"),), "", 2, 3)) == []

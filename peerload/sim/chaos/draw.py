@@ -217,7 +217,8 @@ class _Draw:
             ["Accept", "Commit", "Renew", "Renew", "RenewOk", "Result", "ResultAck", "Return", "Park"]
         )
         for_s = self._rng.uniform(0.3, 2.5) * self._lease_s
-        return plan.CutAtSend(at_s * 0.8, self._rng.choice(self._names), message, min(for_s, 150.0))
+        only_there = self._chance(0.5)
+        return plan.CutAtSend(at_s * 0.8, self._rng.choice(self._names), message, min(for_s, 150.0), only_there)
 
     def _provoked(self, fault: CrashAtCommit) -> list[Fault]:
         """What has to happen for that to happen."""

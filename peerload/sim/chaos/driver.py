@@ -131,8 +131,7 @@ class Driver:
         """Its commit holds the point."""
         self.crash(machine, armed.down_s, machine_too=armed.machine)
         if armed.cut_s:
-            cut = plan.CutAtSend(self._cluster.now_s, machine.name, "", armed.down_s + armed.cut_s)
-            self.cut_off(machine, cut)
+            self._cut_from_hosts(machine, armed.down_s + armed.cut_s)
 
     def _crash_at_send(self, machine: Machine, fault: plan.CrashAtSend) -> bool:
         machine.crash_at_send = fault
@@ -169,18 +168,16 @@ class Driver:
         return True
 
     def _cut_after_return(self, machine: Machine, fault: plan.PoliteStop) -> None:
-        cut = plan.CutAtSend(self._cluster.now_s, machine.name, "RenewOk", fault.cut_s)
         if fault.cut_after_s:
-            self._cluster.after(fault.cut_after_s, self.cut_off, machine, cut)
+            self._cluster.after(fault.cut_after_s, self._cut_from_hosts, machine, fault.cut_s)
         else:
+            cut = plan.CutAtSend(self._cluster.now_s, machine.name, "RenewOk", fault.cut_s, only_there=True)
             machine.cut_at_send = cut
 
     def _crash_hosts_of(self, home: str) -> None:
         """The agents that have a task of this home die; they are back at once."""
-        for machine in self._cluster.machines.values():
-            node = machine.node
-            if node is not None and any(guest.home == home for guest in node.executor.guests.values()):
-                self.crash(machine, HOSTS_DOWN_S)
+        for name in self._hosts_of(home):
+            self.crash(self._cluster.machines[name], HOSTS_DOWN_S)
 
     def _leave(self, machine: Machine, fault: plan.Leave) -> bool:
         machine.addresses.clear()
@@ -298,13 +295,25 @@ class Driver:
         machine.cut_at_send = fault
         return False
 
-    def cut_off(self, machine: Machine, armed: plan.CutAtSend) -> None:
-        """It says what it was to say: nothing passes between it and the others."""
+    def cut_off(self, machine: Machine, for_s: float, others: list[str] | None = None) -> None:
+        """Nothing passes between this node and these others (None: all)."""
         if self._cluster.now_s >= self._cluster.plan.healed_s:
             return
-        others = [name for name in self._cluster.machines if name != machine.name]
+        if others is None:
+            others = [name for name in self._cluster.machines if name != machine.name]
         self._cluster.gauges.count("fault CutAtSend")
-        self._part(tuple(pair for name in others for pair in ((machine.name, name), (name, machine.name))), armed.for_s)
+        self._part(tuple(pair for name in others for pair in ((machine.name, name), (name, machine.name))), for_s)
+
+    def _cut_from_hosts(self, machine: Machine, for_s: float) -> None:
+        self.cut_off(machine, for_s, self._hosts_of(machine.name))
+
+    def _hosts_of(self, home: str) -> list[str]:
+        """Who has a task of this home."""
+        return [
+            machine.name
+            for machine in self._cluster.machines.values()
+            if machine.node is not None and any(guest.home == home for guest in machine.node.executor.guests.values())
+        ]
 
     def _link_reset(self, fault: plan.LinkReset) -> bool:
         link = self._cluster.network.link(fault.a, fault.b)

@@ -281,7 +281,7 @@ class Machine:
         armed = self.cut_at_send
         if armed is not None and armed.message == message:
             self.cut_at_send = None
-            self.cluster.driver.cut_off(self, armed)
+            self.cluster.driver.cut_off(self, armed.for_s, [dst] if armed.only_there else None)
 
     def _has_said(self, message: str) -> None:
         """Whether that was the message with which the agent is to die; then it does, before anything else happens."""

@@ -38,7 +38,7 @@ class AgentCrash(Fault, frozen=True):
 class CrashAtCommit(Fault, frozen=True):
     """From ``at_s`` on: at the next commit of any node that holds this durability point the agent (or the whole machine)
     dies, just before the row is durable, or just after it and before anything that waited for it went out. ``cut_s``: when
-    it is back it is cut off for so long."""
+    it is back it is cut off for so long from those who have its tasks."""
 
     point: str
     after: bool
@@ -75,11 +75,12 @@ class CommitsLost(Fault, frozen=True):
 
 class CutAtSend(Fault, frozen=True):
     """From ``at_s`` on: as soon as the node says a message of this kind, that one included, nothing passes between it and
-    all others for so long."""
+    all others (``only_there``: and whom it says it to) for so long."""
 
     node: str
     message: str
     for_s: float
+    only_there: bool = False
 
 
 class MachineCrash(Fault, frozen=True):
@@ -194,7 +195,7 @@ class BrokerSlow(Fault, frozen=True):
 
 class PoliteStop(Fault, frozen=True):
     """`peerload down`, and `up` again later: the agent says good-bye; launcher and tasks go on. ``cut_s``: some time after
-    it is back, at its first answer to a renewal if ``cut_after_s`` is 0, it is cut off for so long; ``crash_after_s``: so
+    it is back, at its first answer to a renewal if ``cut_after_s`` is 0, it is cut off for so long from those who have its tasks; ``crash_after_s``: so
     long after it is back the agents that have its tasks die, 0 = they do not; ``park_late_s``: its PARKs come so late."""
 
     node: str

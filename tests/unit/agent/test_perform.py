@@ -1,54 +1,61 @@
-"""Carrying out actions: what is remembered of peers meanwhile has an end."""
+"""Which way a message goes, and what is kept of those that speak over MQTT."""
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-import pytest
-
-from peerload.agent import perform
+from peerload.agent.mqtt_inbox import SOURCES_MAX
 from peerload.agent.perform import Performer
 from peerload.model import actions
-from peerload.model.messages import Envelope, Footprint
+from peerload.model.load import LoadReport
+from peerload.model.messages import Envelope, Message, ProbeReply
 
-ADVICE = Footprint(has_room=True)
+ADVICE = ProbeReply(1, accepts=True, report=LoadReport())
 
 
-class Made:
-    """A performer, and by which way its advice leaves."""
+class Ways:
+    """What was sent, and which way."""
 
     def __init__(self) -> None:
-        self.ways: list[tuple[str, str]] = []
-        bus = SimpleNamespace(send=lambda dst, _boot, _message: self._note(dst, "bus"))
-        links = SimpleNamespace(send=lambda dst, _message: self._note(dst, "link"), forget=lambda _node: None)
-        parts: Any = SimpleNamespace(bus=bus, links=links, counters={"advice over the peer link": 0})
-        parts.config = SimpleNamespace(node="x")
-        parts.release = SimpleNamespace(outward=lambda do: do())
-        self.performer = Performer(parts)
+        self.sent: list[tuple[str, str]] = []
+        parts = SimpleNamespace(
+            bus=SimpleNamespace(send=self._bus),
+            links=SimpleNamespace(
+                send=lambda dst, _message: self.sent.append(("link", dst)), forget=lambda _node: None
+            ),
+            release=SimpleNamespace(outward=lambda do: do()),
+            config=SimpleNamespace(node="x"),
+            counters=Counter(),
+        )
+        self.performer = Performer(cast("Any", parts))
 
-    def _note(self, dst: str, way: str) -> bool:
-        self.ways.append((dst, way))
+    def _bus(self, dst: str, _boot: str, _message: Message) -> bool:
+        self.sent.append(("bus", dst))
         return True
 
-    def hears(self, node: str) -> None:
-        self.performer.heard_on_bus(Envelope(1, "c", node, f"{node}-boot", 1, ADVICE))
+    def heard(self, node: str) -> None:
+        self.performer.heard_on_bus(Envelope(1, "default", node, f"{node}-boot", 1, ADVICE))
 
-    def way_to(self, node: str) -> str:
-        self.performer.perform([actions.Send(node, ADVICE)])
-        return self.ways.pop()[1]
+    def way(self, dst: str) -> str:
+        self.performer.perform([actions.Send(dst, ADVICE)])
+        way, to = self.sent.pop()
+        assert to == dst
+        return way
 
 
-def test_that_a_peer_is_on_mqtt_is_remembered_of_the_last_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perform, "ON_BUS_MAX", 2)
-    made = Made()
-    for node in ("y", "z", "y", "a"):
-        made.hears(node)
-    assert [made.way_to(node) for node in ("y", "z", "a")] == ["bus", "link", "bus"]
+def test_only_so_many_are_remembered_to_be_on_mqtt_and_those_heard_last() -> None:
+    ways = Ways()
+    for number in range(SOURCES_MAX):
+        ways.heard(f"n{number}")
+    ways.heard("n0")
+    ways.heard("late")
+    assert [ways.way(node) for node in ("n0", "n1", "n2", "late")] == ["bus", "link", "bus", "bus"]
 
 
 def test_a_peer_that_is_forgotten_is_forgotten_there_too() -> None:
-    made = Made()
-    made.hears("y")
-    made.performer.perform([actions.ForgetPeer("y")])
-    assert made.way_to("y") == "link"
+    ways = Ways()
+    ways.heard("y")
+    ways.performer.perform([actions.ForgetPeer("y")])
+    assert ways.way("y") == "link"
