@@ -55,15 +55,15 @@ CLASH_S = 10.0
 
 
 class Gossip:
-    """changed: called with (what was believed of a node, None if nothing; what is); load_heard: with a load that is news,
-    true if it was; loads: the newest loads known, for newcomers; has_room: whether one more member may be kept."""
+    """changed: called with (what was believed of a node, None if nothing; what is); load_heard: with a load and who told it,
+    true if it was news; loads: the newest loads known, for newcomers; has_room: whether one more member may be kept."""
 
     def __init__(self, state: CoreState) -> None:
         self.shared = GossipState(state)
         self.detector = Detector(self.shared, self._unheard)
         self.contacts = Contacts(self.shared, self.everything)
         self.changed: Callable[[Rumour | None, Rumour, str], None] = lambda _was, _now, _src: None
-        self.load_heard: Callable[[str, LoadReport, float], bool] = lambda _node, _report, _age_s: True
+        self.load_heard: Callable[[Load, str], bool] = lambda _load, _src: True
         self.loads: Callable[[], Iterable[Load]] = tuple
         self.has_room: Callable[[], bool] = lambda: True
         self.refutation = 0
@@ -321,12 +321,12 @@ class Gossip:
             case Rumour():
                 self.told(message, src)
             case Load():
-                self._load_told(message)
+                self._load_told(message, src)
 
-    def _load_told(self, load: Load) -> None:
+    def _load_told(self, load: Load, src: str) -> None:
         if load.node == self.shared.core.node:
             return
-        if self.load_heard(load.node, load.report(), load.age_s) and load.is_news:
+        if self.load_heard(load, src) and load.is_news:
             self._pass_on_load(load)
 
     def heard(self, node: str) -> None:
@@ -354,7 +354,7 @@ class Gossip:
         for rumour in sync.rumours:
             self.told(rumour, src)
         for load in sync.loads:
-            self._load_told(load)
+            self._load_told(load, src)
         if sync.asks:
             self.shared.core.send(src, self.everything(asks=False))
         elif before != (self.refutation, self.shared.core.identity.incarnation):

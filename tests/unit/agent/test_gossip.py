@@ -174,7 +174,7 @@ def test_a_name_that_can_be_nobodys_is_not_found(make: Callable[[], asyncio.Abst
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: pytest.fail(str(context)))
         async with asyncio.timeout(WITHIN_S):
             while not one.counters["gossip names not found"]:
-                one.socket.send(f"{host}:7117", b"hello")
+                one.socket.send("n2", f"{host}:7117", b"hello")
                 await asyncio.sleep(0.01)
         one.socket.close()
 
