@@ -55,15 +55,15 @@ CLASH_S = 10.0
 
 
 class Gossip:
-    """changed: called with (what was believed of a node, None if nothing; what is); load_heard: with a load that is news,
-    true if it was; loads: the newest loads known, for newcomers; has_room: whether one more member may be kept."""
+    """changed: called with (what was believed of a node, None if nothing; what is); load_heard: with a load and who told it,
+    true if it was news; loads: the newest loads known, for newcomers; has_room: whether one more member may be kept."""
 
     def __init__(self, state: CoreState) -> None:
         self.shared = GossipState(state)
         self.detector = Detector(self.shared, self._unheard)
         self.contacts = Contacts(self.shared, self.everything)
         self.changed: Callable[[Rumour | None, Rumour, str], None] = lambda _was, _now, _src: None
-        self.load_heard: Callable[[str, LoadReport, float], bool] = lambda _node, _report, _age_s: True
+        self.load_heard: Callable[[Load, str], bool] = lambda _load, _src: True
         self.loads: Callable[[], Iterable[Load]] = tuple
         self.has_room: Callable[[], bool] = lambda: True
         self.refutation = 0
@@ -111,7 +111,7 @@ class Gossip:
         if member is None:
             if age_s >= self.shared.preset.tombstone_s and rumour.standing >= Standing.LEFT:
                 return False
-            if not self.has_room() or not self._make_room(rumour):
+            if not self._admits(rumour):
                 self.shared.core.count("members refused")
                 return False
             member = self.shared.members[rumour.node] = Member(rumour, self.shared.now_s - age_s)
@@ -129,21 +129,20 @@ class Gossip:
             self.pass_on(member.rumour)
         return True
 
-    def _make_room(self, newcomer: Rumour) -> bool:
-        """Whether one more may be remembered: the one who left or was forgotten longest ago makes room for the living."""
+    def _admits(self, rumour: Rumour) -> bool:
+        """Whether one more member may be kept. Names of those that are gone for good are kept only while there is room, and
+        make it for whoever comes: the longest known first."""
         shared = self.shared
+        is_gone = rumour.standing is Standing.FORGOTTEN
+        if not is_gone and not self.has_room():
+            return False
         if len(shared.members) < 2 * shared.core.config.peers_max:
             return True
-        if newcomer.standing >= Standing.LEFT:
+        forgotten = Standing.FORGOTTEN
+        gone = [(that.since_s, node) for node, that in shared.members.items() if that.rumour.standing is forgotten]
+        if is_gone or not gone:
             return False
-        left = [
-            (member.since_s, node) for node, member in shared.members.items() if member.rumour.standing >= Standing.LEFT
-        ]
-        if not left:
-            return False
-        node = min(left)[1]
-        self.drop(node)
-        self.contacts.buried(node)
+        self.drop(min(gone)[1])
         return True
 
     def _believe(self, member: Member, was: Rumour | None, now: Rumour, src: str) -> None:
@@ -322,12 +321,12 @@ class Gossip:
             case Rumour():
                 self.told(message, src)
             case Load():
-                self._load_told(message)
+                self._load_told(message, src)
 
-    def _load_told(self, load: Load) -> None:
+    def _load_told(self, load: Load, src: str) -> None:
         if load.node == self.shared.core.node:
             return
-        if self.load_heard(load.node, load.report(), load.age_s) and load.is_news:
+        if self.load_heard(load, src) and load.is_news:
             self._pass_on_load(load)
 
     def heard(self, node: str) -> None:
@@ -355,7 +354,7 @@ class Gossip:
         for rumour in sync.rumours:
             self.told(rumour, src)
         for load in sync.loads:
-            self._load_told(load)
+            self._load_told(load, src)
         if sync.asks:
             self.shared.core.send(src, self.everything(asks=False))
         elif before != (self.refutation, self.shared.core.identity.incarnation):

@@ -20,10 +20,10 @@ ENVIRONMENT_BYTES_MAX = 256 << 10
 ARRAY_MEMBERS_MAX = 1_000_000
 PATH_BYTES_MAX = 4096
 TIME_LIMIT_EXIT_CODE = 124
-GRANTS_KEPT_MAX = 16
-"""Attempts of a task whose results are believed; a task is given up after fewer losses, unless it is set otherwise."""
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 """A lease is renewed at every quarter of it: a shorter one would be all that its node has time for."""
+GRANTS_KEPT_MAX = 16
+"""Attempts of a task whose results are believed; a task is given up after fewer losses, unless it is set otherwise."""
 
 TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z")]
 Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]

@@ -292,6 +292,47 @@ def test_a_member_that_others_tell_of_is_asked_what_it_has_and_then_used() -> No
     assert "z" in x.node.membership.eligible(messages.Need(), "x")
 
 
+def test_a_profile_is_taken_from_whom_it_was_asked_and_from_its_node() -> None:
+    x, drained = given("y", "z"), Profile("y", 0, 0.0, drained=True, version=1 << 40)
+    x.hear("z", messages.ProfileTold((messages.KnownProfile("y-boot-1", drained),)))
+    assert x.node.membership.is_usable("y")
+    assert x.node.state.counts["profiles told unasked"] == 1
+    says(x, "z", rumour("y", refutation=1, profile_version=1 << 40))
+    assert x.timer("gossip", "profiles")[0] == "ProfileRequest to z"
+    x.hear("z", messages.ProfileTold((messages.KnownProfile("y-boot-1", drained),)))
+    assert not x.node.membership.is_usable("y")
+    x.meet("y")  # it says something else itself, and is asked
+    assert x.after(1.0).timer("gossip", "profiles")[0] == "ProfileRequest to y"
+    x.hear("y", messages.ProfileTold((messages.KnownProfile("y-boot-1", Profile("y", 1, 1.0)),)))
+    assert x.node.membership.is_usable("y")
+
+
+@pytest.mark.parametrize("lie", [{"sequence": 1 << 40}, {"incarnation": 1 << 40}])
+def test_what_others_tell_of_a_load_does_not_keep_its_nodes_own_word_out(lie: dict[str, int]) -> None:
+    x = given("y", "z")
+    told = msgspec.structs.replace(ACCEPTS, load_tasks=99, **lie)
+    says(x, "z", Load.of("y", told))
+    later = msgspec.structs.replace(ACCEPTS, sequence=2)
+    says(x, "z", Load.of("y", later))
+    known = x.node.membership.report("y")
+    assert known is not None
+    assert known.report == told
+    says(x, "y", Load.of("y", later))
+    known = x.node.membership.report("y")
+    assert known is not None
+    assert known.report == later
+
+
+def test_a_nodes_own_word_that_is_late_is_not_believed_again() -> None:
+    x = given("y", "z")
+    newer = msgspec.structs.replace(ACCEPTS, sequence=9)
+    says(x, "z", Load.of("y", newer))
+    says(x, "y", Load.of("y", ACCEPTS))
+    known = x.node.membership.report("y")
+    assert known is not None
+    assert known.report == newer
+
+
 def test_a_profile_that_was_not_told_is_asked_of_the_node_itself() -> None:
     x = given("y")
     says(x, "y", rumour("z"))
@@ -420,27 +461,6 @@ def test_who_left_is_not_probed_nor_looked_for_and_is_forgotten_after_a_day() ->
     assert x.node.membership.get("y") is None
     assert says(x, "z", rumour("y", Standing.LEFT, age_s=90_000.0)) == []
     assert x.node.membership.get("y") is None
-
-
-def test_tombstones_make_room_for_the_living() -> None:
-    x = Given(peers=("y",), config=CoreConfig(peers_max=5, gossip=CALM))
-    for number in range(20):
-        says(x.after(1.0), "y", rumour(f"q{number}", Standing.FORGOTTEN))
-    members = x.node.membership.gossip.shared.members
-    assert len(members) == 10
-    x.meet("new")
-    assert state(x, "new") is PeerState.ALIVE
-    assert len(members) == 10
-    assert "q0" not in members
-
-
-def test_a_member_that_comes_and_goes_has_one_place_in_the_round() -> None:
-    x = given("y", "z")
-    for refutation in range(1, 50):
-        for standing in (Standing.ALIVE, Standing.DEAD):
-            says(x, "z", rumour("q", standing, refutation))
-            says(x, "z", rumour(f"q{refutation}", standing))
-    assert len(x.node.membership.gossip.detector._order) <= 2 * 5 + 1  # five are there at times
 
 
 @pytest.mark.parametrize("claim", [CLAIM_MAX, CLAIM_MAX + 1, OUTDO_MAX, OUTDO_MAX + 1, 1 << 62])
