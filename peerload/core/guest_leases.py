@@ -57,7 +57,7 @@ class GuestLeases:
         """One RENEW a home for all its attempts here, every quarter of the shortest lease."""
         self._renew_at_s = math.inf
         batches: dict[str, list[Renewal]] = {}
-        shortest_s = 0.0
+        shortest_s = math.inf
         now_s = self._state.now.boot_s
         for guest in list(self._guests.values()):
             if guest.phase not in (GuestPhase.WAITING, GuestPhase.HERE):
@@ -65,12 +65,12 @@ class GuestLeases:
             if guest.phase is GuestPhase.WAITING and guest.deadline_s <= now_s:
                 self._give_back(guest, "its lease ran out while it waited")
                 continue
-            shortest_s = min(shortest_s or guest.lease_s, guest.lease_s)
+            shortest_s = min(shortest_s, guest.lease_s)
             batches.setdefault(guest.home, []).append(self._renewal(guest))
         for home, batch in batches.items():
             for first in range(0, len(batch), RENEWALS_MAX):
                 self._state.send(home, Renew(tuple(batch[first : first + RENEWALS_MAX])))
-        if shortest_s:
+        if shortest_s < math.inf:
             self._renew_within(shortest_s / RENEWALS_PER_LEASE)
 
     def renew_one(self, guest: Guest) -> None:
