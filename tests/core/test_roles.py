@@ -200,7 +200,7 @@ def seen(x: Given) -> Any:
         {uid: of(task) for uid, task in node.home.tasks.items()},
         {key: of(guest) for key, guest in node.executor.guests.items()},
         dict(node.executor.floors._floors),
-        [work.key for work in node.runs.works()],
+        sorted(node.runs._works),
         (node.ledger.load_tasks, node.ledger.cpus_running),
         node.membership.is_usable("y"),
     )

@@ -20,7 +20,7 @@ from peerload.agent.store import Store
 from peerload.model.actions import DropExecution, PutEvent, PutExecution, PutFloor, PutSubmission, PutTask, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
 from tests.support import wait_until
 
 NOW = 4e9  # far enough ahead for every retention
@@ -232,6 +232,14 @@ def test_a_database_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
     old.close()
     with Opened(path) as opened:
         assert (steps(opened.store, "ws1/1"), opened.store.recover()) == before
+
+
+def test_who_was_granted_an_attempt_is_durable(tmp_path: Path) -> None:
+    grants = (Grant(1, "ws2"), Grant(3, "ws3"))
+    with Opened(tmp_path / "peerload.db") as opened:
+        opened.keep(submission(1), put(1, TaskState.LEASED, attempt=3, node="ws3", grants=grants))
+    with Opened(tmp_path / "peerload.db") as opened:
+        assert opened.store.recover().tasks[0].record.grants == grants
 
 
 def test_the_last_ends_are_there_to_learn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
