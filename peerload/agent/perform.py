@@ -110,6 +110,7 @@ class Performer:
                 parts.links.connect(action.identity)
             case actions.ForgetPeer():
                 parts.links.forget(action.node)
+                self._on_bus.pop(action.node, None)
             case actions.DialAddress():
                 parts.links.dial(action.address)
             case (

@@ -40,7 +40,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
     tasks: tuple[TaskRow, ...]
     executions: tuple[ExecutionRecord, ...]
-    floors: tuple[tuple[bytes, int, FloorKind], ...]
+    floors: tuple[tuple[bytes, int, FloorKind, str], ...]
     tokens: tuple[tuple[str, bytes, str, int], ...]
     counter: int
     past: tuple[PastRun, ...] = ()
@@ -131,9 +131,9 @@ class StoreReader:
             )
         ]
         floors = [
-            (uid, floor, _floor_kind(kind))
-            for uid, floor, kind in self._typed(
-                (bytes, int, int), "a floor", "SELECT uid, floor, kind FROM floors ORDER BY at, uid"
+            (uid, floor, _floor_kind(kind), home)
+            for uid, floor, kind, home in self._typed(
+                (bytes, int, int, str), "a floor", "SELECT uid, floor, kind, home FROM floors ORDER BY at, uid"
             )
         ]
         drained = self._typed((str,), "whether it is drained", "SELECT value FROM meta WHERE key = 'drained'")

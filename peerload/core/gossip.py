@@ -22,6 +22,7 @@ from peerload.core.gossip_state import GossipState, Member
 from peerload.core.suspicion import Suspicion
 from peerload.model.events import GossipReceived
 from peerload.model.gossip import (
+    OUTDO_MAX,
     GossipAck,
     GossipNack,
     GossipPing,
@@ -102,12 +103,15 @@ class Gossip:
             self._about_this_node(rumour, src)
             return False
         member = self.shared.members.get(rumour.node)
+        if src not in ("", rumour.node) and not rumour.is_credible(None if member is None else member.rumour):
+            self.shared.core.count("rumours with too great a number")
+            return False
         age_s = rumour.age_s
         rumour = msgspec.structs.replace(rumour, age_s=0.0) if age_s else rumour
         if member is None:
             if age_s >= self.shared.preset.tombstone_s and rumour.standing >= Standing.LEFT:
                 return False
-            if not self._admits(rumour):
+            if not self.has_room() or not self._make_room(rumour):
                 self.shared.core.count("members refused")
                 return False
             member = self.shared.members[rumour.node] = Member(rumour, self.shared.now_s - age_s)
@@ -125,20 +129,21 @@ class Gossip:
             self.pass_on(member.rumour)
         return True
 
-    def _admits(self, rumour: Rumour) -> bool:
-        """Whether one more member may be kept. Names of those that are gone for good are kept only while there is room, and
-        make it for whoever comes: the longest known first."""
+    def _make_room(self, newcomer: Rumour) -> bool:
+        """Whether one more may be remembered: the one who left or was forgotten longest ago makes room for the living."""
         shared = self.shared
-        is_gone = rumour.standing is Standing.FORGOTTEN
-        if not is_gone and not self.has_room():
-            return False
         if len(shared.members) < 2 * shared.core.config.peers_max:
             return True
-        forgotten = Standing.FORGOTTEN
-        gone = [(that.since_s, node) for node, that in shared.members.items() if that.rumour.standing is forgotten]
-        if is_gone or not gone:
+        if newcomer.standing >= Standing.LEFT:
             return False
-        self.drop(min(gone)[1])
+        left = [
+            (member.since_s, node) for node, member in shared.members.items() if member.rumour.standing >= Standing.LEFT
+        ]
+        if not left:
+            return False
+        node = min(left)[1]
+        self.drop(node)
+        self.contacts.buried(node)
         return True
 
     def _believe(self, member: Member, was: Rumour | None, now: Rumour, src: str) -> None:
@@ -220,11 +225,14 @@ class Gossip:
         own = self.own
         if self._is_leaving:
             return
+        if max(rumour.incarnation, rumour.refutation) > OUTDO_MAX:
+            self.shared.core.count("rumours with too great a number")
+            return
         if rumour.weight <= own.weight:
             if rumour.boot == own.boot and rumour.standing:  # its refutation was lost on the way to that node
                 self.shared.tell(src, own)
             return
-        if rumour.boot == own.boot:
+        if (rumour.boot, rumour.incarnation) == (own.boot, own.incarnation):
             self.shared.core.count("suspicions refuted")
             self.shared.health.worse()
             self.refutation = rumour.refutation

@@ -325,9 +325,11 @@ class Node:
                 if self.membership.profiles.told(message):
                     self.sharing.sender.peer_met()
             case messages.State():
-                if message.identity.node == src:
+                if message.identity.node == message.profile.node == src:
                     met = events.PeerMet(message.identity, message.profile, message.report)
                     self._met(met, told_by_itself=False)
+                else:
+                    self.state.count("states told in another's name")
             case messages.Leaving():
                 self.membership.left(src)
             case _:
