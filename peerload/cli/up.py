@@ -13,8 +13,8 @@ import time
 import peerload
 from peerload.cli.agent_flags import agent_options, as_words, given_settings, located, make_private
 from peerload.cli.text import number_text, print_json, printable, size_text
-from peerload.client import Client, default_socket_path
-from peerload.model.errors import AgentUnavailable, PeerloadError
+from peerload.client import ANSWERS_WITHIN_S, Client, default_socket_path
+from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
         "up", "Start an agent for me on this machine, in the background; no config file needed."
     ).read(words)
     settings = located(given_settings(flags))
-    info = _info(settings["socket"])
+    info = _info(settings["socket"], ANSWERS_WITHIN_S)
     already = info is not None
     if already and (ignored := sorted(set(given_settings(flags)) - {"state", "socket"})):
         said = " ".join(f"--{key}" for key in ignored)
@@ -75,7 +75,7 @@ def start(settings: dict[str, Any]) -> dict[str, Any]:
     pause = threading.Event()
     deadline = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < deadline:
-        info = _info(settings["socket"])
+        info = _starting(settings["socket"])
         if info is not None:
             process.returncode = 0  # it goes on without us: nothing to reap
             return info
@@ -100,12 +100,23 @@ def _program() -> list[str]:
     return [sys.executable, "-I", "-c", start_there]
 
 
-def _info(socket_path: str) -> dict[str, Any] | None:
-    """What an agent at this socket says of itself; None if none answers."""
+def _info(socket_path: str, within_s: float) -> dict[str, Any] | None:
+    """What an agent at this socket says of itself; None if there is none. Raises AgentSilent if one is that says
+    nothing for so long: it is in the way of another."""
     try:
-        with Client(socket_path, timeout_s=STARTS_WITHIN_S) as client:
+        with Client(socket_path, timeout_s=within_s) as client:
             return client.call("info")
+    except AgentSilent:
+        raise
     except AgentUnavailable:
+        return None
+
+
+def _starting(socket_path: str) -> dict[str, Any] | None:
+    """What the agent just started says of itself; None if it does not yet."""
+    try:
+        return _info(socket_path, STARTS_WITHIN_S)
+    except AgentSilent:
         return None
 
 
