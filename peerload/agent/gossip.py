@@ -93,14 +93,15 @@ class GossipSocket(Generic[Said, Heard]):
         chosen: int = made.getsockname()[1]
         return chosen
 
-    def send(self, address: str, messages: Said) -> None:
-        """Seal and send to `HOST:PORT`; a host name is looked up first, and what is to be sent until then is dropped."""
+    def send(self, node: str, address: str, messages: Said) -> None:
+        """Seal and send to this node at `HOST:PORT`; no other can open it. A host name is looked up first, and what is to
+        be sent until then is dropped."""
         made = self._socket
         where = self._numeric(address) if made is not None else None
         if made is None or where is None:
             self._counters["gossip not sent"] += 1
             return
-        datagram = self._sealer.seal(self._encode(messages))
+        datagram = self._sealer.seal(self._encode(messages), node.encode())
         if len(datagram) > DATAGRAM_BYTES_MAX:
             self._counters["gossip not sent: too large"] += 1
             return
@@ -144,10 +145,10 @@ class GossipSocket(Generic[Said, Heard]):
             self._counters["gossip dropped: too large"] += 1
             return
         try:
-            node, boot, plaintext = self._sealer.open(datagram)
+            node, boot, plaintext = self._sealer.open(datagram, self._sealer.node.encode())
             messages = self._decode(plaintext)
         except NotAuthentic:
-            self._counters["gossip dropped: not of this cluster"] += 1
+            self._counters["gossip dropped: not of this cluster, or for another node"] += 1
         except Replayed:
             self._counters["gossip dropped: replayed"] += 1
         except ProtocolError:
@@ -200,7 +201,7 @@ class GossipSocket(Generic[Said, Heard]):
         try:
             answers = await loop.getaddrinfo(host, None, family=family, type=socket.SOCK_DGRAM)
             found = str(answers[0][4][0])
-        except OSError:
+        except (OSError, ValueError):  # ValueError: no host name at all
             self._counters["gossip names not found"] += 1
             found = self._names.get(host, (None, 0.0))[0]  # the last one known is better than none
         self._names.pop(host, None)

@@ -3,7 +3,7 @@
 Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent; both sides send frames (4-byte length,
 MessagePack), each a list of maps. Requests have ``do``: spawn, signal, lease, forget, list, stop; events have ``is``:
 started, ended, expired (it has no process and will have none, and no exit: its lease had run out, or its unit could not
-be made), listed. An agent hears of events only after it has asked for the list, so that the list and the events
+be made), frozen, thawed, listed. An agent hears of events only after it has asked for the list, so that the list and the events
 after it tell everything once. Whatever an agent says, the launcher goes on: garbage costs it the connection.
 
 An agent may be older or newer than its launcher: fields that came later may be missing (PROTOCOL says which).
@@ -46,6 +46,10 @@ REMAINS_S_MAX = 10.0
 """What an ended task has left and cannot be killed (it waits for a disk) keeps its exit back no longer than this."""
 DESCRIPTORS_RESERVED = 64
 """Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
+LOCK_S_MAX = 0.3
+"""So long a directory may seem taken by a launcher that was killed: a process it was just starting still has its lock …"""
+LOCK_LOOK_S = 0.01
+"""… and is looked at this often."""
 ALREADY_RUNS = 75
 """The exit code of a launcher whose directory another one has (which may not answer yet: it ends left-overs first)."""
 
@@ -58,7 +62,11 @@ class Launcher:
         self._directory = directory
         self._wanted = wanted
         self._lock = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise
         self._holes = Holes()
         self._tasks: dict[str, Task] = {}
         self._by_pidfd: dict[int, Task] = {}
@@ -82,7 +90,7 @@ class Launcher:
         self._boot = machine_boot()
         self._spawns = RecordLog(f"{self._directory}/{SPAWNS_NAME}")
         self._units = self._choose_units()
-        self._leases = Leases(self._tasks, self._units)
+        self._leases = Leases(self._tasks, self._units, self._events)
         self._epoll = select.epoll()
         self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._exits.wake_by(wake_end)
@@ -424,6 +432,19 @@ def _detach(directory: str) -> None:
     os.close(log)
 
 
+def _locked(directory: str, wanted: str) -> Launcher:
+    """The launcher of this directory; ends this process if there is another."""
+    tries_until_s = time.monotonic() + LOCK_S_MAX
+    while True:
+        try:
+            return Launcher(directory, wanted)
+        except BlockingIOError:
+            if time.monotonic() >= tries_until_s:
+                sys.stderr.write(f"another launcher runs in {directory}\n")
+                sys.exit(ALREADY_RUNS)
+            time.sleep(LOCK_LOOK_S)
+
+
 def main() -> None:
     """``--directory DIR [--units KIND]``: run the launcher of DIR until it is told to stop. KIND is cgroup2, cgroup1 or
     bare; where that does not work, and without it, the best that does."""
@@ -432,11 +453,7 @@ def main() -> None:
         sys.exit("usage: launcher --directory DIR [--units KIND]")
     directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
-    try:
-        launcher = Launcher(directory, flags.get("--units", ""))
-    except BlockingIOError:
-        sys.stderr.write(f"another launcher runs in {directory}\n")
-        sys.exit(ALREADY_RUNS)
+    launcher = _locked(directory, flags.get("--units", ""))
     _detach(directory)
     launcher.open()
     launcher.run()

@@ -9,6 +9,8 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from peerload.agent.launcher_task import Task
     from peerload.agent.launcher_units import Units
 
@@ -22,11 +24,12 @@ def boot_s() -> float:
 
 
 class Leases:
-    """Of the launcher's ``tasks``, in their ``units``."""
+    """Of the launcher's ``tasks``, in their ``units``; ``events``: where the agent's next ones are gathered."""
 
-    def __init__(self, tasks: dict[str, Task], units: Units) -> None:
+    def __init__(self, tasks: dict[str, Task], units: Units, events: list[dict[str, Any]]) -> None:
         self._tasks = tasks
         self._units = units
+        self._events = events
         self._count = 0
 
     def soonest_s(self) -> float | None:
@@ -48,6 +51,7 @@ class Leases:
         if task.frozen_at_s and (not deadline_s or deadline_s > boot_s()) and not task.lost_because:
             task.frozen_at_s = 0.0
             self._units.thaw(task.key)
+            self._events.append({"is": "thawed", "key": task.key})
 
     def drop(self, task: Task) -> None:
         """Its leader has ended."""
@@ -70,6 +74,7 @@ class Leases:
                 task.lost_because = "its lease ran out"
             else:
                 self._units.freeze(task.key)
+                self._events.append({"is": "frozen", "key": task.key})
         elif not task.lost_because and now_s >= task.frozen_at_s + task.frozen_s_max:
             task.lost_because = f"it was frozen for {task.frozen_s_max:g} s, without a lease"
         if task.lost_because:

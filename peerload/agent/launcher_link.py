@@ -20,7 +20,7 @@ import msgspec
 import peerload
 from peerload.agent.launcher import ALREADY_RUNS
 from peerload.model.errors import PeerloadError
-from peerload.model.events import LauncherLost, LauncherReady, Running, TaskEnded, TaskLost, TaskStarted
+from peerload.model.events import LauncherLost, LauncherReady, Running, TaskEnded, TaskFrozen, TaskLost, TaskStarted
 from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
@@ -364,6 +364,8 @@ class LauncherLink:
             self._put(TaskLost(event["key"], reason, never_started=bool(event.get("never_started", True))))
         elif kind == "ended":
             self._put(TaskEnded(event["key"], msgspec.convert(event["exit"], Exit)))
+        elif kind in ("frozen", "thawed"):
+            self._put(TaskFrozen(event["key"], frozen=kind == "frozen"))
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ class Members:
 
     def send(self, action: SendGossip) -> None:
         """Say something to a peer, by one datagram."""
-        self._socket.send(action.address, action.messages)
+        self._socket.send(action.node, action.address, action.messages)
 
     def identity_of(self, node: str) -> Identity | None:
         """Where a peer is, as far as the core knows."""

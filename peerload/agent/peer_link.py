@@ -354,15 +354,15 @@ class PeerLinks:
                 self._write(connection, node, WrongBoot(boot=self.identity.boot))
         elif connection.stream:
             self._serve(connection, node, message)
+        elif isinstance(message, Hello):  # who speaks was said, and proven, when the link was made
+            self._drop("a second introduction")
+            connection.close("a second introduction")
         elif isinstance(message, OutputRequest | OutputChunk | OutputEnd):
             if not self.malformed(connection, ProtocolError("output on a link that is not for it")):
                 connection.close("malformed frames")
         else:
             self._counters["peer received"] += 1
-            if isinstance(message, Hello):
-                self._met(message)
-            else:
-                self._deliver(node, message)
+            self._deliver(node, message)
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:  # noqa: ARG002 -- the protocol's
         """Count it; too many, and the peer stays out for a while."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 import msgspec
 
 from peerload.agent.environment import variables_of
+from peerload.agent.mqtt_inbox import SOURCES_MAX
 from peerload.model import actions, events
 from peerload.model.errors import BadRequest, SlowDown
 from peerload.model.messages import ADVICE, Offer, Result, State
@@ -109,6 +110,7 @@ class Performer:
                 parts.links.connect(action.identity)
             case actions.ForgetPeer():
                 parts.links.forget(action.node)
+                self._on_bus.pop(action.node, None)
             case actions.DialAddress():
                 parts.links.dial(action.address)
             case (
@@ -159,7 +161,10 @@ class Performer:
 
     def heard_on_bus(self, envelope: Envelope) -> None:
         """A peer is on MQTT: advice for it may go there."""
+        self._on_bus.pop(envelope.src, None)
         self._on_bus[envelope.src] = (envelope.src_boot, 0)
+        if len(self._on_bus) > SOURCES_MAX:  # whoever was not heard for longest is told over the peer link
+            del self._on_bus[next(iter(self._on_bus))]
 
     def _announce(self, action: actions.Announce) -> None:
         bus = self._parts.bus

@@ -97,9 +97,8 @@ class Store(StoreReader):
                 raise sqlite3.DatabaseError("it has no id")
             self._keep_node()
             self.store_id = str(identity[0])
-            old = time.time() - KEPT_S
             with self._writer:
-                self._writer.execute("DELETE FROM floors WHERE at < ?", (old,))
+                self._writer.execute(schema.DROP_OLD_FLOORS, (time.time() - KEPT_S,))
         except sqlite3.Error as error:
             self.close()
             raise StoreError(
@@ -313,7 +312,7 @@ class Store(StoreReader):
     def _apply(self, writer: sqlite3.Connection, row: Row) -> None:
         match row:
             case PutFloor():
-                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind)))
+                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind), row.home))
             case DropFloors():
                 writer.executemany(schema.DROP_FLOOR, [(uid,) for uid in row.uids])
             case PutDrain():
@@ -341,7 +340,9 @@ class Store(StoreReader):
 
 def _task_values(record: TaskRecord) -> tuple[object, ...]:
     counter, member = order_of(record.task)
-    more = More(record.store, record.parked_ts, record.losses, record.lost_on, record.last_node, record.retry_of)
+    more = More(
+        record.store, record.parked_ts, record.losses, record.lost_on, record.last_node, record.retry_of, record.grants
+    )
     return (
         counter,
         member,

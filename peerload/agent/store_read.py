@@ -17,7 +17,7 @@ import msgspec
 from peerload.agent import store_schema as schema
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
-from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
 
 KEPT_S = 7 * 86_400.0
 """Tokens and floors are remembered for so long."""
@@ -40,7 +40,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
     tasks: tuple[TaskRow, ...]
     executions: tuple[ExecutionRecord, ...]
-    floors: tuple[tuple[bytes, int, FloorKind], ...]
+    floors: tuple[tuple[bytes, int, FloorKind, str], ...]
     tokens: tuple[tuple[str, bytes, str, int], ...]
     counter: int
     past: tuple[PastRun, ...] = ()
@@ -56,6 +56,7 @@ class More(msgspec.Struct, frozen=True, omit_defaults=True):
     lost_on: tuple[str, ...] = ()
     last_node: str = ""
     retry_of: str = ""
+    grants: tuple[Grant, ...] = ()
 
 
 NO_MORE = More()
@@ -77,6 +78,7 @@ class Happened(msgspec.Struct, frozen=True, gc=False):
 
 _TYPES = (int, int, bytes, str, int, str, int, str, float, int, float, float, float)
 """What those up to ended_at hold."""
+_EVENT_TYPES = (int, float, str, str, int, str, str)
 _Found = tuple[Any, ...]
 """A row of tasks with the columns of _COLUMNS."""
 
@@ -117,19 +119,24 @@ class StoreReader:
         ]
         executions = []
         for uid, attempt, raw in self._execute("SELECT uid, attempt, record FROM executions ORDER BY uid, attempt"):
-            executions.append(_decoded(_execution, raw, f"execution {uid.hex()}-{attempt}"))
+            what = f"execution {uid.hex() if isinstance(uid, bytes) else uid}-{attempt}"
+            executions.append(_decoded(_execution, raw, what))
         tokens = [
             (token, digest, f"{self._node}/{counter}", members)
-            for token, digest, counter, members in self._execute(
+            for token, digest, counter, members in self._typed(
+                (str, bytes, int, int),
+                "a submission",
                 "SELECT token, digest, counter, members FROM submissions WHERE submitted_at > ? ORDER BY counter",
                 (time.time() - KEPT_S,),
             )
         ]
         floors = [
-            (uid, floor, _floor_kind(kind))
-            for uid, floor, kind in self._execute("SELECT uid, floor, kind FROM floors ORDER BY at, uid")
+            (uid, floor, _floor_kind(kind), home)
+            for uid, floor, kind, home in self._typed(
+                (bytes, int, int, str), "a floor", "SELECT uid, floor, kind, home FROM floors ORDER BY at, uid"
+            )
         ]
-        drained = self._execute("SELECT value FROM meta WHERE key = 'drained'")
+        drained = self._typed((str,), "whether it is drained", "SELECT value FROM meta WHERE key = 'drained'")
         return Recovered(
             tuple(tasks),
             tuple(executions),
@@ -153,7 +160,10 @@ class StoreReader:
 
     def last_counter(self) -> int | None:
         """The number of the last submission, None if there is none."""
-        return self._execute("SELECT max(counter) FROM submissions")[0][0]  # type: ignore[no-any-return]
+        highest = self._execute("SELECT max(counter) FROM submissions")[0][0]
+        if highest is not None and not isinstance(highest, int):
+            raise StoreError("the number of a submission cannot be read from the database", why=repr(highest)[:100])
+        return highest
 
     def submission_of(self, token: str) -> tuple[bytes, str, int] | None:
         """(digest, id, members; 0 = a single task) of the newest submission with this token, if it is remembered."""
@@ -208,7 +218,7 @@ class StoreReader:
         left = max(limit - len(busy), 0)
         waiting = waiting[: max(left - len(ended), -(-left // 2))]
         kept = busy[:limit] + waiting + ended[: left - len(waiting)]
-        rows, damaged = self._readable(sorted(kept, key=lambda row: row[:2]))
+        rows, damaged = self._readable(sorted(kept, key=lambda row: (_number(row[0]), _number(row[1]))))
         return Listing(rows, damaged, truncated)
 
     def ended(self, since: float, after: Place | None, limit: int, *, oldest_first: bool) -> Listing:
@@ -273,6 +283,8 @@ class StoreReader:
 
     def _happened(self, row: tuple[Any, ...]) -> Happened:
         number, at, what, state, counter, member, task, attempt, node, reason = row
+        if tuple(map(type, (number, at, what, state, attempt, node, reason))) != _EVENT_TYPES:
+            raise StoreError(f"event {number} cannot be read from the database", why=f"{row!r}"[:200])
         if counter is not None:
             task = self._name(counter, member)
         return Happened(number, at, what, state, task or "", attempt, node, reason)
@@ -283,6 +295,14 @@ class StoreReader:
             return self._reader.execute(sql, values).fetchall()
         except sqlite3.Error as error:
             raise StoreError("the database cannot be read", why=str(error)) from None
+
+    def _typed(self, types: tuple[type, ...], what: str, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
+        """Rows whose columns hold these. Raises StoreError if one does not."""
+        rows = self._execute(sql, values)
+        for row in rows:
+            if tuple(map(type, row)) != types:
+                raise StoreError(f"{what} cannot be read from the database", why=f"{row!r}"[:200])
+        return rows
 
     def _found(self, where: str, values: tuple[object, ...]) -> list[_Found]:
         return self._execute(f"SELECT {_COLUMNS} FROM tasks t WHERE {where}", values)  # noqa: S608 -- constants
@@ -321,6 +341,8 @@ class StoreReader:
             found = self._execute("SELECT environment FROM environments WHERE digest = ?", (digest,))
             if not found:
                 raise StoreError(f"the environment of submission {counter} is missing from the database")
+            if not isinstance(found[0][0], bytes):
+                raise StoreError(f"the environment of submission {counter} cannot be read from the database")
             environments[digest] = found[0][0]
         spec: TaskSpec = _decoded(_spec, packed, f"submission {counter}")
         return msgspec.structs.replace(spec, environment=environments[digest])
@@ -333,7 +355,7 @@ class StoreReader:
         except ValueError:
             raise StoreError(f"{name} has no state that is known", why=repr(row[3])) from None
         attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
-        if tuple(map(type, row[: len(_TYPES)])) != _TYPES:
+        if tuple(map(type, row[: len(_TYPES)])) != _TYPES or not isinstance(row[14], str):
             raise StoreError(f"{name} is damaged", why="a column has a value of the wrong kind")
         more = NO_MORE if row[15] is None else _decoded(_more, row[15], f"the record of {name}")
         return TaskRecord(
@@ -357,12 +379,18 @@ class StoreReader:
             lost_on=more.lost_on,
             last_node=more.last_node,
             retry_of=more.retry_of,
+            grants=more.grants,
         )
 
 
 def _floor_kind(kind: int) -> FloorKind:
     """What cannot be read counts as what promises most."""
     return FloorKind(kind) if kind in tuple(FloorKind) else FloorKind.STARTED_ONCE
+
+
+def _number(value: object) -> int:
+    """For an order that a damaged row does not upset."""
+    return value if isinstance(value, int) else 0
 
 
 def _place(found: _Found) -> Place:
@@ -385,7 +413,9 @@ def order_of(task: str) -> tuple[int, int]:
     return int(counter), int(member) if dot else SINGLE
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: bytes, what: str) -> Any:  # noqa: ANN401 -- the decoder's type
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: object, what: str) -> Any:  # noqa: ANN401 -- the decoder's type
+    if not isinstance(raw, bytes):
+        raise StoreError(f"{what} cannot be read from the database", why=f"{type(raw).__name__} where bytes should be")
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from peerload.model.task import FloorKind
+
 VERSION = 2
 
 _EVENTS = """
@@ -31,7 +33,8 @@ CREATE INDEX ended ON tasks (ended_at) WHERE ended_at > 0;
 CREATE TABLE executions (
     uid BLOB NOT NULL, attempt INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (uid, attempt)) WITHOUT ROWID;
 CREATE TABLE floors (
-    uid BLOB PRIMARY KEY, floor INTEGER NOT NULL, at REAL NOT NULL, kind INTEGER NOT NULL) WITHOUT ROWID;
+    uid BLOB PRIMARY KEY, floor INTEGER NOT NULL, at REAL NOT NULL, kind INTEGER NOT NULL,
+    home TEXT NOT NULL) WITHOUT ROWID;
 """
     + _EVENTS
 )
@@ -46,6 +49,7 @@ DROP INDEX unfinished;
 CREATE INDEX unfinished ON tasks (state, counter, member) WHERE ended_at = 0;
 ALTER TABLE tasks ADD COLUMN more BLOB;
 ALTER TABLE floors ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE floors ADD COLUMN home TEXT NOT NULL DEFAULT '';
 """,
 }
 """What makes a database of version n - 1 one of version n."""
@@ -62,10 +66,16 @@ EVENT_COLUMNS = "number, at, what, state, counter, member, task, attempt, node, 
 PUT_EXECUTION = "INSERT OR REPLACE INTO executions VALUES (?, ?, ?)"
 DROP_EXECUTION = "DELETE FROM executions WHERE uid = ? AND attempt = ?"
 PUT_FLOOR = (
-    "INSERT INTO floors VALUES (?, ?, ?, ?) ON CONFLICT (uid) DO UPDATE SET floor = excluded.floor,"
-    " at = excluded.at, kind = excluded.kind WHERE excluded.floor >= floor"
+    "INSERT INTO floors VALUES (?, ?, ?, ?, ?) ON CONFLICT (uid) DO UPDATE SET floor = excluded.floor,"
+    " at = excluded.at, kind = excluded.kind, home = excluded.home WHERE excluded.floor >= floor"
 )
 DROP_FLOOR = "DELETE FROM floors WHERE uid = ?"
+DROP_OLD_FLOORS = (
+    f"DELETE FROM floors WHERE at < ? AND kind IN ({FloorKind.STARTED:d}, {FloorKind.REFUSED:d})"  # noqa: S608 -- constants
+    " AND uid NOT IN (SELECT uid FROM executions)"
+)
+"""Never by age (the machine's date may be wrong): that a task which may run once only was started, and any of an attempt
+that is still here."""
 PUT_DRAIN = "INSERT OR REPLACE INTO meta VALUES ('drained', ?)"
 DROP_DRAIN = "DELETE FROM meta WHERE key = 'drained'"
 PAST_RUNS = (

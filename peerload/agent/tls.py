@@ -121,10 +121,10 @@ class Credentials:
         try:
             with self._path.open("rb") as file:
                 return certificates.node_facts(self.cluster.authority, file.read(FILE_BYTES_MAX))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
-            _log.info("a new certificate is made: the one in %s cannot be used (%s)", self._path, type(error).__name__)
+        except OSError:
+            return None  # if it is more than missing, making it anew says so
+        except ValueError:
+            _log.info("a new certificate is made: the one in %s is of another cluster, or damaged", self._path)
             return None
 
     def _write(self, data: bytes) -> None:

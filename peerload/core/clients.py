@@ -67,7 +67,8 @@ class Clients:
         for name in event.tasks:
             tasks = [task for task in self._home.named(name) if task.phase in waits]
             for task in tasks:
-                self._home.hold(task, HELD_BY_USER)
+                # Kept back for good: not even a node that still has an attempt of it may go on with that.
+                self._home.hold(task, HELD_BY_USER, last_node="")
             (held if tasks else not_waiting).append(name)
         self._answer(event.request, held=held, not_waiting=not_waiting)
 
@@ -95,12 +96,12 @@ class Clients:
         self._answer(event.request)
 
     def forget(self, event: events.ForgetRequested) -> None:
-        """A user asserts that a node is gone for good."""
+        """A user asserts that a node is gone for good; one that is there is not forgotten."""
         peer = self._membership.get(event.node)
         error: BadRequest | None = None
         if event.node == self._state.node:
             error = BadRequest(f"{event.node} is this node itself", hint="peerload leave")
-        elif peer is None and not self._home.at(event.node):
+        elif peer is None and not self._home.at(event.node):  # an agent's restart may have forgotten it, its tasks not
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
         elif peer is not None and not self._membership.forget(event.node):
             error = BadRequest(f"{event.node} is {peer.state}", hint="stop it first; there:  peerload leave")

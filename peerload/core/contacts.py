@@ -104,21 +104,21 @@ class Contacts:
         self._join_s = min(self._join_s * 2.0, shared.preset.reconnect_s)
 
     def _some(self, things: list[Thing]) -> list[Thing]:
-        return self._shared.core.rng.sample(things, min(len(things), self._shared.preset.join_contacts))
+        return self._shared.rng.sample(things, min(len(things), self._shared.preset.join_contacts))
 
     # -- exchanging everything -----------------------------------------------------------------------------------------
 
     def _arm_sync(self) -> None:
         shared = self._shared
         scale = math.ceil(math.log2(shared.size / SCALED_ABOVE)) + 1 if shared.size > SCALED_ABOVE else 1
-        shared.arm("sync", shared.preset.sync_s * scale * shared.core.rng.uniform(1.0 - JITTER, 1.0 + JITTER))
+        shared.arm("sync", shared.preset.sync_s * scale * shared.rng.uniform(1.0 - JITTER, 1.0 + JITTER))
 
     def _sync(self) -> None:
         shared = self._shared
         self._bury()
         alive = [node for node in shared.there if shared.members[node].rumour.standing is Standing.ALIVE]
         if alive:
-            self._exchange(shared.core.rng.choice(alive))
+            self._exchange(shared.rng.choice(alive))
             self._arm_sync()
 
     def _bury(self) -> None:
@@ -145,7 +145,7 @@ class Contacts:
         lost = 0 if shared.is_armed("again") else len(self._lost())
         if lost:
             share = lost / (lost + len(shared.there))
-            shared.arm("again", shared.preset.reconnect_s / share * shared.core.rng.uniform(0.5, 1.5))
+            shared.arm("again", shared.preset.reconnect_s / share * shared.rng.uniform(0.5, 1.5))
 
     def _try_one(self) -> None:
         """One of the lost, at random."""
@@ -153,7 +153,7 @@ class Contacts:
         lost = self._lost()
         if lost:
             shared.core.count("lost members tried")
-            self._try(shared.core.rng.choice(lost))
+            self._try(shared.rng.choice(lost))
             self._look_again()
 
     def _try(self, one: Identity | str) -> None:

@@ -68,7 +68,7 @@ class Detector:
         together."""
         shared = self._shared
         if not shared.is_armed("turn"):
-            shared.arm("turn", shared.preset.probe_s * shared.core.rng.random())
+            shared.arm("turn", shared.preset.probe_s * shared.rng.random())
 
     def turn(self) -> None:
         """Every probe_s: probe the next."""
@@ -94,12 +94,18 @@ class Detector:
             if member is not None and member.is_there:
                 return node
         self._order = list(shared.there)
-        shared.core.rng.shuffle(self._order)
+        shared.rng.shuffle(self._order)
         return self._order.pop()
 
     def joined(self, node: str) -> None:
         """A new member takes a random place in the rest of this round."""
-        self._order.insert(self._shared.core.rng.randint(0, len(self._order)), node)
+        if node not in self._order:
+            self._order.insert(self._shared.rng.randint(0, len(self._order)), node)
+
+    def gone(self, node: str) -> None:
+        """It is not there any more: it has no turn."""
+        if node in self._order:
+            self._order.remove(node)
 
     # -- one probe -----------------------------------------------------------------------------------------------------
 

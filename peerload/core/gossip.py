@@ -22,6 +22,7 @@ from peerload.core.gossip_state import GossipState, Member
 from peerload.core.suspicion import Suspicion
 from peerload.model.events import GossipReceived
 from peerload.model.gossip import (
+    OUTDO_MAX,
     GossipAck,
     GossipNack,
     GossipPing,
@@ -102,12 +103,15 @@ class Gossip:
             self._about_this_node(rumour, src)
             return False
         member = self.shared.members.get(rumour.node)
+        if src not in ("", rumour.node) and not rumour.is_credible(None if member is None else member.rumour):
+            self.shared.core.count("rumours with too great a number")
+            return False
         age_s = rumour.age_s
         rumour = msgspec.structs.replace(rumour, age_s=0.0) if age_s else rumour
         if member is None:
             if age_s >= self.shared.preset.tombstone_s and rumour.standing >= Standing.LEFT:
                 return False
-            if not self.has_room() or len(self.shared.members) >= 2 * self.shared.core.config.peers_max:
+            if not self.has_room() or not self._make_room(rumour):
                 self.shared.core.count("members refused")
                 return False
             member = self.shared.members[rumour.node] = Member(rumour, self.shared.now_s - age_s)
@@ -123,6 +127,23 @@ class Gossip:
             age_s = 0.0
         if spread and age_s < self.shared.preset.sync_s:  # what is old and new here only is known elsewhere
             self.pass_on(member.rumour)
+        return True
+
+    def _make_room(self, newcomer: Rumour) -> bool:
+        """Whether one more may be remembered: the one who left or was forgotten longest ago makes room for the living."""
+        shared = self.shared
+        if len(shared.members) < 2 * shared.core.config.peers_max:
+            return True
+        if newcomer.standing >= Standing.LEFT:
+            return False
+        left = [
+            (member.since_s, node) for node, member in shared.members.items() if member.rumour.standing >= Standing.LEFT
+        ]
+        if not left:
+            return False
+        node = min(left)[1]
+        self.drop(node)
+        self.contacts.buried(node)
         return True
 
     def _believe(self, member: Member, was: Rumour | None, now: Rumour, src: str) -> None:
@@ -143,6 +164,8 @@ class Gossip:
                 self.detector.joined(now.node)
             self.detector.start()
             self._spread_soon()
+        else:
+            self.detector.gone(now.node)
         if now.standing >= Standing.LEFT:
             shared.news.drop(now.node)
         self.contacts.changed(now)
@@ -152,7 +175,7 @@ class Gossip:
         """Of a suspicion of others: perhaps confirm it, or else bring the suspect the word to refute."""
         shared = self.shared
         chance = shared.preset.corroborators / max(shared.size - 2, 1)
-        if shared.core.node not in rumour.by and shared.core.rng.random() < chance:
+        if shared.core.node not in rumour.by and shared.rng.random() < chance:
             self.detector.probe(rumour.node)
 
     def _unheard(self, node: str) -> None:
@@ -194,6 +217,7 @@ class Gossip:
         if shared.members.pop(node, None) is not None:
             shared.disarm("suspect", node)
             shared.news.drop(node)
+            self.detector.gone(node)
             shared.changed()
 
     def _about_this_node(self, rumour: Rumour, src: str) -> None:
@@ -201,11 +225,14 @@ class Gossip:
         own = self.own
         if self._is_leaving:
             return
+        if max(rumour.incarnation, rumour.refutation) > OUTDO_MAX:
+            self.shared.core.count("rumours with too great a number")
+            return
         if rumour.weight <= own.weight:
             if rumour.boot == own.boot and rumour.standing:  # its refutation was lost on the way to that node
                 self.shared.tell(src, own)
             return
-        if rumour.boot == own.boot:
+        if (rumour.boot, rumour.incarnation) == (own.boot, own.incarnation):
             self.shared.core.count("suspicions refuted")
             self.shared.health.worse()
             self.refutation = rumour.refutation
@@ -232,7 +259,7 @@ class Gossip:
     def _spread_soon(self) -> None:
         shared = self.shared
         if shared.news.rumours and shared.there and not shared.is_armed("spread"):
-            shared.arm("spread", shared.preset.spread_s * shared.core.rng.random())
+            shared.arm("spread", shared.preset.spread_s * shared.rng.random())
 
     def _spread(self) -> None:
         """One round: a few members are told what is new; none follows when all has been sent often enough."""

@@ -39,10 +39,11 @@ class Member:
 
 
 class GossipState:
-    """members: by name, without this node. own_load: what this node says of its load now, None: nothing."""
+    """members: by name, without this node. rng: gossip's own, so that what it draws changes nothing that policies draw. own_load: what this node says of its load now, None: nothing."""
 
     def __init__(self, state: CoreState) -> None:
         self.core = state
+        self.rng = type(state.rng)(state.rng.getrandbits(64))
         self.preset: GossipPreset = state.config.gossip
         self.members: dict[str, Member] = {}
         self.news = Rumours(self.preset.retransmit_mult, self.preset.loads_max)
@@ -87,7 +88,7 @@ class GossipState:
     def draw(self, count: int, without: str = "") -> list[str]:
         """So many different members at random, fewer if there are not so many."""
         names = [name for name in self.there if name != without]
-        return self.core.rng.sample(names, min(count, len(names)))
+        return self.rng.sample(names, min(count, len(names)))
 
     # -- datagrams -----------------------------------------------------------------------------------------------------
 

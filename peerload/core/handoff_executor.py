@@ -46,13 +46,15 @@ if TYPE_CHECKING:
     from peerload.model.load import LoadReport
     from peerload.model.task import Exit
 
+NOT_ITS_HOME = "words of others than its home"
+
 
 class Executor:
     """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task.
 
     ``accepts(offer)`` is the transfer policy's word; ``report()`` this node's load for declines; ``arrived(guest)`` is
     called when one has been committed and waits here; ``is_ending(key)``: whether the launcher still has an attempt that
-    nobody here knows, and is ending it.
+    nobody here knows, and is ending it; ``is_own(uid)``: whether an unfinished task of this node has this uid.
     """
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
@@ -62,16 +64,22 @@ class Executor:
         self.guests: dict[str, Guest] = {}
         self.by_uid: dict[bytes, Guest] = {}
         self.floors = Floors(state, self.by_uid.__contains__)
-        self.leases = GuestLeases(state, self.guests, self.by_uid, self._tell, self.give_back)
+        self.leases = GuestLeases(state, self.guests, self._guest_of, self._tell, self.give_back)
         self.accepts: Callable[[Offer], bool]
         self.report: Callable[[], LoadReport]
         self.arrived: Callable[[Guest], None] = lambda _guest: None
         self.is_ending: Callable[[str], bool] = lambda _key: False
+        self.is_own: Callable[[bytes], bool] = lambda _uid: False
 
     # -- offer and commit ----------------------------------------------------------------------------------------------
 
     def offer_received(self, src: str, offer: Offer, *, directory_here: bool) -> None:
         """Reserve room, or decline with the reason."""
+        objection = self._objection(src, offer.task, offer.uid)
+        if objection:
+            self._state.count("offers declined here: cannot")
+            self._state.send(src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self.report()))
+            return
         stale = self.by_uid.get(offer.uid)
         if (
             stale is not None
@@ -103,6 +111,32 @@ class Executor:
         guest.repeat_s = self._state.config.repeat_s
         self._accept(guest)
 
+    def _objection(self, src: str, task: str, uid: bytes) -> str:
+        """Why src has no say about this task; "" if it has. Launcher, spool and queue know an attempt by its task's uid, so
+        that one uid is never two homes'."""
+        if task_home(task) != src:
+            return "only its home may offer a task, start it or ask for it"
+        guest = self.by_uid.get(uid)
+        home = guest.home if guest is not None else self.floors.home(uid)
+        if self.is_own(uid) or home not in ("", src):
+            return "a task of another home has that uid here"
+        return ""
+
+    def _guest_of(self, src: str, uid: bytes) -> Guest | None:
+        """What is here of a task of src. That another speaks of it is counted."""
+        guest = self.by_uid.get(uid)
+        if guest is None or guest.home == src:
+            return guest
+        self._state.count(NOT_ITS_HOME)
+        return None
+
+    def _has_no_say(self, src: str, task: str, uid: bytes) -> bool:
+        """As `_objection`, where there is nothing to answer: it is counted."""
+        if not self._objection(src, task, uid):
+            return False
+        self._state.count(NOT_ITS_HOME)
+        return True
+
     def _accept(self, guest: Guest) -> None:
         """Say ACCEPT, and again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
         identity = self._state.identity
@@ -124,8 +158,6 @@ class Executor:
             return "floor", "an earlier attempt of it is still here"
         if offer.attempt <= self.floors.attempt(offer.uid):
             return "floor", "that attempt was started or refused here before"
-        if offer.task.partition("/")[0] != src:
-            return "cannot", "only its home may offer a task"
         if profile.drained:
             return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
         if not self._state.has_disk_room:
@@ -143,6 +175,8 @@ class Executor:
 
     def commit_received(self, src: str, commit: Commit) -> None:
         """Run it, if it answers the live reservation; else refuse for good."""
+        if self._has_no_say(src, commit.task, commit.uid):
+            return
         guest = self.by_uid.get(commit.uid)
         if guest is not None and guest.attempt == commit.attempt and guest.home == src:
             if guest.phase is not GuestPhase.RESERVED:
@@ -170,7 +204,7 @@ class Executor:
         if self.is_ending(execution_key(uid, attempt)):
             return
         if attempt > self.floors.attempt(uid):
-            self.floors.raise_to(uid, attempt, FloorKind.REFUSED)
+            self.floors.raise_to(uid, attempt, FloorKind.REFUSED, src)
             self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
         store = self._state.identity.store
         if self.floors.was_refused(uid, attempt):
@@ -200,7 +234,9 @@ class Executor:
         is_once = guest.spec.guarantee is Guarantee.ONCE
         self._state.persist(
             PutExecution(self._record(guest, ExecutionState.START)),
-            self.floors.row(guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED),
+            self.floors.row(
+                guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED, guest.home
+            ),
         )
         self._note(guest, "started", "room here")
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
@@ -253,7 +289,7 @@ class Executor:
     def never_started(self, guest: Guest, reason: str) -> None:
         """START is durable, but the launcher gives its word that there never was a process, and will be none (D6)."""
         self._ledger.end(guest.key)
-        refused = self.floors.row(guest.uid, guest.attempt, FloorKind.REFUSED)
+        refused = self.floors.row(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
         self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
         self._note(guest, "refused", reason)
         store = self._state.identity.store
@@ -274,10 +310,10 @@ class Executor:
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
         """Recorded at home: what is kept of it here may go; the floor stays."""
-        guest = self.by_uid.get(ack.uid)
-        if guest is None and task_home(ack.task) == src:
+        guest = self._guest_of(src, ack.uid)
+        if ack.uid not in self.by_uid and not self._has_no_say(src, ack.task, ack.uid):
             self.floors.noted(ack.uid, ack.attempt)  # that it died
-        if guest is None or guest.home != src or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
+        if guest is None or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
             return
         self._state.clear_timer("result", guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
@@ -310,7 +346,9 @@ class Executor:
 
     def query_received(self, src: str, query: Query) -> None:
         """Always answered: with what is here, or with a promise that it never will be. Who asks about a reservation has
-        granted it, and its COMMIT was lost."""
+        granted it, and its COMMIT was lost. To its home alone: a promise raises the floor for good."""
+        if self._has_no_say(src, query.task, query.uid):
+            return
         guest = self.by_uid.get(query.uid)
         if guest is not None and guest.home == src and guest.attempt == query.attempt:
             if guest.phase is GuestPhase.RESERVED:
@@ -322,8 +360,8 @@ class Executor:
 
     def revoke_received(self, src: str, revoke: Revoke) -> None:
         """End this attempt. One that has not started is refused for good; a running one gets the signal, then SIGKILL."""
-        guest = self.by_uid.get(revoke.uid)
-        if guest is None or guest.home != src or guest.attempt != revoke.attempt:
+        guest = self._guest_of(src, revoke.uid)
+        if guest is None or guest.attempt != revoke.attempt:
             return
         if guest.phase is GuestPhase.RESERVED:
             self._drop(guest)
@@ -336,8 +374,8 @@ class Executor:
 
     def signal_received(self, src: str, message: Signal) -> None:
         """Pass a signal on."""
-        guest = self.by_uid.get(message.uid)
-        if guest is None or guest.home != src or guest.attempt != message.attempt:
+        guest = self._guest_of(src, message.uid)
+        if guest is None or guest.attempt != message.attempt:
             return
         if guest.phase is GuestPhase.HERE:
             self._state.actions.append(SignalTask(guest.key, message.signal))
@@ -346,7 +384,7 @@ class Executor:
         """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
         self._queue.remove(guest)
         self._remove(guest)
-        self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED)
+        self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
         self._note(guest, "returned", reason)
         store = self._state.identity.store
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))

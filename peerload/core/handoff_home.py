@@ -14,7 +14,7 @@ from peerload.core.parking import Parking
 from peerload.core.work import HomePhase
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
-from peerload.model.task import Guarantee, TaskState
+from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,6 +112,7 @@ class Handoff:
             lease_s=self.leases.first_s(task.spec),
             migrations=task.record.migrations + task.voluntary,
             last_node="",
+            grants=(*task.record.grants, Grant(message.attempt, src))[-GRANTS_KEPT_MAX:],
         )
         self._state.count("transfers")
         self._home.placed(task, src)
@@ -134,10 +135,11 @@ class Handoff:
     def decline_received(self, src: str, message: Decline) -> None:
         """No room there after all, or never."""
         task = self._home.tasks.get(message.uid)
-        if task is None or task.phase is not HomePhase.OFFERED or task.offered_to != src:
+        is_offered = task is not None and task.phase is HomePhase.OFFERED
+        if task is None or not is_offered or (src, message.attempt) != (task.offered_to, task.record.attempt + 1):
+            self._state.count("declines of no offer")
             return
-        if message.attempt == task.record.attempt + 1:
-            self._declined(task, src, message.reason)
+        self._declined(task, src, message.reason)
 
     def _declined(self, task: HomeTask, node: str, reason: str) -> None:
         self._home.withdraw(task)
@@ -159,18 +161,18 @@ class Handoff:
         if task is None or not self._may_say(task, src, message):
             return None
         to = message.to if isinstance(message, Return) else ""
-        self._home.requeue(task, message.reason or f"{src} has not started it", arrives=False)
+        reason = message.reason or f"{src} has not started it"
+        self._home.requeue(task, reason, arrives=False, grants=self._other_grants(task))
         return to
 
     def died_received(self, src: str, message: Died) -> None:
         """The attempt started, its processes are gone, and there is no result."""
         task = self._home.tasks.get(message.uid)
-        is_current = task is not None and (task.record.attempt, task.record.node) == (message.attempt, src)
-        if task is not None and is_current:
-            if not self._may_say(task, src, message):
-                return
+        if task is not None and self._may_say(task, src, message):
             reason = f"{src}: {message.reason or 'the attempt died'}"
             self.losses.died(task, reason)
+        elif task is not None and (task.record.attempt, task.record.node) == (message.attempt, src):
+            return
         if task is None or task.spec.guarantee is Guarantee.ONCE:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
 
@@ -178,9 +180,9 @@ class Handoff:
         """Whether src has this attempt, and its word on it counts: with a new database it knows nothing of what its old one
         has promised (R6); only its lease, or a new start of its machine, ends the attempt then."""
         record = task.record
-        if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
-            return False
-        if (src, message.attempt) != (record.node, record.attempt):
+        has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
+        if not has_it or (src, message.attempt) != (record.node, record.attempt):
+            self._state.count("words of nodes that do not have it")
             return False
         if message.store and record.store and message.store != record.store:
             self._state.count("promises of another store")
@@ -191,17 +193,33 @@ class Handoff:
     def commit_never_left(self, task: HomeTask, attempt: int) -> None:
         """The only COMMIT of this attempt never left this agent: nobody can have started it."""
         if task.phase is HomePhase.AWAY and task.record.attempt == attempt and task.commits == 1:
-            self._home.requeue(task, f"{task.record.node} went away before it could be told to start")
+            reason = f"{task.record.node} went away before it could be told to start"
+            self._home.requeue(task, reason, grants=self._other_grants(task))
+
+    def _other_grants(self, task: HomeTask) -> tuple[Grant, ...]:
+        """All but the current one, which nobody has started, or ever will."""
+        return tuple(grant for grant in task.record.grants if grant.attempt != task.record.attempt)
+
+    def _was_granted(self, task: HomeTask, src: str, attempt: int) -> bool:
+        """Whether src may have run this attempt. Records of earlier versions know the current grant and the last."""
+        record = task.record
+        is_current = attempt == record.attempt and attempt > 0 and src in (record.node, record.last_node)
+        return is_current or Grant(attempt, src) in record.grants
 
     # -- results -------------------------------------------------------------------------------------------------------
 
     def result_received(self, src: str, message: Result) -> None:
-        """The first result of any attempt that was granted counts (R9); its output comes home before it is recorded.
+        """The first result of any attempt that was granted counts (R9), from the node that it was granted to; its output
+        comes home before it is recorded.
 
         Until then another attempt that holds the lease by now runs on: should the output never come, it is needed."""
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
+            self._state.count("results that are not recorded")
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            return
+        if not self._was_granted(task, src, message.attempt):
+            self._state.count("results of attempts not granted")
             return
         if message.attempt != task.record.attempt and message.exit.signal:
             # It was revoked: that it was killed there is no result.

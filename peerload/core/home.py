@@ -35,8 +35,8 @@ class Home:
     when it was last heard of, by that node. Its timer is ``rest``.
 
     ``requeued(task, reason)`` is called when a task is back in the queue (it counts as an arrival), ``placed(task, node)``
-    when it needs no place any more: it was accepted there, starts here, is over (node = ""), and ``lost(task, reason)``
-    when its attempt on this node has left no result.
+    when it needs no place any more: it was accepted there, starts here, is over (node = ""), ``lost(task, reason)`` when
+    its attempt on this node has left no result, and ``never_started(task, reason)`` when that had no process, either.
     """
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
@@ -50,6 +50,7 @@ class Home:
         self.requeued: Callable[[HomeTask, str], None] = lambda _task, _reason: None
         self.placed: Callable[[HomeTask, str], None] = lambda _task, _node: None
         self.lost: Callable[[HomeTask, str], None]
+        self.never_started: Callable[[HomeTask, str], None]
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
 
@@ -260,6 +261,13 @@ class Home:
             self._forget(task)
         else:
             self.lost(task, reason)
+
+    def never_started_here(self, task: HomeTask, reason: str) -> None:
+        """It was to start here, but the launcher gives its word that it had no process, and will have none."""
+        if task.phase is HomePhase.OVER:
+            self._forget(task)
+        else:
+            self.never_started(task, reason)
 
     def _arm_time_limit(self, task: HomeTask, started_at: float) -> None:
         if task.spec.time_limit_s:

@@ -35,6 +35,13 @@ class Losses:
         else:
             self._lose(task, reason, took_down=task.record.node)
 
+    def never_started(self, task: HomeTask, reason: str) -> None:
+        """Nothing is lost, so one that may run once only is queued again, too; after a pause, as the next start may fail
+        for the same reason."""
+        self._state.count("attempts that never started here")
+        task.false_starts += 1
+        self._home.requeue(task, reason, rests_s=self._pause_s(task.false_starts))
+
     def expired(self, task: HomeTask) -> None:
         """Its lease ran out: the node has frozen it for sure, and may come back with it."""
         node = task.record.node

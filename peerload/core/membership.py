@@ -1,4 +1,4 @@
-"""Who is there: the peers this node knows, what they have and last said, and what gossip believes of them.
+"""Who is there: the peers this node knows, what they have and last said; one door for the rest of the core, so one file.
 
 Gossip (`gossip.py`) finds out who is alive. What it says is advice: it stops probes and offers to whoever is suspected
 or called dead; no task is ever taken back because of it.
@@ -199,13 +199,16 @@ class Membership:
             and identity.store == known.identity.store
         ):
             return False  # a late word of an earlier start
-        was_back = list(self._back)
-        self.gossip.told(rumour_of(identity, profile, refutation), node, spread=in_person)
-        self._back = was_back  # the caller knows
+        if not self._is_listed(node):  # of those in a directory nobody need gossip
+            was_back = list(self._back)
+            self.gossip.told(rumour_of(identity, profile, refutation), node, spread=in_person)
+            self._back = was_back  # the caller knows
         peer = self._own(node)
         if peer is None:
             self._state.count("peers refused")
             return False
+        if self._is_listed(node):
+            self._become(peer, PeerState.ALIVE, "met")
         if is_new:
             self._reports.pop(node, None)
         peer.identity = identity

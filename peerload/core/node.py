@@ -91,7 +91,9 @@ class Node:
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
         self.membership.died = self.handoff.leases.peer_died
         self.home.lost = self.handoff.losses.died
+        self.home.never_started = self.handoff.losses.never_started
         self.executor.is_ending = self.runs.is_ending
+        self.executor.is_own = self.home.tasks.__contains__
         self.sharing.information.running = self.runs.works
         self.runs.completed = self.sharing.completed
         self.membership.gossip.load_heard = self._load_gossiped
@@ -153,6 +155,8 @@ class Node:
                 self.clients.signal(event)
             case events.AgentStarted():
                 restart(self, event)
+            case events.TaskFrozen():
+                self.runs.froze(event.key, frozen=event.frozen)
             case events.LauncherLost():
                 self.runs.launcher_lost()
             case events.LauncherReady():
@@ -321,9 +325,11 @@ class Node:
                 if self.membership.profiles.told(message):
                     self.sharing.sender.peer_met()
             case messages.State():
-                if message.identity.node == src:
+                if message.identity.node == message.profile.node == src:
                     met = events.PeerMet(message.identity, message.profile, message.report)
                     self._met(met, told_by_itself=False)
+                else:
+                    self.state.count("states told in another's name")
             case messages.Leaving():
                 self.membership.left(src)
             case _:

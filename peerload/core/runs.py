@@ -114,14 +114,24 @@ class Runs:
     def lost(self, key: str, reason: str, *, never_started: bool) -> None:
         """It has no process and will have none; ``never_started``: it had none before, either."""
         work = self._works.get(key)
-        if isinstance(work, Guest) and never_started:
-            del self._works[key]
-            self._executor.never_started(work, reason)
-            self._state.actions.append(ForgetTask(key, output=True))
-            self.fill()
-        elif work is not None:
+        if work is None:
+            if key in self._strangers:  # the home that asks about it has its answer from now on
+                self._strangers.discard(key)
+                self._forget_exit(key)
+            return
+        if never_started:
+            self._never_started(key, work, reason)
+        else:
             self._died(key, work, reason)
-            self.fill()
+        self.fill()
+
+    def froze(self, key: str, *, frozen: bool) -> None:
+        """Its lease ran out, or was renewed after that: for people to know."""
+        work = self._works.get(key)
+        if isinstance(work, Guest):
+            reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
+            state = "frozen" if frozen else "thawed"
+            self._state.note("attempt", state, task=work.task, attempt=work.attempt, node=work.home, reason=reason)
 
     def stop(self, key: str) -> None:
         """A task past its time limit gets SIGTERM, later SIGKILL."""
@@ -144,6 +154,15 @@ class Runs:
         else:
             self._executor.died(work, reason)
         self._state.actions.append(ForgetTask(key, output=True))  # nobody will ask for what a lost attempt wrote
+
+    def _never_started(self, key: str, work: HomeTask | Guest, reason: str) -> None:
+        del self._works[key]
+        if isinstance(work, HomeTask):
+            self._ledger.end(key)
+            self._home.never_started_here(work, reason)
+        else:
+            self._executor.never_started(work, reason)
+        self._state.actions.append(ForgetTask(key, output=True))
 
     def _forget_exit(self, key: str) -> None:
         self._state.actions.append(ForgetTask(key, output=False))

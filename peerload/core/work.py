@@ -91,7 +91,8 @@ class HomeTask(Work):
     deadline_s: when the lease of an AWAY task has run out for sure; commits: how often COMMIT was handed over; heard_ts:
     the newest that its node's clock was heard to show, 0 = nothing since this home's start;
     cannot_here: why this home can never run it, though its profile fits (no such directory);
-    stranded_because: why it has no place now; collected_attempt: the one whose output is on its way, collected_from whom.
+    false_starts: how often this node could not start it; stranded_because: why it has no place now; collected_attempt:
+    the one whose output is on its way, collected_from whom.
     """
 
     __slots__ = (
@@ -102,6 +103,7 @@ class HomeTask(Work):
         "commits",
         "deadline_s",
         "exit",
+        "false_starts",
         "heard_ts",
         "offer_only",
         "offered_to",
@@ -127,6 +129,7 @@ class HomeTask(Work):
         self.commits = 0
         self.deadline_s = 0.0
         self.repeat_s = 0.0
+        self.false_starts = 0
         self.backoff_s = 0.0
         self.running_at = 0.0
         self.heard_ts = 0.0

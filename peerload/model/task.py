@@ -20,7 +20,10 @@ ENVIRONMENT_BYTES_MAX = 256 << 10
 ARRAY_MEMBERS_MAX = 1_000_000
 PATH_BYTES_MAX = 4096
 TIME_LIMIT_EXIT_CODE = 124
-LEASE_S_MAX = 86_400.0
+GRANTS_KEPT_MAX = 16
+"""Attempts of a task whose results are believed; a task is given up after fewer losses, unless it is set otherwise."""
+LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
+"""A lease is renewed at every quarter of it: a shorter one would be all that its node has time for."""
 
 TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z")]
 Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -102,7 +105,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     environment: a MessagePack map of bytes to bytes, opaque to the core; directory: an absolute path, or SCRATCH;
     umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first. lease_s: how long the node that runs it
-    may be unheard of, 0 = as its home is set; lease_auto: that grows with the time it has run.
+    may be unheard of, at least LEASE_S_MIN, or 0 = as its home is set; lease_auto: that grows with the time it has run.
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -117,6 +120,11 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     lease_s: Annotated[float, Meta(ge=0.0, le=LEASE_S_MAX)] = 0.0
     lease_auto: bool = False
+
+    def __post_init__(self) -> None:
+        """ValueError, where it is decoded a ValidationError, for what a range cannot say."""
+        if 0.0 < self.lease_s < LEASE_S_MIN:
+            raise ValueError(f"lease_s is 0 or {LEASE_S_MIN:g} … {LEASE_S_MAX:g}")
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -144,6 +152,13 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     speed: Speed = 1.0
 
 
+class Grant(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One attempt that was granted to a node other than its home."""
+
+    attempt: int
+    node: str
+
+
 class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     """The durable state of one task at its home: one row.
 
@@ -153,7 +168,8 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     (its clock) when the home went away politely, 0 = not away since: until the node confirms a newer deadline, the
     attempt is taken back on proof alone. losses: attempts that ended without a result; lost_on: the nodes that went
     away under them; last_node: who may still have the attempt that was given up; retry_of: the task that this one
-    repeats.
+    repeats. grants: the attempts that may have a result, the newest last, at most GRANTS_KEPT_MAX: those granted to other
+    nodes, but for what these gave their word never to start.
     """
 
     task: str
@@ -176,6 +192,7 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     lost_on: tuple[str, ...] = ()
     last_node: str = ""
     retry_of: str = ""
+    grants: tuple[Grant, ...] = ()
 
 
 class FloorKind(enum.IntEnum):

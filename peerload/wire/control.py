@@ -58,7 +58,7 @@ class Tasks(_Request, frozen=True, tag="tasks"):
     ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
     states: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
     node: Annotated[str, Meta(max_length=40)] = ""
-    limit: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
 
 
 class History(_Request, frozen=True, tag="history"):

@@ -7,7 +7,8 @@ taken once (rule J5). A sealed message is
 
 with ChaCha20-Poly1305 (RFC 8439). The key is one start of one sender's own: HKDF-SHA256 (RFC 5869) over the cluster's
 key, salted with the cluster's id, for (purpose, src, src_boot). So the counter alone is the nonce: it never repeats
-under one key, since a boot id never returns. The header and the caller's ``aad`` (a topic, say) are authenticated too.
+under one key, since a boot id never returns. The header and the caller's ``aad`` are authenticated too: the topic, or the
+name of the node that it is for, so that it means nothing at another place.
 """
 
 from __future__ import annotations
@@ -85,6 +86,11 @@ class Sealer:
 
     def __repr__(self) -> str:
         return f"Sealer(node={self._own[0]!r}, purpose={self._purpose.decode()!r})"
+
+    @property
+    def node(self) -> str:
+        """Who seals."""
+        return self._own[0]
 
     @property
     def overhead_bytes(self) -> int:

@@ -73,7 +73,7 @@ def falsehoods(pool: Any, kind: str, node_hours: float, seed: int, faults: Fault
     }
 
 
-def measure(pool: Any, kind: str, scale: float, seed: int) -> tuple[list[str], dict[str, Any], bool]:
+def measure(pool: Any, kind: str, scale: float, node_hours: float, seed: int) -> tuple[list[str], dict[str, Any], bool]:
     """All of one kind → lines, figures, whether every target is met."""
     text, figures, good = [f"{kind}:"], {}, True
     for nodes, most, p50_max_s, p99_max_s in CRASHES:
@@ -84,7 +84,7 @@ def measure(pool: Any, kind: str, scale: float, seed: int) -> tuple[list[str], d
             f"  crash known to all, n = {nodes}: p50 {p50_s:.1f} s, p99 {p99_s:.1f} s (suspected after {first_s:.1f})"
         )
     for name, faults in (("harsh", measures.HARSH), ("mild", measures.MILD)):
-        told = falsehoods(pool, kind, NODE_HOURS * scale, seed, faults)
+        told = falsehoods(pool, kind, node_hours * scale, seed, faults)
         good = good and told["per_1000_h"] <= (FALSE_DEATHS_MAX if faults.pausing else 0.0)
         figures[name] = told
         text.append(
@@ -113,6 +113,7 @@ def main() -> int:
     options = arguments(
         __doc__ or "",
         quick=(bool, False, "a tenth of it"),
+        hours=(float, NODE_HOURS, "node-hours of pauses and loss, before --quick (default: %(default)s)"),
         seed=(int, 1, "the first seed (default: %(default)s)"),
         kind=(str, "", "only this one of " + ", ".join(measures.KINDS)),
     )
@@ -124,7 +125,7 @@ def main() -> int:
     with multiprocessing.get_context("spawn").Pool() as pool:
         for kind in kinds:
             began_s = time.perf_counter()
-            lines, told, good = measure(pool, kind, scale, options.seed)
+            lines, told, good = measure(pool, kind, scale, options.hours, options.seed)
             text += [*lines, f"  ({time.perf_counter() - began_s:,.0f} s)"]
             figures[kind] = told
             code |= kind == OURS and not good

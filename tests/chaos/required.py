@@ -103,7 +103,7 @@ FAULTS = (
 def too_rare(gauges: Counter[str], seeds: int) -> list[str]:
     """What was hit less often than it must be, as lines; [] if nothing was."""
     share = seeds / SEEDS
-    wanted = [
+    wanted: list[tuple[str, int, tuple[str, ...]]] = [
         (f"{point} crashed {when}", POINTS_MIN, (f"{point} crashed {when}",))
         for point in POINTS
         for when in ("before", "after")

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 DISK_BYTES = 192 << 20
 TICK_S = 0.05
-FAULTS_AT_A_TIME_MAX = 6
 WAITING_MAX = 1500
 """Tasks that wait for their end, from which on clients hold back."""
 AHEAD = 0.05
@@ -49,9 +48,10 @@ class Options(NamedTuple):
     seconds: float = 600.0
     seed: int = 1
     machines: int = 5
-    slots: int = 4
-    guarantees: tuple[str, ...] = ("at-least-once",)
-    long_percent: int = 15
+    slots: int = 6
+    faults_at_a_time: int = 4
+    guarantees: tuple[str, ...] = ("at-least-once", "once", "fast")
+    long_percent: int = 25
     """So many jobs in a hundred are longer, and as many are long."""
     scale: float = 1.0
     """Faults last so much longer than planned."""
@@ -91,7 +91,11 @@ class Campaign:
         for submitter in self.submitters:
             submitter.start()
         try:
-            with concurrent.futures.ThreadPoolExecutor(FAULTS_AT_A_TIME_MAX) as pool:
+            with (
+                concurrent.futures.ThreadPoolExecutor(options.faults_at_a_time) as pool,
+                contextlib.ExitStack() as last,
+            ):
+                last.callback(self.faults.over.set)
                 while coming or self._active or not self.work.is_all_drawn:
                     share = (time.monotonic() - began_at) / options.seconds
                     self.lab.ledger.follow()
@@ -101,18 +105,23 @@ class Campaign:
                     for number, submitter in enumerate(self.submitters):
                         (submitter.held.set if is_early or number != hot else submitter.held.clear)()
                     self._end_faults()
-                    if coming and len(self._active) < FAULTS_AT_A_TIME_MAX:
+                    if coming and len(self._active) < options.faults_at_a_time:
                         due = coming[0].number / options.faults
                         if due <= share and due <= self.work.progress + AHEAD:
                             fault = coming.popleft()
                             self._active[pool.submit(self.faults.inject, fault)] = fault
                     self._mend()
+                    if any(submitter.failure for submitter in self.submitters):
+                        break  # `end` raises it
                     pause.wait(TICK_S)
-        finally:
-            self.faults.over.set()
-            self.lab.network.heal()
+        except BaseException:
             for submitter in self.submitters:
-                submitter.end()
+                submitter.abandon()
+            raise
+        self.faults.over.set()
+        self.lab.network.heal()
+        for submitter in self.submitters:
+            submitter.end()
 
     def _end_faults(self) -> None:
         for future in [future for future in self._active if future.done()]:

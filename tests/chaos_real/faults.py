@@ -12,7 +12,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.chaos_real.machine import FAKETIME, send
+from tests.chaos_real.machine import send
 from tests.chaos_real.network import Trouble
 
 if TYPE_CHECKING:
@@ -87,8 +87,6 @@ class Faults:
             without.add("broker")
         if not any(machine.disk_bytes for machine in self.machines):
             without.add("disk")
-        if not FAKETIME.exists():
-            without.add("clock")
         return [name for name, kind in KINDS.items() if kind.about not in without]
 
     def inject(self, fault: Fault) -> None:
@@ -167,6 +165,12 @@ class Faults:
         with self._machine(chance) as machine:
             machine.stop()
             self._last(lasts_s)
+
+    def drained(self, chance: random.Random, lasts_s: float) -> None:
+        with self._machine(chance) as machine:
+            machine.call("drain", reason="chaos")
+            self._last(lasts_s)
+            machine.call("undrain")
 
     def wall_clock_wrong(self, chance: random.Random, lasts_s: float) -> None:
         with self._machine(chance) as machine:
@@ -253,16 +257,17 @@ class Faults:
 KINDS = {
     "agent killed": Kind(14, (0.0, 4.0), "process", Faults.agent_killed),
     "killed when acknowledged": Kind(6, (0.0, 1.0), "process", Faults.killed_when_acknowledged),
-    "agent paused": Kind(10, (0.3, 25.0), "process", Faults.agent_paused),
+    "agent paused": Kind(10, (0.3, 16.0), "process", Faults.agent_paused),
     "launcher killed": Kind(8, (0.0, 0.5), "process", Faults.launcher_killed),
     "launcher paused": Kind(6, (0.1, LAUNCHER_PAUSE_S_MAX), "process", Faults.launcher_paused),
     "agent and launcher killed": Kind(6, (0.0, 12.0), "process", Faults.agent_and_launcher_killed),
     "machine crashed": Kind(10, (0.2, 15.0), "process", Faults.machine_crashed),
     "stopped politely": Kind(6, (0.0, 12.0), "process", Faults.stopped_politely),
-    "wall clock wrong": Kind(3, (0.0, 1.0), "clock", Faults.wall_clock_wrong),
+    "drained": Kind(3, (0.5, 5.0), "process", Faults.drained),
+    "wall clock wrong": Kind(3, (0.0, 1.0), "process", Faults.wall_clock_wrong),
     "same node id": Kind(2, (1.0, 6.0), "copy", Faults.same_node_id),
     "disk full": Kind(4, (0.5, 5.0), "disk", Faults.disk_full),
-    "partition": Kind(8, (1.0, 25.0), "network", Faults.partition),
+    "partition": Kind(8, (1.0, 16.0), "network", Faults.partition),
     "one-way cut": Kind(6, (1.0, 15.0), "network", Faults.one_way_cut),
     "loss": Kind(6, (2.0, 12.0), "network", Faults.loss),
     "delay, reorder, repeat": Kind(5, (2.0, 12.0), "network", Faults.delay_reorder_repeat),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from tests.chaos_real.broker import Broker
 from tests.chaos_real.cgroups import FREEZERS
-from tests.chaos_real.ledger import Ledger, build_work
+from tests.chaos_real.ledger import Ledger, build
 from tests.chaos_real.machine import MARK, Machine, remove_abandoned_disks, spec
 from tests.chaos_real.network import PORT, Network
 from tests.integration.cluster import PATH, program
@@ -20,6 +20,7 @@ from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from types import TracebackType
 
 ACQUAINTED_S_MAX = 60.0
 
@@ -47,7 +48,8 @@ class Lab:
         self.machines: list[Machine] = []
         self.broker: Broker | None = None
         self.ledger = Ledger(self.directory / "ledger")
-        self.program = build_work(self.directory)
+        self.program = build(self.directory, "work")
+        self._wall = build(self.directory, "wall", "-shared", "-fPIC")
         self._cluster = self.directory / "cluster"
         self._nodes = [f"n{number}" for number in range(1, count + 1)]
         self._spare = list(spare)
@@ -66,8 +68,10 @@ class Lab:
             raise
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
 
     def _set_up(self) -> None:
         remove_abandoned_disks()
@@ -112,6 +116,7 @@ class Lab:
             disk_bytes=disk_bytes,
             freezer=FREEZERS[number % len(FREEZERS)],
             start=self._start,
+            wall=self._wall,
         )
         self._stack.callback(machine.close)
         return machine

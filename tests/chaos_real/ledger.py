@@ -35,20 +35,20 @@ class Run(NamedTuple):
         return f"attempt {self.attempt} at {self.node}: lines {self.first}-{self.last} ({told})"
 
 
-def build_work(directory: Path) -> Path:
-    """The program that tasks run (`work.c`), compiled. Raises AssertionError with the compiler's complaint."""
-    program = directory / "work"
-    source = Path(__file__).with_name("work.c")
+def build(directory: Path, name: str, *flags: str) -> Path:
+    """A C file of this directory, compiled. Raises AssertionError with the compiler's complaint."""
+    made = directory / name
+    source = Path(__file__).with_name(f"{name}.c")
     compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
     done = subprocess.run(
-        [compiler, "-O1", "-Wall", "-o", str(program), str(source)],
+        [compiler, "-O1", "-Wall", *flags, "-o", str(made), str(source)],
         capture_output=True,
         text=True,
         timeout=BUILD_S_MAX,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return program
+    return made
 
 
 class Ledger:

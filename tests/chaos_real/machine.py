@@ -36,7 +36,6 @@ BOOT_S_MAX = 30.0
 UP_S_MAX = 60.0
 STOP_S_MAX = 40.0
 ANSWER_S_MAX = 5.0
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 _FIRST = """
 mount --bind "$1" /proc/sys/kernel/random/boot_id || exit 1
 : >"$2"
@@ -92,6 +91,7 @@ class Machine:
         disk_bytes: int = 0,
         freezer: str = "cgroup2",
         start: Sequence[str] = (),
+        wall: Path,
     ) -> None:
         self.node = node
         self.directory = directory
@@ -110,6 +110,7 @@ class Machine:
         """Ends of its agent that nobody brought about."""
         self._namespace = NAMESPACES / namespace
         self._words = list(words)
+        self._wall = wall
         self._start = start or program()
         self._hidden = to_hide(freezer)
         self._cgroups = Cgroups(namespace)
@@ -141,6 +142,7 @@ class Machine:
     def crash(self) -> None:
         """End everything that runs on it at once."""
         send(self._first_pid, signal.SIGKILL)
+        self._cgroups.kill()
         if self._holder is not None:
             assert self._holder.stdin is not None
             self._holder.stdin.close()
@@ -179,10 +181,7 @@ class Machine:
         if self._agent is not None and not self.may_end:
             self.own_ends.append(f"{self.node} ended with {self._agent.wait(BOOT_S_MAX)}:\n{self.log_end()}")
         environment = {"PATH": PATH, "HOME": str(self.directory), "PEERLOAD_SPEED": "1"}
-        if self.wall_offset_s and FAKETIME.exists():
-            clock = [f"LD_PRELOAD={FAKETIME}", f"FAKETIME={self.wall_offset_s:+d}s", "FAKETIME_DONT_FAKE_MONOTONIC=1"]
-        else:
-            clock = []
+        clock = [f"LD_PRELOAD={self._wall}", f"WALL_OFFSET_S={self.wall_offset_s}"] if self.wall_offset_s else []
         words = [
             *("env", *clock, *self._start, "agent", "--node", self.node, "--state", str(self.state)),
             *("--socket", self.socket, *self._words, *more),

@@ -20,6 +20,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from tests.chaos_real import cgroups
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -56,6 +58,7 @@ def remove_abandoned() -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             command("ip", "netns", "del", path.name)
+    cgroups.remove_abandoned(PREFIX)
 
 
 class Network:

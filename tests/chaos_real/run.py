@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ def main() -> int:
     parser.add_argument("--machines", type=int, default=default.machines)
     parser.add_argument("--slots", type=int, default=default.slots)
     parser.add_argument("--kinds", nargs="*", choices=[*KINDS], default=(), help="these faults only", metavar="KIND")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left behind
     options = Options(**vars(parser.parse_args()))
     found = shutil.which("mosquitto") or shutil.which("mosquitto", path=SYSTEM_DIRECTORIES)
     return 0 if hold(options, Path(found) if found else None).is_good else 1

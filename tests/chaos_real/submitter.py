@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 ANSWER_S_MAX = 4.0
 PAUSE_S = 0.1
+NOT_NOW = frozenset({"slow-down", "disk-full", "never-runnable"})
+"""Refusals that are over when the faults are: the last where no other node is known yet."""
 HANG_UP_CHANCE = 0.1
+ELSEWHERE_CHANCE = 0.4
 CANCEL_CHANCE = 0.01
 DETACHED_CHANCE = 0.03
 _LENGTHS: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = (
@@ -46,6 +49,8 @@ class Job(NamedTuple):
     guarantee: str
     detached: bool
     is_to_be_cancelled: bool
+    runs_elsewhere: bool
+    """Anywhere but at its home."""
 
 
 class Work:
@@ -80,6 +85,7 @@ class Work:
                 guarantee=chance.choices(self._guarantees, [90, *[5] * (len(self._guarantees) - 1)])[0],
                 detached=chance.random() < DETACHED_CHANCE,
                 is_to_be_cancelled=chance.random() < CANCEL_CHANCE,
+                runs_elsewhere=chance.random() < ELSEWHERE_CHANCE,
             )
             self._drawn += job.members
             return job
@@ -90,12 +96,14 @@ class Work:
             if self._drawn >= self.tasks:
                 return None
             self._drawn += 1
-            return Job(secrets.token_hex(16), 1, 20, "at-least-once", False, False)
+            return Job(secrets.token_hex(16), 1, 20, "at-least-once", False, False, False)
 
-    def request(self, job: Job) -> dict[str, object]:
-        """The fields of a job's submit."""
+    def request(self, job: Job, home: str) -> dict[str, object]:
+        """The fields of a job's submit at that node."""
         words = [str(self._program), str(self.ledger.path), str(job.milliseconds), "0"]
         fields: dict[str, object] = {} if job.guarantee == "at-least-once" else {"guarantee": job.guarantee}
+        if job.runs_elsewhere:
+            fields["placement"] = {"exclude": [home]}
         return {
             "token": job.token,
             "spec": spec([*words, "detached"] if job.detached else words, **fields),
@@ -151,11 +159,18 @@ class Submitter:
         self._chance = random.Random(f"{seed} {machine.node}")
         self._jobs: collections.deque[Job] = collections.deque()
         self._thread = threading.Thread(target=self._run, name=f"clients of {machine.node}")
+        self._is_abandoned = False
         self.failure: BaseException | None = None
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    def abandon(self) -> None:
+        """Let go of everything."""
+        self.over.set()
+        self._is_abandoned = True
+        self._thread.join()
 
     def end(self) -> None:
         """Return when all that was drawn is acknowledged."""
@@ -168,7 +183,7 @@ class Submitter:
     def _run(self) -> None:
         pause = threading.Event()
         try:
-            while not self.over.is_set() or self._jobs:
+            while not self._is_abandoned and (self._jobs or not self.over.is_set()):
                 if not self._jobs and not self.held.is_set() and (job := self._work.draw()) is not None:
                     self._jobs.append(job)
                 if not self._jobs or not self._submit(self._jobs[0]):
@@ -178,7 +193,7 @@ class Submitter:
 
     def _submit(self, job: Job) -> bool:
         """One try; whether it was acknowledged."""
-        request = self._work.request(job)
+        request = self._work.request(job, self.machine.node)
         try:
             with Client(self.machine.socket, timeout_s=ANSWER_S_MAX) as client:
                 if self._chance.random() < HANG_UP_CHANCE:
@@ -193,7 +208,7 @@ class Submitter:
         except AgentUnavailable:
             return False
         except BadRequest as error:
-            if error.code in {"slow-down", "no-space", "disk-full"}:
+            if error.code in NOT_NOW:
                 return False
             raise
         return True
@@ -207,7 +222,7 @@ class Submitter:
         try:
             with Client(self.machine.socket, timeout_s=ANSWER_S_MAX) as client:
                 while jobs:
-                    sent[client.send("submit", **self._work.request(jobs[-1]))] = jobs[-1]
+                    sent[client.send("submit", **self._work.request(jobs[-1], self.machine.node))] = jobs[-1]
                     jobs.pop()
                 while sent:
                     number, kind, body = client.receive()

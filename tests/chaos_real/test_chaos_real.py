@@ -31,7 +31,7 @@ def namespaces() -> None:
 
 @pytest.mark.usefixtures("namespaces")
 def test_a_short_campaign_loses_nothing(mosquitto: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    verdict = hold(Options(tasks=250, faults=len(KINDS), seconds=12.0, seed=1, scale=0.6), mosquitto)
+    verdict = hold(Options(tasks=250, faults=len(KINDS), seconds=12.0, scale=0.6, faults_at_a_time=6), mosquitto)
     told = capfd.readouterr().out
     assert verdict.is_good, told
     assert told.splitlines()[-1] == f"tasks 250, faults {len(KINDS)}, lost 0, overlapped 0, recorded twice 0", told
@@ -43,15 +43,25 @@ def test_a_short_campaign_loses_nothing(mosquitto: Path, capfd: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("variant", "kinds", "long_percent", "found"),
     [
-        ("no-self-fence", ("agent paused", "partition"), 40, "overlapped"),
+        ("no-self-fence", ("agent paused", "partition"), 50, "overlapped"),
         ("ack-submit-early", ("killed when acknowledged",), 0, "lost"),
-        ("no-adopt", ("agent killed",), 40, "overlapped"),
-        ("impatient-home", ("loss", "agent paused"), 40, "overlapped"),
+        ("no-adopt", ("agent killed",), 50, "overlapped"),
+        ("impatient-home", ("loss", "agent paused"), 50, "overlapped"),
     ],
 )
 def test_a_rule_left_out_is_noticed(variant: str, kinds: tuple[str, ...], long_percent: int, found: str) -> None:
     """A campaign that finds nothing proves something only if it finds what is there."""
-    options = Options(tasks=500, faults=20, seconds=60.0, machines=4, slots=2, scale=1.5, kinds=kinds, long_percent=long_percent)
+    options = Options(
+        tasks=200,
+        faults=12,
+        seconds=60.0,
+        machines=4,
+        slots=3,
+        faults_at_a_time=2,
+        scale=1.5,
+        kinds=kinds,
+        long_percent=long_percent,
+    )
     verdict = hold(options, None, broken_program(variant))
     shutil.rmtree(verdict.directory)
     assert getattr(verdict, found), str(verdict)

@@ -11,9 +11,10 @@ from peerload.model import events, messages
 from peerload.model.actions import Answer, Persist, PutDrain
 from peerload.model.load import LoadReport
 from peerload.model.resources import Placement
-from peerload.model.task import TaskRecord, TaskState
+from peerload.model.task import Exit, TaskRecord, TaskState
 from tests.core.given import ACCEPTS, ALONE, RECEIVER, SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit
+from tests.core.test_losses import away
 
 
 def test_waiting_tasks_are_held_and_released() -> None:
@@ -38,6 +39,22 @@ def test_an_offered_task_can_be_held_and_the_accept_comes_too_late() -> None:
     assert "persist held" in x.when(events.HoldRequested(7, ("x/2",)))
     assert x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0)) == []
     assert task.record.state is TaskState.HELD
+
+
+def test_what_its_user_holds_does_not_go_on_when_a_lost_node_is_back() -> None:
+    x, task = away(spec(), peers=("y", "z"))
+    x.after(65).timer("lease", task.uid.hex())
+    assert task.record.last_node == "y"
+    assert "persist held" in x.when(events.HoldRequested(7, (task.task,)))
+    renew = messages.Renew((messages.Renewal(task.task, task.uid, 1, 120.0, 8.0, 50.0),))
+    assert x.hear("y", renew) == ["Revoke to y"]
+    assert task.record.state is TaskState.HELD
+    assert task.record.reason == "held by its user"
+    x.when(events.ReleaseRequested(8, (task.task,)))
+    assert x.hear("y", renew) == ["Revoke to y"]
+    result = messages.Result(task.task, task.uid, 1, Exit(0), inline=True)
+    x.hear("y", result)  # one that was finished before is good
+    assert "persist done" in x.when(events.OutputArrived(task.uid, 1))
 
 
 def test_a_task_can_be_submitted_held_and_stays_so_after_a_restart() -> None:

@@ -268,6 +268,39 @@ def test_a_process_that_never_was_is_not_started_durably() -> None:
     assert x.hear("h", messages.Query("h/1", UID, 1)) == ["NotStarted to h"]
 
 
+def test_a_process_of_its_own_that_never_was_is_no_loss_and_is_started_again_after_a_pause() -> None:
+    x = Given(peers=())
+    x.submit(spec(**ONCE))
+    task = x.task()
+    uid = task.uid.hex()
+    for attempt, pause in ((1, 1), (2, 2), (3, 4)):
+        did = x.when(events.TaskLost(task.key, "no unit can be made for it", never_started=True))
+        assert did == ["persist queued", "changed queued", f"timer rest {pause}", "ForgetTask"]
+        assert task.record.reason == "no unit can be made for it"
+        assert (task.record.attempt, task.record.losses, task.record.lost_on) == (attempt, 0, ())
+        assert not x.node.ledger.running
+        assert f"spawn {attempt + 1}" in x.after(pause).timer("rest", uid)
+    assert "persist done" in x.end(task.key)
+
+
+def test_a_cancelled_task_whose_process_never_was_is_over() -> None:
+    x = Given(peers=())
+    x.submit(spec(**ONCE))
+    key = x.task().key
+    x.when(events.CancelRequested(9, ("x/1",)))
+    assert x.when(events.TaskLost(key, "no unit can be made for it", never_started=True)) == ["ForgetTask"]
+    assert not x.node.home.tasks
+    assert not x.node.ledger.running
+
+
+def test_an_attempt_nobody_knows_that_ends_without_a_record_is_said_to_have_died() -> None:
+    x = Given(peers=("h",), started=events.AgentStarted(running=((KEY, 5.0, 50.0),)))
+    query = messages.Query("h/1", UID, 1)
+    assert x.hear("h", query) == []
+    assert x.when(events.TaskLost(KEY, "it was frozen for too long")) == ["ForgetTask"]
+    assert x.hear("h", query) == ["Died to h"]
+
+
 def test_nothing_is_said_of_an_attempt_that_the_launcher_still_has() -> None:
     x = Given(peers=("h",), started=events.AgentStarted(running=((KEY, 5.0, 50.0),)))
     assert x.started[:2] == ["persist floor=1", "signal 9"]
@@ -279,7 +312,7 @@ def test_nothing_is_said_of_an_attempt_that_the_launcher_still_has() -> None:
 
 def test_a_start_without_its_process_is_said_to_have_died_after_a_restart() -> None:
     record = ExecutionRecord("h/1", UID, 1, "h", ExecutionState.START, spec(**ONCE), 50.0, 60.0)
-    floors = ((UID, 1, FloorKind.STARTED_ONCE),)
+    floors = ((UID, 1, FloorKind.STARTED_ONCE, "h"),)
     x = Given(peers=("h",), started=events.AgentStarted(executions=(record,), floors=floors))
     assert x.started[:2] == ["persist drop", "Died to h"]
     assert x.hear("h", messages.Query("h/1", UID, 1)) == ["Died to h"]

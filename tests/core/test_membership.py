@@ -11,7 +11,9 @@ from peerload.core.membership import PeerState
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import (
+    CLAIM_MAX,
     LAN,
+    OUTDO_MAX,
     GossipAck,
     GossipNack,
     GossipPing,
@@ -23,6 +25,7 @@ from peerload.model.gossip import (
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
+from peerload.wire import gossip as wire
 from tests.core.given import ACCEPTS, SENDER, Given, identity, spec
 
 CALM = msgspec.structs.replace(LAN, corroborators=0, suspicion_mult=1.8)
@@ -419,6 +422,56 @@ def test_who_left_is_not_probed_nor_looked_for_and_is_forgotten_after_a_day() ->
     assert x.node.membership.get("y") is None
 
 
+def test_tombstones_make_room_for_the_living() -> None:
+    x = Given(peers=("y",), config=CoreConfig(peers_max=5, gossip=CALM))
+    for number in range(20):
+        says(x.after(1.0), "y", rumour(f"q{number}", Standing.FORGOTTEN))
+    members = x.node.membership.gossip.shared.members
+    assert len(members) == 10
+    x.meet("new")
+    assert state(x, "new") is PeerState.ALIVE
+    assert len(members) == 10
+    assert "q0" not in members
+
+
+def test_a_member_that_comes_and_goes_has_one_place_in_the_round() -> None:
+    x = given("y", "z")
+    for refutation in range(1, 50):
+        for standing in (Standing.ALIVE, Standing.DEAD):
+            says(x, "z", rumour("q", standing, refutation))
+            says(x, "z", rumour(f"q{refutation}", standing))
+    assert len(x.node.membership.gossip.detector._order) <= 2 * 5 + 1  # five are there at times
+
+
+@pytest.mark.parametrize("claim", [CLAIM_MAX, CLAIM_MAX + 1, OUTDO_MAX, OUTDO_MAX + 1, 1 << 62])
+@pytest.mark.parametrize("what", ["incarnation", "refutation"])
+def test_whatever_is_claimed_of_a_node_it_can_be_heard_again(what: str, claim: int) -> None:
+    """z lies to both x and y about x; x hears what is believed of it, and its answer is believed at y."""
+    lie = msgspec.structs.replace(rumour("x", Standing.DEAD), **{what: claim})
+    x = given("y", "z")
+    y = Given(node="y", peers=("x", "z"), config=CoreConfig(gossip=CALM))
+    says(x, "z", lie)
+    says(y, "z", lie)
+    believed = y.node.membership.gossip.shared.members["x"].rumour
+    says(x.after(100.0), "y", believed)
+    own = x.node.membership.gossip.own
+    assert wire.decode(wire.encode([own])).messages == (own,)
+    says(y, "x", own)
+    assert state(y, "x") is PeerState.ALIVE
+    says(y, "z", lie)
+    assert state(y, "x") is PeerState.ALIVE
+
+
+def test_a_number_that_a_node_has_said_itself_is_believed_of_others_too() -> None:
+    x = given("y", "z")
+    beyond = rumour("y", refutation=CLAIM_MAX + 7)
+    says(x, "z", beyond)
+    assert x.node.membership.gossip.shared.members["y"].rumour.refutation == 0
+    says(x, "y", beyond)
+    says(x, "z", msgspec.structs.replace(beyond, standing=Standing.SUSPECT, by=("z",)))
+    assert state(x, "y") is PeerState.SUSPECT
+
+
 def test_forgetting_is_for_the_gone_and_for_all() -> None:
     x = given("y", "z")
     assert not x.node.membership.forget("nobody")
@@ -443,6 +496,36 @@ def test_a_full_table_drops_whoever_was_lost_longest() -> None:
     x.rumour("c", Standing.ALIVE)
     assert x.node.membership.get("c") is not None
     assert x.node.membership.get("b") is None
+
+
+def test_names_of_the_forgotten_keep_nobody_out() -> None:
+    x = Given(peers=("y",), config=CoreConfig(peers_max=10))
+    for number in range(40):
+        x.rumour(f"old{number:02}", Standing.FORGOTTEN)
+    members = x.node.membership.gossip.shared.members
+    assert len(members) == 20
+    assert "old18" in members  # the first that came: further ones are not kept
+    for number in range(12):
+        x.after(1.0).meet(f"new{number:02}")
+    assert state(x, "new08") is PeerState.ALIVE
+    assert x.node.membership.get("new09") is None  # as ten peers are all
+    assert len(members) == 20
+    assert "old00" not in members  # the longest known have made room
+    assert "old18" in members
+    assert x.node.state.counts["members refused"] == 24
+
+
+def test_whoever_comes_and_goes_has_one_turn_a_round() -> None:
+    x = given("y", "z")
+    order = x.node.membership.gossip.detector._order
+    for number in range(1, 101):
+        says(x, "z", rumour("q", Standing.ALIVE, number))
+        says(x, "z", rumour("q", Standing.DEAD, number))
+        says(x, "z", rumour(f"q{number}"))
+        says(x, "z", rumour(f"q{number}", Standing.LEFT))
+    assert set(order) <= {"y", "z"}
+    says(x, "z", rumour("q", Standing.ALIVE, 101))
+    assert order.count("q") == 1
 
 
 def test_a_datagram_of_other_versions_only_is_not_looked_at() -> None:

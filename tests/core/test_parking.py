@@ -7,7 +7,7 @@ import pytest
 
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
-from peerload.model.actions import SetLease, SpawnTask
+from peerload.model.actions import Answer, SetLease, SpawnTask
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
@@ -107,6 +107,14 @@ def test_a_parked_task_is_taken_back_on_proof(proof: str) -> None:
         did = x.hear("y", getattr(messages, proof)("x/4", UID, 3))
     assert "persist queued" in did
     assert x.task(4).record.parked_ts == 0.0
+
+
+def test_a_node_that_only_its_tasks_are_known_of_can_be_forgotten() -> None:
+    row = events.TaskRow(PARKED, spec())
+    x = Given(peers=(), started=events.AgentStarted((row,), counter=4))
+    assert "persist queued" in x.when(events.ForgetRequested(5, "y"))
+    assert x.done(Answer).reply == {"node": "y", "was": None, "tasks": 1}
+    assert x.when(events.ForgetRequested(6, "y")) == ["refuse BadRequest"]
 
 
 def test_the_word_of_another_database_is_no_proof_and_somebody_has_to_look() -> None:

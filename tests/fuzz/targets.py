@@ -6,6 +6,7 @@ are well-formed: a fuzzer gets further from them than from nothing.
 
 from __future__ import annotations
 
+import random
 import shutil
 import sqlite3
 import tempfile
@@ -23,17 +24,21 @@ from peerload.agent.mqtt_inbox import AdviceFilter, Topics
 from peerload.agent.peer_address import parse_address
 from peerload.agent.store import Store
 from peerload.cli.text import printable
-from peerload.model import messages
+from peerload.core.node import Node
+from peerload.model import events, messages
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
+from peerload.model.config import CoreConfig
 from peerload.model.errors import BadRequest, ConfigError, PeerloadError, ProtocolError, StoreError
 from peerload.model.events import Submission
+from peerload.model.gossip import GossipAck, GossipNack, GossipPing, GossipPingRequest, Load, Rumour, Standing
+from peerload.model.instant import Instant
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity
 from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
 from peerload.policy import registry
 from peerload.policy.reading import parsed
-from peerload.wire import control, frame, peer, recording
+from peerload.wire import control, frame, gossip, peer, recording
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.support import cluster_of
 
@@ -46,6 +51,18 @@ SPEC = TaskSpec((b"true",), b"/tmp")
 EXIT = Exit(exit_code=3, signal=0, reason="as said", started_at=1.0, ended_at=2.0)
 IDENTITY = Identity("n2", "boot-2", "machine-2", "store-2", 2, "127.0.0.1:2")
 
+
+RUMOURS = tuple(
+    Rumour(node, "boot-2", "machine-2", "store-2", 2, 1, standing, "127.0.0.1:2", by=("n3",))
+    for node, standing in (("n1", Standing.SUSPECT), ("n2", Standing.ALIVE), ("n3", Standing.DEAD))
+)
+SAID = (
+    GossipPing(1, "n1"),
+    GossipAck(1),
+    GossipPingRequest(2, "n3", "h:1"),
+    GossipNack(1),
+    Load.of("n2", LoadReport()),
+)
 
 BIDI_CONTROLS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
@@ -71,6 +88,8 @@ def _envelopes() -> tuple[bytes, ...]:
         messages.OutputChunk(1, 0, b"out"),
         messages.State(IDENTITY, Profile("n2", 2, 2.0), LoadReport()),
         messages.WrongBoot("boot-1"),
+        messages.Sync(RUMOURS, (Load.of("n3", LoadReport()),), asks=True),
+        messages.ProfileTold((messages.KnownProfile("boot-2", Profile("n2", 2, 2.0)),)),
     ]
     return tuple(
         peer.encode(Envelope(1, "default", "n2", "boot-2", number, body, "n1", "boot-1"))
@@ -103,6 +122,17 @@ def _mqtt_payload(raw: bytes) -> object:
 
 def _sealed(raw: bytes) -> object:
     return Sealer(KEY, "id", "n1", "boot-1").open(raw)
+
+
+def _gossip(raw: bytes) -> object:
+    """What a member says in a datagram is read, and then believed or not."""
+    read = gossip.decode(raw)
+    me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
+    node = Node(CoreConfig(), registry.build_preset("p", {}), me, Profile("n1", 2, 2.0), random.Random(1))
+    node.handle(Instant(1.0, 1.0), events.AgentStarted())
+    node.handle(Instant(1.0, 1.0), events.PeerMet(IDENTITY, Profile("n2", 2, 2.0), LoadReport()))
+    said = events.GossipReceived("n2", "boot-2", read.messages, "", read.protocol_min, read.protocol_max)
+    return [node.handle(Instant(at_s, at_s), said) for at_s in (2.0, 3.0)]
 
 
 def _frame(raw: bytes) -> object:
@@ -224,6 +254,7 @@ def targets() -> dict[str, Target]:
     return {
         "peer": Target(peer.decode, protocol, _envelopes()),
         "sealed": Target(_sealed, protocol, (Sealer(KEY, "id", "n2", "boot-2").seal(b"hello"),)),
+        "gossip": Target(_gossip, protocol, (gossip.encode(SAID), gossip.encode(RUMOURS))),
         "mqtt": Target(_mqtt_payload, (), _envelopes()),
         "request": Target(control.decode_request, protocol, _requests()),
         "frame": Target(_frame, (ValueError,), _requests()),

@@ -89,6 +89,7 @@ class Desk:
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
         return done.stdout
 
     def up(self) -> dict[str, Any]:
@@ -184,7 +185,13 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     assert [without_version(line) for line in typed("logs --json @")] == told("`logs`")
     assert [without_version(typed("cancel --json 1")[0])] == told("`cancel`")
     (listed,) = typed("ls --json")
-    assert [without_version(listed)] == told("`ls`")
+    assert without_version(listed) == told("`ls`")[0]
+    assert without_version(typed("events --json --limit 1")[0]) == told("`events`")[0]
+    assert [without_version(typed("hold --json 1")[0])] == told("`hold`")
+    assert [without_version(typed("release --json 1")[0])] == told("`release`")
+    assert without_version(typed("retry --json 1")[0]) == told("`retry`")[0]
+    assert [without_version(typed("drain --json")[0])] == told("`drain`")
+    assert without_version(typed("undrain --json")[0]) == set()
     assert [set(listed["tasks"][0])] == told("task")
     (ended,) = typed("history --json")
     assert [without_version(ended)] == told("`history`")
@@ -234,6 +241,9 @@ def test_answers_have_the_keys_that_the_page_tells() -> None:
             "policy": {},
             "stats": {},
             "cancel": {"tasks": [task]},
+            "hold": {"tasks": [task]},
+            "release": {"tasks": [task]},
+            "drain": {},
         }.items():
             assert set(agent.call(verb, **asked)) == keys_told("wire.md", f"`{verb}`")[-1]
         with agent.client() as client:

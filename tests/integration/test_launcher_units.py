@@ -233,6 +233,7 @@ def test_a_task_without_a_deadline_is_not_frozen_and_a_parked_one_is_thawed(benc
     family.await_more(MEMBERS)
     (lease,) = agent.listed()["leases"]
     assert lease == [2.0, 0.0, False]
+    assert agent.froze == [("frozen", "a"), ("thawed", "a")]
 
 
 def test_the_newest_word_on_a_lease_counts_and_is_told_to_the_next_agent(bench: Bench) -> None:

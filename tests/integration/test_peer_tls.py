@@ -207,6 +207,21 @@ def test_a_member_cannot_speak_for_another_later_on(nodes: Nodes) -> None:  # no
     assert a.heard == []
 
 
+def test_a_link_takes_one_introduction(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
+    a, b = nodes.linked("a", "b")
+    stranger = Stranger(a)
+    for told in (b.identity, None):  # somebody else within its own frame; itself with another start of its machine
+        stranger = stranger if told else Stranger(a)
+        stranger.send(stranger.hello())
+        assert isinstance(stranger.read().body, Hello)
+        identity = told or msgspec.structs.replace(stranger.told, machine_boot="another")
+        profile = Profile(node=identity.node, slots=1, cpus=1.0)
+        stranger.send(stranger.frame(Hello(identity=identity, profile=profile)))
+        assert stranger.is_closed()
+    assert [hello.identity for hello in a.met] == [b.identity, stranger.told, stranger.told]
+    assert a.counters["peer dropped: a second introduction"] == 2
+
+
 # -- when we dial ------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What the first page promises, typed as it stands there; and the commands of the documentation, each of them."""
+"""What the first page promises, typed as it stands there."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.integration.cluster import ROOT, Cluster, is_alive, program
+from tests.integration.cluster import Cluster, is_alive, program
 from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 TASK_KEYS = [
     "id",
@@ -55,9 +54,6 @@ NODE_KEYS = [
     "incarnation",
     "drained",
 ]
-BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NOT_RUN_HERE = ("git clone", "make ", "export PATH=", "sudo ")
-"""Installing is what came before this test."""
 
 
 class Shell:
@@ -179,24 +175,3 @@ def test_the_help_names_every_verb(shell: Shell) -> None:
         assert re.search(rf"^  {verb} ", text, re.MULTILINE)
         assert shell(f"peerload {verb} --help").returncode == 0
     assert shell("peerload --version").stdout.startswith("peerload ")
-
-
-def typed(page: Path) -> list[str]:
-    """The commands of a page's console blocks that can be typed here."""
-    lines = [line for block in BLOCK.findall(page.read_text(encoding="utf-8")) for line in block.splitlines()]
-    commands = [line[2:] for line in lines if line.startswith("$ ")]
-    return [line for line in commands if not line.startswith(NOT_RUN_HERE)]
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
-def test_every_command_of_the_documentation_works(shell: Shell, page: str) -> None:
-    commands = typed(ROOT / page)
-    assert commands
-    (shell.work / "train.py").write_text("print('trained')\n")
-    for line in commands:
-        command = line.replace("/tmp/second", str(shell.cluster.directory / "second"))
-        if "HOST:PORT" in command:
-            command = command.replace("HOST:PORT", shell.json("peerload up --json")["listen"])
-        done = shell(command)
-        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
-        assert "Traceback" not in done.stderr

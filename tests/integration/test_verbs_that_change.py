@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from peerload.model.errors import BadRequest, NoSuchTask
-from tests.integration.cluster import Agent, Cluster, is_alive
+from tests.integration.cluster import SHORT_LEASE_S, Agent, Cluster, is_alive
 from tests.support import wait_until
 
 
@@ -168,6 +168,18 @@ def test_events_of_home_and_of_the_node_that_runs_it_are_told_and_followed() -> 
         assert [event["state"] for event in events(other, task)] == [event["state"] for event in guest]
         assert f"n2  {task}" not in typed(other, "events")
         assert f"{task}  ended attempt 1 (a guest): exit code 3" in typed(other, "events", task)
+
+
+def test_a_task_that_is_frozen_and_goes_on_says_so() -> None:
+    with Cluster() as cluster:
+        home, other = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
+        task = home.submit("sleep", "300", placement={"node": "n2"})
+        home.await_state(task, "running")
+        home.pause()
+        wait_until(lambda: events(other, task)[-1]["state"] == "frozen", 30)
+        home.resume()
+        wait_until(lambda: events(other, task)[-1]["state"] == "thawed", 30)
+        assert [event["reason"] for event in events(other, task)][-2:] == ["n1 was not heard of in time", "n1 is back"]
 
 
 def test_events_tell_of_nodes_of_the_agent_and_of_its_launcher() -> None:

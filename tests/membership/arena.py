@@ -94,10 +94,11 @@ class Detector(Protocol):
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """loss: share of datagrams and segments lost; pausing: share of the nodes that stop at times, for 0 … ``pause_s_max``
+    """loss: share of datagrams and segments lost; blocked: no datagram arrives at all; pausing: share of the nodes that stop at times, for 0 … ``pause_s_max``
     s, and run for 0 … ``run_s_max`` s in between (both uniform)."""
 
     loss: float = 0.0
+    blocked: bool = False
     pausing: float = 0.0
     pause_s_max: float = 10.0
     run_s_max: float = 20.0
@@ -233,7 +234,7 @@ class Arena:
         else:
             self.counts["datagrams"] += 1
             self.counts["datagram bytes"] += said.size_bytes + HEADERS_BYTES
-            if chance.random() < self._faults.loss:
+            if self._faults.blocked or chance.random() < self._faults.loss:
                 return
         if self._sides and self._sides.get(said.dst) != self._sides.get(host.name):
             return

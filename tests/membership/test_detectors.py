@@ -75,3 +75,10 @@ def test_halves_that_were_parted_find_one_another() -> None:
     assert healed_s is not None
     assert healed_s < 60.0
     assert measures.healed("memberlist", 10, 300.0, 3) is None  # it talks to the living only
+
+
+def test_where_no_datagram_passes_the_peer_links_will_do() -> None:
+    told = measures.falsehoods(OURS, 8, 0.2, 3, Faults(blocked=True))
+    assert told.deaths == 0
+    assert told.suspected == 0
+    assert statistics.median(measures.crashes(OURS, 8, 3, 3, Faults(blocked=True)).detection_s) < 60.0

@@ -79,7 +79,7 @@ def suspicion_requeues(patch: pytest.MonkeyPatch) -> None:
 
     def ping_and_take_back(self: Node, name: tuple[str, ...]) -> None:
         timer(self, name)
-        for task in list(self.home.tasks.values()) if name[0] == "ping" else ():
+        for task in list(self.home.tasks.values()) if name[0] == "gossip" else ():
             peer = self.membership.get(task.record.node)
             if task.phase is HomePhase.AWAY and (peer is None or peer.state is not PeerState.ALIVE):
                 self.handoff.losses.died(task, "suspected")

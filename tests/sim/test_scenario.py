@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import time
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,10 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from peerload.core.directory import Directory
 from peerload.model.errors import ConfigError
+from peerload.model.events import LoadSampled
 from peerload.policy.registry import load_preset
 from peerload.sim.bounds import mmc_response
 from peerload.sim.engine import Simulation
+from peerload.sim.host import Host
 from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
 from peerload.sim.network import NetworkOptions
 from peerload.sim.outcome import Outcome, longer, outcome
@@ -103,13 +107,29 @@ def test_one_queue_for_all_is_never_idle_while_a_task_waits() -> None:
 # -- delays, speeds, several cpus --------------------------------------------------------------------------------------
 
 
+class Acquainted(Simulation):
+    """Nodes that know one another from the start, and so have nothing to gossip about."""
+
+    def start(self, host: Host) -> None:
+        super().start(host)
+        if all(other.node is not None for other in self.hosts.values()):
+            directory = Directory((other.identity, other.profile) for other in self.hosts.values())
+            for other in self.hosts.values():
+                assert other.node is not None
+                other.node.membership.meet_all(directory)
+                self.after(0.05, partial(other.handle, LoadSampled(0.0, 0.0, 0)))  # whoever has met somebody may ask
+
+    def _introduce(self, host: Host) -> None:
+        pass
+
+
 @pytest.mark.parametrize("policy", ["threshold", "receiver", "adaptive"])
 def test_messages_that_take_time_do_what_they_do_in_the_engine_with_its_promises_checked(policy: str) -> None:
     policies = load_preset(policy, is_reference=True)
     arrivals = list(poisson([f"n{number}" for number in range(1, 6)], 4.5, 1200, random.Random(3)))
     ideal = [task.response_s for task in ended(policy, arrivals, [1] * 5, message_s=0.05)]
     network = NetworkOptions(delay_s=0.05)
-    engine = Simulation(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, network=network)
+    engine = Acquainted(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, network=network)
     engine.run(arrivals)
     assert sorted(ideal) == pytest.approx(sorted(engine.responses_s.values()), abs=1e-6)
     assert fmean(ideal) > fmean(task.response_s for task in ended(policy, arrivals, [1] * 5))

@@ -132,6 +132,26 @@ def test_the_unit_is_sound(tmp_path: Path) -> None:
     assert not complaints
 
 
+def test_the_sleep_unit_is_sound(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("no systemd-analyze here")
+    copy = tmp_path / "peerload-sleep@me.service"
+    unit = (ROOT / "deploy/peerload-sleep@.service").read_text(encoding="utf-8")
+    copy.write_text(unit, encoding="utf-8")
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", str(copy)],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "Failed to initialize manager" in done.stderr:
+        pytest.skip(f"systemd-analyze cannot work here: {done.stderr.strip()}")
+    assert not [line for line in done.stderr.splitlines() if "peerload-sleep" in line]
+    assert "peerload-user.service" in unit
+
+
 def test_the_brokers_configuration_is_accepted(mosquitto: Path, tmp_path: Path) -> None:
     lines = (ROOT / "deploy/mosquitto.conf").read_text(encoding="utf-8")
     assert "\nlistener 1883 127.0.0.1\n" in lines

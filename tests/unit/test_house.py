@@ -54,7 +54,7 @@ def test_every_package_is_listed() -> None:
 def test_every_room_has_its_import_rules() -> None:
     ruled = {room for contract in PROJECT["tool"]["importlinter"]["contracts"] for room in contract["source_modules"]}
     rooms = {name for name in packages_on_disk() if name.startswith("peerload.")}
-    assert rooms <= ruled
+    assert {room for room in rooms if not any(room == rule or room.startswith(f"{rule}.") for rule in ruled)} == set()
     for name in rooms:
         # The linter sees no package without it.
         assert (ROOT / name.replace(".", "/") / "__init__.py").is_file(), name

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerload.model.errors import BadMessage, FrameTooLarge, ProtocolError
+from peerload.model.gossip import Load, Rumour, Standing
 from peerload.model.load import LoadReport, Region
 from peerload.model.messages import (
     Accept,
@@ -25,6 +26,7 @@ from peerload.model.messages import (
     GiveRequest,
     Hello,
     Identity,
+    KnownProfile,
     LeaseExtension,
     Leaving,
     Message,
@@ -36,10 +38,14 @@ from peerload.model.messages import (
     OutputRequest,
     PairReply,
     PairRequest,
+    Park,
+    Parking,
     Ping,
     Pong,
     Probe,
     ProbeReply,
+    ProfileRequest,
+    ProfileTold,
     Query,
     Renew,
     Renewal,
@@ -52,6 +58,7 @@ from peerload.model.messages import (
     State,
     StateAnswer,
     StateRequest,
+    Sync,
     Unpair,
     WrongBoot,
 )
@@ -77,6 +84,8 @@ SPEC = TaskSpec(
 )
 EXIT = Exit(137, 9, "killed", 1.5e9, 1.6e9, Usage(1.0, 2.0, 3), 10, 20)
 
+RUMOUR = Rumour("ws3", "c" * 32, "m3", "s3", 4, 1, Standing.SUSPECT, "10.0.0.3:7117", 2, 1, 1, ("ws4",), 2.5)
+LOAD = Load.of("ws3", REPORT, 1.5)
 SAMPLES: list[Message] = [
     Hello(IDENTITY, PROFILE, REPORT, (IDENTITY, IDENTITY), True),
     Ping(1 << 62),
@@ -94,6 +103,9 @@ SAMPLES: list[Message] = [
     Unpair(4, (UID,)),
     GiveRequest(2, REPORT, PROFILE),
     Footprint(has_room=True),
+    Sync((RUMOUR,), (LOAD,), asks=True),
+    ProfileRequest(("ws3",)),
+    ProfileTold((KnownProfile("c" * 32, PROFILE),)),
     GiveReply(2, REPORT, "ws1/42", UID),
     Offer(**ATTEMPT, spec=SPEC, lease_s=60.0, migrations=1, migrations_max=4),
     Accept(**ATTEMPT, nonce=1 << 62, ts=1e6),
@@ -101,6 +113,7 @@ SAMPLES: list[Message] = [
     Commit(**ATTEMPT, nonce=5, ts=1e6, lease_s=60.0),
     Renew((Renewal("ws1/1", UID, 1, 2.5, 1.5e9), Renewal("ws1/2", UID, 2, 3.5))),
     RenewOk((LeaseExtension(UID, 1, 2.5, 60.0),)),
+    Park((Parking(**ATTEMPT, ts=2.5),)),
     Revoke(**ATTEMPT, signal=9, reason="cancelled"),
     Signal(**ATTEMPT, signal=10),
     Query(**ATTEMPT),
@@ -194,6 +207,10 @@ def altered(message: Message, **changes: object) -> bytes:
         altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0), lease_s=-float("inf")),
         altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0), lease_s=-1.0),
         altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0), lease_s="60"),
+        altered(Commit(**ATTEMPT, nonce=1, ts=1.0, lease_s=1.0), lease_s=0.0),
+        altered(Offer(**ATTEMPT, spec=SPEC, lease_s=1.0), lease_s=0.99),
+        altered(Offer(**ATTEMPT, spec=SPEC, lease_s=1.0), spec={"argv": [b"x"], "directory": b"/", "lease_s": 1e-9}),
+        altered(RenewOk(()), extensions=[{"uid": UID, "attempt": 1, "ts": 1.0, "lease_s": 1e-9}]),
         altered(OutputChunk(1, 0, b""), data=b"x" * ((512 << 10) + 1)),
         altered(Result(**ATTEMPT, exit=EXIT), stdout=b"x" * ((64 << 10) + 1)),
         altered(ProbeReply(1, accepts=True, report=REPORT), report={"load": float("nan")}),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 """After the cluster has healed, it is looked this often whether it is at rest."""
 STEPS_MAX = 3_000_000
-"""More steps than this in one run are a storm of messages that never ends (I11)."""
+"""More steps than this in one run are a storm of messages that never ends (promise 11)."""
 
 
 class Outcome(msgspec.Struct, frozen=True):

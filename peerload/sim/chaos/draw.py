@@ -13,7 +13,7 @@ from peerload.sim.chaos.plan import Evils, Job, Machine, Plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.sim.chaos.plan import Fault
+    from peerload.sim.chaos.plan import CrashAtCommit, Fault
 
 LEASE_S, GRACE_S = 60.0, 5.0
 """As an agent has them unless it is told otherwise."""
@@ -223,7 +223,7 @@ class _Draw:
         only_there = self._chance(0.5)
         return plan.CutAtSend(at_s * 0.8, self._rng.choice(self._names), message, min(for_s, 150.0), only_there)
 
-    def _provoked(self, fault: plan.CrashAtCommit) -> list[Fault]:
+    def _provoked(self, fault: CrashAtCommit) -> list[Fault]:
         """What has to happen for that to happen."""
         times = [fault.at_s + self._rng.uniform(0.0, 40.0) for _ in range(3)]
         if fault.point == "D7":

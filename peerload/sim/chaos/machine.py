@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OUTWARD = frozenset(actions.OUTWARD)
 BACKLOG_MAX = 100_000
-"""Events that may wait for an agent that does not run; more means that something is never bounded (I11)."""
+"""Events that may wait for an agent that does not run; more means that something is never bounded (promise 11)."""
 TIMER_LATE_S = 1e-6
 """A timer is never early, whatever the rounding of the clock."""
 WAKE_FIRST = 0.5

@@ -11,7 +11,7 @@ import uvloop
 
 from peerload.agent.gossip import BATCH_MAX, LAG_TICK_S, GossipSocket, LagWatch
 from peerload.model.errors import BadMessage, ConfigError
-from peerload.model.gossip import DATAGRAM_BYTES_MAX
+from peerload.model.gossip import DATAGRAM_BYTES_MAX, GossipAck
 from peerload.wire.seal import KEY_BYTES, Sealer
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def play(test: Callable[[], Coroutine[None, None, None]], make: Callable[[], asy
 def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.AbstractEventLoop], host: str) -> None:
     async def test() -> None:
         one, two = End("n1", host), End("n2", host)
-        one.socket.send(two.address, b"hello")
+        one.socket.send("n2", two.address, b"hello")
         await two.hears(1)
         assert two.heard == [("n1", "boot-n1", b"hello")]
         assert two.heard_from == one.address
@@ -78,18 +78,35 @@ def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.Abstra
 def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def test() -> None:
         end, stranger, friend = End("n1"), End("n2", key=b"x" * KEY_BYTES), End("n3")
-        stranger.socket.send(end.address, b"hello")
-        sealed = Sealer(KEY, "c", "n4", "b").seal(b"twice")
+        stranger.socket.send("n1", end.address, b"hello")
+        sealed = Sealer(KEY, "c", "n4", "b").seal(b"twice", b"n1")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
             for datagram in (b"", b"plain text", sealed, sealed, bytes(DATAGRAM_BYTES_MAX + 1)):
                 plain.sendto(datagram, ("127.0.0.1", end.port))
-        friend.socket.send(end.address, b"bad messages")
-        friend.socket.send(end.address, b"good ones")
+        friend.socket.send("n1", end.address, b"bad messages")
+        friend.socket.send("n1", end.address, b"good ones")
         await end.hears(2)
         assert [heard[2] for heard in end.heard] == [b"twice", b"good ones"]
         dropped = {name.partition(": ")[2]: n for name, n in end.counters.items() if "dropped" in name}
-        assert dropped == {"not of this cluster": 3, "replayed": 1, "too large": 1, "malformed": 1}
+        assert dropped == {"not of this cluster, or for another node": 3, "replayed": 1, "too large": 1, "malformed": 1}
         for each in (end, stranger, friend):
+            each.socket.close()
+
+    play(test, make)
+
+
+@pytest.mark.parametrize("make", LOOPS)
+def test_what_was_said_to_another_node_is_dropped(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def test() -> None:
+        one, two, other = End("n1"), End("n2"), End("n3")
+        one.socket.send("n2", other.address, b"an answer for n2")  # somebody in between sends it elsewhere
+        one.socket.send("n3", other.address, b"for n3")
+        one.socket.send("n2", two.address, b"for n2")
+        await other.hears(1)
+        await two.hears(1)
+        assert [heard[2] for heard in other.heard + two.heard] == [b"for n3", b"for n2"]
+        assert other.counters["gossip dropped: not of this cluster, or for another node"] == 1
+        for each in (one, two, other):
             each.socket.close()
 
     play(test, make)
@@ -102,7 +119,7 @@ def test_a_burst_leaves_others_their_turn(make: Callable[[], asyncio.AbstractEve
         most = 0
         before = 0
         for number in range(4 * BATCH_MAX):
-            friend.socket.send(end.address, b"%d" % number)
+            friend.socket.send("n1", end.address, b"%d" % number)
         async with asyncio.timeout(WITHIN_S):
             while len(end.heard) < 4 * BATCH_MAX:
                 await asyncio.sleep(0)
@@ -118,16 +135,16 @@ def test_what_cannot_be_sent_is_counted() -> None:
     async def test() -> None:
         end, kept_in = End("n1"), End("n2", loopback_only=True)
         for address in ("", "nobody", "127.0.0.1:x", "[::1]:7117"):
-            end.socket.send(address, b"x")
+            end.socket.send("n2", address, b"x")
         assert end.counters["gossip not sent"] == 4
-        end.socket.send("127.0.0.1:7117", bytes(DATAGRAM_BYTES_MAX))
+        end.socket.send("n2", "127.0.0.1:7117", bytes(DATAGRAM_BYTES_MAX))
         assert end.counters["gossip not sent: too large"] == 1
-        end.socket.send("255.255.255.255:7117", b"x")  # broadcasting is not permitted to this socket
+        end.socket.send("n2", "255.255.255.255:7117", b"x")  # broadcasting is not permitted to this socket
         assert end.counters["gossip send errors"] == 1
-        kept_in.socket.send("192.0.2.1:7117", b"x")
+        kept_in.socket.send("n2", "192.0.2.1:7117", b"x")
         assert kept_in.counters == {"gossip not sent": 1}
         end.socket.close()
-        end.socket.send("127.0.0.1:7117", b"x")
+        end.socket.send("n2", "127.0.0.1:7117", b"x")
         assert end.counters["gossip not sent"] == 5
         kept_in.socket.close()
 
@@ -139,7 +156,7 @@ def test_a_host_name_is_looked_up_on_the_side() -> None:
         one, two = End("n1"), End("n2")
         async with asyncio.timeout(WITHIN_S):
             while not two.heard:
-                one.socket.send(f"localhost:{two.port}", b"hello")
+                one.socket.send("n2", f"localhost:{two.port}", b"hello")
                 await asyncio.sleep(0.01)
         assert one.counters["gossip not sent"] >= 1
         assert two.heard[0][2] == b"hello"
@@ -147,6 +164,21 @@ def test_a_host_name_is_looked_up_on_the_side() -> None:
         two.socket.close()
 
     play(test, uvloop.new_event_loop)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "a\0b", "ü" * 64])
+@pytest.mark.parametrize("make", LOOPS)
+def test_a_name_that_can_be_nobodys_is_not_found(make: Callable[[], asyncio.AbstractEventLoop], host: str) -> None:
+    async def test() -> None:
+        one = End("n1")
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: pytest.fail(str(context)))
+        async with asyncio.timeout(WITHIN_S):
+            while not one.counters["gossip names not found"]:
+                one.socket.send("n2", f"{host}:7117", (GossipAck(1),))
+                await asyncio.sleep(0.01)
+        one.socket.close()
+
+    play(test, make)
 
 
 def test_a_taken_port_is_refused() -> None:

@@ -71,6 +71,20 @@ class Opened:
         self.store.close()
 
 
+def test_that_a_task_was_started_is_forgotten_by_age_only_where_that_does_no_harm(tmp_path: Path) -> None:
+    path, guest = tmp_path / "db", ExecutionRecord("ws2/5", uid(4), 2, "ws2", ExecutionState.START, SPEC, 1.5, 60.0)
+    with Opened(path) as opened:
+        kinds = (FloorKind.STARTED, FloorKind.REFUSED, FloorKind.STARTED_ONCE, FloorKind.STARTED)
+        opened.keep(*(PutFloor(uid(number), 2, 1.0, kind) for number, kind in enumerate(kinds, start=1)))
+        opened.keep(PutExecution(guest), PutFloor(uid(5), 2, NOW, FloorKind.REFUSED))
+    with Opened(path) as opened:
+        assert opened.store.recover().floors == (
+            (uid(3), 2, FloorKind.STARTED_ONCE, ""),  # or a task that may run once only is started again
+            (uid(4), 2, FloorKind.STARTED, ""),  # its attempt is still here
+            (uid(5), 2, FloorKind.REFUSED, ""),
+        )
+
+
 def test_everything_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "db"
     exit_ = Exit(exit_code=3, reason="x", stdout_bytes=7)
@@ -81,7 +95,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         opened.keep(submission(2, (4, 5)), put(2, member=4), put(2, member=5))
         opened.keep(put(1, TaskState.LEASED, attempt=1, node="ws2", nonce=1 << 62, machine_boot="b", lease_s=60.0))
         opened.keep(put(2, TaskState.DONE, 4, attempt=1, ended_at=NOW, started_at=NOW - 1, exit=exit_))
-        opened.keep(PutExecution(guest), PutFloor(uid(9), 2, NOW), PutFloor(uid(9), 1, NOW))
+        opened.keep(PutExecution(guest), PutFloor(uid(9), 2, NOW, home="ws2"), PutFloor(uid(9), 1, NOW))
         opened.keep(PutExecution(ExecutionRecord("ws2/6", uid(8), 1, "ws2", ExecutionState.START, SPEC, 1.5, 60.0)))
         opened.keep(DropExecution(uid(8), 1))
     with Opened(path) as opened:
@@ -93,7 +107,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         )
         assert {row.spec for row in kept.tasks} == {SPEC}
         assert kept.executions == (guest,)
-        assert kept.floors == ((uid(9), 2, FloorKind.STARTED),), "a floor never sinks"
+        assert kept.floors == ((uid(9), 2, FloorKind.STARTED, "ws2"),), "a floor never sinks"
         assert kept.tokens == (("token-1", b"d" * 32, "ws1/1", 0), ("token-2", b"d" * 32, "ws1/2", 2))
         assert (kept.counter, opened.store.last_counter()) == (2, 2)
         assert opened.store.records(2, 4)[0].exit == exit_
@@ -212,7 +226,8 @@ def test_a_database_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
             "INSERT INTO history SELECT counter, member, at, state, reason, attempt, node FROM events ORDER BY number;"
             "DROP TABLE events; DROP INDEX unfinished;"
             "CREATE INDEX unfinished ON tasks (counter, member) WHERE ended_at = 0;"
-            "ALTER TABLE tasks DROP COLUMN more; ALTER TABLE floors DROP COLUMN kind; PRAGMA user_version = 1;"
+            "ALTER TABLE tasks DROP COLUMN more; ALTER TABLE floors DROP COLUMN kind;"
+            "ALTER TABLE floors DROP COLUMN home; PRAGMA user_version = 1;"
         )
     old.close()
     with Opened(path) as opened:

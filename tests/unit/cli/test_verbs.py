@@ -90,6 +90,8 @@ def test_version_and_help_without_argparse() -> None:
         "wait",
         "cancel",
         "nodes",
+        "leave",
+        "forget",
         "policy",
         "top",
     ],
@@ -198,6 +200,36 @@ def test_nodes_top(agent: FakeAgent) -> None:
     assert "[#####.....]" in text
     assert "ws1/42" in text
     assert {"v", "cluster", "nodes", "tasks"} == set(json.loads(peerload("top", "--json", agent=agent).stdout))
+
+
+def test_nodes_tells_the_incarnation(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[NODE | {"incarnation": 41}])
+    heading, row = peerload("nodes", agent=agent).stdout.decode().splitlines()
+    assert heading.split()[-2:] == ["INCARNATION", "AGE"]
+    assert row.split()[-2] == "41"
+
+
+def test_forget(agent: FakeAgent) -> None:
+    agent.answer("forget", node="ws2", was="dead")
+    assert peerload("forget", "ws2", agent=agent).stdout == b"ws2 is forgotten; it was dead\n"
+    assert agent.asked(control.Forget)[0].node == "ws2"
+    assert json.loads(peerload("forget", "ws2", "--json", agent=agent).stdout) == {"v": 1, "node": "ws2", "was": "dead"}
+    assert peerload("forget", agent=agent).returncode == 2
+
+
+def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+
+        def leave(request: control.Leave, reply: Reply) -> None:
+            assert request.force
+            reply.ok(node="ws1", pid=process.pid)
+            process.terminate()
+            process.wait()
+
+        agent.answer("info", node="ws1", pid=process.pid)
+        agent.handlers["leave"] = leave
+        done = peerload("leave", "--force", agent=agent)
+    assert done.stdout == b"ws1 has left; its agent stopped.  Back again:  peerload up --peer HOST:PORT\n"
 
 
 def test_logs(agent: FakeAgent) -> None:

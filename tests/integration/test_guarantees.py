@@ -1,0 +1,149 @@
+"""What is promised about the executions of a task, on real processes: parked, at most once, fast, leases of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.integration.cluster import SHORT_LEASE_S, Agent, Cluster, is_alive
+from tests.integration.ledger import Ledger
+from tests.support import stands_still, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def ledger(cluster: Cluster) -> Ledger:
+    return Ledger(cluster.directory / "ledger")
+
+
+def away(cluster: Cluster, ledger: Ledger, tenths: int, *flags: str) -> tuple[Agent, Agent, str]:
+    """A task of n1 that runs on n2, submitted as people do."""
+    home, executor = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
+    task = home.cli("submit", "-w", "n2", *flags, "--", *ledger.argv(tenths, 5)).stdout.decode().strip()
+    home.await_state(task, "running")
+    return home, executor, task
+
+
+def reasons(agent: Agent, task: str) -> list[str]:
+    return [step["reason"] for step in agent.show(task)["history"]]
+
+
+def beats(ledger: Ledger, task: str) -> int:
+    return len(ledger.of(task))
+
+
+def take_down(agent: Agent, *pids: int) -> None:
+    """As if its machine were gone: agent, launcher, and tasks."""
+    launcher = agent.launcher_pid
+    agent.kill()
+    os.kill(launcher, signal.SIGKILL)
+    for pid in pids:
+        if is_alive(pid):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def test_a_task_whose_home_stops_politely_runs_on_without_a_lease(cluster: Cluster, ledger: Ledger) -> None:
+    home, _, task = away(cluster, ledger, 80)
+    before = beats(ledger, task)
+    assert home.cli("down").returncode == 0
+    home.reap()
+    # Four leases: the task would be frozen at the first one's end, had it not been parked.
+    wait_until(lambda: beats(ledger, task) > before + 40 * SHORT_LEASE_S // 2, 30, "it to run on")
+    home.start()
+    assert home.wait(task)[task]["exit_code"] == 5
+    assert not ledger.repeated()
+    assert home.show(task)["attempt"] == 1
+    assert "parked: this agent stops" in reasons(home, task)
+
+
+def test_a_parked_task_is_leased_again_when_its_home_is_back(cluster: Cluster, ledger: Ledger) -> None:
+    home, executor, task = away(cluster, ledger, 100)
+    assert home.cli("down").returncode == 0
+    home.reap()
+    home.start()
+    wait_until(lambda: not home.show(task)["parked"], 20, "its node to have a deadline again")
+    assert "n2 has a deadline again" in reasons(home, task)
+    executor.pause()
+    pid = ledger.pids(task)[0]
+    wait_until(lambda: stands_still(pid), 15, "its launcher to freeze it")
+    executor.resume()
+    assert home.wait(task)[task]["exit_code"] == 5
+    assert not ledger.repeated()
+
+
+def test_a_parked_task_outlives_the_agent_of_its_node(cluster: Cluster, ledger: Ledger) -> None:
+    home, executor, task = away(cluster, ledger, 60)
+    assert home.cli("down").returncode == 0
+    home.reap()
+    executor.kill()
+    executor.start()
+    before = beats(ledger, task)
+    wait_until(lambda: beats(ledger, task) > before + 15 * SHORT_LEASE_S, 30, "it to run on")
+    home.start()
+    assert home.wait(task)[task]["exit_code"] == 5
+    assert not ledger.repeated()
+
+
+def test_once_a_lost_node_leaves_the_outcome_unknown(cluster: Cluster, ledger: Ledger) -> None:
+    home, executor, task = away(cluster, ledger, 600, "--once")
+    third = cluster.agent("n3", "--peer", home.listen, lease_s=SHORT_LEASE_S)
+    cluster.await_acquainted([home, third])
+    take_down(executor, *ledger.pids(task))
+    home.await_state(task, "unknown")
+    assert "not heard of until its lease ran out" in home.show(task)["reason"]
+    executor.start()  # its launcher knows of no process any more
+    wait_until(lambda: home.show(task)["node"] is None, 20, "its node to say that it is gone")
+    assert home.show(task)["state"] == "unknown"
+    assert not ledger.repeated()
+    retried = home.cli("retry", task).stdout.decode().strip()
+    home.await_state(retried, "running")
+    home.call("cancel", tasks=[retried, task], force=True)
+
+
+def test_once_a_node_that_is_back_late_goes_on(cluster: Cluster, ledger: Ledger) -> None:
+    home, executor, task = away(cluster, ledger, 30, "--once")
+    executor.pause()
+    home.await_state(task, "unknown")
+    executor.resume()
+    assert home.wait(task)[task]["exit_code"] == 5
+    assert not ledger.repeated()
+    assert [step["state"] for step in home.show(task)["history"]].count("leased") == 2
+
+
+def test_a_longer_lease_rides_out_a_longer_silence(cluster: Cluster, ledger: Ledger) -> None:
+    home, executor, task = away(cluster, ledger, 80, "--lease", "60s")
+    assert home.show(task)["lease"] == 60.0
+    before = beats(ledger, task)
+    executor.pause()
+    wait_until(lambda: beats(ledger, task) > before + 20 * SHORT_LEASE_S, 30, "it to run on")
+    executor.resume()
+    assert home.wait(task)[task]["exit_code"] == 5
+    assert home.show(task)["attempt"] == 1
+
+
+def test_fast_a_node_that_is_called_dead_loses_its_task_at_once(cluster: Cluster, ledger: Ledger) -> None:
+    home, executor = cluster.linked(2, slots=1)
+    task = home.submit(*ledger.argv(30, 5), placement={"exclude": ["n1"]}, guarantee="fast")
+    home.await_state(task, "running")
+    third = cluster.agent("n3", "--peer", home.listen)
+    cluster.await_acquainted([home, third])
+    first = ledger.pids(task)[0]
+    executor.pause()  # its task runs on: the lease is 60 s
+    wait_until(lambda: len(ledger.pids(task)) > 1, 40, "home to run it elsewhere")
+    assert is_alive(first) or not ledger.lost([task])
+    assert home.wait(task)[task]["state"] == "failed"
+    assert "n2 is called dead" in reasons(home, task)
+    executor.resume()
+    wait_until(lambda: not is_alive(first), 20, "the other copy to end")
+    assert sum(step["state"] == "failed" for step in home.show(task)["history"]) == 1

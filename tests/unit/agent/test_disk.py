@@ -1,0 +1,125 @@
+"""How full the disk is, and the reserve for when it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from peerload.agent import disk
+from peerload.agent.disk import ADMIT_BYTES, SLICE_BYTES, Disk, Reserve
+from peerload.model.errors import DiskFull
+
+MIB = 1 << 20
+WITHIN_S = 10.0
+
+
+class Small(Disk):
+    """A disk of 1 GiB of which so much is free; what the reserve holds is not."""
+
+    def __init__(self, directory: Path, free_mib: float) -> None:
+        super().__init__(directory)
+        self.total_bytes = 1 << 30
+        self.reserve = Reserve(directory / "reserve", 4 * MIB)
+        self.without_reserve = int(free_mib * MIB)
+        self.told: list[str] = []
+        self.changed = lambda state, _reason: self.told.append(state)
+
+    def free_bytes(self) -> int:
+        return max(self.without_reserve - self.reserve.size_bytes, 0)
+
+
+def test_the_reserve_is_taken_and_given_up_in_slices(tmp_path: Path) -> None:
+    reserve = Reserve(tmp_path / "reserve", 3 * SLICE_BYTES)
+    assert reserve.take()
+    status = (tmp_path / "reserve").stat()
+    assert (status.st_size, status.st_mode & 0o777) == (3 * SLICE_BYTES, 0o600)
+    assert status.st_blocks * 512 >= 3 * SLICE_BYTES
+    assert [reserve.give() for _ in range(4)] == [True, True, True, False]
+    assert (tmp_path / "reserve").stat().st_size == 0
+    assert Reserve(tmp_path / "reserve", 3 * SLICE_BYTES).take()
+    assert Reserve(tmp_path / "reserve", 3 * SLICE_BYTES).size_bytes == 3 * SLICE_BYTES  # the next start finds it
+
+
+def test_submissions_are_refused_while_there_is_no_room_for_them_beside_the_reserve(tmp_path: Path) -> None:
+    small = Small(tmp_path, 100)
+    small.prepare()
+    assert small.reserve.size_bytes == 4 * MIB
+    small.admit(1, 1000)
+    with pytest.raises(DiskFull, match="the disk of this node is full"):
+        small.admit(100_000, 1000)
+    small.without_reserve = 4 * MIB + ADMIT_BYTES  # full but for what is always left
+    with pytest.raises(DiskFull):
+        small.admit(1, 1000)
+    assert small.reserve.give()
+    with pytest.raises(DiskFull):  # what was given up is for the tasks there are
+        small.admit(1, 1000)
+
+
+def test_low_full_and_room_again_are_told_once_each(tmp_path: Path) -> None:
+    small = Small(tmp_path, 200)
+    small.prepare()
+    small.look()
+    for free_mib in (50, 49, 5, 5, 30, 57, 63, 70, 200):
+        small.without_reserve = free_mib * MIB
+        small.refill()
+        small.look()
+    assert small.told == ["low", "full", "low", "ok"]  # 5 % of it are 51.2 MiB; there is room again at 61.4
+
+
+def test_the_mark_of_a_very_large_disk_is_no_share_of_it(tmp_path: Path) -> None:
+    small = Small(tmp_path, 100)
+    assert small.low_bytes == int((1 << 30) * 0.05)
+    small.total_bytes = 100 << 40
+    assert small.low_bytes == disk.LOW_BYTES_MAX
+
+
+def test_an_agent_that_starts_gets_room_from_the_reserve(tmp_path: Path) -> None:
+    small = Small(tmp_path, 4)
+    assert small.reserve.take()
+    small.prepare()
+    assert small.reserve.size_bytes == 2 * MIB
+    assert small.state == "low"
+
+
+def test_others_have_their_turn_while_the_reserve_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    fill = os.posix_fallocate
+
+    def slow(descriptor: int, offset: int, length: int) -> None:
+        began.set()
+        assert threading.current_thread() is not threading.main_thread()
+        assert may_end.wait(WITHIN_S)
+        fill(descriptor, offset, length)
+
+    async def watched() -> None:
+        small = Small(tmp_path, 100)
+        watch = asyncio.create_task(small.watch())
+        async with asyncio.timeout(WITHIN_S):
+            while not began.is_set():  # noqa: ASYNC110 -- it is for the loop to run meanwhile
+                await asyncio.sleep(0)
+            assert small.reserve.size_bytes == 0
+            may_end.set()
+            while small.reserve.size_bytes != 4 * MIB:  # noqa: ASYNC110 -- as above
+                await asyncio.sleep(0)
+        watch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watch
+
+    monkeypatch.setattr(os, "posix_fallocate", slow)
+    asyncio.run(watched())
+
+
+def test_room_is_tried_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not disk.has_no_room(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert disk.has_no_room(tmp_path)
+    assert not Reserve(tmp_path / "reserve", MIB).take()

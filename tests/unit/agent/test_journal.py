@@ -1,0 +1,99 @@
+"""Notes ride along with rows, before them; alone they wait for a second at most; followers hear of every commit."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from peerload.agent import journal
+from peerload.agent.journal import Journal
+from peerload.agent.release import Release
+from peerload.cli.events import WHAT
+from peerload.model.actions import EVENTS, PutEvent, PutFloor, Row
+from peerload.model.errors import StoreError
+
+ROOT = Path(__file__).resolve().parents[3]
+FLOOR = PutFloor(bytes(16), 1, 0.0)
+
+
+def noted(number: int) -> PutEvent:
+    return PutEvent(float(number), "node", "alive", node=f"n{number}")
+
+
+class Disk:
+    """Everything is durable at once."""
+
+    def __init__(self) -> None:
+        self.commits: list[list[Row]] = []
+
+    def persist(self, rows: list[Row], done: Callable[[], None]) -> None:
+        self.commits.append(rows)
+        done()
+
+
+def test_notes_ride_along_with_the_next_rows_and_before_them() -> None:
+    async def story() -> None:
+        disk = Disk()
+        release = Release(disk.persist)
+        kept = Journal(release, pytest.fail)
+        kept.note(noted(1))
+        release.flush()
+        assert disk.commits == []
+        release.keep((FLOOR,))
+        kept.note(noted(2))
+        release.flush()
+        assert disk.commits == [[noted(1), noted(2), FLOOR]]
+        kept.settle()
+        assert len(disk.commits) == 1
+
+    asyncio.run(story())
+
+
+def test_notes_alone_are_kept_after_a_while_and_nothing_waits_for_them() -> None:
+    async def story() -> None:
+        disk = Disk()
+        release = Release(disk.persist)
+        kept = Journal(release, pytest.fail)
+        with kept.followed() as news:
+            kept.note(noted(1))
+            gone: list[str] = []
+            release.outward(lambda: gone.append("at once"))
+            assert gone == ["at once"]
+            kept.note(noted(2))
+            await asyncio.wait_for(news.wait(), journal.NOTES_WITHIN_S * 10)
+        assert disk.commits == [[noted(1), noted(2)]]
+
+    asyncio.run(story())
+
+
+def test_a_store_that_is_stuck_is_told_of() -> None:
+    def stuck(rows: list[Row], done: Callable[[], None]) -> None:
+        raise StoreError("the disk does not keep up")
+
+    async def story() -> None:
+        told: list[str] = []
+        kept = Journal(Release(stuck), told.append)
+        kept.note(noted(1))
+        kept.settle()
+        assert told == ["the store failed: the disk does not keep up"]
+
+    asyncio.run(story())
+
+
+def test_what_can_happen_is_what_the_code_notes() -> None:
+    assert tuple(EVENTS) == WHAT
+    literal = re.compile(r'(?:\.note|\.happened|\b_note)\(\s*(?:guest, )?"(\w+)"(?:,\s*"(\w+)")?')
+    seen = set()
+    for room in ("core", "agent"):
+        for path in (ROOT / "peerload" / room).glob("*.py"):
+            for first, second in literal.findall(path.read_text(encoding="utf-8")):
+                what, state = ("attempt", first) if not second and first not in EVENTS else (first, second)
+                assert what in EVENTS, f"{path.name}: {what}"
+                if state:
+                    assert state in EVENTS[what], f"{path.name}: {what} {state}"
+                    seen.add((what, state))
+    assert {("task", "running"), ("attempt", "returned"), ("agent", "draining"), ("launcher", "lost")} <= seen
