@@ -334,7 +334,7 @@ class Store(StoreRecovery):
     def _apply(self, writer: sqlite3.Connection, row: Row) -> None:
         match row:
             case PutFloor():
-                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind)))
+                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind), row.home))
             case DropFloors():
                 writer.executemany(schema.DROP_FLOOR, [(uid,) for uid in row.uids])
             case PutDrain():

@@ -31,7 +31,7 @@ class Recovered(msgspec.Struct, frozen=True):
 
     tasks: tuple[TaskRow, ...]
     executions: tuple[ExecutionRecord, ...]
-    floors: tuple[tuple[bytes, int, FloorKind], ...]
+    floors: tuple[tuple[bytes, int, FloorKind, str], ...]
     tokens: tuple[tuple[str, bytes, str, int], ...]
     counter: int
     past: tuple[PastRun, ...] = ()
@@ -66,7 +66,7 @@ class StoreRecovery(StoreReader):
         return Recovered(
             tuple(tasks),
             tuple(executions),
-            tuple((uid, attempt, kind) for uid, (attempt, kind) in floors.items()),
+            tuple((uid, *floor) for uid, floor in floors.items()),
             tuple(tokens),
             self._counter(),
             self.past_runs(),
@@ -91,17 +91,19 @@ class StoreRecovery(StoreReader):
             if record.task not in self._damaged and not record.state.is_final
         ]
 
-    def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FloorKind]]]:
+    def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FloorKind, str]]]:
         """Attempts of other homes, and floors; for what cannot be read of either the highest floor its row allows."""
-        floors: dict[bytes, tuple[int, FloorKind]] = {}
-        for uid, floor, kind in self._execute("SELECT uid, floor, kind FROM floors ORDER BY at, uid"):
+        floors: dict[bytes, tuple[int, FloorKind, str]] = {}
+        for uid, floor, kind, home in self._execute("SELECT uid, floor, kind, home FROM floors ORDER BY at, uid"):
             if not isinstance(uid, bytes):
-                unreadable.append(f"a floor cannot be read, and not for which task it is: {(uid, floor, kind)!r}"[:200])
+                unreadable.append(
+                    f"a floor cannot be read, and not for which task it is: {(uid, floor, kind, home)!r}"[:200]
+                )
             elif not isinstance(floor, int) or floor < 1:
                 unreadable.append(f"the floor of {uid.hex()} cannot be read; it is never started here again")
-                floors[uid] = FLOOR_MAX, FloorKind.STARTED_ONCE
+                floors[uid] = FLOOR_MAX, FloorKind.STARTED_ONCE, ""
             else:
-                floors[uid] = floor, _floor_kind(kind)
+                floors[uid] = floor, _floor_kind(kind), home if isinstance(home, str) else ""
         executions = []
         for uid, attempt, raw in self._execute("SELECT uid, attempt, record FROM executions ORDER BY uid, attempt"):
             what = f"execution {uid.hex() if isinstance(uid, bytes) else repr(uid)[:80]}-{attempt!r:.40}"
@@ -117,7 +119,8 @@ class StoreRecovery(StoreReader):
             for one in {uid, *others}:
                 if isinstance(one, bytes):
                     highest = attempt if isinstance(attempt, int) and attempt > 0 and not others else FLOOR_MAX
-                    floors[one] = max(floors.get(one, (0, FloorKind.STARTED))[0], highest), FloorKind.STARTED_ONCE
+                    floor, _, home = floors.get(one, (0, FloorKind.STARTED, ""))
+                    floors[one] = max(floor, highest), FloorKind.STARTED_ONCE, home
         return executions, floors
 
     def _counter(self) -> int:

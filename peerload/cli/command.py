@@ -10,7 +10,7 @@ import sys
 from peerload.cli import environment, options
 from peerload.cli.main import UsageError
 from peerload.cli.text import printable, say, shortened, size_text
-from peerload.model.errors import AgentUnavailable, BadRequest
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,6 +156,9 @@ def submit(
         )
     try:
         return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array, held=held)
+    except AgentSilent as error:
+        error.hint = f"the task is queued if it goes on; then see:  peerload ls        {error.hint}"
+        raise
     except AgentUnavailable as error:
         raise AgentUnavailable(
             "the agent went away before it had answered",

@@ -89,7 +89,7 @@ class Following:
         self._forward_waiting()
         try:
             while True:
-                answered, kind, body = self._client.receive()
+                answered, kind, body = self._client.receive(follows=True)
                 if answered == request and kind == "more" and "unknown" in body:
                     command.say_unknown(body["unknown"])
                 elif answered == request and kind == "more":

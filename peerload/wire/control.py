@@ -36,7 +36,7 @@ class _Request(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fie
 
 class Info(_Request, frozen=True, tag="info"):
     """Who is there → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
-    mqtt (url in use or null) peers."""
+    mqtt (url in use or null) peers sought ({address: why}: where no peer has answered yet)."""
 
 
 class Submit(_Request, frozen=True, tag="submit"):

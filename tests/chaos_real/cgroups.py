@@ -6,6 +6,8 @@ Machines differ in what their launchers find to freeze tasks with: cgroup v2, th
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from pathlib import Path
 
 from peerload.agent.launcher_cgroup import own_cgroup
@@ -66,6 +68,17 @@ class Cgroups:
         files = [str(place / "cgroup.procs") for place in self.places]
         script = f'for file in {" ".join(files)}; do echo 0 >"$file"; done; exec "$@"'
         return ["sh", "-c", script, "enter", *words]
+
+    def kill(self) -> None:
+        """SIGKILL to all in them, also to what is frozen (which under v1 takes it only when thawed)."""
+        for place in self.places:
+            for file in place.rglob("cgroup.procs"):
+                with contextlib.suppress(OSError):
+                    for pid in file.read_text(encoding="ascii").split():
+                        os.kill(int(pid), signal.SIGKILL)
+            for file in sorted(place.rglob("freezer.state")):
+                with contextlib.suppress(OSError):
+                    file.write_text("THAWED", encoding="ascii")
 
     def remove(self) -> None:
         """After all of its processes have ended."""

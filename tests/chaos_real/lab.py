@@ -20,6 +20,7 @@ from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from types import TracebackType
 
 ACQUAINTED_S_MAX = 60.0
 
@@ -67,8 +68,10 @@ class Lab:
             raise
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, traceback)
 
     def _set_up(self) -> None:
         remove_abandoned_disks()

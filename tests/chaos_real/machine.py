@@ -142,6 +142,7 @@ class Machine:
     def crash(self) -> None:
         """End everything that runs on it at once."""
         send(self._first_pid, signal.SIGKILL)
+        self._cgroups.kill()
         if self._holder is not None:
             assert self._holder.stdin is not None
             self._holder.stdin.close()

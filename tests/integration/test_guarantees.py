@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.cluster import SHORT_LEASE_S, Agent, Cluster, is_alive
+from tests.integration.cluster import SHORT_LEASE_S, Agent, Cluster, ended, is_alive
 from tests.integration.ledger import Ledger
 from tests.support import stands_still, wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
 

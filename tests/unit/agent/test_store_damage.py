@@ -264,7 +264,7 @@ def test_a_promise_that_cannot_be_read_counts_as_the_greatest(tmp_path: Path) ->
     with Opened(path) as opened:
         kept = opened.store.recover()
     assert not kept.executions
-    assert {one: (floor, kind) for one, floor, kind in kept.floors} == {
+    assert {one: (floor, kind) for one, floor, kind, _ in kept.floors} == {
         uid(1): (FLOOR_MAX, FloorKind.STARTED_ONCE),
         uid(2): (2, FloorKind.STARTED_ONCE),
         uid(4): (2, FloorKind.STARTED_ONCE),
