@@ -45,7 +45,7 @@ def main(words: list[str]) -> int:
         sys.stderr.write(f"  stop it first:  peerload down --socket {printable(settings['socket'])}\n")
     if info is None:
         info = start(settings)
-        if settings.get("peer"):
+        if settings.get("peer") or info.get("sought"):
             info = _joined(settings, info)
     info.setdefault("socket", settings["socket"])
     if flags.json:
