@@ -13,9 +13,12 @@ Blocking, and quick to import: nothing but msgpack, os and socket. The verbs and
 from __future__ import annotations
 
 import os
+import select
 import socket
+import struct
+import sys
 
-from peerload.model.errors import AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
 from peerload.wire import frame
 
 TYPE_CHECKING = False
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, Self
 
 SYSTEM_SOCKET = "/run/peerload/agent.sock"
+ANSWERS_WITHIN_S = 10.0
+"""An agent that says nothing at all for so long, not even who it is, counts as stopped."""
 SOCKET_PATH_BYTES_MAX = 107
 """What the kernel takes as the name of a Unix socket."""
 
@@ -39,20 +44,31 @@ class Client:
 
     ``socket_path`` None means the one `default_socket_path` finds. Every method raises AgentUnavailable if the agent
     is not there or goes away, BadRequest (or a kind of it, its ``code`` as the agent gave it) if it refuses.
+    ``timeout_s``: an agent that says nothing for so long raises AgentSilent (None: it may take for ever). A request may
+    take longer: half-way the agent is asked who it is, and while it answers that it is waited for. What follows something
+    (`wait`, ``follow``) waits for ever for an agent that has answered once: one that was stopped may go on.
     ``last`` is the reply that ended the latest `stream`.
     """
 
-    def __init__(self, socket_path: str | None = None, *, timeout_s: float | None = None) -> None:
+    def __init__(self, socket_path: str | None = None, *, timeout_s: float | None = ANSWERS_WITHIN_S) -> None:
         self.path = socket_path or default_socket_path()
         self.last: dict[str, Any] = {}
         self._request = 0
+        self._timeout_s = timeout_s
+        self._has_answered = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(timeout_s)
+        if timeout_s is not None:  # the kernel's own limit: a socket that does not block would not wait to be let in
+            limit = struct.pack("@ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         try:
             self._socket.connect(self.path)
+        except BlockingIOError:
+            self._socket.close()
+            raise self._silent(0) from None
         except OSError as error:
             self._socket.close()
             raise _unavailable(self.path, error) from None
+        self._socket.settimeout(timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -85,8 +101,9 @@ class Client:
     def stream(self, verb: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Send one request and yield each part of its answer as it comes; then `last` is the final reply."""
         request = self.send(verb, **fields)
+        follows = verb == "wait" or bool(fields.get("follow"))
         while True:
-            answered, kind, body = self.receive()
+            answered, kind, body = self.receive(follows=follows)
             if answered != request:
                 continue
             if kind != "more":
@@ -105,18 +122,28 @@ class Client:
             raise BadRequest("the request is too large", why=str(error)) from None
         try:
             self._socket.sendall(raw)
+        except TimeoutError:
+            raise self._silent(self._pid()) from None
         except OSError as error:
             raise _gone(str(error.strerror or error)) from None
         return self._request
 
-    def receive(self) -> tuple[int, str, dict[str, Any]]:
-        """The next answer: the number of its request, its kind ("ok", "more" or "error") and its body."""
+    def receive(self, *, follows: bool = False) -> tuple[int, str, dict[str, Any]]:
+        """The next answer: the number of its request, its kind ("ok", "more" or "error") and its body. ``follows``: it
+        may take for ever if there was one before."""
+        waits_on = self._timeout_s is None or (follows and self._has_answered)
         try:
+            if not waits_on:
+                self._await_sign()
+            self._socket.settimeout(None if waits_on else self._timeout_s)
             message = frame.read(self._socket)
         except TimeoutError:
-            raise _gone("it did not answer in time") from None
+            raise self._silent(self._pid()) from None
         except (OSError, ValueError) as error:
             raise _gone(str(error)) from None
+        finally:
+            self._socket.settimeout(self._timeout_s)
+        self._has_answered = True
         if isinstance(message, dict):
             for kind in ("more", "ok", "error"):
                 body = message.get(kind)
@@ -126,6 +153,29 @@ class Client:
                         raise_refusal(body)  # it is about this connection, not about one request
                     return (request if isinstance(request, int) else 0), kind, body
         raise _gone("it said something that is no answer")
+
+    def _await_sign(self) -> None:
+        """Wait until the agent says anything; raises TimeoutError if it does not."""
+        assert self._timeout_s is not None
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        half_ms = self._timeout_s * 500
+        if not poll.poll(half_ms):
+            self.send("info")  # what was asked may take its time; who it is it can say at once
+            if not poll.poll(half_ms):
+                raise TimeoutError
+
+    def _pid(self) -> int:
+        """The agent's process; 0 if the kernel does not tell."""
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return int.from_bytes(credentials[:4], sys.byteorder)
+
+    def _silent(self, pid: int) -> AgentSilent:
+        who = f"the agent (pid {pid})" if pid > 0 else "the agent"
+        hint = (
+            f"what it does:  ps -o stat,cmd -p {pid}        if it was stopped (T):  kill -CONT {pid}" if pid > 0 else ""
+        )
+        return AgentSilent(f"{who} does not answer", why=f"nothing from it for {self._timeout_s:g} s", hint=hint)
 
 
 def accepted(kind: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.peer_address import PORT_MAX
 from peerload.model.messages import Identity
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ log = logging.getLogger("peerload.peer")
 
 FILE_BYTES_MAX = 1 << 20
 PEERS_KEPT_MAX = 1000
+PRIVATE = 0o600
 
 
 class _Kept(msgspec.Struct, frozen=True):
@@ -43,7 +45,8 @@ class Addresses:
     def port_of(self, host: str) -> int:
         """The port of the last start on this host; 0 if there was none."""
         last_host, _, port = self.listen.rpartition(":")
-        return int(port) if last_host.strip("[]") == host and port.isdecimal() else 0
+        is_port = port.isascii() and port.isdigit() and len(port) <= len(str(PORT_MAX)) and int(port) <= PORT_MAX
+        return int(port) if last_host.strip("[]") == host and is_port else 0
 
     def keep_listen(self, address: str) -> None:
         """Where this agent listens now."""
@@ -61,10 +64,16 @@ class Addresses:
     def _write(self) -> None:
         part = self._path.with_suffix(".part")
         try:
-            part.write_bytes(msgspec.msgpack.encode(_Kept(self.listen, tuple(self.peers.values()))))
+            with open(part, "wb", opener=_private) as file:
+                file.write(msgspec.msgpack.encode(_Kept(self.listen, tuple(self.peers.values()))))
+            part.chmod(PRIVATE)  # it may be a leftover
             part.replace(self._path)
         except OSError as error:
             log.warning("addresses of peers cannot be kept: %s", error.strerror)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, PRIVATE)
 
 
 def _read(path: Path) -> _Kept:

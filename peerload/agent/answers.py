@@ -189,6 +189,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "gpus": [],
         "age_s": age_s,
         "drained": profile.drained,
+        "drain_reason": profile.drain_reason,
         "labels": list(profile.labels),
         "speed": profile.speed,
     }
@@ -213,5 +214,7 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
         "mqtt_configured": bool(parts.config.mqtt),
         "peers": len(list(parts.node.membership)),
+        "sought": parts.links.sought,
         "started_at": parts.started_at,
+        "notices": parts.notices,
     }

@@ -69,7 +69,9 @@ def issue(authority: Pair, node: str, now: datetime) -> Pair:
     ca_key = _private_key(authority)
     key = Ed25519PrivateKey.generate()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
-    until = min(now + NODE_LIFE, ca.not_valid_after_utc)
+    until = now + NODE_LIFE
+    if ca.not_valid_after_utc > now:  # where it is not, no date is looked at: it is the local cluster's
+        until = min(until, ca.not_valid_after_utc)
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
     builder = (
         _builder(subject, ca.subject, key, now - SKEW, until)

@@ -123,7 +123,8 @@ def read(directory: Path, *, is_local: bool = False) -> Cluster:
         raise _unusable(directory, f"it is of format {kind!r}", "a newer peerload has made it: upgrade this one")
     if certified.name != cluster_id or len(key) != KEY_BYTES or not _NAME.fullmatch(name):
         raise _unusable(directory, "its files do not belong together", _COPY_ANEW)
-    _check_clock(directory, certified)
+    if not is_local:  # there all have the same clock, which may be wrong, and nothing of it leaves the machine
+        _check_clock(directory, certified)
     return Cluster(directory, name, cluster_id, authority, key, certified.valid_until, certified.fingerprint, is_local)
 
 

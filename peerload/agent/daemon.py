@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload import __version__
-from peerload.agent import cluster
+from peerload.agent import cluster, store_notices
 from peerload.agent.control import ControlServer
 from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
@@ -55,7 +55,7 @@ from peerload.wire.seal import Sealer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.store_read import Recovered
+    from peerload.agent.store_recover import Recovered
     from peerload.model.actions import Action, Row
     from peerload.model.config import AgentConfig
     from peerload.model.errors import PeerloadError
@@ -92,14 +92,16 @@ class Daemon:
         for key, addresses in (("listen", (self.config.listen,)), ("peer", self.config.peer)):
             for address in addresses:
                 parse_address(key, address, loopback_only=self.parts.cluster.is_local)
-        self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
         self.parts.disk = Disk(state)
         self.parts.disk.prepare()
         self.parts.store = Store(state / "peerload.db", self.config.node, self.parts.disk.reserve)
+        found = store_notices.traces(state)
         self.parts.store.open()
         try:
+            store_notices.begin_anew(self.parts, found)
+            self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
             self.parts.spool = Spool(state)
             self.parts.identity = Identity(
@@ -218,6 +220,7 @@ class Daemon:
         """What was durable; of the tasks that wait, whether their directories are here now. Those that cannot be looked
         at for too many that hang count as here: a start that fails says so."""
         kept = self.parts.store.recover()
+        store_notices.tell(self.parts, kept)
         here: dict[bytes, bool] = {}
         for row in kept.tasks:
             directory = row.spec.directory

@@ -114,7 +114,7 @@ class Disk:
         """At the agent's start: room for its own files, from the reserve if need be; else the reserve is filled up."""
         while self.free_bytes() < START_BYTES and self.reserve.give():
             log.warning("the disk is full: a part of the reserve is given up")
-        self._refill()
+        self.refill()
         self.state = self._judged()
 
     def admit(self, tasks: int, spec_bytes: int) -> None:
@@ -130,20 +130,23 @@ class Disk:
             )
 
     async def watch(self) -> None:
-        """Look every LOOK_EVERY_S, until cancelled."""
+        """Look every LOOK_EVERY_S, until cancelled. The reserve is filled in a thread of its own: some disks take their
+        time to find that much room."""
         while True:
+            await asyncio.to_thread(self.refill)
             self.look()
             await asyncio.sleep(LOOK_EVERY_S)
 
     def look(self) -> None:
         """How is it now?"""
-        self._refill()
         now = self._judged()
         if now != self.state:
             self.state = now
             self.changed(now, f"{_mib(self.free_bytes())} of {_mib(self.total_bytes)} are free")
 
-    def _refill(self) -> None:
+    def refill(self) -> None:
+        """Take what is missing of the reserve, if there is room enough for that and for more. From any thread; it may
+        last."""
         missing = self.reserve.wanted_bytes - self.reserve.size_bytes
         if missing > 0 and self.free_bytes() >= 2 * missing + ADMIT_BYTES:
             self.reserve.take()

@@ -201,7 +201,7 @@ class GossipSocket(Generic[Said, Heard]):
         try:
             answers = await loop.getaddrinfo(host, None, family=family, type=socket.SOCK_DGRAM)
             found = str(answers[0][4][0])
-        except OSError:
+        except (OSError, ValueError):  # ValueError: no host name at all
             self._counters["gossip names not found"] += 1
             found = self._names.get(host, (None, 0.0))[0]  # the last one known is better than none
         self._names.pop(host, None)

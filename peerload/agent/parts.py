@@ -78,6 +78,8 @@ class Parts:
         self.has_failed = False
         self.ends_tasks = False
         self.leaves = False
+        self.notices: list[str] = []
+        """What whoever starts the agent should know about its state, a sentence each."""
 
     def now(self) -> Instant:
         """This moment."""

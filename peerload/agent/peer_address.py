@@ -12,6 +12,7 @@ from peerload.model.errors import ConfigError
 PORT_MAX = 0xFFFF
 ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses that stand for any other machine (RFC 5737, 3849); nothing is ever sent there."""
+LABEL_CHARACTERS_MAX = 63
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?")
 
 
@@ -27,7 +28,7 @@ def parse_address(key: str, text: str, *, loopback_only: bool) -> tuple[str, int
     if host == "localhost":
         host = "127.0.0.1"
     ip = _ip(host)
-    if ip is None and not _HOST.fullmatch(host):
+    if ip is None and not _is_name(host):
         raise ConfigError(key, f"{host[:100]!r} is no host", hint="for example 127.0.0.1:7117")
     if loopback_only and (ip is None or not ip.is_loopback):
         raise ConfigError(
@@ -48,7 +49,10 @@ async def numeric(host: str) -> str:
     """The IP address of this host. Raises OSError if it has none."""
     if _ip(host) is not None:
         return host
-    found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        raise OSError(f"no host name: {error}") from None
     return str(found[0][4][0])
 
 
@@ -62,6 +66,10 @@ def reachable(host: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((ELSEWHERE[family == socket.AF_INET6], 9))  # asks the routing table; a datagram needs no more
         return str(probe.getsockname()[0])
+
+
+def _is_name(host: str) -> bool:
+    return _HOST.fullmatch(host) is not None and all(0 < len(one) <= LABEL_CHARACTERS_MAX for one in host.split("."))
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

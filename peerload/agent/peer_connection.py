@@ -343,7 +343,7 @@ async def dial(address: str, who: str, tls: Credentials, make: Callable[[], Peer
         raise LinkUnavailable(who, what, why=f"{address}: {tls_says(error)}") from None
     except OSError as error:
         raise LinkUnavailable(who, what, why=f"{address}: {operating_system_says(error)}") from None
-    except ConfigError as error:
+    except (ConfigError, UnicodeError) as error:
         raise LinkUnavailable(who, what, why=str(error)) from None
     try:
         await asyncio.wait([connection.ready, connection.gone], return_when=asyncio.FIRST_COMPLETED)

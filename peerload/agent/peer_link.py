@@ -90,7 +90,7 @@ class PeerLinks:
         self._bans = Bans()
         self._turned_away_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._seeds: set[str] = set()
+        self._seeds: dict[str, str] = {}
         self._own_addresses: set[str] = set()
         self._listener = Listener(tls, self)
         self._is_closing = False
@@ -112,8 +112,13 @@ class PeerLinks:
         """
         parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
         if address not in self._seeds and address not in self._own_addresses and address != self.identity.address:
-            self._seeds.add(address)
+            self._seeds[address] = ""
             self._spawn(self._find(address), f"seed {address}")
+
+    @property
+    def sought(self) -> dict[str, str]:
+        """The addresses that were dialled and at which no peer has answered yet, and why (empty: no word so far)."""
+        return dict(self._seeds)
 
     def learn(self, identity: Identity) -> None:
         """Keep where a node can be dialled; a later start of its agent replaces what was known."""
@@ -247,13 +252,14 @@ class PeerLinks:
                 if address == self.identity.address or "this agent itself" in error.why:
                     self._own_addresses.add(address)
                     break
+                self._seeds[address] = error.why or error.what
                 if failures == 0:
                     _log.warning("no peer at %s yet (%s); trying on", address, error.why)
                 failures += 1
                 await asyncio.sleep(backoff_s(failures))
             else:
                 break
-        self._seeds.discard(address)
+        self._seeds.pop(address, None)
 
     # -- who comes (Door) ----------------------------------------------------------------------------------------------
 

@@ -110,6 +110,7 @@ class Performer:
                 parts.links.connect(action.identity)
             case actions.ForgetPeer():
                 parts.links.forget(action.node)
+                self._on_bus.pop(action.node, None)
             case actions.DialAddress():
                 parts.links.dial(action.address)
             case (
@@ -181,10 +182,20 @@ class Performer:
 
     def received(self, src: str, message: Message) -> None:
         """A frame from the peer link, on its way to the inbox."""
+        if isinstance(message, Offer) and self._has_output(message):
+            self._parts.counters["offers of attempts whose output lies here"] += 1
+            return
         if isinstance(message, Offer) and not self._parts.directories.seen_lately(message.spec.directory):
             self._in_background(self._offer_received(src, message))
         else:
             self._parts.inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
+
+    def _has_output(self, offer: Offer) -> bool:
+        """Whether output lies here under the name of this attempt, which the core knows nothing of any more: that of an
+        ended task of this node, whose uid another home has taken. It must not be written over."""
+        key, node = execution_key(offer.uid, offer.attempt), self._parts.node
+        is_known = key in node.executor.guests or offer.uid in node.home.tasks
+        return not is_known and any(path.exists() for path in self._parts.spool.paths(key))
 
     async def _offer_received(self, src: str, offer: Offer) -> None:
         try:

@@ -13,7 +13,7 @@ from peerload.agent.naming import Names
 from peerload.agent.streams import OutputStream, Watch
 from peerload.core.work import HomePhase
 from peerload.model.errors import NoSuchTask
-from peerload.model.task import execution_key
+from peerload.model.task import TaskState, execution_key
 from peerload.policy import registry
 from peerload.wire import control
 
@@ -266,7 +266,8 @@ class Requests:
         watch = self._watch(left)
         try:
             ended = [record for record in records if record.state.is_final]
-            timed_out = not await self._wait_for(connection, request, watch, ended, set(left))
+            unsure = [record for record in records if record.state is TaskState.UNKNOWN]
+            timed_out = not await self._wait_for(connection, request, watch, ended, unsure, set(left))
             connection.ok(request.id, {"timed_out": timed_out})
         finally:
             self._unwatch(watch)
@@ -277,10 +278,12 @@ class Requests:
         request: control.Wait,
         watch: Watch,
         ended: list[TaskRecord],
+        unsure: list[TaskRecord],
         left: set[str],
     ) -> bool:
-        """Tell each end as it comes; False if time ran out first."""
-        for record in ended:
+        """Tell each end as it comes, and of which it has become unknown, once; False if time ran out first."""
+        told = {record.task for record in unsure}
+        for record in ended + unsure:
             connection.more(request.id, answers.ended_object(record))
         if (request.any and ended) or not left:
             return True
@@ -296,6 +299,11 @@ class Requests:
                             connection.more(request.id, answers.ended_object(record))
                             if request.any:
                                 return True
+                        elif record.state is not TaskState.UNKNOWN:
+                            told.discard(name)
+                        elif name not in told:
+                            told.add(name)
+                            connection.more(request.id, answers.ended_object(record))
                     await connection.drain()
         except TimeoutError:
             return False

@@ -1,4 +1,5 @@
-"""What a node remembers: SQLite, WAL, every commit synced, one writer thread. What is read of it: `store_read.py`.
+"""What a node remembers: SQLite, WAL, every commit synced, one writer thread. What is read of it: `store_read.py`, at
+the agent's start `store_recover.py`.
 
 The writer takes all rows that came while it was committing and makes them durable in one transaction (no timer), so
 that the price of a sync is shared by as many tasks as came in that time. A transaction that finds the disk full is rolled
@@ -23,7 +24,8 @@ import msgspec
 
 from peerload.agent import store_schema as schema
 from peerload.agent.disk import has_no_room
-from peerload.agent.store_read import KEPT_S, NO_MORE, SINGLE, More, StoreReader, order_of
+from peerload.agent.store_read import KEPT_S, NO_MORE, SINGLE, More, order_of
+from peerload.agent.store_recover import StoreRecovery
 from peerload.model.actions import (
     DropExecution,
     DropFloors,
@@ -58,7 +60,7 @@ SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FS
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Store(StoreReader):
+class Store(StoreRecovery):
     """One database of one node. `open`, then `start_writer`; reads are for the agent's own thread."""
 
     def __init__(self, path: Path, node: str, reserve: Reserve | None = None) -> None:
@@ -73,6 +75,8 @@ class Store(StoreReader):
         self._closing = threading.Event()
         self._new_events = 0
         self.store_id = ""
+        self.is_new = False
+        """Whether there was no database before, or an empty one."""
         self.is_stalled = False
         """Whether the writer waits for room on a full disk: what is read is what was durable before."""
 
@@ -104,11 +108,20 @@ class Store(StoreReader):
             raise StoreError(
                 f"the database {self._path} cannot be used",
                 why=str(error),
-                hint=f"keep it for inspection and start afresh:  mv {self._path} {self._path}.broken",
+                hint=self._how_to_set_aside(),
             ) from None
         except StoreError:
             self.close()
             raise
+
+    def _how_to_set_aside(self) -> str:
+        """All files of the database go together: what was acknowledged last may be in the -wal alone."""
+        there = [path for suffix in ("", "-wal", "-shm") if (path := f"{self._path}{suffix}") and os.path.exists(path)]  # noqa: PTH110 -- a name, not a Path
+        aside = f"{self._path}.broken"
+        return (
+            f"keep it for inspection, all of its files together (tasks that were acknowledged may be in the -wal alone), "
+            f"and start afresh:  mkdir {aside} && mv {' '.join(there) or self._path} {aside}/"
+        )
 
     def _take_lock(self) -> None:
         path = self._path.parent / "lock"
@@ -146,6 +159,7 @@ class Store(StoreReader):
                 hint="install that version again, or name another directory:  --state DIR",
             )
         if version == 0:
+            self.is_new = True
             made = f"INSERT INTO meta VALUES ('store_id', '{secrets.token_hex(8)}')"  # noqa: S608 -- hex digits of our own
             connection.executescript(f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION}; {made}; COMMIT;")
             return
@@ -175,6 +189,14 @@ class Store(StoreReader):
         except sqlite3.Error as error:
             raise StoreError("the database cannot be written", why=str(error)) from None
         return int(rows[0][0])
+
+    def count_on_from(self, counter: int) -> None:
+        """The next submission gets a greater number than this one; durable before it returns."""
+        assert self._writer is not None
+        try:
+            self._writer.execute(schema.KEEP_COUNTER, (counter,))
+        except sqlite3.Error as error:
+            raise StoreError("the database cannot be written", why=str(error)) from None
 
     def close(self) -> None:
         """Commit what waits, close, let go of the lock."""
@@ -312,7 +334,7 @@ class Store(StoreReader):
     def _apply(self, writer: sqlite3.Connection, row: Row) -> None:
         match row:
             case PutFloor():
-                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind)))
+                writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind), row.home))
             case DropFloors():
                 writer.executemany(schema.DROP_FLOOR, [(uid,) for uid in row.uids])
             case PutDrain():

@@ -16,8 +16,8 @@ import msgspec
 
 from peerload.agent import store_schema as schema
 from peerload.model.errors import StoreError
-from peerload.model.events import PastRun, TaskRow
-from peerload.model.task import ExecutionRecord, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
+from peerload.model.events import PastRun
+from peerload.model.task import ExecutionRecord, Exit, Grant, TaskRecord, TaskSpec, TaskState
 
 KEPT_S = 7 * 86_400.0
 """Tokens and floors are remembered for so long."""
@@ -33,18 +33,6 @@ _COLUMNS = (
     "t.counter, t.member, t.uid, t.state, t.attempt, t.node, t.nonce, t.machine_boot, t.lease_s, t.migrations,"
     " t.submitted_at, t.started_at, t.ended_at, t.exit, t.reason, t.more"
 )
-
-
-class Recovered(msgspec.Struct, frozen=True):
-    """What was durable when the agent started; the fields are those of `AgentStarted`."""
-
-    tasks: tuple[TaskRow, ...]
-    executions: tuple[ExecutionRecord, ...]
-    floors: tuple[tuple[bytes, int, FloorKind], ...]
-    tokens: tuple[tuple[str, bytes, str, int], ...]
-    counter: int
-    past: tuple[PastRun, ...] = ()
-    drained: str | None = None
 
 
 class More(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -109,43 +97,8 @@ class StoreReader:
     def __init__(self, node: str) -> None:
         self._node = node
         self._reader: sqlite3.Connection | None = None
-
-    def recover(self) -> Recovered:
-        """Everything unfinished. Raises StoreError naming a row that cannot be read."""
-        tasks = [
-            TaskRow(record, spec)
-            for record, spec in self._rows("t.ended_at = 0 ORDER BY t.counter, t.member", ())
-            if not record.state.is_final
-        ]
-        executions = []
-        for uid, attempt, raw in self._execute("SELECT uid, attempt, record FROM executions ORDER BY uid, attempt"):
-            what = f"execution {uid.hex() if isinstance(uid, bytes) else uid}-{attempt}"
-            executions.append(_decoded(_execution, raw, what))
-        tokens = [
-            (token, digest, f"{self._node}/{counter}", members)
-            for token, digest, counter, members in self._typed(
-                (str, bytes, int, int),
-                "a submission",
-                "SELECT token, digest, counter, members FROM submissions WHERE submitted_at > ? ORDER BY counter",
-                (time.time() - KEPT_S,),
-            )
-        ]
-        floors = [
-            (uid, floor, _floor_kind(kind))
-            for uid, floor, kind in self._typed(
-                (bytes, int, int), "a floor", "SELECT uid, floor, kind FROM floors ORDER BY at, uid"
-            )
-        ]
-        drained = self._typed((str,), "whether it is drained", "SELECT value FROM meta WHERE key = 'drained'")
-        return Recovered(
-            tuple(tasks),
-            tuple(executions),
-            tuple(floors),
-            tuple(tokens),
-            self.last_counter() or 0,
-            self.past_runs(),
-            drained[0][0] if drained else None,
-        )
+        self._damaged: dict[str, Damage] = {}
+        """By id, unfinished tasks that could not be read when the agent started: nobody serves them."""
 
     def past_runs(self) -> tuple[PastRun, ...]:
         """The tasks that ended last and told how, the oldest first; one that cannot be read teaches nothing."""
@@ -186,17 +139,23 @@ class StoreReader:
     def records(self, counter: int, index: int | None) -> list[TaskRecord]:
         """The same, the records alone."""
         where, values = _where(counter, index)
-        return [self._record(row) for row in self._found(where, values)]
+        found = self._found(where, values)
+        for row in found:
+            if (name := self._name(row[0], row[1])) in self._damaged:
+                raise self._unreadable(self._damaged[name])
+        return [self._record(row) for row in found]
 
     def counts(self) -> dict[str, int]:
         """How many unfinished tasks there are in each state that any is in."""
-        return dict(self._execute("SELECT state, count(*) FROM tasks WHERE ended_at = 0 GROUP BY state"))
+        counts = self._execute("SELECT state, count(*) FROM tasks WHERE ended_at = 0 GROUP BY state")
+        return {state: number for state, number in counts if state in tuple(TaskState)}
 
     def list_tasks(self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "") -> Listing:
         """Unfinished tasks and those that ended after that moment (Unix s), oldest first, and whether there were more.
 
         Of more than ``limit`` those that a node has come first, then as many of those that wait (who is next) as of
-        those that ended (who was last). ``states`` (none: all) and ``node`` ("": any) narrow it."""
+        those that ended (who was last). ``states`` (none: all) and ``node`` ("": any) narrow it; what cannot be read is
+        left out by them."""
         wanted = [state for state in TaskState if not states or state in states]
         on_node, values = (" AND t.node = ?", (node,)) if node else ("", ())
         placed = [state for state in wanted if not state.is_final and state is not TaskState.QUEUED]
@@ -219,6 +178,9 @@ class StoreReader:
         waiting = waiting[: max(left - len(ended), -(-left // 2))]
         kept = busy[:limit] + waiting + ended[: left - len(waiting)]
         rows, damaged = self._readable(sorted(kept, key=lambda row: (_number(row[0]), _number(row[1]))))
+        if not states and not node:
+            named = {damage.task for damage in damaged}
+            damaged += [damage for damage in self._damaged.values() if damage.task not in named][:limit]
         return Listing(rows, damaged, truncated)
 
     def ended(self, since: float, after: Place | None, limit: int, *, oldest_first: bool) -> Listing:
@@ -296,14 +258,6 @@ class StoreReader:
         except sqlite3.Error as error:
             raise StoreError("the database cannot be read", why=str(error)) from None
 
-    def _typed(self, types: tuple[type, ...], what: str, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
-        """Rows whose columns hold these. Raises StoreError if one does not."""
-        rows = self._execute(sql, values)
-        for row in rows:
-            if tuple(map(type, row)) != types:
-                raise StoreError(f"{what} cannot be read from the database", why=f"{row!r}"[:200])
-        return rows
-
     def _found(self, where: str, values: tuple[object, ...]) -> list[_Found]:
         return self._execute(f"SELECT {_COLUMNS} FROM tasks t WHERE {where}", values)  # noqa: S608 -- constants
 
@@ -311,8 +265,20 @@ class StoreReader:
         """All of them; raises StoreError naming the first that cannot be read."""
         rows, damaged = self._readable(self._found(where, values))
         if damaged:
-            raise StoreError(f"{damaged[0].task} cannot be read from the database", why=damaged[0].why)
+            raise self._unreadable(damaged[0])
         return rows
+
+    def _unreadable(self, damage: Damage) -> StoreError:
+        """What is said to whoever asks for it."""
+        unserved = damage.task in self._damaged
+        return StoreError(
+            f"{damage.task} is damaged: it cannot be read from the database",
+            why=damage.why,
+            hint="it stays as it is, and nothing runs it; what happened to it:  peerload events "
+            f"{damage.task}        submit it again, or, with the agent stopped, repair its row in peerload.db"
+            if unserved
+            else f"what happened to it:  peerload events {damage.task}",
+        )
 
     def _readable(self, found: Sequence[_Found]) -> tuple[list[tuple[TaskRecord, TaskSpec]], list[Damage]]:
         """Those that can be read, and the others by name."""
@@ -321,6 +287,9 @@ class StoreReader:
         rows: list[tuple[TaskRecord, TaskSpec]] = []
         damaged: list[Damage] = []
         for row in found:
+            if self._damaged and (name := self._name(row[0], row[1])) in self._damaged:
+                damaged.append(self._damaged[name])
+                continue
             try:
                 if row[0] not in specs:
                     specs[row[0]] = self._spec_of(row[0], environments)
@@ -383,11 +352,6 @@ class StoreReader:
         )
 
 
-def _floor_kind(kind: int) -> FloorKind:
-    """What cannot be read counts as what promises most."""
-    return FloorKind(kind) if kind in tuple(FloorKind) else FloorKind.STARTED_ONCE
-
-
 def _number(value: object) -> int:
     """For an order that a damaged row does not upset."""
     return value if isinstance(value, int) else 0
@@ -411,6 +375,18 @@ def order_of(task: str) -> tuple[int, int]:
     """The number of a task's submission, and of its member (SINGLE if it is in no array)."""
     counter, dot, member = task.partition("/")[2].partition(".")
     return int(counter), int(member) if dot else SINGLE
+
+
+def is_id(name: str) -> bool:
+    """Whether this is the id of a task; that of a damaged row may be anything."""
+    counter, dot, member = name.partition("/")[2].partition(".")
+    return counter.isdecimal() and (not dot or member.isdecimal())
+
+
+def decoded_execution(raw: object, what: str) -> ExecutionRecord:
+    """An attempt of another home as it was kept. Raises StoreError naming ``what`` cannot be read."""
+    record: ExecutionRecord = _decoded(_execution, raw, what)
+    return record
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: object, what: str) -> Any:  # noqa: ANN401 -- the decoder's type

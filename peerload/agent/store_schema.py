@@ -33,7 +33,8 @@ CREATE INDEX ended ON tasks (ended_at) WHERE ended_at > 0;
 CREATE TABLE executions (
     uid BLOB NOT NULL, attempt INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (uid, attempt)) WITHOUT ROWID;
 CREATE TABLE floors (
-    uid BLOB PRIMARY KEY, floor INTEGER NOT NULL, at REAL NOT NULL, kind INTEGER NOT NULL) WITHOUT ROWID;
+    uid BLOB PRIMARY KEY, floor INTEGER NOT NULL, at REAL NOT NULL, kind INTEGER NOT NULL,
+    home TEXT NOT NULL) WITHOUT ROWID;
 """
     + _EVENTS
 )
@@ -48,6 +49,7 @@ DROP INDEX unfinished;
 CREATE INDEX unfinished ON tasks (state, counter, member) WHERE ended_at = 0;
 ALTER TABLE tasks ADD COLUMN more BLOB;
 ALTER TABLE floors ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE floors ADD COLUMN home TEXT NOT NULL DEFAULT '';
 """,
 }
 """What makes a database of version n - 1 one of version n."""
@@ -64,8 +66,8 @@ EVENT_COLUMNS = "number, at, what, state, counter, member, task, attempt, node, 
 PUT_EXECUTION = "INSERT OR REPLACE INTO executions VALUES (?, ?, ?)"
 DROP_EXECUTION = "DELETE FROM executions WHERE uid = ? AND attempt = ?"
 PUT_FLOOR = (
-    "INSERT INTO floors VALUES (?, ?, ?, ?) ON CONFLICT (uid) DO UPDATE SET floor = excluded.floor,"
-    " at = excluded.at, kind = excluded.kind WHERE excluded.floor >= floor"
+    "INSERT INTO floors VALUES (?, ?, ?, ?, ?) ON CONFLICT (uid) DO UPDATE SET floor = excluded.floor,"
+    " at = excluded.at, kind = excluded.kind, home = excluded.home WHERE excluded.floor >= floor"
 )
 DROP_FLOOR = "DELETE FROM floors WHERE uid = ?"
 DROP_OLD_FLOORS = (
@@ -90,3 +92,7 @@ ENDED_OLDEST = (
     "t.ended_at > 0 AND t.ended_at >= ? AND (t.counter, t.member) > (?, ?) ORDER BY t.counter, t.member LIMIT ?"
 )
 ENDED_BEFORE_LAST = "t.ended_at > 0 AND t.ended_at >= ? ORDER BY t.counter DESC, t.member DESC LIMIT 1 OFFSET ?"
+
+HIGHEST = "SELECT counter FROM {table} WHERE counter IS NOT NULL AND counter < ? ORDER BY counter DESC LIMIT 1"
+"""The highest number of a submission in a table; what is no number comes after all numbers."""
+KEEP_COUNTER = "INSERT OR REPLACE INTO meta VALUES ('counter', ?)"

@@ -50,6 +50,8 @@ class OutputStream:
     async def run(self, record: TaskRecord) -> None:
         """Send it all, then the end."""
         while self._request.follow and not record.state.is_final:
+            if record.state is TaskState.UNKNOWN:
+                self._connection.more(self._request.id, {"unknown": answers.ended_object(record)})
             record = await self._live(record)
         if not record.state.is_final:
             await self._bring_up_to_date(record)

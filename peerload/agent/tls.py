@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 PROTOCOL = "peerload/1"
 """What the two ends agree to speak (ALPN)."""
 FILE_BYTES_MAX = 64 << 10
+NO_DATES = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module ssl has no name for. Agents that share a machine share its clock:
+one that was set must not part them."""
 RENEWAL_LOOK_S = 3600.0
 """How often it is looked whether the certificate is to be made anew."""
 
@@ -142,6 +145,8 @@ def _context(protocol: int, cluster: Cluster) -> ssl.SSLContext:
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_STRICT
+    if cluster.is_local:
+        context.verify_flags |= NO_DATES
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.load_verify_locations(cadata=cluster.authority.certificate.decode())
     context.set_alpn_protocols([PROTOCOL])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.options import Options, signal_number
-from peerload.cli.text import print_json, printable
+from peerload.cli.text import counted, print_json, printable
 from peerload.client import Client
 
 
@@ -22,7 +22,24 @@ def main(words: list[str]) -> int:
     if flags.json:
         print_json({"cancelled": cancelled, "already_ended": already})
         return 0
-    lines = [f"{printable(task)}  cancelled\n" for task in cancelled]
-    lines += [f"{printable(task)}  had already ended\n" for task in already]
+    lines = [f"{line}  cancelled\n" for line in _told(cancelled)]
+    lines += [f"{line}  had already ended\n" for line in _told(already)]
     sys.stdout.write("".join(lines))
     return 0
+
+
+def _told(tasks: list[str]) -> list[str]:
+    """The names of tasks; members of the same array as one line that tells how many."""
+    members: dict[str, list[str]] = {}
+    for task in tasks:
+        members.setdefault(_array_of(task), []).append(task)
+    return [
+        printable(of[0]) if len(of) == 1 else f"{printable(array)}  {counted(len(of), 'task')}"
+        for array, of in members.items()
+    ]
+
+
+def _array_of(task: str) -> str:
+    """`ws1/42` for `ws1/42.7`, and for itself; the name of a node may have dots, too."""
+    node, slash, number = task.rpartition("/")
+    return node + slash + number.partition(".")[0]

@@ -10,7 +10,7 @@ import sys
 from peerload.cli import environment, options
 from peerload.cli.main import UsageError
 from peerload.cli.text import printable, say, shortened, size_text
-from peerload.model.errors import AgentUnavailable, BadRequest
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -156,6 +156,9 @@ def submit(
         )
     try:
         return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array, held=held)
+    except AgentSilent as error:
+        error.hint = f"the task is queued if it goes on; then see:  peerload ls        {error.hint}"
+        raise
     except AgentUnavailable as error:
         raise AgentUnavailable(
             "the agent went away before it had answered",
@@ -205,6 +208,16 @@ def exit_code_of(task: dict[str, Any]) -> int:
     if isinstance(code, int):
         return code & 0xFF
     return 128 + signal if isinstance(signal, int) and signal > 0 else 125
+
+
+def say_unknown(task: dict[str, Any]) -> None:
+    """On stderr, of a task that may never end by itself: nobody knows its outcome; and what can be done."""
+    name, reason = printable(task.get("id", "")), printable(task.get("reason") or "")
+    say(
+        f"nobody knows how {name} ended, or whether it has" + (f": {reason}" if reason else ""),
+        f"it is waited for, in case its node comes back; run it again:  peerload retry {name}"
+        f"        give it up:  peerload cancel {name}",
+    )
 
 
 def _argv(shell: str | None, words: list[str], verb: str) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from peerload.cli.command import say_unknown
 from peerload.cli.options import Options, whole
 from peerload.cli.output import OutputWriter
 from peerload.cli.text import print_json
@@ -34,7 +35,9 @@ def main(words: list[str]) -> int:
         first: dict[int, int] = {} if flags.tail is None else tail_offsets(client, flags.task, streams, flags.tail)
         writer = OutputWriter(first)
         for piece in client.stream("output", task=flags.task, follow=flags.follow, streams=streams):
-            if not flags.json:
+            if "unknown" in piece:
+                say_unknown(piece["unknown"])
+            elif not flags.json:
                 writer.write(piece)
             elif piece["offset"] + len(piece["data"]) > first.get(piece["stream"], 0):
                 print_json(_from(piece, first.get(piece["stream"], 0)))

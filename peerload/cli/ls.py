@@ -59,7 +59,7 @@ def lines(client: Client, flags: Namespace, states: list[str]) -> list[str]:
         if reply.get("truncated"):
             say(f"only {len(reply['tasks'])} tasks are shown{_unfinished(reply)}", "more:  --limit N  or  --state S")
         for task in reply.get("damaged", ()):
-            say(f"{task['id']} cannot be read", task["why"])
+            say(f"{task['id']} is damaged: it cannot be read", task["why"])
         if reply["hidden"]:
             say(f"{reply['hidden']} tasks of other users are not shown", "to see them:  peerload ls --all")
     now = time.time()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.options import Options
-from peerload.cli.text import duration_text, number_text, print_json, size_text, table
+from peerload.cli.text import duration_text, number_text, print_json, shortened, size_text, table
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEADINGS = ("NODE", "STATE", "LOAD", "REGION", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
+REASON_WIDTH_MAX = 40
 RIGHT = ("LOAD", "CPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
 
 
@@ -35,7 +36,10 @@ def main(words: list[str]) -> int:
 
 def row(node: dict[str, Any]) -> list[str]:
     """The cells of one node; this one is marked with a star."""
-    state = str(node.get("state") or "unknown") + (", drained" if node.get("drained") else "")
+    state = str(node.get("state") or "unknown")
+    if node.get("drained"):
+        reason = shortened(str(node.get("drain_reason") or ""), REASON_WIDTH_MAX)
+        state += ", drained" + (f": {reason}" if reason else "")
     memory = f"{size_text(node.get('mem_used_bytes'))} / {size_text(node.get('mem_bytes'))}"
     gpus = node.get("gpus")
     return [

@@ -89,8 +89,10 @@ class Following:
         self._forward_waiting()
         try:
             while True:
-                answered, kind, body = self._client.receive()
-                if answered == request and kind == "more":
+                answered, kind, body = self._client.receive(follows=True)
+                if answered == request and kind == "more" and "unknown" in body:
+                    command.say_unknown(body["unknown"])
+                elif answered == request and kind == "more":
                     self._write(body)
                 elif answered == request:
                     return accepted(kind, body)

@@ -12,9 +12,9 @@ import time
 
 import peerload
 from peerload.cli.agent_flags import agent_options, as_words, given_settings, located, make_private
-from peerload.cli.text import number_text, print_json, printable, size_text
-from peerload.client import Client, default_socket_path
-from peerload.model.errors import AgentUnavailable, PeerloadError
+from peerload.cli.text import number_text, print_json, printable, say, size_text
+from peerload.client import ANSWERS_WITHIN_S, Client, default_socket_path
+from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 STARTS_WITHIN_S = 60.0
 """A home with a million tasks reads for longer than ten seconds."""
 LOOK_EVERY_S = 0.02
+PEER_WITHIN_S = 3.0
+"""So long the first peer may take to answer before it is said that there is none yet."""
 LOG_LINES_SHOWN = 10
 LOG_BYTES_READ = 16 << 10
 _LOOPBACK = ("127.", "[::1]")
@@ -35,7 +37,7 @@ def main(words: list[str]) -> int:
         "up", "Start an agent for me on this machine, in the background; no config file needed."
     ).read(words)
     settings = located(given_settings(flags))
-    info = _info(settings["socket"])
+    info = _info(settings["socket"], ANSWERS_WITHIN_S)
     already = info is not None
     if already and (ignored := sorted(set(given_settings(flags)) - {"state", "socket"})):
         said = " ".join(f"--{key}" for key in ignored)
@@ -43,6 +45,8 @@ def main(words: list[str]) -> int:
         sys.stderr.write(f"  stop it first:  peerload down --socket {printable(settings['socket'])}\n")
     if info is None:
         info = start(settings)
+        if settings.get("peer") or info.get("sought"):
+            info = _joined(settings, info)
     info.setdefault("socket", settings["socket"])
     if flags.json:
         print_json({key: info.get(key) for key in JSON_KEYS})
@@ -75,7 +79,7 @@ def start(settings: dict[str, Any]) -> dict[str, Any]:
     pause = threading.Event()
     deadline = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < deadline:
-        info = _info(settings["socket"])
+        info = _starting(settings["socket"])
         if info is not None:
             process.returncode = 0  # it goes on without us: nothing to reap
             return info
@@ -85,6 +89,30 @@ def start(settings: dict[str, Any]) -> dict[str, Any]:
     process.terminate()
     process.wait()
     raise _failed(f"it did not answer within {STARTS_WITHIN_S:g} s and was stopped", log_path, log_start)
+
+
+def _joined(settings: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
+    """What the agent says of itself once it has met a peer; else, after a moment, say why it has not."""
+    pause = threading.Event()
+    deadline = time.monotonic() + PEER_WITHIN_S
+    with Client(settings["socket"]) as client:
+        while not info.get("peers") and time.monotonic() < deadline:
+            pause.wait(LOOK_EVERY_S)
+            info = client.call("info")
+    sought = info.get("sought") or {}
+    if not info.get("peers") and sought:
+        said = "; ".join(f"{address} ({_why(address, why)})" for address, why in sought.items())
+        say(f"no peer answered yet at {said}", f"trying on:  peerload nodes{_own(settings)}")
+    return info
+
+
+def _why(address: str, why: str) -> str:
+    return why.removeprefix(f"{address}: ") or f"nothing heard for {PEER_WITHIN_S:g} s"
+
+
+def _own(info: dict[str, Any]) -> str:
+    """What to add to a verb so that it speaks to this agent."""
+    return "" if info.get("socket") == default_socket_path() else f" --socket {info.get('socket', '')}"
 
 
 def _program() -> list[str]:
@@ -100,12 +128,23 @@ def _program() -> list[str]:
     return [sys.executable, "-I", "-c", start_there]
 
 
-def _info(socket_path: str) -> dict[str, Any] | None:
-    """What an agent at this socket says of itself; None if none answers."""
+def _info(socket_path: str, within_s: float) -> dict[str, Any] | None:
+    """What an agent at this socket says of itself; None if there is none. Raises AgentSilent if one is that says
+    nothing for so long: it is in the way of another."""
     try:
-        with Client(socket_path, timeout_s=STARTS_WITHIN_S) as client:
+        with Client(socket_path, timeout_s=within_s) as client:
             return client.call("info")
+    except AgentSilent:
+        raise
     except AgentUnavailable:
+        return None
+
+
+def _starting(socket_path: str) -> dict[str, Any] | None:
+    """What the agent just started says of itself; None if it does not yet."""
+    try:
+        return _info(socket_path, STARTS_WITHIN_S)
+    except AgentSilent:
         return None
 
 
@@ -130,17 +169,20 @@ def _how_to_add(info: dict[str, Any]) -> str:
 def _told(info: dict[str, Any], *, already: bool) -> str:
     peers = info.get("peers")
     others = len(peers) if isinstance(peers, (list, dict)) else int(peers or 0)
-    cluster = "A cluster of one." if not others else f"{others + 1} nodes known."
+    alone = "No peer met yet." if info.get("sought") else "A cluster of one."
+    cluster = f"{others + 1} nodes known." if others else alone
     cpus = info.get("cpus")
     facts = [f"node {printable(info.get('node', ''))}", f"{number_text(cpus)} cpu{'' if cpus == 1 else 's'}"]
     if info.get("mem_bytes"):
         facts.append(size_text(info["mem_bytes"]))
     if info.get("slots") is not None:
         facts.append(f"{info['slots']} tasks at a time")
+    notices = "".join(f"Note:           {printable(notice)}\n" for notice in info.get("notices") or ())
     verb = "an agent is already running" if already else "agent started"
-    own = "" if info.get("socket") == default_socket_path() else f" --socket {printable(info.get('socket', ''))}"
+    own = printable(_own(info))
     return (
         f"{verb}: {', '.join(facts)}. {cluster}\n"
+        f"{notices}"
         f"Try:            peerload run{own} hostname        peerload submit{own} sleep 5        peerload top{own}\n"
         f"Add a node:     {_how_to_add(info)}\n"
         f"Stop it:        peerload down{own}\n"

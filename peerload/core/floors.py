@@ -25,11 +25,12 @@ DROP_AGAIN_S = 1.0
 
 
 class Floor(NamedTuple):
-    """``at_s``: this node's clock when it was last of use."""
+    """``at_s``: this node's clock when it was last of use; ``home``: whose task it is, "" if nobody knows."""
 
     attempt: int
     kind: FloorKind
     at_s: float
+    home: str
 
 
 class Floors:
@@ -48,45 +49,50 @@ class Floors:
     def __len__(self) -> int:
         return len(self._floors)
 
-    def restore(self, floors: Iterable[tuple[bytes, int, FloorKind]]) -> None:
+    def restore(self, floors: Iterable[tuple[bytes, int, FloorKind, str]]) -> None:
         """As they were durable, at start; each is kept as if it had been of use just now."""
         now_s = self._state.now.boot_s
-        self._floors.update((uid, Floor(attempt, kind, now_s)) for uid, attempt, kind in floors)
+        self._floors.update((uid, Floor(attempt, kind, now_s, home)) for uid, attempt, kind, home in floors)
 
     def attempt(self, uid: bytes) -> int:
         """The floor itself; 0: there is none."""
         floor = self._floors.get(uid)
         return floor.attempt if floor is not None else 0
 
+    def home(self, uid: bytes) -> str:
+        """Whose task it is; "": nobody knows."""
+        floor = self._floors.get(uid)
+        return floor.home if floor is not None else ""
+
     def was_refused(self, uid: bytes, attempt: int) -> bool:
         """Whether this very attempt was refused: then it has never started here."""
         floor = self._floors.get(uid)
         return floor is not None and floor.attempt == attempt and floor.kind is FloorKind.REFUSED
 
-    def row(self, uid: bytes, attempt: int, kind: FloorKind) -> PutFloor:
+    def row(self, uid: bytes, attempt: int, kind: FloorKind, home: str) -> PutFloor:
         """Raise the floor (or say otherwise why it is there) → what is to be made durable."""
         now = self._state.now
         self._floors.pop(uid, None)  # so that it comes last
-        self._floors[uid] = Floor(attempt, kind, now.boot_s)
-        return PutFloor(uid, attempt, now.wall_s, kind)
+        self._floors[uid] = Floor(attempt, kind, now.boot_s, home)
+        return PutFloor(uid, attempt, now.wall_s, kind, home)
 
-    def raise_to(self, uid: bytes, attempt: int, kind: FloorKind) -> None:
+    def raise_to(self, uid: bytes, attempt: int, kind: FloorKind, home: str) -> None:
         """Raise the floor durably; it never sinks."""
         if self.attempt(uid) < attempt:
-            self._state.persist(self.row(uid, attempt, kind))
+            self._state.persist(self.row(uid, attempt, kind, home))
             self._bound()
 
     def found_running(self, key: str) -> None:
         """The launcher has an attempt that nobody here knows (the database was lost): it has started, whatever comes."""
         uid, _, attempt = key.rpartition("-")
         with contextlib.suppress(ValueError):
-            self.raise_to(bytes.fromhex(uid), int(attempt), FloorKind.STARTED)
+            self.raise_to(bytes.fromhex(uid), int(attempt), FloorKind.STARTED, self.home(bytes.fromhex(uid)))
 
     def noted(self, uid: bytes, attempt: int) -> None:
         """The home has taken note of the end of an attempt that may run once only."""
         floor = self._floors.get(uid)
         if floor is not None and floor.attempt == attempt and floor.kind is FloorKind.STARTED_ONCE:
-            self._state.persist(self.row(uid, attempt, FloorKind.STARTED))
+            self._state.persist(self.row(uid, attempt, FloorKind.STARTED, floor.home))
 
     def expire(self) -> None:
         """Forget what has been of no use for floor_kept_s."""

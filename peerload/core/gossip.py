@@ -22,6 +22,7 @@ from peerload.core.gossip_state import GossipState, Member
 from peerload.core.suspicion import Suspicion
 from peerload.model.events import GossipReceived
 from peerload.model.gossip import (
+    OUTDO_MAX,
     GossipAck,
     GossipNack,
     GossipPing,
@@ -54,15 +55,15 @@ CLASH_S = 10.0
 
 
 class Gossip:
-    """changed: called with (what was believed of a node, None if nothing; what is); load_heard: with a load that is news,
-    true if it was; loads: the newest loads known, for newcomers; has_room: whether one more member may be kept."""
+    """changed: called with (what was believed of a node, None if nothing; what is); load_heard: with a load and who told it,
+    true if it was news; loads: the newest loads known, for newcomers; has_room: whether one more member may be kept."""
 
     def __init__(self, state: CoreState) -> None:
         self.shared = GossipState(state)
         self.detector = Detector(self.shared, self._unheard)
         self.contacts = Contacts(self.shared, self.everything)
         self.changed: Callable[[Rumour | None, Rumour, str], None] = lambda _was, _now, _src: None
-        self.load_heard: Callable[[str, LoadReport, float], bool] = lambda _node, _report, _age_s: True
+        self.load_heard: Callable[[Load, str], bool] = lambda _load, _src: True
         self.loads: Callable[[], Iterable[Load]] = tuple
         self.has_room: Callable[[], bool] = lambda: True
         self.refutation = 0
@@ -102,6 +103,9 @@ class Gossip:
             self._about_this_node(rumour, src)
             return False
         member = self.shared.members.get(rumour.node)
+        if src not in ("", rumour.node) and not rumour.is_credible(None if member is None else member.rumour):
+            self.shared.core.count("rumours with too great a number")
+            return False
         age_s = rumour.age_s
         rumour = msgspec.structs.replace(rumour, age_s=0.0) if age_s else rumour
         if member is None:
@@ -220,11 +224,14 @@ class Gossip:
         own = self.own
         if self._is_leaving:
             return
+        if max(rumour.incarnation, rumour.refutation) > OUTDO_MAX:
+            self.shared.core.count("rumours with too great a number")
+            return
         if rumour.weight <= own.weight:
             if rumour.boot == own.boot and rumour.standing:  # its refutation was lost on the way to that node
                 self.shared.tell(src, own)
             return
-        if rumour.boot == own.boot:
+        if (rumour.boot, rumour.incarnation) == (own.boot, own.incarnation):
             self.shared.core.count("suspicions refuted")
             self.shared.health.worse()
             self.refutation = rumour.refutation
@@ -314,12 +321,12 @@ class Gossip:
             case Rumour():
                 self.told(message, src)
             case Load():
-                self._load_told(message)
+                self._load_told(message, src)
 
-    def _load_told(self, load: Load) -> None:
+    def _load_told(self, load: Load, src: str) -> None:
         if load.node == self.shared.core.node:
             return
-        if self.load_heard(load.node, load.report(), load.age_s) and load.is_news:
+        if self.load_heard(load, src) and load.is_news:
             self._pass_on_load(load)
 
     def heard(self, node: str) -> None:
@@ -347,7 +354,7 @@ class Gossip:
         for rumour in sync.rumours:
             self.told(rumour, src)
         for load in sync.loads:
-            self._load_told(load)
+            self._load_told(load, src)
         if sync.asks:
             self.shared.core.send(src, self.everything(asks=False))
         elif before != (self.refutation, self.shared.core.identity.incarnation):

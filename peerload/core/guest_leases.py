@@ -25,20 +25,20 @@ RENEWALS_PER_LEASE = 4
 
 
 class GuestLeases:
-    """One per node, over its guests; its timer is ``renew``. ``tell(guest)`` says to its home what is here of it,
+    """One per node, over its guests; its timer is ``renew``. ``guest_of(home, uid)`` finds one; ``tell(guest)`` says to its home what is here of it,
     ``give_back(guest, reason)`` ends one that waits."""
 
     def __init__(
         self,
         state: CoreState,
         guests: dict[str, Guest],
-        by_uid: dict[bytes, Guest],
+        guest_of: Callable[[str, bytes], Guest | None],
         tell: Callable[[Guest], None],
         give_back: Callable[[Guest, str], None],
     ) -> None:
         self._state = state
         self._guests = guests
-        self._by_uid = by_uid
+        self._guest_of = guest_of
         self._tell = tell
         self._give_back = give_back
         self._renew_at_s = math.inf
@@ -57,7 +57,7 @@ class GuestLeases:
         """One RENEW a home for all its attempts here, every quarter of the shortest lease."""
         self._renew_at_s = math.inf
         batches: dict[str, list[Renewal]] = {}
-        shortest_s = 0.0
+        shortest_s = math.inf
         now_s = self._state.now.boot_s
         for guest in list(self._guests.values()):
             if guest.phase not in (GuestPhase.WAITING, GuestPhase.HERE):
@@ -65,12 +65,12 @@ class GuestLeases:
             if guest.phase is GuestPhase.WAITING and guest.deadline_s <= now_s:
                 self._give_back(guest, "its lease ran out while it waited")
                 continue
-            shortest_s = min(shortest_s or guest.lease_s, guest.lease_s)
+            shortest_s = min(shortest_s, guest.lease_s)
             batches.setdefault(guest.home, []).append(self._renewal(guest))
         for home, batch in batches.items():
             for first in range(0, len(batch), RENEWALS_MAX):
                 self._state.send(home, Renew(tuple(batch[first : first + RENEWALS_MAX])))
-        if shortest_s:
+        if shortest_s < math.inf:
             self._renew_within(shortest_s / RENEWALS_PER_LEASE)
 
     def renew_one(self, guest: Guest) -> None:
@@ -87,8 +87,8 @@ class GuestLeases:
         """More time, counted from when this node asked for it. A home that had parked the task learns at once that it has
         a deadline again: it waits for that."""
         for extension in message.extensions:
-            guest = self._by_uid.get(extension.uid)
-            if guest is None or guest.home != src or guest.attempt != extension.attempt or extension.ts <= guest.ts:
+            guest = self._guest_of(src, extension.uid)
+            if guest is None or guest.attempt != extension.attempt or extension.ts <= guest.ts:
                 continue
             was_parked = guest.is_parked
             guest.ts = extension.ts
@@ -106,8 +106,8 @@ class GuestLeases:
         """Its home goes away: no deadline until it is back. Ignored if it is older than what the home has answered since;
         of the same age it counts, as the home said it after its answer."""
         for parking in message.parkings:
-            guest = self._by_uid.get(parking.uid)
-            if guest is None or guest.home != src or guest.attempt != parking.attempt or parking.ts < guest.ts:
+            guest = self._guest_of(src, parking.uid)
+            if guest is None or guest.attempt != parking.attempt or parking.ts < guest.ts:
                 continue
             if guest.phase not in (GuestPhase.WAITING, GuestPhase.HERE):
                 continue

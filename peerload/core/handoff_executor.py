@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from peerload.model.load import LoadReport
     from peerload.model.task import Exit
 
+NOT_ITS_HOME = "words of others than its home"
+
 
 class Executor:
     """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task.
@@ -62,7 +64,7 @@ class Executor:
         self.guests: dict[str, Guest] = {}
         self.by_uid: dict[bytes, Guest] = {}
         self.floors = Floors(state, self.by_uid.__contains__)
-        self.leases = GuestLeases(state, self.guests, self.by_uid, self._tell, self.give_back)
+        self.leases = GuestLeases(state, self.guests, self._guest_of, self._tell, self.give_back)
         self.accepts: Callable[[Offer], bool]
         self.report: Callable[[], LoadReport]
         self.arrived: Callable[[Guest], None] = lambda _guest: None
@@ -115,15 +117,24 @@ class Executor:
         if task_home(task) != src:
             return "only its home may offer a task, start it or ask for it"
         guest = self.by_uid.get(uid)
-        if self.is_own(uid) or (guest is not None and guest.home != src):
+        home = guest.home if guest is not None else self.floors.home(uid)
+        if self.is_own(uid) or home not in ("", src):
             return "a task of another home has that uid here"
         return ""
+
+    def _guest_of(self, src: str, uid: bytes) -> Guest | None:
+        """What is here of a task of src. That another speaks of it is counted."""
+        guest = self.by_uid.get(uid)
+        if guest is None or guest.home == src:
+            return guest
+        self._state.count(NOT_ITS_HOME)
+        return None
 
     def _has_no_say(self, src: str, task: str, uid: bytes) -> bool:
         """As `_objection`, where there is nothing to answer: it is counted."""
         if not self._objection(src, task, uid):
             return False
-        self._state.count("words of others than its home")
+        self._state.count(NOT_ITS_HOME)
         return True
 
     def _accept(self, guest: Guest) -> None:
@@ -193,7 +204,7 @@ class Executor:
         if self.is_ending(execution_key(uid, attempt)):
             return
         if attempt > self.floors.attempt(uid):
-            self.floors.raise_to(uid, attempt, FloorKind.REFUSED)
+            self.floors.raise_to(uid, attempt, FloorKind.REFUSED, src)
             self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
         store = self._state.identity.store
         if self.floors.was_refused(uid, attempt):
@@ -223,7 +234,9 @@ class Executor:
         is_once = guest.spec.guarantee is Guarantee.ONCE
         self._state.persist(
             PutExecution(self._record(guest, ExecutionState.START)),
-            self.floors.row(guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED),
+            self.floors.row(
+                guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED, guest.home
+            ),
         )
         self._note(guest, "started", "room here")
         self._ledger.start(guest.key, guest.spec.request, is_local=False)
@@ -276,7 +289,7 @@ class Executor:
     def never_started(self, guest: Guest, reason: str) -> None:
         """START is durable, but the launcher gives its word that there never was a process, and will be none (D6)."""
         self._ledger.end(guest.key)
-        refused = self.floors.row(guest.uid, guest.attempt, FloorKind.REFUSED)
+        refused = self.floors.row(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
         self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
         self._note(guest, "refused", reason)
         store = self._state.identity.store
@@ -297,10 +310,10 @@ class Executor:
 
     def ack_received(self, src: str, ack: ResultAck) -> None:
         """Recorded at home: what is kept of it here may go; the floor stays."""
-        guest = self.by_uid.get(ack.uid)
-        if guest is None and task_home(ack.task) == src:
+        guest = self._guest_of(src, ack.uid)
+        if ack.uid not in self.by_uid and not self._has_no_say(src, ack.task, ack.uid):
             self.floors.noted(ack.uid, ack.attempt)  # that it died
-        if guest is None or guest.home != src or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
+        if guest is None or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
             return
         self._state.clear_timer("result", guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
@@ -347,8 +360,8 @@ class Executor:
 
     def revoke_received(self, src: str, revoke: Revoke) -> None:
         """End this attempt. One that has not started is refused for good; a running one gets the signal, then SIGKILL."""
-        guest = self.by_uid.get(revoke.uid)
-        if guest is None or guest.home != src or guest.attempt != revoke.attempt:
+        guest = self._guest_of(src, revoke.uid)
+        if guest is None or guest.attempt != revoke.attempt:
             return
         if guest.phase is GuestPhase.RESERVED:
             self._drop(guest)
@@ -361,8 +374,8 @@ class Executor:
 
     def signal_received(self, src: str, message: Signal) -> None:
         """Pass a signal on."""
-        guest = self.by_uid.get(message.uid)
-        if guest is None or guest.home != src or guest.attempt != message.attempt:
+        guest = self._guest_of(src, message.uid)
+        if guest is None or guest.attempt != message.attempt:
             return
         if guest.phase is GuestPhase.HERE:
             self._state.actions.append(SignalTask(guest.key, message.signal))
@@ -371,7 +384,7 @@ class Executor:
         """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
         self._queue.remove(guest)
         self._remove(guest)
-        self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED)
+        self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
         self._note(guest, "returned", reason)
         store = self._state.identity.store
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))

@@ -135,10 +135,11 @@ class Handoff:
     def decline_received(self, src: str, message: Decline) -> None:
         """No room there after all, or never."""
         task = self._home.tasks.get(message.uid)
-        if task is None or task.phase is not HomePhase.OFFERED or task.offered_to != src:
+        is_offered = task is not None and task.phase is HomePhase.OFFERED
+        if task is None or not is_offered or (src, message.attempt) != (task.offered_to, task.record.attempt + 1):
+            self._state.count("declines of no offer")
             return
-        if message.attempt == task.record.attempt + 1:
-            self._declined(task, src, message.reason)
+        self._declined(task, src, message.reason)
 
     def _declined(self, task: HomeTask, node: str, reason: str) -> None:
         self._home.withdraw(task)
@@ -167,12 +168,11 @@ class Handoff:
     def died_received(self, src: str, message: Died) -> None:
         """The attempt started, its processes are gone, and there is no result."""
         task = self._home.tasks.get(message.uid)
-        is_current = task is not None and (task.record.attempt, task.record.node) == (message.attempt, src)
-        if task is not None and is_current:
-            if not self._may_say(task, src, message):
-                return
+        if task is not None and self._may_say(task, src, message):
             reason = f"{src}: {message.reason or 'the attempt died'}"
             self.losses.died(task, reason)
+        elif task is not None and (task.record.attempt, task.record.node) == (message.attempt, src):
+            return
         if task is None or task.spec.guarantee is Guarantee.ONCE:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
 
@@ -180,9 +180,9 @@ class Handoff:
         """Whether src has this attempt, and its word on it counts: with a new database it knows nothing of what its old one
         has promised (R6); only its lease, or a new start of its machine, ends the attempt then."""
         record = task.record
-        if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
-            return False
-        if (src, message.attempt) != (record.node, record.attempt):
+        has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
+        if not has_it or (src, message.attempt) != (record.node, record.attempt):
+            self._state.count("words of nodes that do not have it")
             return False
         if message.store and record.store and message.store != record.store:
             self._state.count("promises of another store")
@@ -215,6 +215,7 @@ class Handoff:
         Until then another attempt that holds the lease by now runs on: should the output never come, it is needed."""
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
+            self._state.count("results that are not recorded")
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if not self._was_granted(task, src, message.attempt):

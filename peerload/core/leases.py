@@ -112,6 +112,7 @@ class Leases:
                 if self._parking.is_answered(task, src, renewal):
                     extensions.append(self._renewed(task, src, renewal))
             elif task is None or task.phase is not HomePhase.COLLECTING:
+                self._state.count("renewals of nodes that do not have it")
                 reason = "no longer this attempt's turn"
                 self._state.send(src, Revoke(renewal.task, renewal.uid, renewal.attempt, SIGKILL, reason))
         if extensions:

@@ -18,10 +18,10 @@ from peerload.core.admission import why_never
 from peerload.core.contacts import identity_of
 from peerload.core.directory import ELIGIBLE_KEPT_MAX, NOBODY, Names
 from peerload.core.gossip import Gossip, rumour_of
+from peerload.core.heard import Heard
 from peerload.core.profiles import Profiles
 from peerload.model.actions import ForgetPeer
 from peerload.model.gossip import Load, Standing
-from peerload.model.load import LoadReport
 from peerload.model.messages import Hello, Leaving, Need, Pong
 from peerload.model.resources import Profile
 from peerload.policy.api import KnownReport
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from peerload.core.directory import Directory
     from peerload.core.state import CoreState
     from peerload.model.gossip import Rumour
+    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity, Ping
 
 LEAVING_SAID_MAX = 4
@@ -70,13 +71,6 @@ class Peer:
         self.state = PeerState.ALIVE
 
 
-class Heard(msgspec.Struct, frozen=True, gc=False):
-    """A report and the boot time when it came."""
-
-    report: LoadReport
-    at_s: float
-
-
 class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
 
@@ -101,7 +95,7 @@ class Membership:
         self.died: Callable[[str], None] = lambda _node: None
         self.gossip = Gossip(state)
         self.gossip.changed = self._gossiped
-        self.gossip.load_heard = self.heard_report
+        self.gossip.load_heard = self._load_heard
         self.gossip.loads = self._loads
         self.gossip.has_room = self._make_room
         self.gossip.contacts.buried = self._remove
@@ -214,6 +208,8 @@ class Membership:
         peer.identity = identity
         self.profiles.has(peer, profile, is_new=is_new)
         if in_person:
+            if profile.version < peer.profile.version:  # a late word, or others were wrong: it knows
+                self.profiles.want(node, node)
             peer.heard_s = self._state.now.boot_s
             self.gossip.contacts.linked(node)
         if report is not None:
@@ -228,20 +224,23 @@ class Membership:
             if peer.state is not PeerState.ALIVE:
                 self.gossip.heard(node)
 
-    def heard_report(self, node: str, report: LoadReport, age_s: float = 0.0) -> bool:
-        """A peer told its load, so long ago. The newest (incarnation, sequence) wins; True if this one did."""
-        known = self._reports.get(node)
+    def heard_report(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
+        """A peer told its load, so long ago, or somebody did. True if it is believed instead of what was."""
+        known, heard = self._reports.get(node), Heard(report, self._state.now.boot_s - age_s, by_itself)
         if known is None:
             if node not in self._peers and not self._is_listed(node):
                 return False
             if len(self._reports) >= self._state.config.reports_kept_max:
                 del self._reports[next(iter(self._reports))]
-        elif (report.incarnation, report.sequence) <= (known.report.incarnation, known.report.sequence):
+        elif not known.gives_way_to(heard, self._peers[node].identity.incarnation if node in self._peers else 0):
             return False
         else:
             del self._reports[node]  # so that the first is the one that came longest ago
-        self._reports[node] = Heard(report, self._state.now.boot_s - age_s)
+        self._reports[node] = heard
         return True
+
+    def _load_heard(self, load: Load, src: str) -> bool:
+        return self.heard_report(load.node, load.report(), load.age_s, by_itself=src == load.node)
 
     def unreachable(self, node: str) -> None:
         """The link to a peer broke, or could not be made."""

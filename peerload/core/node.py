@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model.actions import Action
     from peerload.model.config import CoreConfig
+    from peerload.model.gossip import Load
     from peerload.model.instant import Instant
-    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
     from peerload.model.resources import Profile
     from peerload.policy.preset import PolicySet
@@ -238,11 +238,12 @@ class Node:
         for node in self.membership.back():
             self._is_back(node)
 
-    def _load_gossiped(self, node: str, report: LoadReport, age_s: float) -> bool:
+    def _load_gossiped(self, load: Load, src: str) -> bool:
         """A load that came by gossip: kept, and acted upon."""
-        is_news = self.membership.heard_report(node, report, age_s)
+        report = load.report()
+        is_news = self.membership.heard_report(load.node, report, load.age_s, by_itself=src == load.node)
         if is_news:
-            self.sharing.report_met(node, report)
+            self.sharing.report_met(load.node, report)
         return is_news
 
     def _send_failed(self, event: events.SendFailed) -> None:
@@ -322,12 +323,14 @@ class Node:
             case messages.ProfileRequest():
                 self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
-                if self.membership.profiles.told(message):
+                if self.membership.profiles.told(src, message):
                     self.sharing.sender.peer_met()
             case messages.State():
-                if message.identity.node == src:
+                if message.identity.node == message.profile.node == src:
                     met = events.PeerMet(message.identity, message.profile, message.report)
                     self._met(met, told_by_itself=False)
+                else:
+                    self.state.count("states told in another's name")
             case messages.Leaving():
                 self.membership.left(src)
             case _:

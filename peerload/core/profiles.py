@@ -27,14 +27,15 @@ ASKED_MAX = 16
 
 
 class _Wanted:
-    """whom: to ask next; at_s: when; tries: so far."""
+    """whom: to ask next; at_s: when; tries: so far; asked: who was."""
 
-    __slots__ = ("at_s", "tries", "whom")
+    __slots__ = ("asked", "at_s", "tries", "whom")
 
     def __init__(self, whom: str, at_s: float) -> None:
         self.whom = whom
         self.at_s = at_s
         self.tries = 0
+        self.asked: frozenset[str] = frozenset()
 
 
 class Profiles:
@@ -74,6 +75,7 @@ class Profiles:
             nodes.append(node)
             wanted.at_s = shared.now_s + min(REPEAT_S * 2.0**wanted.tries, REPEAT_S_MAX)
             wanted.tries = min(wanted.tries + 1, 10)
+            wanted.asked |= {wanted.whom}
             wanted.whom = node
         for whom, nodes in due.items():
             shared.core.send(whom, ProfileRequest(tuple(nodes)))
@@ -93,18 +95,23 @@ class Profiles:
         if told:
             self._shared.core.send(src, ProfileTold(tuple(told)))
 
-    def told(self, told: ProfileTold) -> bool:
-        """What was asked for. True if a peer became known by it, or has changed."""
+    def told(self, src: str, told: ProfileTold) -> bool:
+        """What was asked for, of whom it was asked; a node's word about itself always, and before any other. True if a
+        peer became known by it, or has changed."""
         found = False
         for known in told.profiles:
-            peer = self._peers.get(known.profile.node)
-            if peer is not None and peer.identity.boot == known.boot:
-                found = self.has(peer, known.profile, is_new=False) or found
+            node = known.profile.node
+            peer, wanted = self._peers.get(node), self._wanted.get(node)
+            if node != src and (wanted is None or src not in wanted.asked):
+                self._shared.core.count("profiles told unasked")
+            elif peer is not None and peer.identity.boot == known.boot:
+                found = self.has(peer, known.profile, is_new=False, by_itself=node == src) or found
         return found
 
-    def has(self, peer: Peer, profile: Profile, *, is_new: bool) -> bool:
-        """The profile of this run, unless a newer one is known. True if it is another than was believed."""
-        if peer.knows_profile and not is_new and profile.version < peer.profile.version:
+    def has(self, peer: Peer, profile: Profile, *, is_new: bool, by_itself: bool = False) -> bool:
+        """The profile of this run, unless a newer one is known and this is not, by_itself, the node's answer. True if it
+        is another than was believed."""
+        if peer.knows_profile and not is_new and not by_itself and profile.version < peer.profile.version:
             return False
         was_known, peer.knows_profile = peer.knows_profile, True
         self.have(peer.identity.node)

@@ -50,12 +50,13 @@ class DropExecution(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep the highest attempt of a task that this node will never start (again), and why: REFUSED(n) and START(n). Of the
-    same attempt the last kind counts; a lower one changes nothing."""
+    same attempt the last kind counts; a lower one changes nothing. home: whose task it is, "" if nobody knows."""
 
     uid: bytes
     floor: int
     at: float
     kind: FloorKind = FloorKind.STARTED
+    home: str = ""
 
 
 class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -90,6 +91,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "agent": ("started", "stopping", "leaving", "draining", "undrained"),
     "launcher": ("lost", "ready"),
     "disk": ("low", "full", "ok"),
+    "store": ("damaged", "lost"),
 }
 """What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
 

@@ -13,6 +13,7 @@ PeerloadError
 │   ├── NotAuthentic    sealed with another key, or changed on the way
 │   └── Replayed        sealed well, but seen before or too old to tell
 ├── AgentUnavailable    no agent answers at the socket
+│   └── AgentSilent     one is there, and says nothing: it is stopped, or stuck
 ├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
 ├── StoreError          the disk did not keep what it was given: the agent stops
 └── InvariantBroken     *our* bug: an impossible transition, with the task's story
@@ -124,6 +125,12 @@ class AgentUnavailable(PeerloadError):
     """Nothing answers at the agent's socket."""
 
     code = "agent-unavailable"
+
+
+class AgentSilent(AgentUnavailable):
+    """An agent is there, and says nothing: it is stopped, or stuck. It has the socket, so another cannot be started."""
+
+    code = "agent-silent"
 
 
 class LinkUnavailable(PeerloadError):

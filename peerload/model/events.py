@@ -54,7 +54,7 @@ class AgentStarted(_Event, frozen=True):
     """The first event: what was durable, and what the launcher still knows.
 
     tasks: unfinished ones of this home; executions: attempts for other homes without a ResultAck; floors: per uid the
-    highest attempt never to be started (again), and why; counter: the last task number used; running / ended: attempts
+    highest attempt never to be started (again), why, and the task's home; counter: the last task number used; running / ended: attempts
     (by execution key) that the launcher has alive or has an exit record of. A START that is in neither has died.
     past: the last runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node
     takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
@@ -63,7 +63,7 @@ class AgentStarted(_Event, frozen=True):
 
     tasks: tuple[TaskRow, ...] = ()
     executions: tuple[ExecutionRecord, ...] = ()
-    floors: tuple[tuple[bytes, int, FloorKind], ...] = ()
+    floors: tuple[tuple[bytes, int, FloorKind, str], ...] = ()
     tokens: tuple[tuple[str, bytes, str, int], ...] = ()
     counter: int = 0
     running: Running = ()

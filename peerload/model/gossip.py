@@ -25,6 +25,11 @@ MESSAGES_MAX = 64
 """Messages in one datagram."""
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
+CLAIM_MAX = 1 << 40
+"""Numbers (incarnation, refutation) that others are believed to know of a node. Greater ones are believed from the node
+itself alone, so that it always has a number left that beats whatever was claimed of it."""
+OUTDO_MAX = 1 << 61
+"""A node beats what is claimed of itself up to this number; so its own never comes near the greatest that can be said."""
 Version = Annotated[int, Meta(ge=1, le=1000)]
 Age = Annotated[float, Meta(ge=0.0, le=1e12)]
 
@@ -97,6 +102,13 @@ class Rumour(_Message, frozen=True, tag="rumour"):
         """The greatest wins: a later run, within a run a later word of the node itself, of words about the same the
         graver. The boot id settles what cannot happen unless two agents share a name."""
         return self.incarnation, self.refutation, self.standing, self.boot
+
+    def is_credible(self, believed: Rumour | None) -> bool:
+        """Whether anybody but the node itself may say this, given what is believed of it."""
+        if max(self.incarnation, self.refutation) <= CLAIM_MAX:
+            return True
+        numbers = self.incarnation, self.refutation
+        return believed is not None and numbers <= (believed.incarnation, believed.refutation)
 
 
 class Load(_Message, frozen=True, tag="load"):

@@ -15,7 +15,7 @@ from msgspec import Meta
 from peerload.model.gossip import Load, Rumour
 from peerload.model.load import LoadReport
 from peerload.model.resources import Address, BootId, NodeName, Placement, Profile, ResourceRequest
-from peerload.model.task import Attempt, Exit, Nonce, TaskId, TaskSpec, Uid
+from peerload.model.task import LEASE_S_MIN, Attempt, Exit, Nonce, TaskId, TaskSpec, Uid
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -35,6 +35,7 @@ has promised not to start, too many offers outstanding, or little room left on i
 DECLINES_LASTING = ("directory",)
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
+LeaseSeconds = Annotated[float, Meta(ge=LEASE_S_MIN, le=1e12)]
 Reason = Annotated[str, Meta(max_length=512)]
 Search = Annotated[int, Meta(ge=0, le=1 << 62)]
 Captured = Annotated[bytes, Meta(max_length=64 << 10)]
@@ -241,7 +242,7 @@ class Offer(_Message, frozen=True, tag="offer"):
     uid: Uid
     attempt: Attempt
     spec: TaskSpec
-    lease_s: Seconds
+    lease_s: LeaseSeconds
     migrations: Annotated[int, Meta(ge=0, le=1000)] = 0
     migrations_max: Annotated[int, Meta(ge=-1, le=1000)] = -1
     only: bool = False
@@ -280,7 +281,7 @@ class Commit(_Message, frozen=True, tag="commit"):
     attempt: Attempt
     nonce: Nonce
     ts: Seconds
-    lease_s: Seconds
+    lease_s: LeaseSeconds
 
 
 class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -309,7 +310,7 @@ class LeaseExtension(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     uid: Uid
     attempt: Attempt
     ts: Seconds
-    lease_s: Seconds
+    lease_s: LeaseSeconds
 
 
 class RenewOk(_Message, frozen=True, tag="renew-ok"):

@@ -20,7 +20,8 @@ ENVIRONMENT_BYTES_MAX = 256 << 10
 ARRAY_MEMBERS_MAX = 1_000_000
 PATH_BYTES_MAX = 4096
 TIME_LIMIT_EXIT_CODE = 124
-LEASE_S_MAX = 86_400.0
+LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
+"""A lease is renewed at every quarter of it: a shorter one would be all that its node has time for."""
 GRANTS_KEPT_MAX = 16
 """Attempts of a task whose results are believed; a task is given up after fewer losses, unless it is set otherwise."""
 
@@ -104,7 +105,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     environment: a MessagePack map of bytes to bytes, opaque to the core; directory: an absolute path, or SCRATCH;
     umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first. lease_s: how long the node that runs it
-    may be unheard of, 0 = as its home is set; lease_auto: that grows with the time it has run.
+    may be unheard of, at least LEASE_S_MIN, or 0 = as its home is set; lease_auto: that grows with the time it has run.
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -119,6 +120,11 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     lease_s: Annotated[float, Meta(ge=0.0, le=LEASE_S_MAX)] = 0.0
     lease_auto: bool = False
+
+    def __post_init__(self) -> None:
+        """ValueError, where it is decoded a ValidationError, for what a range cannot say."""
+        if 0.0 < self.lease_s < LEASE_S_MIN:
+            raise ValueError(f"lease_s is 0 or {LEASE_S_MIN:g} … {LEASE_S_MAX:g}")
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

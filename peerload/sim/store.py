@@ -30,7 +30,7 @@ class Store:
         self.submissions: dict[int, Submission] = {}
         self.tasks: dict[str, TaskRecord] = {}
         self.executions: dict[str, ExecutionRecord] = {}
-        self.floors: dict[bytes, tuple[int, FloorKind]] = {}
+        self.floors: dict[bytes, tuple[int, FloorKind, str]] = {}
         self.drained: str | None = None
 
     def apply(self, row: Row) -> None:  # noqa: C901 -- one line a row
@@ -45,8 +45,8 @@ class Store:
             case DropExecution():
                 self.executions.pop(execution_key(row.uid, row.attempt), None)
             case PutFloor():
-                if row.floor >= self.floors.get(row.uid, (0, row.kind))[0]:
-                    self.floors[row.uid] = (row.floor, row.kind)
+                if row.floor >= self.floors.get(row.uid, (0, row.kind, ""))[0]:
+                    self.floors[row.uid] = (row.floor, row.kind, row.home)
             case DropFloors():
                 for uid in row.uids:
                     self.floors.pop(uid, None)
@@ -69,7 +69,7 @@ class Store:
         return AgentStarted(
             tasks=rows,
             executions=tuple(self.executions.values()),
-            floors=tuple((uid, floor, kind) for uid, (floor, kind) in self.floors.items()),
+            floors=tuple((uid, *floor) for uid, floor in self.floors.items()),
             tokens=tokens,
             counter=max(self.submissions, default=0),
             running=running,

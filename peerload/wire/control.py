@@ -36,7 +36,7 @@ class _Request(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fie
 
 class Info(_Request, frozen=True, tag="info"):
     """Who is there → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
-    mqtt (url in use or null) peers."""
+    mqtt (url in use or null) peers sought ({address: why}: where no peer has answered yet)."""
 
 
 class Submit(_Request, frozen=True, tag="submit"):
@@ -89,8 +89,8 @@ class Events(_Request, frozen=True, tag="events"):
 
 
 class Wait(_Request, frozen=True, tag="wait"):
-    """Block until tasks ended → a ``more`` for each that ended (id state exit_code signal node reason), then ok with
-    ``timed_out``. any: the first is enough."""
+    """Block until tasks ended → a ``more`` for each that ended (id state exit_code signal node reason), and at once for one
+    that is, or becomes, ``unknown``: that may go on; then ok with ``timed_out``. any: the first that ended is enough."""
 
     tasks: TaskRefs
     any: bool = False

@@ -49,7 +49,7 @@ def park_flag(patch: pytest.MonkeyPatch) -> None:
 def _parks(patch: pytest.MonkeyPatch, *, late: bool = False, strict: bool = False) -> None:
     def park_received(self: GuestLeases, src: str, message: messages.Park) -> None:
         for parking in message.parkings:
-            guest = self._by_uid.get(parking.uid)
+            guest = self._guest_of(src, parking.uid)
             if guest is None or guest.home != src or guest.attempt != parking.attempt:
                 continue
             if (parking.ts < guest.ts and not late) or (strict and parking.ts == guest.ts):

@@ -41,7 +41,7 @@ PARKING = {
     "PARK comes late": scene(plan.PoliteStop(20.0, "n1", 2.0, cut_s=40.0, cut_after_s=6.0, park_late_s=9.0)),
     "PARK comes late, cut off when back": scene(plan.PoliteStop(20.0, "n1", 2.0, cut_s=40.0, park_late_s=9.0)),
     "PARK comes late, after a restart": scene(
-        plan.PoliteStop(20.0, "n1", 2.0, cut_s=40.0, cut_after_s=6.0, crash_after_s=4.0, park_late_s=9.0)
+        plan.PoliteStop(20.0, "n1", 2.0, cut_s=40.0, cut_after_s=1.5, crash_after_s=4.0, park_late_s=9.0)
     ),
     "power lost before PARKED": scene(
         plan.CrashAtCommit(10.0, "PARKED", after=False, machine=True, down_s=1.0, cut_s=40.0),

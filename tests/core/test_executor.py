@@ -183,9 +183,9 @@ def test_what_was_given_back_is_said_not_to_have_started() -> None:
     assert "Return to h" in x.hear("h", messages.Revoke("h/1", UID, 1, 9, "cancelled"))
     query = messages.Query("h/1", UID, 1)
     assert x.hear("h", query) == ["NotStarted to h"]
-    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1, FloorKind.STARTED),)))
+    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1, FloorKind.STARTED, "h"),)))
     assert x.hear("h", query) == ["Died to h"]
-    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1, FloorKind.REFUSED),)))
+    x = Given(peers=("h",), started=events.AgentStarted(floors=((UID, 1, FloorKind.REFUSED, "h"),)))
     assert x.hear("h", query) == ["NotStarted to h"]  # durable: an agent's restart does not forget which it was
 
 
@@ -224,7 +224,7 @@ def test_a_restart_adopts_what_is_there(found: str) -> None:
         peers=(),
         started=events.AgentStarted(
             executions=(record,),
-            floors=((UID, 1, FloorKind.STARTED),),
+            floors=((UID, 1, FloorKind.STARTED, "h"),),
             running=((KEY, 5.0, 50.0),) if found == "running" else (),
             ended=((KEY, exit_),) if found == "ended" else (),
         ),

@@ -312,7 +312,7 @@ def test_nothing_is_said_of_an_attempt_that_the_launcher_still_has() -> None:
 
 def test_a_start_without_its_process_is_said_to_have_died_after_a_restart() -> None:
     record = ExecutionRecord("h/1", UID, 1, "h", ExecutionState.START, spec(**ONCE), 50.0, 60.0)
-    floors = ((UID, 1, FloorKind.STARTED_ONCE),)
+    floors = ((UID, 1, FloorKind.STARTED_ONCE, "h"),)
     x = Given(peers=("h",), started=events.AgentStarted(executions=(record,), floors=floors))
     assert x.started[:2] == ["persist drop", "Died to h"]
     assert x.hear("h", messages.Query("h/1", UID, 1)) == ["Died to h"]

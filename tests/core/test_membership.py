@@ -11,7 +11,9 @@ from peerload.core.membership import PeerState
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import (
+    CLAIM_MAX,
     LAN,
+    OUTDO_MAX,
     GossipAck,
     GossipNack,
     GossipPing,
@@ -23,6 +25,7 @@ from peerload.model.gossip import (
 from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
 from peerload.model.resources import Profile
+from peerload.wire import gossip as wire
 from tests.core.given import ACCEPTS, SENDER, Given, identity, spec
 
 CALM = msgspec.structs.replace(LAN, corroborators=0, suspicion_mult=1.8)
@@ -289,6 +292,47 @@ def test_a_member_that_others_tell_of_is_asked_what_it_has_and_then_used() -> No
     assert "z" in x.node.membership.eligible(messages.Need(), "x")
 
 
+def test_a_profile_is_taken_from_whom_it_was_asked_and_from_its_node() -> None:
+    x, drained = given("y", "z"), Profile("y", 0, 0.0, drained=True, version=1 << 40)
+    x.hear("z", messages.ProfileTold((messages.KnownProfile("y-boot-1", drained),)))
+    assert x.node.membership.is_usable("y")
+    assert x.node.state.counts["profiles told unasked"] == 1
+    says(x, "z", rumour("y", refutation=1, profile_version=1 << 40))
+    assert x.timer("gossip", "profiles")[0] == "ProfileRequest to z"
+    x.hear("z", messages.ProfileTold((messages.KnownProfile("y-boot-1", drained),)))
+    assert not x.node.membership.is_usable("y")
+    x.meet("y")  # it says something else itself, and is asked
+    assert x.after(1.0).timer("gossip", "profiles")[0] == "ProfileRequest to y"
+    x.hear("y", messages.ProfileTold((messages.KnownProfile("y-boot-1", Profile("y", 1, 1.0)),)))
+    assert x.node.membership.is_usable("y")
+
+
+@pytest.mark.parametrize("lie", [{"sequence": 1 << 40}, {"incarnation": 1 << 40}])
+def test_what_others_tell_of_a_load_does_not_keep_its_nodes_own_word_out(lie: dict[str, int]) -> None:
+    x = given("y", "z")
+    told = msgspec.structs.replace(ACCEPTS, load_tasks=99, **lie)
+    says(x, "z", Load.of("y", told))
+    later = msgspec.structs.replace(ACCEPTS, sequence=2)
+    says(x, "z", Load.of("y", later))
+    known = x.node.membership.report("y")
+    assert known is not None
+    assert known.report == told
+    says(x, "y", Load.of("y", later))
+    known = x.node.membership.report("y")
+    assert known is not None
+    assert known.report == later
+
+
+def test_a_nodes_own_word_that_is_late_is_not_believed_again() -> None:
+    x = given("y", "z")
+    newer = msgspec.structs.replace(ACCEPTS, sequence=9)
+    says(x, "z", Load.of("y", newer))
+    says(x, "y", Load.of("y", ACCEPTS))
+    known = x.node.membership.report("y")
+    assert known is not None
+    assert known.report == newer
+
+
 def test_a_profile_that_was_not_told_is_asked_of_the_node_itself() -> None:
     x = given("y")
     says(x, "y", rumour("z"))
@@ -417,6 +461,35 @@ def test_who_left_is_not_probed_nor_looked_for_and_is_forgotten_after_a_day() ->
     assert x.node.membership.get("y") is None
     assert says(x, "z", rumour("y", Standing.LEFT, age_s=90_000.0)) == []
     assert x.node.membership.get("y") is None
+
+
+@pytest.mark.parametrize("claim", [CLAIM_MAX, CLAIM_MAX + 1, OUTDO_MAX, OUTDO_MAX + 1, 1 << 62])
+@pytest.mark.parametrize("what", ["incarnation", "refutation"])
+def test_whatever_is_claimed_of_a_node_it_can_be_heard_again(what: str, claim: int) -> None:
+    """z lies to both x and y about x; x hears what is believed of it, and its answer is believed at y."""
+    lie = msgspec.structs.replace(rumour("x", Standing.DEAD), **{what: claim})
+    x = given("y", "z")
+    y = Given(node="y", peers=("x", "z"), config=CoreConfig(gossip=CALM))
+    says(x, "z", lie)
+    says(y, "z", lie)
+    believed = y.node.membership.gossip.shared.members["x"].rumour
+    says(x.after(100.0), "y", believed)
+    own = x.node.membership.gossip.own
+    assert wire.decode(wire.encode([own])).messages == (own,)
+    says(y, "x", own)
+    assert state(y, "x") is PeerState.ALIVE
+    says(y, "z", lie)
+    assert state(y, "x") is PeerState.ALIVE
+
+
+def test_a_number_that_a_node_has_said_itself_is_believed_of_others_too() -> None:
+    x = given("y", "z")
+    beyond = rumour("y", refutation=CLAIM_MAX + 7)
+    says(x, "z", beyond)
+    assert x.node.membership.gossip.shared.members["y"].rumour.refutation == 0
+    says(x, "y", beyond)
+    says(x, "z", msgspec.structs.replace(beyond, standing=Standing.SUSPECT, by=("z",)))
+    assert state(x, "y") is PeerState.SUSPECT
 
 
 def test_forgetting_is_for_the_gone_and_for_all() -> None:

@@ -60,7 +60,7 @@ def test_submit_wait_logs_show_ls(agent: Agent) -> None:
     assert task in shown
     assert "failed" in shown
     states = [line["state"] for line in agent.show(task)["history"]]
-    assert states == ["queued", "leased", "failed"]
+    assert states == ["queued", "leased", "running", "failed"]
 
 
 def test_an_array_is_a_set_of_tasks(agent: Agent) -> None:

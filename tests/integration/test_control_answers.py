@@ -49,7 +49,7 @@ def test_a_damaged_row_is_told_to_whoever_asks_for_it(agent: Agent) -> None:
     listed = agent.cli("ls")
     assert listed.returncode == 0
     assert sound.encode() in listed.stdout
-    assert f"{damaged} cannot be read".encode() in listed.stderr
+    assert f"{damaged} is damaged".encode() in listed.stderr
     assert agent.call("info")["pid"] == pid
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.cluster import SHORT_LEASE_S, Agent, Cluster, is_alive
+from tests.integration.cluster import SHORT_LEASE_S, Agent, Cluster, ended, is_alive
 from tests.integration.ledger import Ledger
 from tests.support import stands_still, wait_until
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
 
 
@@ -95,13 +96,27 @@ def test_a_parked_task_outlives_the_agent_of_its_node(cluster: Cluster, ledger: 
     assert not ledger.repeated()
 
 
+def _said(process: subprocess.Popen[bytes]) -> bytes:
+    """The two lines that it says on stderr while it waits; then it is stopped."""
+    with ended(process):
+        assert process.stderr is not None
+        return process.stderr.readline() + process.stderr.readline()
+
+
 def test_once_a_lost_node_leaves_the_outcome_unknown(cluster: Cluster, ledger: Ledger) -> None:
     home, executor, task = away(cluster, ledger, 600, "--once")
     third = cluster.agent("n3", "--peer", home.listen, lease_s=SHORT_LEASE_S)
     cluster.await_acquainted([home, third])
     take_down(executor, *ledger.pids(task))
+    followed = home.spawn_cli("logs", "-f", task)
+    waited = home.spawn_cli("wait", task)
     home.await_state(task, "unknown")
     assert "not heard of until its lease ran out" in home.show(task)["reason"]
+    later = home.cli("wait", "--timeout", "0.2s", task)
+    assert later.returncode == 124
+    for said in (later.stderr, *(_said(process) for process in (waited, followed))):
+        assert f"nobody knows how {task} ended".encode() in said
+        assert f"peerload retry {task}".encode() in said
     executor.start()  # its launcher knows of no process any more
     wait_until(lambda: home.show(task)["node"] is None, 20, "its node to say that it is gone")
     assert home.show(task)["state"] == "unknown"

@@ -199,8 +199,8 @@ def _home_step(before: TaskRecord | None, record: TaskRecord, home: str) -> tupl
             return record.node, ("leased again",), False  # or its result is there, and will be recorded
         case TaskState.LEASED if before is not None and record.parked_ts and not before.parked_ts:
             return "", ("park",), True
-        case TaskState.LEASED:
-            return None
+        case TaskState.LEASED | TaskState.UNKNOWN if was is record.state:
+            return None  # of what is unknown: its node was booted anew, so that nobody is asked any more
         case TaskState.UNKNOWN:
             return "", ("unknown", "lease over"), True
         case TaskState.DONE | TaskState.FAILED if record.exit is not None:

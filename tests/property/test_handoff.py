@@ -307,7 +307,7 @@ def park_late(patch: pytest.MonkeyPatch) -> None:
     def late(self: GuestLeases, src: str, message: messages.Park) -> None:
         parkings = []
         for parking in message.parkings:
-            guest = self._by_uid.get(parking.uid)
+            guest = self._guest_of(src, parking.uid)
             ts = max(parking.ts, guest.ts if guest is not None else 0.0)
             parkings.append(msgspec.structs.replace(parking, ts=ts))
         park_received(self, src, messages.Park(tuple(parkings)))

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
 from peerload import client as client_module
 from peerload.client import Client, default_socket_path, user_socket_path
-from peerload.model.errors import AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
 from peerload.wire import control
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
 
@@ -84,8 +87,60 @@ def test_agent_gone(agent: FakeAgent) -> None:
 
 def test_agent_that_never_answers(agent: FakeAgent) -> None:
     agent.handlers["info"] = lambda _request, _reply: None
-    with Client(agent.path, timeout_s=0.05) as client, pytest.raises(AgentUnavailable, match="in time"):
+    says = rf"the agent \(pid {os.getpid()}\) does not answer: nothing from it for 0.05 s"
+    with Client(agent.path, timeout_s=0.05) as client, pytest.raises(AgentSilent, match=says) as caught:
         client.call("info")
+    assert f"kill -CONT {os.getpid()}" in caught.value.hint
+
+
+def test_a_request_may_take_longer_while_the_agent_answers_others(agent: FakeAgent) -> None:
+    alive = threading.Event()
+
+    def info(_request: control.Info, reply: Reply) -> None:
+        reply.ok(node="ws1")
+        if len(agent.asked(control.Info)) > 2:
+            alive.set()
+
+    def show(_request: control.Show, reply: Reply) -> None:
+        assert alive.wait(10)
+        reply.ok(tasks=[])
+
+    agent.handlers |= {"info": info, "show": show}
+    with Client(agent.path, timeout_s=0.5) as client:
+        assert client.call("show", tasks=["1"]) == {"tasks": []}
+    assert len(agent.asked(control.Info)) > 2
+
+
+def test_who_follows_waits_on_once_it_was_answered(agent: FakeAgent) -> None:
+    agent.handlers["wait"] = lambda _request, _reply: None
+    agent.handlers["info"] = lambda _request, _reply: None
+    with Client(agent.path, timeout_s=0.05) as client, pytest.raises(AgentSilent):
+        next(client.stream("wait", tasks=["1"]))  # an agent that was stopped before
+    asked = threading.Event()
+
+    def info(_request: control.Info, reply: Reply) -> None:
+        reply.ok(node="ws1")
+        asked.set()
+
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        assert asked.wait(10)
+        assert not threading.Event().wait(0.4)  # it is stopped for longer than any patience, and goes on
+        reply.ok(timed_out=False)
+
+    agent.handlers |= {"info": info, "wait": wait}
+    with Client(agent.path, timeout_s=0.1) as client:
+        assert list(client.stream("wait", tasks=["1"])) == []
+        assert client.last == {"timed_out": False}
+
+
+def test_nobody_is_let_in(tmp_path: Path) -> None:
+    path = str(tmp_path / "full.sock")
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+        listener.bind(path)
+        listener.listen(0)
+        stack.enter_context(Client(path, timeout_s=0.05))
+        with pytest.raises(AgentSilent, match="does not answer"):
+            Client(path, timeout_s=0.05)
 
 
 def test_answers_to_other_requests_are_skipped(agent: FakeAgent) -> None:

@@ -24,6 +24,7 @@ DRIFT_MAX = 0.05
 CUTS_MAX = 10
 SERVICE_S_MEAN = 11.0
 JOBS_MAX = 160
+HOSTS_UP_S = 0.1
 QUIET_S = 4.0
 """No fault comes before this: agents meet first."""
 
@@ -156,7 +157,7 @@ class _Draw:
             (0.6, CUTS_MAX, self._cut),
             (0.4, 6, self._link_reset),
             (0.4, 4, self._polite_stop),
-            (0.5, 3, self._away),
+            (0.7, 4, self._away),
             (0.6, 12, self._verb),
             (0.25, 2, self._drain),
             (0.15, 2, self._leave),
@@ -203,13 +204,15 @@ class _Draw:
         return plan.CommitsLost(at_s * 0.7, for_s, min(cut_s, 150.0))
 
     def _away(self, at_s: float) -> Fault:
-        """A home that goes away politely, and is hardly back when it is cut off, or its hosts restart."""
-        rng = self._rng
-        cut_after_s = rng.choice([0.0, rng.uniform(0.0, self._lease_s)])
-        crash_after_s = rng.choice([0.0, rng.uniform(0.0, 10.0)])
-        cut_s = min(rng.uniform(1.2, 3.0) * self._lease_s, 150.0)
+        """A home that goes away politely; hardly back it is cut off from those who have its tasks, their agents restart, and
+        its PARKs come: none, some or all of these, in this order."""
+        rng, lease_s = self._rng, self._lease_s
         down_s = rng.uniform(0.05, 5.0)
-        park_late_s = rng.choice([0.0, down_s + rng.uniform(0.0, 1.0) * self._lease_s])
+        cut_s = min(rng.uniform(1.5, 3.0) * lease_s, 150.0)
+        cut_after_s = rng.choice([0.0, rng.uniform(0.5, 0.5 * lease_s)])
+        crash_after_s = rng.choice([0.0, cut_after_s + rng.uniform(0.2, 3.0)])
+        last_s = max(cut_after_s, crash_after_s + HOSTS_UP_S if crash_after_s else 0.0)
+        park_late_s = rng.choice([0.0, down_s + last_s + rng.uniform(0.1, 0.3 * lease_s)])
         return plan.PoliteStop(at_s, plan.HOME, down_s, cut_s, cut_after_s, crash_after_s, park_late_s)
 
     def _cut_at_send(self, at_s: float) -> Fault:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from peerload.agent.disk import ADMIT_BYTES, SLICE_BYTES, Disk, Reserve
 from peerload.model.errors import DiskFull
 
 MIB = 1 << 20
+WITHIN_S = 10.0
 
 
 class Small(Disk):
@@ -62,6 +65,7 @@ def test_low_full_and_room_again_are_told_once_each(tmp_path: Path) -> None:
     small.look()
     for free_mib in (50, 49, 5, 5, 30, 57, 63, 70, 200):
         small.without_reserve = free_mib * MIB
+        small.refill()
         small.look()
     assert small.told == ["low", "full", "low", "ok"]  # 5 % of it are 51.2 MiB; there is room again at 61.4
 
@@ -79,6 +83,34 @@ def test_an_agent_that_starts_gets_room_from_the_reserve(tmp_path: Path) -> None
     small.prepare()
     assert small.reserve.size_bytes == 2 * MIB
     assert small.state == "low"
+
+
+def test_others_have_their_turn_while_the_reserve_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, may_end = threading.Event(), threading.Event()
+    fill = os.posix_fallocate
+
+    def slow(descriptor: int, offset: int, length: int) -> None:
+        began.set()
+        assert threading.current_thread() is not threading.main_thread()
+        assert may_end.wait(WITHIN_S)
+        fill(descriptor, offset, length)
+
+    async def watched() -> None:
+        small = Small(tmp_path, 100)
+        watch = asyncio.create_task(small.watch())
+        async with asyncio.timeout(WITHIN_S):
+            while not began.is_set():  # noqa: ASYNC110 -- it is for the loop to run meanwhile
+                await asyncio.sleep(0)
+            assert small.reserve.size_bytes == 0
+            may_end.set()
+            while small.reserve.size_bytes != 4 * MIB:  # noqa: ASYNC110 -- as above
+                await asyncio.sleep(0)
+        watch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watch
+
+    monkeypatch.setattr(os, "posix_fallocate", slow)
+    asyncio.run(watched())
 
 
 def test_room_is_tried_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

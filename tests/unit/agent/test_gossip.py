@@ -166,6 +166,21 @@ def test_a_host_name_is_looked_up_on_the_side() -> None:
     play(test, uvloop.new_event_loop)
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "a\0b", "ü" * 64])
+@pytest.mark.parametrize("make", LOOPS)
+def test_a_name_that_can_be_nobodys_is_not_found(make: Callable[[], asyncio.AbstractEventLoop], host: str) -> None:
+    async def test() -> None:
+        one = End("n1")
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: pytest.fail(str(context)))
+        async with asyncio.timeout(WITHIN_S):
+            while not one.counters["gossip names not found"]:
+                one.socket.send("n2", f"{host}:7117", b"hello")
+                await asyncio.sleep(0.01)
+        one.socket.close()
+
+    play(test, make)
+
+
 def test_a_taken_port_is_refused() -> None:
     async def test() -> None:
         end = End("n1")

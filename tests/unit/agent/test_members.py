@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import os
 import socket
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.addresses import PEERS_KEPT_MAX, Addresses
+from peerload.agent.addresses import PEERS_KEPT_MAX, PRIVATE, Addresses
 from peerload.agent.members import PORT_TRIES_MAX, Members
 from peerload.core.membership import PeerState
 from peerload.model import actions, events
@@ -139,6 +141,25 @@ def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_pa
         assert made(tmp_path)[0].known == ()
 
     asyncio.run(test())
+
+
+@pytest.mark.parametrize("port", ["99999", "٣", "-1", "", "9" * 5000])
+def test_a_kept_port_that_is_none_is_not_tried(tmp_path: Path, port: str) -> None:
+    kept = Addresses(tmp_path / "addresses")
+    kept.keep_listen(f"127.0.0.1:{port}")
+    assert Addresses(tmp_path / "addresses").port_of("127.0.0.1") == 0
+    kept.keep_listen("127.0.0.1:65535")
+    assert Addresses(tmp_path / "addresses").port_of("127.0.0.1") == 65535
+
+
+def test_kept_addresses_are_the_owners_alone(tmp_path: Path) -> None:
+    (tmp_path / "addresses.part").touch(0o644)
+    before = os.umask(0o022)
+    try:
+        Addresses(tmp_path / "addresses").keep_listen("127.0.0.1:1")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "addresses").stat().st_mode) == PRIVATE
 
 
 def test_kept_addresses_have_a_bound_and_survive_damage(tmp_path: Path) -> None:

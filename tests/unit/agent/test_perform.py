@@ -22,7 +22,9 @@ class Ways:
         self.sent: list[tuple[str, str]] = []
         parts = SimpleNamespace(
             bus=SimpleNamespace(send=self._bus),
-            links=SimpleNamespace(send=lambda dst, _message: self.sent.append(("link", dst))),
+            links=SimpleNamespace(
+                send=lambda dst, _message: self.sent.append(("link", dst)), forget=lambda _node: None
+            ),
             release=SimpleNamespace(outward=lambda do: do()),
             config=SimpleNamespace(node="x"),
             counters=Counter(),
@@ -50,3 +52,10 @@ def test_only_so_many_are_remembered_to_be_on_mqtt_and_those_heard_last() -> Non
     ways.heard("n0")
     ways.heard("late")
     assert [ways.way(node) for node in ("n0", "n1", "n2", "late")] == ["bus", "link", "bus", "bus"]
+
+
+def test_a_peer_that_is_forgotten_is_forgotten_there_too() -> None:
+    ways = Ways()
+    ways.heard("y")
+    ways.performer.perform([actions.ForgetPeer("y")])
+    assert ways.way("y") == "link"

@@ -20,7 +20,7 @@ from peerload.agent.store import Store
 from peerload.model.actions import DropExecution, PutEvent, PutExecution, PutFloor, PutSubmission, PutTask, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
 from tests.support import wait_until
 
 NOW = 4e9  # far enough ahead for every retention
@@ -79,9 +79,9 @@ def test_that_a_task_was_started_is_forgotten_by_age_only_where_that_does_no_har
         opened.keep(PutExecution(guest), PutFloor(uid(5), 2, NOW, FloorKind.REFUSED))
     with Opened(path) as opened:
         assert opened.store.recover().floors == (
-            (uid(3), 2, FloorKind.STARTED_ONCE),  # or a task that may run once only is started again
-            (uid(4), 2, FloorKind.STARTED),  # its attempt is still here
-            (uid(5), 2, FloorKind.REFUSED),
+            (uid(3), 2, FloorKind.STARTED_ONCE, ""),  # or a task that may run once only is started again
+            (uid(4), 2, FloorKind.STARTED, ""),  # its attempt is still here
+            (uid(5), 2, FloorKind.REFUSED, ""),
         )
 
 
@@ -95,7 +95,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         opened.keep(submission(2, (4, 5)), put(2, member=4), put(2, member=5))
         opened.keep(put(1, TaskState.LEASED, attempt=1, node="ws2", nonce=1 << 62, machine_boot="b", lease_s=60.0))
         opened.keep(put(2, TaskState.DONE, 4, attempt=1, ended_at=NOW, started_at=NOW - 1, exit=exit_))
-        opened.keep(PutExecution(guest), PutFloor(uid(9), 2, NOW), PutFloor(uid(9), 1, NOW))
+        opened.keep(PutExecution(guest), PutFloor(uid(9), 2, NOW, home="ws2"), PutFloor(uid(9), 1, NOW))
         opened.keep(PutExecution(ExecutionRecord("ws2/6", uid(8), 1, "ws2", ExecutionState.START, SPEC, 1.5, 60.0)))
         opened.keep(DropExecution(uid(8), 1))
     with Opened(path) as opened:
@@ -107,7 +107,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         )
         assert {row.spec for row in kept.tasks} == {SPEC}
         assert kept.executions == (guest,)
-        assert kept.floors == ((uid(9), 2, FloorKind.STARTED),), "a floor never sinks"
+        assert kept.floors == ((uid(9), 2, FloorKind.STARTED, "ws2"),), "a floor never sinks"
         assert kept.tokens == (("token-1", b"d" * 32, "ws1/1", 0), ("token-2", b"d" * 32, "ws1/2", 2))
         assert (kept.counter, opened.store.last_counter()) == (2, 2)
         assert opened.store.records(2, 4)[0].exit == exit_
@@ -226,11 +226,20 @@ def test_a_database_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
             "INSERT INTO history SELECT counter, member, at, state, reason, attempt, node FROM events ORDER BY number;"
             "DROP TABLE events; DROP INDEX unfinished;"
             "CREATE INDEX unfinished ON tasks (counter, member) WHERE ended_at = 0;"
-            "ALTER TABLE tasks DROP COLUMN more; ALTER TABLE floors DROP COLUMN kind; PRAGMA user_version = 1;"
+            "ALTER TABLE tasks DROP COLUMN more; ALTER TABLE floors DROP COLUMN kind;"
+            "ALTER TABLE floors DROP COLUMN home; PRAGMA user_version = 1;"
         )
     old.close()
     with Opened(path) as opened:
         assert (steps(opened.store, "ws1/1"), opened.store.recover()) == before
+
+
+def test_who_was_granted_an_attempt_is_durable(tmp_path: Path) -> None:
+    grants = (Grant(1, "ws2"), Grant(3, "ws3"))
+    with Opened(tmp_path / "peerload.db") as opened:
+        opened.keep(submission(1), put(1, TaskState.LEASED, attempt=3, node="ws3", grants=grants))
+    with Opened(tmp_path / "peerload.db") as opened:
+        assert opened.store.recover().tasks[0].record.grants == grants
 
 
 def test_the_last_ends_are_there_to_learn_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,8 +363,11 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     connection.execute("UPDATE submissions SET spec = x'c1'")
     connection.commit()
     connection.close()
-    with Opened(path) as opened, pytest.raises(StoreError, match="submission 1 "):
-        opened.store.recover()
+    with Opened(path) as opened:
+        kept = opened.store.recover()
+        assert [(damage.task, "submission 1 " in damage.why) for damage in kept.damaged] == [("ws1/1", True)]
+        with pytest.raises(StoreError, match="ws1/1 is damaged"):
+            opened.store.task_rows(1, None)
 
 
 def test_a_failed_write_is_final(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ import pytest
 
 from peerload.agent.disk import Reserve
 from peerload.agent.store import Store
-from peerload.model.actions import PutFloor, PutSubmission, Row
+from peerload.agent.store_recover import FLOOR_MAX
+from peerload.model.actions import PutExecution, PutFloor, PutSubmission, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
+from peerload.model.task import ExecutionRecord, ExecutionState, FloorKind
 from tests.support import wait_until
-from tests.unit.agent.test_store import NOW, SPEC, Opened, put, submission
+from tests.unit.agent.test_store import NOW, SPEC, Opened, put, submission, uid
 
 ROOT = str(Path(__file__).resolve().parents[3])
 
@@ -205,8 +207,95 @@ def test_a_missing_submission_and_a_missing_environment_are_named(tmp_path: Path
         connection.execute(f"DELETE FROM {table}")
         connection.commit()
         connection.close()
-        with Opened(path) as opened, pytest.raises(StoreError, match=message):
-            opened.store.recover()
+        with Opened(path) as opened:
+            kept = opened.store.recover()
+            assert not kept.tasks
+            assert [damage.task for damage in kept.damaged] == ["ws1/4"]
+            assert message in kept.damaged[0].why
+            assert kept.counter == 4, "its id is not given again"
+
+
+def test_a_damaged_task_is_named_and_left_alone_and_all_others_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with Opened(path) as opened:
+        opened.keep(*[row for counter in range(1, 10) for row in (submission(counter), put(counter))])
+    _change(
+        path,
+        "UPDATE tasks SET state = 'zombie' WHERE counter = 1",
+        "UPDATE tasks SET uid = x'00' WHERE counter = 2",
+        "UPDATE tasks SET uid = 'text' WHERE counter = 3",
+        "UPDATE tasks SET more = x'c1' WHERE counter = 4",
+        "UPDATE tasks SET uid = (SELECT uid FROM tasks WHERE counter = 6) WHERE counter = 5",
+        "UPDATE tasks SET ended_at = 'never' WHERE counter = 7",
+        "DELETE FROM submissions WHERE counter = 9",
+    )
+    damaged = ["ws1/1", "ws1/2", "ws1/3", "ws1/4", "ws1/5", "ws1/6", "ws1/7", "ws1/9"]
+    with Opened(path) as opened:
+        kept = opened.store.recover()
+        assert [row.record.task for row in kept.tasks] == ["ws1/8"]
+        assert sorted(damage.task for damage in kept.damaged) == damaged
+        assert all(damage.why for damage in kept.damaged)
+        assert kept.counter == 9
+        assert {token[2] for token in kept.tokens} == {f"ws1/{number}" for number in range(1, 9)}
+        listing = opened.store.list_tasks(0.0, 100)
+        assert sorted(damage.task for damage in listing.damaged) == damaged
+        assert [record.task for record, _ in listing.rows] == ["ws1/8"]
+        for number in (1, 5):
+            with pytest.raises(StoreError, match="is damaged") as caught:
+                opened.store.records(number, None)
+            assert caught.value.hint
+
+
+def test_a_promise_that_cannot_be_read_counts_as_the_greatest(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    guest = ExecutionRecord("ws2/5", uid(4), 2, "ws2", ExecutionState.START, SPEC, 1.5, 60.0)
+    with Opened(path) as opened:
+        opened.keep(*(PutFloor(uid(number), 2, NOW + number, FloorKind.STARTED) for number in range(1, 5)))
+        opened.keep(PutExecution(guest), PutExecution(msgspec.structs.replace(guest, uid=uid(5))))
+    _change(
+        path,
+        f"UPDATE floors SET floor = 'x' WHERE uid = x'{uid(1).hex()}'",
+        f"UPDATE floors SET kind = 'x' WHERE uid = x'{uid(2).hex()}'",
+        f"UPDATE floors SET uid = 'x' WHERE uid = x'{uid(3).hex()}'",
+        f"UPDATE executions SET record = x'c1' WHERE uid = x'{uid(4).hex()}'",
+        f"UPDATE executions SET attempt = 'x' WHERE uid = x'{uid(5).hex()}'",
+        "INSERT INTO meta VALUES ('drained', x'00')",
+    )
+    with Opened(path) as opened:
+        kept = opened.store.recover()
+    assert not kept.executions
+    assert {one: (floor, kind) for one, floor, kind, _ in kept.floors} == {
+        uid(1): (FLOOR_MAX, FloorKind.STARTED_ONCE),
+        uid(2): (2, FloorKind.STARTED_ONCE),
+        uid(4): (2, FloorKind.STARTED_ONCE),
+        uid(5): (FLOOR_MAX, FloorKind.STARTED_ONCE),
+    }
+    assert kept.drained
+    assert len(kept.unreadable) == 5
+
+
+def test_what_is_to_be_set_aside_is_all_of_the_database(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    for name in ("db", "db-wal", "db-shm"):
+        (tmp_path / name).write_bytes(b"no database" * 1000)
+    with pytest.raises(StoreError, match="cannot be used") as caught:
+        Store(path, "ws1").open()
+    command = caught.value.hint.partition("afresh:  ")[2]
+    there = [name for name in ("db", "db-wal", "db-shm") if (tmp_path / name).exists()]
+    assert "db" in there
+    assert all(f"{tmp_path / name} " in command for name in there)
+    subprocess.run(["sh", "-c", command], check=True)
+    assert not any((tmp_path / name).exists() for name in there)
+    with Opened(path) as opened:
+        assert opened.store.is_new
+
+
+def _change(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
 
 
 INCARNATION = """
@@ -215,6 +304,7 @@ from pathlib import Path
 sys.path[:0] = [{root!r}]
 from peerload.agent.disk import Reserve
 from peerload.agent.store import Store
+from peerload.agent.store_recover import FLOOR_MAX
 store = Store(Path({path!r}), "ws1")
 store.open()
 print(store.next_incarnation(), flush=True)

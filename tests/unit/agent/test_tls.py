@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent import certificates
+from peerload.agent import certificates, cluster
 from peerload.agent.tls import PROTOCOL, Credentials, tls_says
 from peerload.model.errors import ConfigError
 from tests.support import cluster_of
 
 
-def made(directory: Path, node: str = "ws1", cluster: str = "default") -> Credentials:
-    return Credentials(cluster_of(cluster), node, directory / "tls")
+def made(directory: Path, node: str = "ws1", name: str = "default") -> Credentials:
+    return Credentials(cluster_of(name), node, directory / "tls")
 
 
 def test_a_certificate_names_its_node_and_lasts_ninety_days(tmp_path: Path) -> None:
@@ -103,3 +103,35 @@ def test_what_went_wrong_is_said_in_words() -> None:
     assert tls_says(TimeoutError()) == "the handshake took too long"
     assert tls_says(ConnectionResetError()) == "it went away during the handshake"
     assert tls_says(ssl.SSLError(1, "x")) == "the TLS handshake failed"
+
+
+def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """One handshake without a network. Raises SSLError."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True)]
+    for _ in range(5):
+        for end in list(ends):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            ends.remove(end)
+    assert not ends
+
+
+@pytest.mark.parametrize("years", [-30, 20])
+def test_a_local_cluster_looks_at_no_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int) -> None:
+    then = datetime.now(UTC) + timedelta(days=365 * years)
+    monkeypatch.setattr(cluster, "_now", lambda: then)
+    directory = cluster.make(tmp_path / "local", "lab").directory
+    monkeypatch.undo()
+    local = cluster.read(directory, is_local=True)
+    now, before = Credentials(local, "ws1", tmp_path / "1"), Credentials(local, "ws2", tmp_path / "2")
+    before.renew_if_due(then + timedelta(days=1000))
+    shake_hands(now.client, before.server)
+    shake_hands(before.client, now.server)
+    with pytest.raises(ConfigError, match="not valid now"):
+        cluster.read(directory)
+    dated = Credentials(local._replace(is_local=False), "ws3", tmp_path / "3")
+    with pytest.raises(ssl.SSLError, match="certificate"):
+        shake_hands(dated.client, now.server)

@@ -202,6 +202,18 @@ def test_nodes_top(agent: FakeAgent) -> None:
     assert {"v", "cluster", "nodes", "tasks"} == set(json.loads(peerload("top", "--json", agent=agent).stdout))
 
 
+def test_nodes_tells_why_a_node_is_drained(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[NODE | {"drained": True, "drain_reason": "a new disk"}])
+    assert "alive, drained: a new disk" in peerload("nodes", agent=agent).stdout.decode()
+
+
+def test_cancel_tells_an_array_in_a_line(agent: FakeAgent) -> None:
+    agent.answer("cancel", cancelled=["a.b/7.1", "a.b/7.2", "a.b/8", "a.b/9.3"], already_ended=["a.b/7.3"])
+    assert peerload("cancel", "7", "8", "9.3", agent=agent).stdout.decode() == (
+        "a.b/7  2 tasks  cancelled\na.b/8  cancelled\na.b/9.3  cancelled\na.b/7.3  had already ended\n"
+    )
+
+
 def test_nodes_tells_the_incarnation(agent: FakeAgent) -> None:
     agent.answer("nodes", nodes=[NODE | {"incarnation": 41}])
     heading, row = peerload("nodes", agent=agent).stdout.decode().splitlines()

@@ -1,0 +1,160 @@
+"""What an agent takes up from its database when it starts.
+
+A row that cannot be read stops nobody: it stays as it is, is named, and all others are served. Its id is never given
+again; what cannot be read of a promise (a floor, an attempt of another home) counts as what promises most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from peerload.agent import store_schema as schema
+from peerload.agent.store_read import KEPT_S, Damage, StoreReader, decoded_execution
+from peerload.model.errors import StoreError
+from peerload.model.events import PastRun, TaskRow
+from peerload.model.task import ExecutionRecord, FloorKind, TaskRecord
+
+UID_BYTES = 16
+FLOOR_MAX = 1 << 62
+"""The floor of a task whose own cannot be read: no attempt of it is ever started here (again)."""
+COUNTER_MAX = 10**15
+"""A greater number of a submission is none that was ever given."""
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """What was durable when the agent started; the fields are those of `AgentStarted`. damaged: tasks of this home that
+    cannot be read; unreadable: other rows, each in a sentence."""
+
+    tasks: tuple[TaskRow, ...]
+    executions: tuple[ExecutionRecord, ...]
+    floors: tuple[tuple[bytes, int, FloorKind, str], ...]
+    tokens: tuple[tuple[str, bytes, str, int], ...]
+    counter: int
+    past: tuple[PastRun, ...] = ()
+    drained: str | None = None
+    damaged: tuple[Damage, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+
+class StoreRecovery(StoreReader):
+    """What is read once, when the agent starts."""
+
+    def recover(self) -> Recovered:
+        """Everything unfinished. Raises StoreError only where the database as a whole cannot be read."""
+        tasks = self._unfinished()
+        unreadable: list[str] = []
+        executions, floors = self._promises(unreadable)
+        tokens = [
+            (token, digest, f"{self._node}/{counter}", members)
+            for token, digest, counter, members in self._sound(
+                (str, bytes, int, int),
+                "the token of a submission",
+                "SELECT token, digest, counter, members FROM submissions WHERE submitted_at > ? ORDER BY counter",
+                (time.time() - KEPT_S,),
+                unreadable,
+            )
+        ]
+        drained = self._execute("SELECT value FROM meta WHERE key = 'drained'")
+        reason = drained[0][0] if drained else None
+        if drained and not isinstance(reason, str):
+            reason = "why it was drained cannot be read"
+            unreadable.append(f"whether this node is drained cannot be read: {drained[0]!r}; it is"[:200])
+        return Recovered(
+            tuple(tasks),
+            tuple(executions),
+            tuple((uid, *floor) for uid, floor in floors.items()),
+            tuple(tokens),
+            self._counter(),
+            self.past_runs(),
+            reason,
+            tuple(self._damaged.values()),
+            tuple(unreadable),
+        )
+
+    def _unfinished(self) -> list[TaskRow]:
+        """Those that can be read; the others are remembered as damaged for as long as this agent runs. A number where
+        the end should be that is none comes after all numbers, so that the index finds it."""
+        found = self._found("t.ended_at = 0 ORDER BY t.counter, t.member", ())
+        found += self._found("t.ended_at > 0 AND t.ended_at >= ''", ())
+        self._damaged = {}
+        rows, damaged = self._readable(found)
+        twice = {uid for uid, count in Counter(row[2] for row in found).items() if count > 1}
+        damages = [*damaged, *filter(None, (_why_unsound(record, twice) for record, _ in rows))]
+        self._damaged = {damage.task: damage for damage in damages}
+        return [
+            TaskRow(record, spec)
+            for record, spec in rows
+            if record.task not in self._damaged and not record.state.is_final
+        ]
+
+    def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FloorKind, str]]]:
+        """Attempts of other homes, and floors; for what cannot be read of either the highest floor its row allows."""
+        floors: dict[bytes, tuple[int, FloorKind, str]] = {}
+        for uid, floor, kind, home in self._execute("SELECT uid, floor, kind, home FROM floors ORDER BY at, uid"):
+            if not isinstance(uid, bytes):
+                unreadable.append(
+                    f"a floor cannot be read, and not for which task it is: {(uid, floor, kind, home)!r}"[:200]
+                )
+            elif not isinstance(floor, int) or floor < 1:
+                unreadable.append(f"the floor of {uid.hex()} cannot be read; it is never started here again")
+                floors[uid] = FLOOR_MAX, FloorKind.STARTED_ONCE, ""
+            else:
+                floors[uid] = floor, _floor_kind(kind), home if isinstance(home, str) else ""
+        executions = []
+        for uid, attempt, raw in self._execute("SELECT uid, attempt, record FROM executions ORDER BY uid, attempt"):
+            what = f"execution {uid.hex() if isinstance(uid, bytes) else repr(uid)[:80]}-{attempt!r:.40}"
+            try:
+                record: ExecutionRecord = decoded_execution(raw, what)
+                if (record.uid, record.attempt) == (uid, attempt):
+                    executions.append(record)
+                    continue
+                why, others = f"{what} says that it is {record.uid.hex()}-{record.attempt}", [record.uid]
+            except StoreError as error:
+                why, others = str(error), []
+            unreadable.append(why)
+            for one in {uid, *others}:
+                if isinstance(one, bytes):
+                    highest = attempt if isinstance(attempt, int) and attempt > 0 and not others else FLOOR_MAX
+                    floor, _, home = floors.get(one, (0, FloorKind.STARTED, ""))
+                    floors[one] = max(floor, highest), FloorKind.STARTED_ONCE, home
+        return executions, floors
+
+    def _counter(self) -> int:
+        """The highest number of a submission that is known of, in whatever is left of it."""
+        kept = self._execute("SELECT value FROM meta WHERE key = 'counter'")
+        numbers = [kept[0][0]] if kept else []
+        for table in ("submissions", "tasks", "events"):
+            numbers += [row[0] for row in self._execute(schema.HIGHEST.format(table=table), (COUNTER_MAX,))]
+        return max((number for number in numbers if isinstance(number, int)), default=0)
+
+    def _sound(
+        self, types: tuple[type, ...], what: str, sql: str, values: tuple[object, ...], unreadable: list[str]
+    ) -> list[Any]:
+        """Rows whose columns hold these; the others are named."""
+        rows = []
+        for row in self._execute(sql, values):
+            if tuple(map(type, row)) == types:
+                rows.append(row)
+            else:
+                unreadable.append(f"{what} cannot be read: {row!r}"[:200])
+        return rows
+
+
+def _why_unsound(record: TaskRecord, twice: set[object]) -> Damage | None:
+    """What is wrong with a row that can be read."""
+    if len(record.uid) != UID_BYTES:
+        return Damage(record.task, f"its uid has {len(record.uid)} bytes instead of {UID_BYTES}")
+    if record.uid in twice:
+        return Damage(record.task, f"its uid {record.uid.hex()} is that of another task, too")
+    if record.attempt < 0:
+        return Damage(record.task, f"its attempt is {record.attempt}")
+    return None
+
+
+def _floor_kind(kind: object) -> FloorKind:
+    """What cannot be read counts as what promises most."""
+    return next((one for one in FloorKind if one == kind), FloorKind.STARTED_ONCE)

@@ -1,0 +1,39 @@
+"""An agent that is stopped (SIGSTOP): nobody who asks it something waits for ever, and who followed goes on with it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from tests.integration.cluster import Cluster, ended
+from tests.support import wait_until
+
+
+def test_a_stopped_agent_is_named_and_who_follows_waits_on() -> None:
+    with Cluster() as cluster, contextlib.ExitStack() as stack:
+        agent = cluster.agent("n1")
+        task = agent.submit("sleep", "1")
+        other = agent.submit("sh", "-c", "echo started; sleep 1; echo ended")
+        wait_until(lambda: agent.output(other)[0])
+        following = stack.enter_context(ended(agent.spawn_cli("logs", "-f", other)))
+        assert following.stdout is not None
+        assert following.stdout.read(8) == b"started\n"
+        agent.pause()
+        try:
+            began_s = time.monotonic()
+            up = ("up", "--state", str(agent.state))
+            asked = [
+                stack.enter_context(ended(agent.spawn_cli(*words)))
+                for words in (("ls",), ("submit", "true"), ("wait", task), up)
+            ]
+            for process in asked:
+                _out, told = process.communicate(timeout=30)
+                assert process.returncode == 125
+                assert f"the agent (pid {agent.pid}) does not answer: nothing from it for 10 s" in told.decode()
+                assert f"kill -CONT {agent.pid}" in told.decode()
+            assert time.monotonic() - began_s >= 9.0
+            assert following.poll() is None
+        finally:
+            agent.resume()
+        assert following.communicate(timeout=30) == (b"ended\n", b"")
+        assert following.returncode == 0

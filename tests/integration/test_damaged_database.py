@@ -1,0 +1,60 @@
+"""A database that is not what it was: the agent starts, says so, serves what it can, and gives no id twice."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+
+from tests.integration.cluster import Agent, Cluster
+
+
+def _held(agent: Agent, number: int) -> str:
+    reply = agent.call("submit", token=f"token-of-{number}", spec=agent.cluster.spec("echo", f"{number}"), held=True)
+    return str(reply["id"])
+
+
+def test_a_damaged_task_keeps_nobody_from_starting() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent("n1", slots=1)
+        held = [_held(agent, number) for number in range(3)]
+        agent.kill()
+        with contextlib.closing(sqlite3.connect(agent.state / "peerload.db", timeout=10.0)) as connection:
+            connection.execute("UPDATE tasks SET state = 'zombie' WHERE counter = 3")
+            connection.commit()
+        agent.start()
+        assert "n1/3 is damaged" in agent.log_end()
+        listed = agent.cli("ls")
+        assert b"n1/3 is damaged" in listed.stderr
+        assert b"zombie" in listed.stderr
+        shown = agent.cli("show", held[2])
+        assert shown.returncode
+        assert b"zombie" in shown.stderr
+        assert b"submit it again" in shown.stderr
+        assert b"n1/3" in agent.cli("events", "--what", "store").stdout
+        assert agent.cli("release", held[0], held[1]).returncode == 0
+        assert agent.wait(held[0], held[1])[held[1]]["state"] == "done"
+        assert agent.submit("true") == "n1/4"
+        assert any("n1/3" in notice for notice in agent.call("info")["notices"])
+        assert agent.database("SELECT state FROM tasks WHERE counter = 3") == [("zombie",)]
+
+
+def test_a_database_that_was_lost_is_told_and_no_id_comes_again() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent("n1", slots=1)
+        assert agent.call("info")["notices"] == []
+        agent.wait(agent.submit("echo", "1"))
+        agent.kill()
+        for suffix in ("", "-wal", "-shm"):
+            (agent.state / f"peerload.db{suffix}").unlink(missing_ok=True)
+        agent.start()
+        (notice,) = agent.call("info")["notices"]
+        assert "is new, though an agent was here before" in notice
+        assert notice in agent.log_end()
+        counter = int(agent.submit("true").partition("/")[2])
+        assert counter > 1_000_000
+        assert b"lost" in agent.cli("events", "--what", "store").stdout
+        assert agent.submit("true") == f"n1/{counter + 1}"
+        agent.kill()
+        agent.start()
+        assert agent.call("info")["notices"] == []
+        assert agent.submit("true") == f"n1/{counter + 2}"
