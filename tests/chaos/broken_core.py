@@ -273,8 +273,8 @@ def any_result(patch: pytest.MonkeyPatch) -> None:
     finished: dict[tuple[str, bytes], TaskRecord] = {}
     finish, result_received = Home.finish, Handoff.result_received
 
-    def finish_and_keep(self: Home, task: HomeTask, exit_: Any) -> None:
-        finish(self, task, exit_)
+    def finish_and_keep(self: Home, task: HomeTask, exit_: Any, **given: Any) -> None:
+        finish(self, task, exit_, **given)
         finished[self._state.node, task.uid] = task.record
 
     def overwrite(self: Handoff, src: str, message: messages.Result) -> None:
