@@ -85,6 +85,7 @@ FAULTS = (
     "Drain",
     "Forget",
     "FsyncError",
+    "LateThenCut",
     "LauncherCrash",
     "LauncherPause",
     "Leave",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.policy.preset import PolicySet
     from peerload.sim.chaos.network import Codec
-    from peerload.sim.chaos.plan import CommitsLost, CrashAtCommit, Plan
+    from peerload.sim.chaos.plan import CommitsLost, CrashAtCommit, LateThenCut, Plan
     from peerload.sim.trace import Trace
 
 LOOK_S = 1.0
@@ -88,6 +88,8 @@ class Cluster:
         """What waits for a commit of any node."""
         self.commits_lost: list[CommitsLost] = []
         """What waits for a COMMIT."""
+        self.late_then_cut: list[LateThenCut] = []
+        """What waits for a message, one after the other."""
         self.checker = Invariants(self)
         self.machines = {facts.name: Machine(self, facts) for facts in plan.machines}
         self.network = Network(self, codec if plan.codec else None, checks_boots=checks_boots)
@@ -151,6 +153,14 @@ class Cluster:
         """The addresses that a node's user gave it: those of two others, so that one of them may be gone."""
         others = [name for name in self.machines if name != node]
         return tuple(f"{name}:1" for name in others[:2])
+
+    def left_s(self, uid: str) -> float:
+        """How long the task will still run where it runs, 0 if it does not."""
+        for machine in self.machines.values():
+            for process in machine.launcher.running.values():
+                if process.uid == uid and process.since_s is not None:
+                    return process.left_s - (self.now_s - process.since_s)
+        return 0.0
 
     def traced(self, node: str, thing: object) -> None:
         """A line of the trace, if there is one."""

@@ -24,6 +24,7 @@ DRIFT_MAX = 0.05
 CUTS_MAX = 10
 SERVICE_S_MEAN = 11.0
 JOBS_MAX = 160
+RESERVATION_S = 9.5
 HOSTS_UP_S = 0.1
 QUIET_S = 4.0
 """No fault comes before this: agents meet first."""
@@ -78,7 +79,7 @@ class _Draw:
         """The lease of this run; → the drift of its clocks and the grace that allows for it (R2)."""
         rng = self._rng
         drift = rng.choice([0.0, 0.001, 0.02, DRIFT_MAX])
-        if self._chance(0.5):
+        if self._chance(0.6):
             self._lease_s = rng.choice(SHORT_LEASES_S)
         needed_s = self._lease_s * ((1 + drift) / (1 - drift) - 1) + SLACK_S
         return drift, max(needed_s, GRACE_S if self._lease_s == LEASE_S else 0.0)
@@ -113,7 +114,7 @@ class _Draw:
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
         shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
-        long_s = (self._lease_s, min(4.0 * self._lease_s, 120.0))
+        long_s = (self._lease_s, max(min(5.0 * self._lease_s, 130.0), 40.0))
         jobs = []
         for _ in range(count):
             service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), long_s], [50, 30, 20])[0])
@@ -176,6 +177,8 @@ class _Draw:
             faults += [self._crash_at_send(self._time()) for _ in range(rng.randint(1, 4))]
         if self._chance(0.5):
             faults += [self._commits_lost(self._time()) for _ in range(rng.randint(1, 3))]
+        if self._chance(0.7):
+            faults += [self._late_then_cut(self._time()) for _ in range(rng.randint(1, 4))]
         if self._chance(0.6):
             faults += [self._cut_at_send(self._time()) for _ in range(rng.randint(1, 5))]
         return faults
@@ -202,6 +205,13 @@ class _Draw:
     def _commits_lost(self, at_s: float) -> Fault:
         for_s, cut_s = self._rng.uniform(2.0, 9.0), self._rng.uniform(1.0, 3.0) * self._lease_s
         return plan.CommitsLost(at_s * 0.7, for_s, min(cut_s, 150.0))
+
+    def _late_then_cut(self, at_s: float) -> Fault:
+        """A COMMIT may be late by what a reservation lasts, an answer to a renewal by the whole lease."""
+        message = self._rng.choice(["Commit", "RenewOk"])
+        late_s = self._rng.uniform(0.3, 1.0) * (RESERVATION_S if message == "Commit" else self._lease_s)
+        cut_s = min(self._rng.uniform(1.5, 3.0) * self._lease_s, 150.0)
+        return plan.LateThenCut(at_s * 0.8, message, late_s, cut_s)
 
     def _away(self, at_s: float) -> Fault:
         """A home that goes away politely; hardly back it is cut off from those who have its tasks, their agents restart, and

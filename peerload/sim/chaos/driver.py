@@ -56,6 +56,7 @@ class Driver:
             plan.CommitsLost: self._commits_lost,
             plan.CrashAtCommit: self._crash_at_commit,
             plan.Cut: self._cut,
+            plan.LateThenCut: self._late_then_cut,
             plan.LinkReset: self._link_reset,
             plan.Verb: self._verb,
         }
@@ -291,6 +292,16 @@ class Driver:
         cut = plan.CutAtSend(self._cluster.now_s, dst, "Renew", armed.cut_s)
         self._cluster.machines[dst].cut_at_send = cut
 
+    def _late_then_cut(self, fault: plan.LateThenCut) -> bool:
+        self._cluster.late_then_cut.append(fault)
+        return False
+
+    def late_then_cut(self, machine: Machine, dst: str, armed: plan.LateThenCut) -> None:
+        """It is about to say the message."""
+        self._cluster.gauges.count("fault LateThenCut")
+        self._cluster.network.next_late_s = armed.late_s
+        self._cluster.at(self._cluster.now_s, self.cut_off, machine, armed.cut_s, [dst])
+
     def _cut_at_send(self, machine: Machine, fault: plan.CutAtSend) -> bool:
         machine.cut_at_send = fault
         return False
@@ -364,6 +375,7 @@ class Driver:
         cluster.traced("-", "healed")
         cluster.armed.clear()
         cluster.commits_lost.clear()
+        cluster.late_then_cut.clear()
         cluster.network.heal()
         for machine in cluster.machines.values():
             if machine.is_gone:

@@ -16,7 +16,7 @@ from peerload.core.node import Node
 from peerload.core.work import HomePhase
 from peerload.model import actions, events
 from peerload.model.errors import InvariantBroken
-from peerload.model.messages import Identity, NotStarted, Return
+from peerload.model.messages import Commit, Identity, NotStarted, RenewOk, Return
 from peerload.model.resources import Profile
 from peerload.model.task import execution_key
 from peerload.sim.chaos.clock import Clock
@@ -36,6 +36,10 @@ BACKLOG_MAX = 100_000
 """Events that may wait for an agent that does not run; more means that something is never bounded (promise 11)."""
 TIMER_LATE_S = 1e-6
 """A timer is never early, whatever the rounding of the clock."""
+GRANTS = ("Commit", "RenewOk")
+LONG_LEASES, AWAY_LEASES, LONGER_S = 1.3, 2.0, 8.0
+"""A task that runs for so many leases (where its home goes away first, the second), and so much more, outlives its own,
+and the search for another node."""
 WAKE_FIRST = 0.5
 """How often an agent notices that its machine has slept before it looks at what has come meanwhile."""
 BOOT_BASE_S_MAX = 60.0
@@ -274,12 +278,33 @@ class Machine:
                 self._perform_inward(action)
         self.release.end_turn()
 
+    def _about_to_grant(self, message: Commit | RenewOk, dst: str) -> None:
+        """Whether that is what is to be lost or late, if it is about a task that outlives its lease."""
+        cluster = self.cluster
+        uids = [message.uid] if isinstance(message, Commit) else [granted.uid for granted in message.extensions]
+        if not any(self._is_long(uid, LONG_LEASES) for uid in uids):
+            return
+        cut = self.cut_at_send
+        if cut is not None and cut.only_there and cut.message == type(message).__name__:
+            self.cut_at_send = None
+            cluster.driver.cut_off(self, cut.for_s, [dst])
+        if isinstance(message, Commit) and cluster.commits_lost:
+            cluster.driver.lose_commits(self, dst, cluster.commits_lost.pop(0))
+        elif cluster.late_then_cut and cluster.late_then_cut[0].message == type(message).__name__:
+            cluster.driver.late_then_cut(self, dst, cluster.late_then_cut.pop(0))
+
+    def _is_long(self, uid: bytes, leases: float) -> bool:
+        """Whether this task of this home will run for longer than so many leases last, and then some."""
+        task = self.node.home.tasks.get(uid) if self.node is not None else None
+        if task is None:
+            return False
+        left_s = self.cluster.left_s(uid.hex()) if task.running_at else float(task.spec.argv[1])
+        return left_s > leases * self.cluster.plan.lease_s + LONGER_S
+
     def _about_to_say(self, message: str, dst: str) -> None:
-        """Whether that is the message at which the node is to be cut off, or which is to be lost; then it is."""
-        if message == "Commit" and self.cluster.commits_lost:
-            self.cluster.driver.lose_commits(self, dst, self.cluster.commits_lost.pop(0))
+        """Whether that is the message at which the node is to be cut off; then it is."""
         armed = self.cut_at_send
-        if armed is not None and armed.message == message:
+        if armed is not None and armed.message == message and not (armed.only_there and message in GRANTS):
             self.cut_at_send = None
             self.cluster.driver.cut_off(self, armed.for_s, [dst] if armed.only_there else None)
 
@@ -320,6 +345,8 @@ class Machine:
                 if isinstance(action.message, NotStarted | Return):
                     cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
                 said = type(action.message).__name__
+                if isinstance(action.message, Commit | RenewOk):
+                    self._about_to_grant(action.message, action.dst)
                 self._about_to_say(said, action.dst)
                 cluster.network.send(self, action.dst, action.message)
                 self._has_said(said)
@@ -407,8 +434,11 @@ class Machine:
         return any(process.task.partition("/")[0] != self.name for process in self.launcher.running.values())
 
     def has_tasks_away(self) -> bool:
-        """Whether a task of this home is at another node."""
-        return self.node is not None and any(task.phase is HomePhase.AWAY for task in self.node.home.tasks.values())
+        """Whether a task of this home that outlives its lease runs at another node."""
+        return self.node is not None and any(
+            task.phase is HomePhase.AWAY and task.running_at and self._is_long(task.uid, AWAY_LEASES)
+            for task in self.node.home.tasks.values()
+        )
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 

@@ -80,6 +80,8 @@ class Network:
         self._commits_lost: dict[tuple[str, str], float] = {}
         self.park_late_s: dict[str, float] = {}
         """By how much more the PARKs of a home are late."""
+        self.next_late_s = 0.0
+        """The next message over a link comes so late, but it comes."""
         self._hellos: dict[tuple[str, str], events.PeerMet] = {}
         self._cuts: Counter[tuple[str, str]] = Counter()
         self.broker = Broker(cluster, self._rng) if cluster.plan.has_broker else None
@@ -297,6 +299,8 @@ class Network:
             self._cluster.gauges.count("row Commit lost")
             return
         delays_s = self.delays(src.name, dst)
+        if self.next_late_s:
+            delays_s, self.next_late_s = [self.next_late_s], 0.0
         if isinstance(message, Park):
             delays_s = [delay_s + self.park_late_s.get(src.name, 0.0) for delay_s in delays_s]
         if isinstance(message, RARE) and self._is_evil() and self._evils.late and self._rng.random() < RARE_LATE:

@@ -25,7 +25,7 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 HOST = "*"
 """As a fault's node: one that runs a task of another home then, as soon as there is one."""
 HOME = "+"
-"""As a fault's node: one whose task is at another node then, as soon as there is one."""
+"""As a fault's node: one whose task, a long one, runs at another node then, as soon as there is one."""
 
 
 class AgentCrash(Fault, frozen=True):
@@ -66,10 +66,19 @@ class CrashAtSend(Fault, frozen=True):
 
 
 class CommitsLost(Fault, frozen=True):
-    """From ``at_s`` on: the next COMMIT of any home is lost, and all it says again for ``for_s``; and the node that takes it
+    """From ``at_s`` on: the next COMMIT of any home for a long task is lost, and all it says again for ``for_s``; and the node that takes it
     in the end is cut off for ``cut_s`` before it can say so."""
 
     for_s: float
+    cut_s: float
+
+
+class LateThenCut(Fault, frozen=True):
+    """From ``at_s`` on: the next message of this kind that anybody says about a long task comes ``late_s`` later, and once it is on its way
+    nothing else passes between the two for ``cut_s``."""
+
+    message: str
+    late_s: float
     cut_s: float
 
 
@@ -295,6 +304,7 @@ class Plan(msgspec.Struct, frozen=True):
         | BothCrash
         | CutAtSend
         | CommitsLost
+        | LateThenCut
         | MachineCrash
         | DiskLost
         | MachineGone
