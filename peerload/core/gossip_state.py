@@ -43,7 +43,7 @@ class GossipState:
 
     def __init__(self, state: CoreState) -> None:
         self.core = state
-        self.rng = type(state.rng)(state.rng.getrandbits(64))
+        self.rng = type(state.rng)(f"{state.identity.boot} gossip")
         self.preset: GossipPreset = state.config.gossip
         self.members: dict[str, Member] = {}
         self.news = Rumours(self.preset.retransmit_mult, self.preset.loads_max)

@@ -101,7 +101,7 @@ class Counts(Struct, frozen=True):
     def locate(self, view: Any, task: Any, replies: Any, rng: Any) -> Any:
         if replies or not view.peers:
             return Keep("once")
-        return Transfer(view.peers[next(COUNTER) % 3 % len(view.peers)])
+        return Transfer(view.peers[next(COUNTER).bit_count() % len(view.peers)])  # no period
 
 
 class OrderOfASet(Struct, frozen=True):
