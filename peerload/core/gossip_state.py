@@ -39,7 +39,8 @@ class Member:
 
 
 class GossipState:
-    """members: by name, without this node. rng: gossip's own, so that what it draws changes nothing that policies draw. own_load: what this node says of its load now, None: nothing."""
+    """members: by name, without this node. rng: gossip's own, so that what it draws changes nothing that policies draw.
+    own_load: what this node says of its load now, None: nothing."""
 
     def __init__(self, state: CoreState) -> None:
         self.core = state
@@ -100,7 +101,7 @@ class GossipState:
             self.core.count("gossip without address")
             return
         room = list(messages)
-        report = self.own_load() if with_load else None
+        report = self.own_load() if with_load and self.preset.loads_max else None
         if report is not None:
             room.append(Load.of(self.core.node, report))
         told = self.news.take(room, self.size)

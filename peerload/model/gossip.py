@@ -219,7 +219,7 @@ class GossipPreset(msgspec.Struct, frozen=True, kw_only=True):
     datagram goes to one member for their sake each load_s: whatever loads do, that is one datagram and two events more
     per node and load_s. Less spreads them sooner, which is the broker's and the peer links' part where there are any."""
     loads_max: Few = 6
-    """Loads on one datagram, at about 60 bytes each; the newest that was sent least goes first."""
+    """Loads on one datagram, at about 60 bytes each; the newest that was sent least goes first. 0: no datagram has one."""
     fanout: Annotated[int, Meta(ge=1, le=100)] = 3
     """Members told in each round."""
     retransmit_mult: Annotated[int, Meta(ge=1, le=100)] = 4

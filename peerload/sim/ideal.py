@@ -28,6 +28,7 @@ from peerload.core.node import Node
 from peerload.model import actions, events
 from peerload.model.config import CoreConfig
 from peerload.model.errors import InvariantBroken
+from peerload.model.gossip import GossipPreset
 from peerload.model.instant import Instant
 from peerload.model.messages import Commit, Identity, Result
 from peerload.model.resources import Profile, ResourceRequest
@@ -91,6 +92,7 @@ IDEAL_CONFIG = CoreConfig(
     searches_in_flight_max=100_000_000,
     tasks_queued_max=100_000_000,
     tokens_kept_max=1,
+    gossip=GossipPreset(probe_s=NEVER_S, load_s=NEVER_S, loads_max=0, sync_s=NEVER_S),
 )
 """Nothing is ever late, so no timer but a policy's own has a meaning."""
 
