@@ -25,7 +25,18 @@ CUTS_MAX = 10
 SERVICE_S_MEAN = 11.0
 JOBS_MAX = 160
 RESERVATION_S = 9.5
-HOSTS_UP_S = 0.1
+HOSTS_UP_S = 0.5
+CUT_MORE_S = 12.0
+"""A cut that is to outlast a lease lasts for so much longer: the grace, and the search for another node."""
+AWAY_COURSES = (
+    "away",
+    "cut off before it is confirmed that it is back",
+    "confirmed, then PARK comes late",
+    "cut off, then PARK comes late",
+    "confirmed, then a restart, then PARK comes late",
+    "confirmed, then a restart while it is waiting there, then PARK comes late",
+)
+"""What may happen around the return of a home; scenes.py has one of each."""
 QUIET_S = 4.0
 """No fault comes before this: agents meet first."""
 
@@ -165,6 +176,15 @@ class _Draw:
         ]
         if has_broker:
             menu += [(0.6, 3, self._broker_down), (0.5, 2, self._broker_slow)]
+        menu += [
+            (0.8, 4, self._crash_at_send),
+            (0.5, 3, self._commits_lost),
+            (0.7, 4, self._late_then_cut),
+            (0.6, 5, self._cut_at_send),
+            (0.6, 3, self._cut_from_host),
+            (0.4, 4, self._replay_at_return),
+            (0.3, 3, self._reboot_at_accept),
+        ]
         faults: list[Fault] = []
         for share, most, make in menu:
             if rng.random() < share:
@@ -173,14 +193,6 @@ class _Draw:
             faults += [self._crash_at(point, after=after) for after in (False, True) if self._chance(0.4)]
         for fault in [fault for fault in faults if isinstance(fault, plan.CrashAtCommit)]:
             faults += self._provoked(fault)
-        if self._chance(0.8):
-            faults += [self._crash_at_send(self._time()) for _ in range(rng.randint(1, 4))]
-        if self._chance(0.5):
-            faults += [self._commits_lost(self._time()) for _ in range(rng.randint(1, 3))]
-        if self._chance(0.7):
-            faults += [self._late_then_cut(self._time()) for _ in range(rng.randint(1, 4))]
-        if self._chance(0.6):
-            faults += [self._cut_at_send(self._time()) for _ in range(rng.randint(1, 5))]
         return faults
 
     def _time(self) -> float:
@@ -199,11 +211,11 @@ class _Draw:
     def _crash_at(self, point: str, *, after: bool) -> Fault:
         machine = self._chance(0.4)
         is_cut = point == "PARKED" or self._chance(0.3)
-        cut_s = min(self._rng.uniform(1.0, 3.0) * self._lease_s, 150.0) if is_cut else 0.0
+        cut_s = min(self._rng.uniform(1.3, 2.0) * self._lease_s + CUT_MORE_S, 150.0) if is_cut else 0.0
         return plan.CrashAtCommit(self._time() * 0.7, point, after, machine, self._down_s(), cut_s)
 
     def _commits_lost(self, at_s: float) -> Fault:
-        for_s, cut_s = self._rng.uniform(2.0, 9.0), self._rng.uniform(1.0, 3.0) * self._lease_s
+        for_s, cut_s = self._rng.uniform(3.0, 14.0), self._rng.uniform(1.3, 2.0) * self._lease_s + CUT_MORE_S
         return plan.CommitsLost(at_s * 0.7, for_s, min(cut_s, 150.0))
 
     def _late_then_cut(self, at_s: float) -> Fault:
@@ -214,16 +226,29 @@ class _Draw:
         return plan.LateThenCut(at_s * 0.8, message, late_s, cut_s)
 
     def _away(self, at_s: float) -> Fault:
-        """A home that goes away politely; hardly back it is cut off from those who have its tasks, their agents restart, and
-        its PARKs come: none, some or all of these, in this order."""
+        """A home that goes away politely. Hardly back it is cut off from a node that has a task of it, which hears the PARK
+        late, or whose agent restarts: every course of events in which one rule of parking alone keeps the promise."""
         rng, lease_s = self._rng, self._lease_s
-        down_s = rng.uniform(0.05, 5.0)
-        cut_s = min(rng.uniform(1.5, 3.0) * lease_s, 150.0)
-        cut_after_s = rng.choice([0.0, rng.uniform(0.5, 0.5 * lease_s)])
-        crash_after_s = rng.choice([0.0, cut_after_s + rng.uniform(0.2, 3.0)])
-        last_s = max(cut_after_s, crash_after_s + HOSTS_UP_S if crash_after_s else 0.0)
-        park_late_s = rng.choice([0.0, down_s + last_s + rng.uniform(0.1, 0.3 * lease_s)])
-        return plan.PoliteStop(at_s, plan.HOME, down_s, cut_s, cut_after_s, crash_after_s, park_late_s)
+        course = rng.choice(AWAY_COURSES)
+        down_s = rng.uniform(0.05, 3.0)
+        cut_s = min(rng.uniform(1.3, 2.0) * lease_s + CUT_MORE_S, 150.0)
+        cut_after_s = rng.uniform(0.3, 0.5) * lease_s + 0.5 if "confirmed" in course else 0.0
+        crash_after_s = cut_after_s + rng.uniform(0.2, 1.0) if "restart" in course else 0.0
+        last_s = max(cut_after_s, crash_after_s + HOSTS_UP_S if crash_after_s else 0.5)
+        park_late_s = down_s + last_s + rng.uniform(0.1, 2.0) if "late" in course else 0.0
+        return plan.PoliteStop(
+            at_s, plan.HOME, down_s, cut_s, cut_after_s, crash_after_s, park_late_s, waiting="waiting" in course
+        )
+
+    def _cut_from_host(self, at_s: float) -> Fault:
+        for_s = min(self._rng.uniform(1.3, 2.0) * self._lease_s + CUT_MORE_S, 150.0)
+        return plan.CutFromHost(at_s * 0.8, plan.HOME, for_s)
+
+    def _replay_at_return(self, at_s: float) -> Fault:
+        return plan.ReplayAtReturn(at_s * 0.8, self._rng.uniform(0.2, 5.0))
+
+    def _reboot_at_accept(self, at_s: float) -> Fault:
+        return plan.RebootAtAccept(at_s * 0.8, self._rng.uniform(0.05, 0.8), self._rng.uniform(1.2, 4.5))
 
     def _cut_at_send(self, at_s: float) -> Fault:
         message = self._rng.choice(
