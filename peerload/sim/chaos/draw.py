@@ -25,6 +25,8 @@ CUTS_MAX = 10
 SERVICE_S_MEAN = 11.0
 JOBS_MAX = 160
 RESERVATION_S = 9.5
+FOCUSED, FOCUSED_PART, FOCUSED_FAULTS = 0.5, 0.35, 10
+"""So many runs are about one kind of provoked fault: all others are so much rarer in them, and that is drawn so often."""
 HOSTS_UP_S = 0.5
 CUT_MORE_S = 12.0
 """A cut that is to outlast a lease lasts for so much longer: the grace, and the search for another node."""
@@ -55,12 +57,19 @@ class _Draw:
         self._rng = random.Random(f"{seed} plan")  # noqa: S311 -- a seeded simulation
         self._names: list[str] = []
         self._lease_s = LEASE_S
+        self._busy = ""
+        self._focus: Callable[[float], Fault] | None = None
+        """What most of this run is about; None: everything at once."""
 
     def plan(self, presets: Sequence[str], nodes_min: int, nodes_max: int) -> Plan:
         """The whole of it."""
         rng = self._rng
         count = rng.randint(nodes_min, nodes_max)
         self._names = [f"n{number}" for number in range(1, count + 1)]
+        if self._chance(FOCUSED):
+            kinds = [self._away, self._commits_lost, self._late_then_cut, self._cut_from_host]
+            self._focus = rng.choice([*kinds, self._away, self._replay_at_return, self._reboot_at_accept])
+        self._busy = rng.choice(self._names)
         drift, grace_s = self._leases()
         versions = self._chance(0.2)
         machines = tuple(self._machine(name, drift, versions=versions) for name in self._names)
@@ -89,8 +98,8 @@ class _Draw:
     def _leases(self) -> tuple[float, float]:
         """The lease of this run; → the drift of its clocks and the grace that allows for it (R2)."""
         rng = self._rng
-        drift = rng.choice([0.0, 0.001, 0.02, DRIFT_MAX])
-        if self._chance(0.6):
+        drift = DRIFT_MAX if self._focus == self._cut_from_host else rng.choice([0.0, 0.001, 0.02, DRIFT_MAX])
+        if self._chance(0.3 if self._focus == self._cut_from_host else 0.6):
             self._lease_s = rng.choice(SHORT_LEASES_S)
         needed_s = self._lease_s * ((1 + drift) / (1 - drift) - 1) + SLACK_S
         return drift, max(needed_s, GRACE_S if self._lease_s == LEASE_S else 0.0)
@@ -99,6 +108,8 @@ class _Draw:
         rng = self._rng
         slots = rng.choice([1, 2, 2, 3])
         rate = 1.0 + rng.choice([-drift, drift, rng.uniform(-drift, drift)])
+        if self._focus == self._cut_from_host:
+            rate = 1.0 + (drift if name == self._busy else -drift)  # as far apart as the grace allows for
         disk_s = rng.choice([0.0005, 0.004, 0.03])
         return Machine(name, slots, rate, rng.uniform(10.0, 1e6), disk_s, newer=versions and self._chance(0.5))
 
@@ -107,7 +118,7 @@ class _Draw:
         return Evils(
             delay_s=rng.choice([0.0003, 0.0003, 0.002, 0.03]),
             jitter_s=rng.choice([0.0, 0.0, 0.005, 0.1]),
-            loss=rng.choice([0.0, 0.0, 0.02, 0.1, 0.3, 0.5]),
+            loss=rng.choice([0.0, 0.0, 0.02, 0.1, 0.3, 0.5][: 3 if self._focus else 6]),
             duplication=rng.choice([0.0, 0.0, 0.05, 0.2]),
             late=rng.choice([0.0, 0.0, 0.02, 0.1, 0.3]),
             late_s=30.0,
@@ -120,15 +131,18 @@ class _Draw:
         """Some short, some that outlive leases; most at one home, so that others are asked to help."""
         rng = self._rng
         slots = sum(machine.slots for machine in machines)
-        count = int(min(rng.uniform(0.15, 0.45) * slots * self._healed_s / SERVICE_S_MEAN, JOBS_MAX))
-        busy = rng.choice(self._names)
+        long_s = (self._lease_s, max(min(5.0 * self._lease_s, 130.0), 40.0))
+        kinds, load, mean_s = [50, 30, 20], rng.uniform(0.15, 0.45), SERVICE_S_MEAN
+        if self._focus is not None:  # there has to be room for what is lost elsewhere
+            kinds, load, mean_s = [35, 20, 45], rng.uniform(0.15, 0.35), 0.45 * sum(long_s) / 2 + 3.0
+        count = int(min(load * slots * self._healed_s / mean_s, JOBS_MAX))
+        busy = self._busy
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
-        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
-        long_s = (self._lease_s, max(min(5.0 * self._lease_s, 130.0), 40.0))
+        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)][: 2 if self._focus else 4])
         jobs = []
         for _ in range(count):
-            service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), long_s], [50, 30, 20])[0])
+            service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), long_s], kinds)[0])
             in_burst = self._chance(0.6)
             jobs.append(
                 Job(
@@ -150,8 +164,10 @@ class _Draw:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def _faults(self, *, has_broker: bool) -> list[Fault]:
-        """A random subset of the menu; each kind in it at a rate of its own."""
+        """A random subset of the menu; each kind in it at a rate of its own. Where a run is about one of them, that happens
+        again and again, and little else."""
         rng = self._rng
+        part = FOCUSED_PART if self._focus else 1.0
         menu: list[tuple[float, int, Callable[[float], Fault]]] = [
             (0.5, 6, self._agent_crash),
             (0.35, 3, self._machine_crash),
@@ -187,10 +203,13 @@ class _Draw:
         ]
         faults: list[Fault] = []
         for share, most, make in menu:
-            if rng.random() < share:
+            if rng.random() < share * part:
                 faults += [make(self._time()) for _ in range(rng.randint(1, most))]
+        if self._focus is not None:
+            faults += [self._focus(self._time()) for _ in range(FOCUSED_FAULTS)]
         for point in POINTS:
-            faults += [self._crash_at(point, after=after) for after in (False, True) if self._chance(0.4)]
+            share = 0.5 if point == "PARKED" and self._focus == self._away else 0.4 * part
+            faults += [self._crash_at(point, after=after) for after in (False, True) if self._chance(share)]
         for fault in [fault for fault in faults if isinstance(fault, plan.CrashAtCommit)]:
             faults += self._provoked(fault)
         return faults

@@ -97,7 +97,7 @@ class Driver:
     def _has_away(self, machine: Machine, fault: plan.Fault) -> bool:
         provoked = self._cluster.provoked
         waiting = isinstance(fault, plan.PoliteStop) and fault.waiting
-        return bool(provoked.away(machine, provoked.needs_s(fault), waiting=waiting))
+        return provoked.is_over() and bool(provoked.away(machine, provoked.needs_s(fault), waiting=waiting))
 
     # -- agents --------------------------------------------------------------------------------------------------------
 
@@ -277,6 +277,7 @@ class Driver:
         away = self._cluster.provoked.away(home, 0.0)
         if not away:
             return False
+        self._cluster.provoked.begins(fault.for_s)
         self.cut_off(home, fault.for_s, [min((one.node for one in away), key=lambda name: machines[name].facts.rate)])
         return True
 

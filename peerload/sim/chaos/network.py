@@ -259,6 +259,10 @@ class Network:
         """Every COMMIT from there to there is lost until then."""
         self._commits_lost[src, dst] = until_s
 
+    def loses_commits(self, src: str, dst: str) -> bool:
+        """Whether they are lost just now."""
+        return self._commits_lost.get((src, dst), 0.0) > self._cluster.now_s
+
     def announce(self, src: Machine, message: Broadcast) -> None:
         """To all: by the broker, and over the link to those who are not on it."""
         told = self.broker.announce(src, message) if self.broker is not None else frozenset()
@@ -300,7 +304,7 @@ class Network:
         if self._codec is not None:
             message = self.coded(src, dst, message)
         event = events.MessageReceived(src.name, message)  # type: ignore[arg-type]
-        if isinstance(message, Commit) and self._commits_lost.get((src.name, dst), 0.0) > self._cluster.now_s:
+        if isinstance(message, Commit) and self.loses_commits(src.name, dst):
             self._cluster.gauges.count("row Commit lost")
             return
         delays_s = self.delays(src.name, dst)

@@ -50,6 +50,15 @@ class Provoked:
         self._late_then_cut: list[plan.LateThenCut] = []
         self._replays: list[plan.ReplayAtReturn] = []
         self._reboots: list[plan.RebootAtAccept] = []
+        self._busy_until_s = 0.0
+
+    def is_over(self) -> bool:
+        """Whether what was last done to a home and a node with a task of it has ended, so that it can show its effect."""
+        return self._cluster.now_s >= self._busy_until_s
+
+    def begins(self, for_s: float) -> None:
+        """Something is done to a home and a node with a task of it that lasts for so long."""
+        self._busy_until_s = max(self._busy_until_s, self._cluster.now_s + for_s)
 
     def arm(self, fault: plan.Fault) -> None:
         """It goes off at the next occasion, one of a kind at a time."""
@@ -118,7 +127,7 @@ class Provoked:
         if cut is not None and cut.message == kind and self._meets(machine, cut, message):
             del self._cuts[machine.name]
             self._cluster.driver.cut_off(machine, cut.for_s, [dst] if cut.only_there else None)
-        if kind == "Commit" and self._commits_lost and self._is_long(machine, message, COMMITS_LATE_S):
+        if kind == "Commit" and self._may_lose_commits(machine, message, dst):
             self._lose_commits(machine, dst, _uids(message)[0], self._commits_lost.pop(0))
         elif kind in GRANTS and self._late_then_cut and self._late_then_cut[0].message == kind:
             if self._is_long(machine, message, 0.0):
@@ -139,6 +148,11 @@ class Provoked:
             replay = self._replays.pop(0)
             self._cluster.gauges.count("fault ReplayAtReturn")
             self._cluster.after(replay.late_s, self._cluster.network.replay, dst, machine.name, _uids(message)[0])
+
+    def _may_lose_commits(self, home: Machine, message: object, dst: str) -> bool:
+        if not self._commits_lost or self._cluster.network.loses_commits(home.name, dst):
+            return False
+        return self._is_long(home, message, COMMITS_LATE_S)
 
     def _meets(self, machine: Machine, cut: plan.CutAtSend, message: object) -> bool:
         if cut.uid:
@@ -191,6 +205,7 @@ class Provoked:
         if away is None:
             return
         self._cluster.gauges.count("provoked: a home with a task elsewhere goes away")
+        self.begins(fault.down_s + fault.cut_after_s + fault.cut_s)
         network.park_late_s[home.name, away.node] = fault.park_late_s
         self._cluster.after(fault.down_s, self._is_back, home, fault, away)
         if fault.crash_after_s:
