@@ -173,7 +173,7 @@ class _Draw:
             (0.35, 3, self._machine_crash),
             (0.3, 2, self._both_crash),
             (0.4, 2, self._disk_lost),
-            (0.3, 1, self._machine_gone),
+            (0.5, 1, self._machine_gone),
             (0.35, 4, self._agent_pause),
             (0.4, 8, self._launcher_pause),
             (0.35, 3, self._launcher_crash),
@@ -188,7 +188,7 @@ class _Draw:
             (0.7, 4, self._away),
             (0.6, 12, self._verb),
             (0.25, 2, self._drain),
-            (0.15, 2, self._leave),
+            (0.3, 2, self._leave),
         ]
         if has_broker:
             menu += [(0.6, 3, self._broker_down), (0.5, 2, self._broker_slow)]
@@ -208,7 +208,7 @@ class _Draw:
         if self._focus is not None:
             faults += [self._focus(self._time()) for _ in range(FOCUSED_FAULTS)]
         for point in POINTS:
-            share = 0.5 if point == "PARKED" and self._focus == self._away else 0.4 * part
+            share = 0.7 if point == "PARKED" and self._focus in (None, self._away) else 0.5 * part
             faults += [self._crash_at(point, after=after) for after in (False, True) if self._chance(share)]
         for fault in [fault for fault in faults if isinstance(fault, plan.CrashAtCommit)]:
             faults += self._provoked(fault)
@@ -294,7 +294,7 @@ class _Draw:
         return plan.CrashAtSend(at_s * 0.8, self._rng.choice(self._names), message, machine, self._down_s())
 
     def _machine_crash(self, at_s: float) -> Fault:
-        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._chance(0.15))
+        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._chance(0.3))
 
     def _both_crash(self, at_s: float) -> Fault:
         return plan.BothCrash(at_s, plan.HOST, self._chance(0.4), self._down_s())

@@ -167,7 +167,7 @@ class Network:
         earlier = self._hellos.get((machine.name, other.name))
         if earlier is not None and self._is_evil() and self._rng.random() < LATE_HELLO:
             self._cluster.gauges.count("a Hello is read late")
-            self._cluster.after(self._late_s(), machine.deliver, earlier)
+            machine.later(self._late_s(), machine.handle, earlier)  # a later agent has connections of its own
         self._hellos[machine.name, other.name] = met
         machine.deliver(met)
 
