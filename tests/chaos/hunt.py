@@ -6,6 +6,7 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -17,16 +18,21 @@ SEEDS_MAX = 200
 
 
 def hunt(variant: Variant, seeds: range) -> tuple[int, str]:
-    """→ the first of these seeds at which a promise is broken that is kept without the variant, and which; (0, "") if none
-    is."""
-    options = Options(checks_boots=variant.checks_boots)
+    """→ the first of these seeds at which a promise is broken that is kept with that rule in place, and which; (0, "") if
+    none is."""
     for seed in seeds:
-        with pytest.MonkeyPatch.context() as patch:
-            variant.apply(patch)
-            broken = run(seed, options).broken
-        if broken and not run(seed, options).broken:
+        broken = _broken(variant, seed, variant.apply)
+        if broken and not _broken(variant, seed):
             return seed, broken
     return 0, ""
+
+
+def _broken(variant: Variant, seed: int, *rules: Callable[[pytest.MonkeyPatch], None]) -> str:
+    """What a run without these rules, and without those that stand in front of them, breaks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for leave_out in (*variant.beside, *rules):
+            leave_out(patch)
+        return run(seed, Options(checks_boots=variant.checks_boots)).broken
 
 
 def _hunted(given: tuple[str, range]) -> tuple[str, int, str, float]:

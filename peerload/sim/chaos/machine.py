@@ -128,6 +128,7 @@ class Machine:
 
     def _agent_ends(self) -> None:
         self.cluster.traced(self.name, "agent ends")
+        self.cluster.checker.agent_ended(self)
         if self.node is not None:
             self.cluster.collect(self.node)
         self.node = None
@@ -273,6 +274,8 @@ class Machine:
                 self.release.outward(action)
             else:
                 self._perform_inward(action)
+        if isinstance(event, events.MessageReceived):
+            cluster.checker.heard(self, event.message)
         self.release.end_turn()
 
     def _perform_inward(self, action: actions.Action) -> None:
