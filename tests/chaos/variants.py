@@ -38,7 +38,7 @@ VARIANTS = {
     "agent-timer": Variant(drivers.agent_timer, hint=4),
     "no-adopt": Variant(drivers.no_adopt),
     "exec-before-start": Variant(drivers.exec_before_start),
-    "clock-slow": Variant(drivers.clock_slow, hint=174),
+    "clock-slow": Variant(drivers.clock_slow, hint=16),
     "promise-not-kept": Variant(core.promise_not_kept, hint=9),
     "floor-volatile": Variant(drivers.floor_volatile, checks_boots=False),
     "no-tombstone": Variant(core.no_tombstone),

@@ -100,7 +100,7 @@ class _Draw:
         """The lease of this run; → the drift of its clocks and the grace that allows for it (R2)."""
         rng = self._rng
         drift = DRIFT_MAX if self._focus == self._cut_from_host else rng.choice([0.0, 0.001, 0.02, DRIFT_MAX])
-        if self._chance(0.3 if self._focus == self._cut_from_host else 0.6):
+        if self._focus != self._cut_from_host and self._chance(0.6):  # in a long lease clocks drift furthest apart
             self._lease_s = rng.choice(SHORT_LEASES_S)
         needed_s = self._lease_s * ((1 + drift) / (1 - drift) - 1) + SLACK_S
         return drift, max(needed_s, GRACE_S if self._lease_s == LEASE_S else 0.0)
@@ -141,13 +141,14 @@ class _Draw:
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
         shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)][: 2 if self._focus else 4])
+        is_slow = self._focus == self._cut_from_host
         jobs = []
         for _ in range(count):
             service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), long_s], kinds)[0])
             in_burst = self._chance(0.6)
             home = busy if in_burst or self._chance(0.5) else rng.choice(self._names)
             # A task that cannot run at home looks for another node again and again, whatever the limit of migrations.
-            never_here = self._focus is not None and service_s > self._lease_s and self._chance(0.6)
+            never_here = self._focus is not None and service_s > self._lease_s and self._chance(0.9 if is_slow else 0.6)
             jobs.append(
                 Job(
                     rng.choice(bursts_s) + rng.uniform(0.0, 0.5) if in_burst else rng.uniform(1.0, last_s),
@@ -156,7 +157,7 @@ class _Draw:
                     members=rng.choice([2, 4]) if self._chance(0.05) else 0,
                     exit_code=rng.choice([0, 0, 0, 1]),
                     guarantee=rng.choices(["at-least-once", "once", "fast"], shares)[0],
-                    lease_s=rng.choice([0.0, 0.0, 0.0, 20.0]),
+                    lease_s=rng.choice([0.0, 0.0, 0.0, 0.0 if is_slow else 20.0]),
                     lease_auto=self._chance(0.05),
                     held=self._chance(0.03),
                     stubborn=self._chance(0.2),
