@@ -30,9 +30,9 @@ from peerload.agent.members import Members
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
-from peerload.agent.peer_address import parse_address
 from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer, settled
+from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
 from peerload.agent.sensors import Sensors, machine_facts
@@ -89,9 +89,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
         self.parts.cluster = cluster.find(self.config.cluster, os.environ)
-        for key, addresses in (("listen", (self.config.listen,)), ("peer", self.config.peer)):
-            for address in addresses:
-                parse_address(key, address, loopback_only=self.parts.cluster.is_local)
+        check_addresses(self.config, loopback_only=self.parts.cluster.is_local)
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
         self.parts.disk = Disk(state)
@@ -100,6 +98,7 @@ class Daemon:
         found = store_notices.traces(state)
         self.parts.store.open()
         try:
+            await check_places(self.config, loopback_only=self.parts.cluster.is_local)
             store_notices.begin_anew(self.parts, found)
             self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
@@ -207,6 +206,7 @@ class Daemon:
             self._is_up = True
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.parts.stop)
+            self.parts.launcher.tell()
             log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
             self.parts.journal.happened(
                 "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"

@@ -72,6 +72,7 @@ class LauncherLink:
         self._output_bytes_max = output_bytes_max
         self._pid = 0
         self._run = ""
+        self._version = 0
         self.units = ""
         """How the launcher holds the processes of a task together: cgroup2, cgroup1 or bare; "" until it has answered."""
         self.unenforced: tuple[str, ...] = ()
@@ -103,6 +104,13 @@ class LauncherLink:
             log.error("a bug", exc_info=error)
             if self._failed is not None:
                 self._failed(f"the launcher's events are lost: {error!r}")
+
+    def tell(self) -> None:
+        """Say in the log which launcher this is, and what it cannot hold. After `start` that is left to the caller, since
+        an agent that does not come up has only to say why."""
+        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._version, self.units)
+        for what in self.unenforced:
+            log.info("not held: %s", what)
 
     async def close(self) -> None:
         """Let go of it; it and its tasks go on."""
@@ -259,10 +267,7 @@ class LauncherLink:
         self.unenforced = tuple(
             map(str, hello.get("unenforced", ("a process that leaves the process group of its task",)))
         )
-        version = int(hello.get("protocol", 1))
-        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, version, self.units)
-        for what in self.unenforced:
-            log.info("not held: %s", what)
+        self._version = int(hello.get("protocol", 1))
 
     async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         deadline_s = time.monotonic() + START_S_MAX
@@ -334,6 +339,7 @@ class LauncherLink:
             self._requests.clear()
             self._put(LauncherLost())
             reader, (running, ended) = await self._reconnect()
+            self.tell()
             self._put(LauncherReady(running, ended))
 
     async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:
