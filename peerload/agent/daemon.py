@@ -132,23 +132,18 @@ class Daemon:
             self.config.output_bytes_max,
             self.parts.fail,
         )
-        running, listed = await self.parts.launcher.start()
-        ended = await settled(self.parts, listed)  # nobody may rely on a result before its output is on disk
+        launcher = await self.parts.launcher.start()
+        ended = await settled(self.parts, launcher.ended)  # nobody may rely on a result before its output is on disk
         try:
-            await self._serve_clients_and_peers(loop, running, ended)
+            await self._serve_clients_and_peers(loop, msgspec.structs.replace(launcher, ended=ended))
         except BaseException:
             if not self._is_up:  # a start that failed leaves nothing behind
-                if not running:
+                if not launcher.running:
                     await self.parts.launcher.stop_all()
                 await self.parts.launcher.close()
             raise
 
-    async def _serve_clients_and_peers(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        running: events.Running,
-        ended: tuple[tuple[str, object], ...],
-    ) -> None:
+    async def _serve_clients_and_peers(self, loop: asyncio.AbstractEventLoop, launcher: events.LauncherReady) -> None:
         kept = await self._recovered()
         self.parts.output = Output(self.parts.spool, self.parts.node)
         self.parts.links = PeerLinks(
@@ -187,7 +182,7 @@ class Daemon:
         self.parts.clients = self.control
         self.performer = Performer(self.parts)
         self._record()
-        self._recover(kept, running, ended)
+        self._recover(kept, launcher)
         self.parts.disk.changed = self._disk_changed
         if self.parts.disk.state != "ok":
             self._disk_changed(self.parts.disk.state, "at the agent's start")
@@ -234,7 +229,7 @@ class Daemon:
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
 
-    def _recover(self, kept: Recovered, running: events.Running, ended: tuple[tuple[str, object], ...]) -> None:
+    def _recover(self, kept: Recovered, launcher: events.LauncherReady) -> None:
         self.parts.inbox.put(
             events.AgentStarted(
                 tasks=kept.tasks,
@@ -242,8 +237,9 @@ class Daemon:
                 floors=kept.floors,
                 tokens=kept.tokens,
                 counter=kept.counter,
-                running=running,
-                ended=ended,  # type: ignore[arg-type]
+                running=launcher.running,
+                ended=launcher.ended,
+                frozen=launcher.frozen,
                 past=kept.past,
                 drained=kept.drained,
                 known=self.parts.members.known,

@@ -115,6 +115,7 @@ class Node:
         else:
             self._route(event)
         self.runs.fill()
+        self.runs.frozen.settle()
         if state.profile.drained:
             self.drain.settle()
         self.sharing.settle()
@@ -160,7 +161,7 @@ class Node:
             case events.LauncherLost():
                 self.runs.launcher_lost()
             case events.LauncherReady():
-                self.runs.launcher_ready(event.running, dict(event.ended))
+                self.runs.launcher_ready(event.running, dict(event.ended), event.frozen)
             case events.SpeedMeasured():
                 self._speed_measured(event.speed)
             case events.BusChanged():
@@ -388,6 +389,8 @@ class Node:
                 self.runs.stop(subject)
             case "kill":
                 self.runs.kill(subject)
+            case "frozen":
+                pass  # its room may be had from now on: `settle` looks
             case _:
                 self.state.count("timers not understood")
 

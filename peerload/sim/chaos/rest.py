@@ -11,7 +11,6 @@ from peerload.model.task import TaskState
 if TYPE_CHECKING:
     from peerload.model.task import TaskRecord
     from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.launcher import Process
     from peerload.sim.chaos.machine import Machine
 
 LEASES_MAX = 3.0
@@ -48,7 +47,7 @@ class Rest:
     # -- the bound of 3 leases ---------------------------------------------------------------------------------------
 
     def _everything_moves(self) -> None:
-        """Every task is over, executes, is held, or waits behind others that execute (or behind orphans)."""
+        """Every task is over, executes, is held, or waits behind others that execute."""
         for uid, (home, task) in self._cluster.checker.acknowledged.items():
             record = self._cluster.machines[home].disk.tasks[task]
             if not (record.state.is_final or self._moves(uid, record, home)):
@@ -64,23 +63,10 @@ class Rest:
         machine = self._cluster.machines[where]
         if machine.is_gone:
             return False
-        if len(machine.launcher.running) < machine.facts.slots:
-            return False
-        return not self._frozen(machine) or self._is_behind_orphans(record, home)
+        return len(machine.launcher.running) >= machine.facts.slots and not self._frozen(machine)
 
     def _frozen(self, machine: Machine) -> bool:
         return all(process.frozen for process in machine.launcher.running.values())
-
-    def _is_behind_orphans(self, record: TaskRecord, home: str) -> bool:
-        """Whether it is queued where the frozen tasks of homes that are gone hold every slot, as they may for
-        frozen_s_max: nobody can say that they are not wanted any more."""
-        machine = self._cluster.machines[home]
-        running = machine.launcher.running
-        return (
-            record.state is TaskState.QUEUED
-            and len(running) >= machine.facts.slots
-            and all(self._is_orphan_process(process) for process in running.values())
-        )
 
     # -- nothing left over -------------------------------------------------------------------------------------------
 
@@ -89,8 +75,7 @@ class Rest:
         cluster = self._cluster
         for home, task in cluster.checker.acknowledged.values():
             record = cluster.machines[home].disk.tasks[task]
-            is_settled = record.state.is_final or record.state in (TaskState.HELD, TaskState.UNKNOWN)
-            if not is_settled and not self._is_behind_orphans(record, home):
+            if not record.state.is_final and record.state not in (TaskState.HELD, TaskState.UNKNOWN):
                 return f"{task} is {record.state}"
         for machine in cluster.machines.values():
             left = "" if machine.is_gone else self._left_at(machine)
@@ -106,12 +91,9 @@ class Rest:
             if not self._is_orphan(guest.uid, guest.home):
                 return f"{machine.name} has {guest.key} of {guest.home}, {guest.phase}"
         for key, process in machine.launcher.running.items():
-            if not self._is_orphan_process(process):
+            if not self._is_orphan(bytes.fromhex(process.uid), process.task.partition("/")[0]):
                 return f"{key} {'is frozen' if process.frozen else 'runs'} on {machine.name}"
         return ""
-
-    def _is_orphan_process(self, process: Process) -> bool:
-        return self._is_orphan(bytes.fromhex(process.uid), process.task.partition("/")[0])
 
     def _is_orphan(self, uid: bytes, home: str) -> bool:
         """Whether its home has lost its disk or is gone: nobody can say what is to become of it."""
