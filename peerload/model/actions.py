@@ -247,6 +247,12 @@ class TaskChanged(_Action, frozen=True):
     reason: str
 
 
+class AttemptGone(_Action, frozen=True):
+    """No process of this attempt, whose end was asked for (EndAsked), is left."""
+
+    key: str
+
+
 # -- inward ----------------------------------------------------------------------------------------------------------
 
 
@@ -295,6 +301,7 @@ OUTWARD: tuple[type, ...] = (
     FetchOutput,
     Answer,
     TaskChanged,
+    AttemptGone,
 )
 
 Action = (
@@ -314,6 +321,7 @@ Action = (
     | FetchOutput
     | Answer
     | TaskChanged
+    | AttemptGone
     | SetTimer
     | ClearTimer
     | Note
