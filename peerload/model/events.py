@@ -101,6 +101,23 @@ class CancelRequested(_Event, frozen=True):
     force: bool = False
 
 
+class CancelledAttempt(msgspec.Struct, frozen=True):
+    """An attempt of a cancelled task of this home, and the node that had it."""
+
+    task: str
+    uid: bytes
+    attempt: int
+    node: str
+
+
+class EndAsked(_Event, frozen=True):
+    """Somebody waits for the processes of these attempts to be gone: AttemptGone tells of each. query: the other nodes are
+    asked, since their word may have been lost; to be put again from time to time, since nothing of this is kept for ever."""
+
+    attempts: tuple[CancelledAttempt, ...]
+    query: bool = False
+
+
 class SignalRequested(_Event, frozen=True):
     """A client wants a signal sent to a running task, which may go on."""
 
@@ -302,6 +319,7 @@ Event = (
     AgentStarted
     | TaskSubmitted
     | CancelRequested
+    | EndAsked
     | SignalRequested
     | HoldRequested
     | ReleaseRequested
