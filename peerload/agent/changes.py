@@ -79,9 +79,9 @@ class Changes:
         """Queue what a task was to run as a new task; of an array those members that have not succeeded."""
         await self._durable()
         name = self._names.known(request.task)
-        rows = self._parts.store.task_rows(*self._names.resolve(request.task))
-        spec = rows[0][1]
-        chosen = _to_retry(name, [record for record, _ in rows], all_ended=request.all)
+        records = [record async for page in self._names.pages(request.task) for record in page]
+        spec = self._parts.store.spec(self._names.resolve(request.task)[0])
+        chosen = _to_retry(name, records, all_ended=request.all)
         indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
         directory_here = await self._admitted(spec, len(indices))
         digest = hashlib.sha256(f"retry {name} {request.all}".encode()).digest()

@@ -30,6 +30,7 @@ from peerload.core.runs import Runs
 from peerload.core.sharing import Sharing
 from peerload.core.state import CoreState
 from peerload.core.submission import Submissions
+from peerload.core.turns import Turns
 from peerload.model import events, messages
 
 if TYPE_CHECKING:
@@ -74,8 +75,9 @@ class Node:
             self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor
         )
         self.submissions = Submissions(self.state)
+        self.turns = turns = Turns(self.state)
         self.arrivals = Arrivals(
-            self.state, self.queue, self.membership, self.home, self.handoff, self.sharing, self.submissions
+            self.state, self.queue, self.membership, self.home, self.handoff, self.sharing, self.submissions, turns
         )
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
         self.endings = Endings(self.state, self.home, lambda key: self.runs.holds(key) or self.runs.is_ending(key))
@@ -89,7 +91,7 @@ class Node:
             self.sharing.sender,
             self.sharing.information,
         )
-        self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain)
+        self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain, turns)
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
         self.membership.died = self.handoff.leases.peer_died
         self.home.is_gone = self.endings.gone
@@ -393,7 +395,7 @@ class Node:
                 if task is not None:
                     self._home_timer(name, task)
             case "request":
-                self.clients.go_on(int(subject))
+                self.turns.go_on(int(subject))
             case "limit":
                 self.runs.stop(subject)
             case "kill":

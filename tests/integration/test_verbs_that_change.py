@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,28 @@ def test_the_same_retry_said_twice_is_one_task(agent: Agent) -> None:
     assert agent.call("retry", token="a-token-of-mine", task=task)["id"] == first
     with pytest.raises(BadRequest):
         agent.call("retry", token="a-token-of-mine", task=first)
+
+
+def test_many_tasks_are_changed_as_a_whole_although_it_takes_turns(agent: Agent) -> None:
+    members = 600
+
+    def count(array: str) -> dict[str, int]:
+        return dict(Counter(task["state"] for task in agent.call("show", tasks=[array])["tasks"]))
+
+    first = agent.submit("sleep", "300")
+    agent.await_state(first, "running")
+    array = agent.submit("true", array=[(1, members, 1)])
+    assert count(array) == {"queued": members}
+    typed(agent, "hold", array)
+    assert count(array) == {"held": members}
+    typed(agent, "release", array)
+    assert count(array) == {"queued": members}
+    assert typed(agent, "cancel", array) == f"{array}  {members} tasks  cancelled\n"
+    assert count(array) == {"cancelled": members}
+    again = typed(agent, "retry", array).strip()
+    assert count(again) == {"queued": members}
+    typed(agent, "cancel", "--wait", again, first)
+    assert typed(agent, "cancel", again) == f"{again}  {members} tasks  had already ended\n"
 
 
 # -- drain -------------------------------------------------------------------------------------------------------------
