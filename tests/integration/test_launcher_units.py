@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -32,6 +33,7 @@ SOON_S = 0.3
 PROBE = "launcher-test"
 
 
+@functools.cache
 def works_here(kind: str) -> bool:
     """Whether this machine has this kind of units for us."""
     if kind == "bare":
