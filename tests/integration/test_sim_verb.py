@@ -193,7 +193,7 @@ def all_of(terminal: int) -> str:
 def test_a_terminal_shows_how_far_it_is(workers: str) -> None:
     main_end, terminal = pty.openpty()
     try:
-        words = ["--nodes", "20", "--tasks", "6000", "--replications", "2", "--workers", workers]
+        words = ["--nodes", "20", "--tasks", "2500", "--replications", "2", "--workers", workers]
         environment = {**os.environ, "TERM": "xterm"}
         try:
             process = subprocess.Popen(command(*words), env=environment, stdout=subprocess.PIPE, stderr=terminal)
@@ -204,7 +204,7 @@ def test_a_terminal_shows_how_far_it_is(workers: str) -> None:
             out = process.communicate(timeout=100)[0].decode()
     finally:
         os.close(main_end)
-    assert "of 12,000 tasks" in shown
+    assert "of 5,000 tasks" in shown
     assert shown.endswith("\r\x1b[K"), "and leaves the line clean"
     assert out.startswith("adaptive on 20 nodes")
 
