@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.agent.launcher_units import Units
 
-PROTOCOL = 2
+PROTOCOL = 3
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
 there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing."""
 KEY_CHARS_MAX = 128
@@ -257,6 +257,8 @@ class Launcher:
                 self._leases.apply(task, float(request["deadline_s"]), float(request.get("ts", 0.0)))
         elif do == "list":
             self._list()
+        elif do == "ping":
+            self._events.append({"is": "pong"})
         elif do == "stop":
             self._stop()
         else:

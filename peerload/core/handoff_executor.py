@@ -35,7 +35,15 @@ from peerload.model.messages import (
     Revoke,
     Signal,
 )
-from peerload.model.task import ExecutionRecord, ExecutionState, FloorKind, Guarantee, execution_key, task_home
+from peerload.model.task import (
+    ExecutionRecord,
+    ExecutionState,
+    FloorKind,
+    Guarantee,
+    execution_key,
+    how_it_ended,
+    task_home,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -274,7 +282,7 @@ class Executor:
         if guest.spec.time_limit_s:
             self._state.clear_timer("limit", guest.key)
         self._state.persist(PutExecution(self._record(guest, ExecutionState.RESULT)))
-        self._note(guest, "ended", exit_.reason or f"exit code {exit_.exit_code}")
+        self._note(guest, "ended", how_it_ended(exit_))
         self._say_result(guest)
 
     def died(self, guest: Guest, reason: str) -> None:

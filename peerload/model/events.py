@@ -166,6 +166,7 @@ class DiskRoomChanged(_Event, frozen=True):
     """Whether the disk of this node's store has enough free room for more tasks."""
 
     has_room: bool
+    trouble: str = ""
 
 
 class MachineSleeping(_Event, frozen=True):
@@ -264,7 +265,16 @@ class TaskFrozen(_Event, frozen=True):
 
 
 class LauncherLost(_Event, frozen=True):
-    """The launcher died; its tasks are being ended and a new one is on its way."""
+    """The launcher died, its tasks are being ended and a new one is on its way; or, as ``reason`` says, its connection
+    broke."""
+
+    reason: str = "its tasks are ended, another one is on its way"
+
+
+class LauncherSilent(_Event, frozen=True):
+    """The launcher does not answer, and what it was told to do may not be done; or (``is_silent`` False) it does again."""
+
+    is_silent: bool
 
 
 class LauncherReady(_Event, frozen=True):
@@ -338,6 +348,7 @@ Event = (
     | TaskLost
     | TaskFrozen
     | LauncherLost
+    | LauncherSilent
     | LauncherReady
     | OutputArrived
     | LoadSampled

@@ -15,6 +15,7 @@ from msgspec import Meta
 from peerload.model.errors import BadMessage
 from peerload.model.resources import NodeName
 from peerload.model.task import TaskSpec
+from peerload.wire.expected import in_words
 
 TASKS_NAMED_MAX = 10_000
 RANGES_MAX = 1_000
@@ -36,7 +37,7 @@ class _Request(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fie
 
 class Info(_Request, frozen=True, tag="info"):
     """Who is there → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
-    mqtt (url in use or null) peers sought ({address: why}: where no peer has answered yet)."""
+    cluster_id cluster_directory mqtt (url in use or null) peers sought ({address: why}: where no peer has answered yet)."""
 
 
 class Submit(_Request, frozen=True, tag="submit"):
@@ -221,7 +222,7 @@ def decode_request(raw: bytes) -> Request:
     try:
         request: Request = _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage("not a request this agent understands", why=str(error)[:300]) from None
+        raise BadMessage("not a request this agent understands", why=in_words(error)[:300]) from None
     return request
 
 
