@@ -108,6 +108,12 @@ class ControlServer:
         self._decisions.keep(decision)
 
 
+def check_socket(path: str) -> None:
+    """Raises ConfigError if `ControlServer.start` could not listen there now."""
+    _listen(path).close()
+    _remove(path)
+
+
 def _listen(path: str) -> socket.socket:
     """The socket for clients, mode 0600. Raises ConfigError."""
     try:

@@ -100,6 +100,8 @@ class Performer:
                 parts.launcher.signal(action.key, action.signal)
             case actions.SetLease():
                 parts.launcher.set_lease(action.key, action.deadline_s, action.ts)
+            case actions.EvictTask():
+                parts.launcher.evict(action.key, action.reason)
             case actions.SendResult():
                 self._send_result(action)
             case actions.KeepOutput():
@@ -266,7 +268,7 @@ class Performer:
     async def _settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
         ended = await settled(self._parts, event.ended)
         self._parts.output.attempts_ended(ended)
-        self._parts.inbox.put(events.LauncherReady(event.running, ended))
+        self._parts.inbox.put(msgspec.structs.replace(event, ended=ended))
         then()
 
     # -- output --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from peerload.model.resources import Placement, Profile, ResourceRequest
 
 EPSILON = 1e-9
@@ -97,6 +99,16 @@ class Ledger:
     def fits_beside_all(self, request: ResourceRequest) -> bool:
         """Whether it could be started now if everything waiting and inbound were running too."""
         return self._fits(request, len(self.running) + self.waiting + len(self.inbound), self.cpus_requested)
+
+    def fits_without(self, keys: Iterable[str], request: ResourceRequest) -> bool:
+        """Whether it could be started now if these attempts held nothing."""
+        held = [(key, *self.running[key]) for key in keys]
+        for key, _, _ in held:
+            self.end(key)
+        does_fit = self.fits(request)
+        for key, request_held, is_local in held:
+            self.start(key, request_held, is_local=is_local)
+        return does_fit
 
     def _fits(self, request: ResourceRequest, count: int, cpus: float) -> bool:
         profile = self.profile

@@ -121,6 +121,7 @@ class Node:
         else:
             self._route(event)
         self.runs.fill()
+        self.runs.frozen.settle()
         if state.profile.drained:
             self.drain.settle()
         self.sharing.settle()
@@ -172,7 +173,7 @@ class Node:
                 self._trouble("launcher", "launcher does not answer" if event.is_silent else "")
                 self.runs.launcher_silent(is_silent=event.is_silent)
             case events.LauncherReady():
-                self.runs.launcher_ready(event.running, dict(event.ended))
+                self.runs.launcher_ready(event.running, dict(event.ended), event.frozen)
             case events.SpeedMeasured():
                 self._speed_measured(event.speed)
             case events.BusChanged():
@@ -417,6 +418,8 @@ class Node:
                 self.runs.stop(subject)
             case "kill":
                 self.runs.kill(subject)
+            case "frozen":
+                pass  # its room may be had from now on: `settle` looks
             case _:
                 self.state.count("timers not understood")
 

@@ -79,6 +79,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "running",
         "frozen",
         "thawed",
+        "evicted",
         "parked",
         "returned",
         "refused",
@@ -190,6 +191,14 @@ class SetLease(_Action, frozen=True):
     ts: float = 0.0
 
 
+class EvictTask(_Action, frozen=True):
+    """End this attempt without a result, if it is frozen (still): its room is needed. The launcher then says that it is
+    lost, for this reason."""
+
+    key: str
+    reason: str
+
+
 class ForgetTask(_Action, frozen=True):
     """The exit record and, with ``output``, the captured output of this attempt may go."""
 
@@ -295,6 +304,7 @@ OUTWARD: tuple[type, ...] = (
     SpawnTask,
     SignalTask,
     SetLease,
+    EvictTask,
     ForgetTask,
     SendResult,
     KeepOutput,
@@ -315,6 +325,7 @@ Action = (
     | SpawnTask
     | SignalTask
     | SetLease
+    | EvictTask
     | ForgetTask
     | SendResult
     | KeepOutput

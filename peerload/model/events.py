@@ -55,7 +55,8 @@ class AgentStarted(_Event, frozen=True):
 
     tasks: unfinished ones of this home; executions: attempts for other homes without a ResultAck; floors: per uid the
     highest attempt never to be started (again), why, and the task's home; counter: the last task number used; running / ended: attempts
-    (by execution key) that the launcher has alive or has an exit record of. A START that is in neither has died.
+    (by execution key) that the launcher has alive or has an exit record of; frozen: of those alive, the ones it holds
+    still. A START that is in neither has died.
     past: the last runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node
     takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
     addresses (HOST:PORT) at which a member may be. They are tried for ever.
@@ -68,6 +69,7 @@ class AgentStarted(_Event, frozen=True):
     counter: int = 0
     running: Running = ()
     ended: tuple[tuple[str, Exit], ...] = ()
+    frozen: tuple[str, ...] = ()
     past: tuple[PastRun, ...] = ()
     drained: str | None = None
     known: tuple[Identity, ...] = ()
@@ -282,6 +284,7 @@ class LauncherReady(_Event, frozen=True):
 
     running: Running = ()
     ended: tuple[tuple[str, Exit], ...] = ()
+    frozen: tuple[str, ...] = ()
 
 
 class OutputArrived(_Event, frozen=True):

@@ -363,7 +363,7 @@ class IdealCluster:
                 for other in self._hearers:
                     if other != name:
                         self._delivered(other, received, self._message_s)
-            case actions.SignalTask():
+            case actions.SignalTask() | actions.EvictTask():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
             case (
                 actions.Persist()
