@@ -63,7 +63,7 @@ class Requests:
             control.Retry: lambda: spawn(request.id, changes.retry(connection, request)),  # type: ignore[arg-type]
             control.Hold: lambda: spawn(request.id, changes.hold(connection, request)),  # type: ignore[arg-type]
             control.Release: lambda: spawn(request.id, changes.release(connection, request)),  # type: ignore[arg-type]
-            control.Drain: lambda: changes.drain(connection, request),  # type: ignore[arg-type]
+            control.Drain: lambda: spawn(request.id, changes.drain(connection, request)),  # type: ignore[arg-type]
             control.Undrain: lambda: changes.undrain(connection, request),  # type: ignore[arg-type]
             control.Leave: lambda: changes.leave(connection, request),  # type: ignore[arg-type]
             control.Forget: lambda: changes.forget(connection, request),  # type: ignore[arg-type]

@@ -188,6 +188,8 @@ class Node:
                 self.clients.release(event)
             case events.DrainRequested():
                 self.clients.drain(event)
+            case events.EmptyAwaited():
+                self.drain.await_empty(event.request)
             case events.UndrainRequested():
                 self.clients.undrain(event)
             case events.ForgetRequested():

@@ -150,6 +150,13 @@ class DrainRequested(_Event, frozen=True):
     reason: str = ""
 
 
+class EmptyAwaited(_Event, frozen=True):
+    """Somebody waits until nothing runs on this drained node and no task of another home is here. Answered then, with
+    nothing; or refused as soon as it is no longer drained."""
+
+    request: int
+
+
 class UndrainRequested(_Event, frozen=True):
     """This node takes tasks again."""
 
@@ -334,6 +341,7 @@ Event = (
     | HoldRequested
     | ReleaseRequested
     | DrainRequested
+    | EmptyAwaited
     | UndrainRequested
     | ForgetRequested
     | DiskRoomChanged

@@ -132,9 +132,12 @@ class Release(_Request, frozen=True, tag="release"):
 
 
 class Drain(_Request, frozen=True, tag="drain"):
-    """This node takes no more tasks; those of others that wait here go back → returned, running (numbers)."""
+    """This node takes no more tasks; those of others that wait here go back → returned, running (numbers). wait: that comes
+    as ``more``, and the ok (timed_out) when nothing runs here and no task of another home is here."""
 
     reason: Annotated[str, Meta(max_length=DRAIN_REASON_CHARS_MAX)] = ""
+    wait: bool = False
+    timeout_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
 
 
 class Undrain(_Request, frozen=True, tag="undrain"):
@@ -178,8 +181,8 @@ class Stop(_Request, frozen=True, tag="stop"):
 
 
 class Leave(_Request, frozen=True, tag="leave"):
-    """Take this node out of its cluster → pid, node; then the agent stops and forgets whom it knew. force: although it
-    has tasks of others, or others have tasks of it."""
+    """Take this node out of its cluster → pid, node, left_behind (what becomes of its tasks, in words); then the agent
+    stops and forgets whom it knew. force: although there are such tasks."""
 
     force: bool = False
 

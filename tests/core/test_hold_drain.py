@@ -136,6 +136,30 @@ def test_a_drain_is_durable() -> None:
     assert x.node.state.profile.drain_reason == "new disks"
 
 
+def test_who_waits_for_a_drained_node_is_answered_when_it_is_empty() -> None:
+    x = Given(peers=("h",), slots=2)
+    x.submit(spec(placement=Placement(local=True)))
+    x.hear("h", offer(only=True))
+    x.hear("h", commit(x))
+    x.when(events.TaskStarted(KEY, 7.0))
+    assert x.when(events.EmptyAwaited(4)) == ["refuse BadRequest"]
+    x.when(events.DrainRequested(5))
+    assert x.when(events.EmptyAwaited(6)) == []
+    assert "answer" not in x.end(x.task().key)
+    assert "answer" not in x.end(KEY)  # its home has not got the result
+    assert x.hear("h", messages.ResultAck("h/1", UID, 1))[-1] == "answer"
+    assert x.when(events.EmptyAwaited(7)) == ["answer"]
+    assert not any(isinstance(action, Answer) and action.request == 6 for action in x.last)
+
+
+def test_who_waits_for_a_drained_node_is_told_when_it_is_drained_no_more() -> None:
+    x = Given(peers=())
+    x.submit()
+    x.when(events.DrainRequested(5))
+    x.when(events.EmptyAwaited(6))
+    assert "refuse BadRequest" in x.when(events.UndrainRequested(7))
+
+
 # -- room on the disk --------------------------------------------------------------------------------------------------
 
 
