@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.core.membership import PeerState
 from peerload.core.work import HomePhase
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest, NoSuchTask
@@ -143,7 +144,7 @@ class Clients:
         elif peer is None and not self._home.at(event.node):  # an agent's restart may have forgotten it, its tasks not
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
         elif peer is not None and not self._membership.forget(event.node):
-            error = BadRequest(f"{event.node} is {peer.state}", hint="stop it first; there:  peerload leave")
+            error = _still_there(event.node, peer.state)
         reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
         if error is None:
             reply["tasks"] = self._leases.forgotten(event.node)
@@ -151,3 +152,13 @@ class Clients:
 
     def _answer(self, request: int, **reply: object) -> None:
         self._state.actions.append(Answer(request, reply))
+
+
+def _still_there(node: str, state: PeerState) -> BadRequest:
+    if state is PeerState.SUSPECT:
+        return BadRequest(
+            f"{node} is only suspect",
+            why="it does not answer; it is called dead if that goes on for some seconds",
+            hint=f"then:  peerload forget {node}        what it is now:  peerload nodes",
+        )
+    return BadRequest(f"{node} is {state}", hint="stop it first; there:  peerload leave")

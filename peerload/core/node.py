@@ -66,6 +66,7 @@ class Node:
     ) -> None:
         self.state = CoreState(config, policies, identity, profile, rng)
         self.ledger = Ledger(profile)
+        self._troubles: dict[str, str] = {}
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state)
         self.home = Home(self.state, self.queue, self.ledger)
@@ -166,7 +167,11 @@ class Node:
             case events.TaskFrozen():
                 self.runs.froze(event.key, frozen=event.frozen)
             case events.LauncherLost():
-                self.runs.launcher_lost()
+                self._trouble("launcher", "")
+                self.runs.launcher_lost(event.reason)
+            case events.LauncherSilent():
+                self._trouble("launcher", "launcher does not answer" if event.is_silent else "")
+                self.runs.launcher_silent(is_silent=event.is_silent)
             case events.LauncherReady():
                 self.runs.launcher_ready(event.running, dict(event.ended), event.frozen)
             case events.SpeedMeasured():
@@ -183,12 +188,15 @@ class Node:
                 self.clients.release(event)
             case events.DrainRequested():
                 self.clients.drain(event)
+            case events.EmptyAwaited():
+                self.drain.await_empty(event.request)
             case events.UndrainRequested():
                 self.clients.undrain(event)
             case events.ForgetRequested():
                 self.clients.forget(event)
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
+                self._trouble("disk", event.trouble)
                 self.sharing.information.tell()
             case events.MachineSleeping():
                 self.handoff.parking.go_away("this machine goes to sleep")
@@ -208,10 +216,22 @@ class Node:
 
     def _speed_measured(self, speed: float) -> None:
         """A fact of this node has changed: peers are told."""
-        profile = self.state.profile
-        profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
-        self.state.profile = self.ledger.profile = profile
+        self._profile_changed(speed=speed)
         self.sharing.information.tell()
+
+    def _trouble(self, what: str, words: str) -> None:
+        """This node has some trouble, or ("") no longer: others are told when they next look."""
+        troubles = {name: said for name, said in self._troubles.items() if name != what} | (
+            {what: words} if words else {}
+        )
+        if troubles != self._troubles:
+            self._troubles = troubles
+            self._profile_changed(trouble=", ".join(troubles.values()))
+
+    def _profile_changed(self, **changes: object) -> None:
+        profile = self.state.profile
+        profile = msgspec.structs.replace(profile, version=profile.version + 1, **changes)
+        self.state.profile = self.ledger.profile = profile
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
