@@ -25,14 +25,14 @@ from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
 from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
-from peerload.agent.machine import machine_boot_id, private_directory
+from peerload.agent.machine import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.agent.members import Members
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
-from peerload.agent.peer_address import parse_address
 from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer, settled
+from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
 from peerload.agent.sensors import Sensors, machine_facts
@@ -88,10 +88,10 @@ class Daemon:
         """Start, serve until told to stop, stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
+        for name in IN_THE_STATE:
+            directory_in(state, name)
         self.parts.cluster = cluster.find(self.config.cluster, os.environ)
-        for key, addresses in (("listen", (self.config.listen,)), ("peer", self.config.peer)):
-            for address in addresses:
-                parse_address(key, address, loopback_only=self.parts.cluster.is_local)
+        check_addresses(self.config, loopback_only=self.parts.cluster.is_local)
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
         self.parts.disk = Disk(state)
@@ -100,6 +100,7 @@ class Daemon:
         found = store_notices.traces(state)
         self.parts.store.open()
         try:
+            await check_places(self.config, loopback_only=self.parts.cluster.is_local)
             store_notices.begin_anew(self.parts, found)
             self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
@@ -202,6 +203,7 @@ class Daemon:
             self._is_up = True
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.parts.stop)
+            self.parts.launcher.tell()
             log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
             self.parts.journal.happened(
                 "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"
@@ -352,7 +354,7 @@ class Daemon:
     def _disk_changed(self, state: str, reason: str) -> None:
         log.warning("the disk of %s is %s: %s", self.config.state, state, reason)
         self.parts.journal.happened("disk", state, reason=reason)
-        self.parts.inbox.put(events.DiskRoomChanged(state == "ok"))
+        self.parts.inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
     def _from_peer(self, src: str, message: Message) -> None:
         self.performer.received(src, message)

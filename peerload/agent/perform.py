@@ -87,6 +87,8 @@ class Performer:
                 self._spawn(action)
             case actions.TaskChanged():
                 parts.clients.changed(action)
+            case actions.AttemptGone():
+                parts.clients.attempt_gone(action.key)
             case actions.Answer():
                 parts.clients.answered(action)
             case actions.ForgetTask():

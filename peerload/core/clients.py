@@ -1,52 +1,81 @@
 """What clients want of the tasks of this home, and of this node: cancel, signal, hold, release, drain, forget.
 
 Every request is answered, with what was done for which name; what is durable before the answer follows from the order of
-the actions.
+the actions. One about many tasks is carried out in `Turns`, and answered at its end.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.core.membership import PeerState
 from peerload.core.work import HomePhase
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from peerload.core.drain import Drain
     from peerload.core.home import Home
     from peerload.core.leases import Leases
     from peerload.core.membership import Membership
     from peerload.core.state import CoreState
+    from peerload.core.turns import Turns
     from peerload.core.work import HomeTask
     from peerload.model import events
 
 HELD_BY_USER = "held by its user"
 RELEASED = "released"
+WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
 
 
 class Clients:
     """One per node. ``arrives(task)`` is called with a task that was released."""
 
-    def __init__(self, state: CoreState, home: Home, leases: Leases, membership: Membership, drain: Drain) -> None:
+    def __init__(
+        self,
+        state: CoreState,
+        home: Home,
+        leases: Leases,
+        membership: Membership,
+        drain: Drain,
+        turns: Turns,
+    ) -> None:
         self._state = state
         self._home = home
         self._leases = leases
         self._membership = membership
         self._drain = drain
+        self._turns = turns
         self.arrives: Callable[[HomeTask], None]
+
+    def _is_there(self, task: HomeTask) -> bool:
+        return self._home.tasks.get(task.uid) is task
 
     def cancel(self, event: events.CancelRequested) -> None:
         """Durable before it is confirmed (D7)."""
-        cancelled: list[str] = []
-        ended: list[str] = []
+        self._turns.carry_out(event.request, self._cancel(event))
+
+    def _cancel(self, event: events.CancelRequested) -> Iterator[None]:
+        # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
+        # would start in the room that the others leave.
+        stopped = dict.fromkeys(event.tasks, False)
+        others: list[tuple[str, HomeTask]] = []
         for name in event.tasks:
-            # Every member of an array, although the first may have been cancelled already.
-            stopped = [self._home.cancel(task, event.signal, force=event.force) for task in self._home.named(name)]
-            (cancelled if any(stopped) else ended).append(name)
+            for task in self._home.named(name):
+                if task.phase not in WAITS:
+                    others.append((name, task))
+                elif self._is_there(task):
+                    stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
+                yield
+        for name, task in others:
+            if self._is_there(task):
+                stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
+            yield
+        cancelled = [name for name, is_stopped in stopped.items() if is_stopped]
+        ended = [name for name, is_stopped in stopped.items() if not is_stopped]
         self._answer(event.request, cancelled=cancelled, already_ended=ended)
 
     def signal(self, event: events.SignalRequested) -> None:
@@ -61,28 +90,39 @@ class Clients:
 
     def hold(self, event: events.HoldRequested) -> None:
         """Waiting tasks are kept back; one that a node has already is not taken from it."""
-        waits = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
+        self._turns.carry_out(event.request, self._hold(event))
+
+    def _hold(self, event: events.HoldRequested) -> Iterator[None]:
         held: list[str] = []
         not_waiting: list[str] = []
         for name in event.tasks:
-            tasks = [task for task in self._home.named(name) if task.phase in waits]
-            for task in tasks:
-                # Kept back for good: not even a node that still has an attempt of it may go on with that.
-                self._home.hold(task, HELD_BY_USER, last_node="")
-            (held if tasks else not_waiting).append(name)
+            is_held = False
+            for task in self._home.named(name):
+                if task.phase in WAITS and self._is_there(task):
+                    # Kept back for good: not even a node that still has an attempt of it may go on with that.
+                    self._home.hold(task, HELD_BY_USER, last_node="")
+                    is_held = True
+                yield
+            (held if is_held else not_waiting).append(name)
         self._answer(event.request, held=held, not_waiting=not_waiting)
 
     def release(self, event: events.ReleaseRequested) -> None:
         """Held tasks go on; what was lost before does not count any more."""
+        self._turns.carry_out(event.request, self._release(event))
+
+    def _release(self, event: events.ReleaseRequested) -> Iterator[None]:
         released: list[str] = []
         not_held: list[str] = []
         for name in event.tasks:
-            tasks = [task for task in self._home.named(name) if task.phase is HomePhase.HELD]
-            for task in tasks:
-                task.phase = HomePhase.WAITING
-                self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=())
-                self.arrives(task)
-            (released if tasks else not_held).append(name)
+            is_released = False
+            for task in self._home.named(name):
+                if task.phase is HomePhase.HELD and self._is_there(task):
+                    task.phase = HomePhase.WAITING
+                    self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=())
+                    self.arrives(task)
+                    is_released = True
+                yield
+            (released if is_released else not_held).append(name)
         self._answer(event.request, released=released, not_held=not_held)
 
     def drain(self, event: events.DrainRequested) -> None:
@@ -104,7 +144,7 @@ class Clients:
         elif peer is None and not self._home.at(event.node):  # an agent's restart may have forgotten it, its tasks not
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
         elif peer is not None and not self._membership.forget(event.node):
-            error = BadRequest(f"{event.node} is {peer.state}", hint="stop it first; there:  peerload leave")
+            error = _still_there(event.node, peer.state)
         reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
         if error is None:
             reply["tasks"] = self._leases.forgotten(event.node)
@@ -112,3 +152,13 @@ class Clients:
 
     def _answer(self, request: int, **reply: object) -> None:
         self._state.actions.append(Answer(request, reply))
+
+
+def _still_there(node: str, state: PeerState) -> BadRequest:
+    if state is PeerState.SUSPECT:
+        return BadRequest(
+            f"{node} is only suspect",
+            why="it does not answer; it is called dead if that goes on for some seconds",
+            hint=f"then:  peerload forget {node}        what it is now:  peerload nodes",
+        )
+    return BadRequest(f"{node} is {state}", hint="stop it first; there:  peerload leave")

@@ -90,7 +90,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     ),
     "node": ("alive", "suspect", "dead", "left", "forgotten"),
     "agent": ("started", "stopping", "leaving", "draining", "undrained"),
-    "launcher": ("lost", "ready"),
+    "launcher": ("lost", "ready", "silent", "answers"),
     "disk": ("low", "full", "ok"),
     "store": ("damaged", "lost"),
 }
@@ -256,6 +256,12 @@ class TaskChanged(_Action, frozen=True):
     reason: str
 
 
+class AttemptGone(_Action, frozen=True):
+    """No process of this attempt, whose end was asked for (EndAsked), is left."""
+
+    key: str
+
+
 # -- inward ----------------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +311,7 @@ OUTWARD: tuple[type, ...] = (
     FetchOutput,
     Answer,
     TaskChanged,
+    AttemptGone,
 )
 
 Action = (
@@ -325,6 +332,7 @@ Action = (
     | FetchOutput
     | Answer
     | TaskChanged
+    | AttemptGone
     | SetTimer
     | ClearTimer
     | Note

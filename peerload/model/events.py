@@ -101,6 +101,23 @@ class CancelRequested(_Event, frozen=True):
     force: bool = False
 
 
+class CancelledAttempt(msgspec.Struct, frozen=True):
+    """An attempt of a cancelled task of this home, and the node that had it."""
+
+    task: str
+    uid: bytes
+    attempt: int
+    node: str
+
+
+class EndAsked(_Event, frozen=True):
+    """Somebody waits for the processes of these attempts to be gone: AttemptGone tells of each. query: the other nodes are
+    asked, since their word may have been lost; to be put again from time to time, since nothing of this is kept for ever."""
+
+    attempts: tuple[CancelledAttempt, ...]
+    query: bool = False
+
+
 class SignalRequested(_Event, frozen=True):
     """A client wants a signal sent to a running task, which may go on."""
 
@@ -133,6 +150,13 @@ class DrainRequested(_Event, frozen=True):
     reason: str = ""
 
 
+class EmptyAwaited(_Event, frozen=True):
+    """Somebody waits until nothing runs on this drained node and no task of another home is here. Answered then, with
+    nothing; or refused as soon as it is no longer drained."""
+
+    request: int
+
+
 class UndrainRequested(_Event, frozen=True):
     """This node takes tasks again."""
 
@@ -151,6 +175,7 @@ class DiskRoomChanged(_Event, frozen=True):
     """Whether the disk of this node's store has enough free room for more tasks."""
 
     has_room: bool
+    trouble: str = ""
 
 
 class MachineSleeping(_Event, frozen=True):
@@ -249,7 +274,16 @@ class TaskFrozen(_Event, frozen=True):
 
 
 class LauncherLost(_Event, frozen=True):
-    """The launcher died; its tasks are being ended and a new one is on its way."""
+    """The launcher died, its tasks are being ended and a new one is on its way; or, as ``reason`` says, its connection
+    broke."""
+
+    reason: str = "its tasks are ended, another one is on its way"
+
+
+class LauncherSilent(_Event, frozen=True):
+    """The launcher does not answer, and what it was told to do may not be done; or (``is_silent`` False) it does again."""
+
+    is_silent: bool
 
 
 class LauncherReady(_Event, frozen=True):
@@ -302,10 +336,12 @@ Event = (
     AgentStarted
     | TaskSubmitted
     | CancelRequested
+    | EndAsked
     | SignalRequested
     | HoldRequested
     | ReleaseRequested
     | DrainRequested
+    | EmptyAwaited
     | UndrainRequested
     | ForgetRequested
     | DiskRoomChanged
@@ -323,6 +359,7 @@ Event = (
     | TaskLost
     | TaskFrozen
     | LauncherLost
+    | LauncherSilent
     | LauncherReady
     | OutputArrived
     | LoadSampled

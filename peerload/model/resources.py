@@ -44,7 +44,8 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The static facts of a node: they decide who is *eligible*, that is, who could ever run a task.
 
     slots: tasks at a time (also the c of the policies); slots_fixed: the user set them; speed: how fast it works
-    beside the reference machine (1.0): a task that takes t there takes t / speed here;
+    beside the reference machine (1.0): a task that takes t there takes t / speed here; trouble: what keeps it from
+    working as it should, for people ("": nothing);
     version grows with every change. At most 4 KiB on the wire.
     """
 
@@ -61,3 +62,4 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     protocol_max: Annotated[int, Meta(ge=1, le=1000)] = 1
     version: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     speed: Speed = 1.0
+    trouble: Annotated[str, Meta(max_length=256)] = ""

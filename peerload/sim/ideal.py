@@ -65,6 +65,7 @@ WITHOUT_MEANING = frozenset(
         actions.Dial,
         actions.DialAddress,
         actions.ForgetPeer,
+        actions.AttemptGone,
         actions.SendGossip,
     ),
 )
@@ -373,6 +374,7 @@ class IdealCluster:
                 | actions.Dial()
                 | actions.DialAddress()
                 | actions.ForgetPeer()
+                | actions.AttemptGone()
                 | actions.SendGossip()
             ):
                 pass  # WITHOUT_MEANING
