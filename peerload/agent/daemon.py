@@ -35,7 +35,7 @@ from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer, settled
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
-from peerload.agent.sensors import Sensors, machine_facts
+from peerload.agent.sensors.host import Sensors, machine_facts
 from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
 from peerload.agent.store import Store

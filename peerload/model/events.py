@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peerload.model.devices import Device, DeviceReading
 from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
@@ -276,6 +277,19 @@ class LoadSampled(_Event, frozen=True):
     mem_used_bytes: int
 
 
+class DevicesFound(_Event, frozen=True):
+    """This node has these devices, all of them, and no others (any more)."""
+
+    devices: tuple[Device, ...]
+
+
+class DevicesSampled(_Event, frozen=True):
+    """What was read of devices, at ``at_s`` (CLOCK_BOOTTIME)."""
+
+    at_s: float
+    readings: tuple[DeviceReading, ...]
+
+
 class SpeedMeasured(_Event, frozen=True):
     """How fast this node works was found out (`Profile.speed`)."""
 
@@ -326,6 +340,8 @@ Event = (
     | LauncherReady
     | OutputArrived
     | LoadSampled
+    | DevicesFound
+    | DevicesSampled
     | SpeedMeasured
     | BusChanged
     | LoadTold
