@@ -71,12 +71,12 @@ class Bench:
 
 async def until(predicate: Callable[[], object], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not predicate():
+        while not predicate():  # noqa: ASYNC110 -- nothing tells when
             await asyncio.sleep(0.01)
 
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(), 30))
 
 
 @pytest.fixture
