@@ -30,6 +30,7 @@ from peerload.core.sharing import Sharing
 from peerload.core.state import CoreState
 from peerload.core.submission import Submissions
 from peerload.model import events, messages
+from peerload.model.devices import GPU
 
 if TYPE_CHECKING:
     import random
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model.actions import Action
     from peerload.model.config import CoreConfig
+    from peerload.model.devices import Device
     from peerload.model.gossip import Load
     from peerload.model.instant import Instant
     from peerload.model.messages import Identity
@@ -63,7 +65,7 @@ class Node:
         self, config: CoreConfig, policies: PolicySet, identity: Identity, profile: Profile, rng: random.Random
     ) -> None:
         self.state = CoreState(config, policies, identity, profile, rng)
-        self.ledger = Ledger(profile)
+        self.ledger = Ledger(profile, config.gpu)
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state)
         self.home = Home(self.state, self.queue, self.ledger)
@@ -109,6 +111,7 @@ class Node:
         """What is to be done because of this event, in order. Raises InvariantBroken only for a bug of ours."""
         state = self.state
         state.now = now
+        self.ledger.now_s = now.boot_s
         state.actions = []
         if isinstance(event, events.MessageReceived):  # most are
             self._message(event)
@@ -143,6 +146,10 @@ class Node:
             case events.LoadSampled():
                 self.sharing.information.cpus_busy = event.cpus_busy
                 self.sharing.information.mem_used_bytes = event.mem_used_bytes
+            case events.DevicesSampled():
+                self.ledger.devices.read(event.readings, event.at_s, self.state.now.boot_s)
+            case events.DevicesFound():
+                self._devices_found(event.devices)
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
@@ -203,6 +210,15 @@ class Node:
         profile = self.state.profile
         profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
         self.state.profile = self.ledger.profile = profile
+        self.sharing.information.tell()
+
+    def _devices_found(self, devices: tuple[Device, ...]) -> None:
+        """Another fact of this node has changed."""
+        profile = self.state.profile
+        gpus = sum(device.kind == GPU for device in devices)
+        profile = msgspec.structs.replace(profile, devices=devices, gpus=gpus, version=profile.version + 1)
+        self.state.profile = self.ledger.profile = profile
+        self.ledger.devices.set_profile(profile)
         self.sharing.information.tell()
 
     # -- peers ---------------------------------------------------------------------------------------------------------
@@ -388,6 +404,8 @@ class Node:
                 self.runs.stop(subject)
             case "kill":
                 self.runs.kill(subject)
+            case "devices":
+                self.runs.devices_due()
             case _:
                 self.state.count("timers not understood")
 

@@ -162,7 +162,8 @@ class SendGossip(_Action, frozen=True):
 
 class SpawnTask(_Action, frozen=True):
     """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ``ts``:
-    what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer."""
+    what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer; devices: the ids of
+    those that it is given."""
 
     key: str
     task: str
@@ -172,6 +173,11 @@ class SpawnTask(_Action, frozen=True):
     deadline_s: float = 0.0
     ts: float = 0.0
     frozen_s_max: float = 0.0
+    devices: tuple[str, ...] = ()
+
+
+class LookAtDevices(_Action, frozen=True):
+    """Read all devices at once, and tell what was read with DevicesSampled: an attempt has ended on some."""
 
 
 class SignalTask(_Action, frozen=True):
@@ -306,6 +312,7 @@ Action = (
     | ForgetPeer
     | SendGossip
     | SpawnTask
+    | LookAtDevices
     | SignalTask
     | SetLease
     | ForgetTask

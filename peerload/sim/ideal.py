@@ -66,6 +66,7 @@ WITHOUT_MEANING = frozenset(
         actions.DialAddress,
         actions.ForgetPeer,
         actions.SendGossip,
+        actions.LookAtDevices,
     ),
 )
 """Actions that change nothing in a world where everything is durable, known and kept for ever."""
@@ -374,6 +375,7 @@ class IdealCluster:
                 | actions.DialAddress()
                 | actions.ForgetPeer()
                 | actions.SendGossip()
+                | actions.LookAtDevices()
             ):
                 pass  # WITHOUT_MEANING
             case _:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent import sensors
-from peerload.agent.sensors import Sensors, machine_facts
+from peerload.agent.sensors import host as sensors
+from peerload.agent.sensors.host import Sensors, machine_facts
 from peerload.model.events import LoadSampled
 
 
