@@ -30,9 +30,9 @@ from peerload.agent.members import Members
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
-from peerload.agent.peer_address import parse_address
 from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer, settled
+from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
 from peerload.agent.sensors.gpus import Gpus
@@ -98,9 +98,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
         self.parts.cluster = cluster.find(self.config.cluster, os.environ)
-        for key, addresses in (("listen", (self.config.listen,)), ("peer", self.config.peer)):
-            for address in addresses:
-                parse_address(key, address, loopback_only=self.parts.cluster.is_local)
+        check_addresses(self.config, loopback_only=self.parts.cluster.is_local)
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
         self.parts.disk = Disk(state)
@@ -109,6 +107,7 @@ class Daemon:
         found = store_notices.traces(state)
         self.parts.store.open()
         try:
+            await check_places(self.config, loopback_only=self.parts.cluster.is_local)
             store_notices.begin_anew(self.parts, found)
             self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
@@ -147,23 +146,18 @@ class Daemon:
             self.config.output_bytes_max,
             self.parts.fail,
         )
-        running, listed = await self.parts.launcher.start()
-        ended = await settled(self.parts, listed)  # nobody may rely on a result before its output is on disk
+        launcher = await self.parts.launcher.start()
+        ended = await settled(self.parts, launcher.ended)  # nobody may rely on a result before its output is on disk
         try:
-            await self._serve_clients_and_peers(loop, running, ended)
+            await self._serve_clients_and_peers(loop, msgspec.structs.replace(launcher, ended=ended))
         except BaseException:
             if not self._is_up:  # a start that failed leaves nothing behind
-                if not running:
+                if not launcher.running:
                     await self.parts.launcher.stop_all()
                 await self.parts.launcher.close()
             raise
 
-    async def _serve_clients_and_peers(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        running: events.Running,
-        ended: tuple[tuple[str, object], ...],
-    ) -> None:
+    async def _serve_clients_and_peers(self, loop: asyncio.AbstractEventLoop, launcher: events.LauncherReady) -> None:
         kept = await self._recovered()
         self.parts.output = Output(self.parts.spool, self.parts.node)
         self.parts.links = PeerLinks(
@@ -202,7 +196,7 @@ class Daemon:
         self.parts.clients = self.control
         self.performer = Performer(self.parts)
         self._record()
-        self._recover(kept, running, ended)
+        self._recover(kept, launcher)
         self.parts.disk.changed = self._disk_changed
         if self.parts.disk.state != "ok":
             self._disk_changed(self.parts.disk.state, "at the agent's start")
@@ -222,6 +216,7 @@ class Daemon:
             self._is_up = True
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.parts.stop)
+            self.parts.launcher.tell()
             log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
             self.parts.journal.happened(
                 "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"
@@ -249,7 +244,7 @@ class Daemon:
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
 
-    def _recover(self, kept: Recovered, running: events.Running, ended: tuple[tuple[str, object], ...]) -> None:
+    def _recover(self, kept: Recovered, launcher: events.LauncherReady) -> None:
         self.parts.inbox.put(
             events.AgentStarted(
                 tasks=kept.tasks,
@@ -257,8 +252,9 @@ class Daemon:
                 floors=kept.floors,
                 tokens=kept.tokens,
                 counter=kept.counter,
-                running=running,
-                ended=ended,  # type: ignore[arg-type]
+                running=launcher.running,
+                ended=launcher.ended,
+                frozen=launcher.frozen,
                 past=kept.past,
                 drained=kept.drained,
                 known=self.parts.members.known,

@@ -37,9 +37,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.agent.launcher_units import Units
 
-PROTOCOL = 2
+PROTOCOL = 3
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
-there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing."""
+there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing.
+2 had no ``evict``."""
 KEY_CHARS_MAX = 128
 STOP_GRACE_S = 2.0
 REMAINS_S_MAX = 10.0
@@ -241,7 +242,7 @@ class Launcher:
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, request: dict[str, Any]) -> None:
+    def _carry_out(self, request: dict[str, Any]) -> None:  # noqa: C901 -- one line a request
         do = request["do"]
         if do == "spawn":
             self._spawn(request)
@@ -255,6 +256,10 @@ class Launcher:
             task = self._tasks.get(request["key"])
             if task is not None:
                 self._leases.apply(task, float(request["deadline_s"]), float(request.get("ts", 0.0)))
+        elif do == "evict":
+            task = self._tasks.get(request["key"])
+            if task is not None:
+                self._leases.evict(task, str(request["reason"]))
         elif do == "list":
             self._list()
         elif do == "stop":

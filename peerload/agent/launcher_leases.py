@@ -53,6 +53,12 @@ class Leases:
             self._units.thaw(task.key)
             self._events.append({"is": "thawed", "key": task.key})
 
+    def evict(self, task: Task, reason: str) -> None:
+        """Kill it if it is frozen: its agent needs the room. One that was thawed meanwhile is left alone."""
+        if task.frozen_at_s and not task.ended_at and not task.lost_because:
+            task.lost_because = reason
+            self._units.kill(task.key)
+
     def drop(self, task: Task) -> None:
         """Its leader has ended."""
         self._count -= bool(task.deadline_s)

@@ -20,7 +20,7 @@ import msgspec
 import peerload
 from peerload.agent.launcher import ALREADY_RUNS
 from peerload.model.errors import PeerloadError
-from peerload.model.events import LauncherLost, LauncherReady, Running, TaskEnded, TaskFrozen, TaskLost, TaskStarted
+from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskFrozen, TaskLost, TaskStarted
 from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ FRAME_FILL_BYTES = 1 << 20
 _LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError, AttributeError)
 """What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
 
-Listing = tuple[Running, tuple[tuple[str, Exit], ...]]
+IS_FROZEN = 2
+"""The place in what is told of a lease, after ts and deadline."""
+EVICTS = 3
+"""The launcher's protocol from which on it knows `evict`."""
 
 
 class LauncherError(PeerloadError):
@@ -72,6 +75,7 @@ class LauncherLink:
         self._output_bytes_max = output_bytes_max
         self._pid = 0
         self._run = ""
+        self._protocol = 1
         self.units = ""
         """How the launcher holds the processes of a task together: cgroup2, cgroup1 or bare; "" until it has answered."""
         self.unenforced: tuple[str, ...] = ()
@@ -89,8 +93,8 @@ class LauncherLink:
         """The launcher's pid, 0 while there is none."""
         return self._pid
 
-    async def start(self) -> Listing:
-        """Find the launcher or start one. → what runs, and what has ended unforgotten. Raises LauncherError."""
+    async def start(self) -> LauncherReady:
+        """Find the launcher or start one. → what runs, what has ended unforgotten, and of what runs the frozen. Raises LauncherError."""
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         reader, listing = await self._connect_again()
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
@@ -103,6 +107,13 @@ class LauncherLink:
             log.error("a bug", exc_info=error)
             if self._failed is not None:
                 self._failed(f"the launcher's events are lost: {error!r}")
+
+    def tell(self) -> None:
+        """Say in the log which launcher this is, and what it cannot hold. After `start` that is left to the caller, since
+        an agent that does not come up has only to say why."""
+        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._protocol, self.units)
+        for what in self.unenforced:
+            log.info("not held: %s", what)
 
     async def close(self) -> None:
         """Let go of it; it and its tasks go on."""
@@ -173,6 +184,11 @@ class LauncherLink:
         """Move the time at which a task is frozen; ``ts``: what that was granted for, kept with it."""
         self._request({"do": "lease", "key": key, "deadline_s": deadline_s, "ts": ts})
 
+    def evict(self, key: str, reason: str) -> None:
+        """End a task that is frozen; a launcher of an earlier version cannot, and keeps it."""
+        if self._protocol >= EVICTS:
+            self._request({"do": "evict", "key": key, "reason": reason})
+
     def forget(self, key: str) -> None:
         """The exit record is not needed any more."""
         self._request({"do": "forget", "key": key})
@@ -208,7 +224,7 @@ class LauncherLink:
 
     # -- connection ----------------------------------------------------------------------------------------------------
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, Listing]:
+    async def _connect(self) -> tuple[asyncio.StreamReader, LauncherReady]:
         """Connect, starting the launcher if nobody answers, and ask for the list."""
         reader, writer = await self._open_or_start()
         try:
@@ -219,7 +235,7 @@ class LauncherLink:
         self._writer = writer
         return reader, listing
 
-    async def _connect_again(self) -> tuple[asyncio.StreamReader, Listing]:
+    async def _connect_again(self) -> tuple[asyncio.StreamReader, LauncherReady]:
         """The same, more than once: the launcher that took the connection may just have been ending. Raises
         LauncherError."""
         why = ""
@@ -232,10 +248,11 @@ class LauncherLink:
         self._let_go()
         raise LauncherError("the launcher does not answer", why=why)
 
-    async def _list(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Listing:
+    async def _list(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> LauncherReady:
         writer.write(_frame([{"do": "list"}]))
         running: list[tuple[str, float, float]] = []
         ended: list[tuple[str, Exit]] = []
+        frozen: list[str] = []
         more = True
         while more:
             async with asyncio.timeout(START_S_MAX):
@@ -246,10 +263,11 @@ class LauncherLink:
                     leases = event.get("leases") or [(0.0,)] * len(event["running"])
                     for (key, started_at), lease in zip(event["running"], leases, strict=True):
                         running.append((key, float(started_at), float(lease[0])))
+                        frozen += [key] * (len(lease) > IS_FROZEN and bool(lease[IS_FROZEN]))
                     ended += [(key, msgspec.convert(exit_, Exit)) for key, exit_ in event["ended"]]
                     if not more:
                         self._met(event)
-        return tuple(running), tuple(ended)
+        return LauncherReady(tuple(running), tuple(ended), tuple(frozen))
 
     def _met(self, hello: dict[str, Any]) -> None:
         """What it says of itself; one of the first version says nothing but its pid."""
@@ -259,10 +277,7 @@ class LauncherLink:
         self.unenforced = tuple(
             map(str, hello.get("unenforced", ("a process that leaves the process group of its task",)))
         )
-        version = int(hello.get("protocol", 1))
-        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, version, self.units)
-        for what in self.unenforced:
-            log.info("not held: %s", what)
+        self._protocol = int(hello.get("protocol", 1))
 
     async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         deadline_s = time.monotonic() + START_S_MAX
@@ -333,8 +348,9 @@ class LauncherLink:
             self._paused = True
             self._requests.clear()
             self._put(LauncherLost())
-            reader, (running, ended) = await self._reconnect()
-            self._put(LauncherReady(running, ended))
+            reader, ready = await self._reconnect()
+            self.tell()
+            self._put(ready)
 
     async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:
         try:
@@ -344,7 +360,7 @@ class LauncherLink:
         except _LOST as error:
             return str(error) or type(error).__name__
 
-    async def _reconnect(self) -> tuple[asyncio.StreamReader, Listing]:
+    async def _reconnect(self) -> tuple[asyncio.StreamReader, LauncherReady]:
         if self._process is not None and self._process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # the connection broke a moment before it was gone
                 await asyncio.to_thread(self._process.wait, 0.2)

@@ -44,6 +44,9 @@ class Clients(Protocol):
     def changed(self, action: TaskChanged, /) -> None:
         """A task has a new record, or runs."""
 
+    def attempt_gone(self, key: str, /) -> None:
+        """No process of this attempt is left."""
+
     def decided(self, decision: Decided, /) -> None:
         """A decision was made."""
 

@@ -90,6 +90,8 @@ class Performer:
                 self._spawn(action)
             case actions.TaskChanged():
                 parts.clients.changed(action)
+            case actions.AttemptGone():
+                parts.clients.attempt_gone(action.key)
             case actions.Answer():
                 parts.clients.answered(action)
             case actions.ForgetTask():
@@ -101,6 +103,8 @@ class Performer:
                 parts.launcher.signal(action.key, action.signal)
             case actions.SetLease():
                 parts.launcher.set_lease(action.key, action.deadline_s, action.ts)
+            case actions.EvictTask():
+                parts.launcher.evict(action.key, action.reason)
             case actions.SendResult():
                 self._send_result(action)
             case actions.KeepOutput():
@@ -268,7 +272,7 @@ class Performer:
     async def _settle_listed(self, event: events.LauncherReady, then: Callable[[], None]) -> None:
         ended = await settled(self._parts, event.ended)
         self._parts.output.attempts_ended(ended)
-        self._parts.inbox.put(events.LauncherReady(event.running, ended))
+        self._parts.inbox.put(msgspec.structs.replace(event, ended=ended))
         then()
 
     # -- output --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from peerload.model.resources import Placement, Profile, ResourceRequest
 
@@ -220,13 +220,22 @@ class Ledger:
             for key in tried:
                 devices.take_back(key)
 
-    def _fits(self, request: ResourceRequest, count: int, cpus: float) -> bool:
+    def fits_without(self, keys: Iterable[str], request: ResourceRequest) -> bool:
+        """Whether it could be started now if these attempts held neither cores nor memory. Their devices they keep: what
+        does not execute still fills them."""
+        held = [self.running[key][0] for key in keys]
+        count, cpus = len(self.running) - len(held), self.cpus_running - sum(one.cpus for one in held)
+        mem_bytes = self._mem_bytes - sum(one.mem_bytes for one in held)
+        return self._fits(request, count, cpus, mem_bytes) and (not request.takes_devices or self._has_devices(request))
+
+    def _fits(self, request: ResourceRequest, count: int, cpus: float, mem_bytes: int | None = None) -> bool:
         profile = self.profile
+        used_bytes = self._mem_bytes if mem_bytes is None else mem_bytes
         if profile.slots_fixed and count >= profile.slots:
             return False
         if cpus + request.cpus > profile.cpus + EPSILON:
             return False
-        return not profile.mem_bytes or self._mem_bytes + request.mem_bytes <= profile.mem_bytes
+        return not profile.mem_bytes or used_bytes + request.mem_bytes <= profile.mem_bytes
 
     def start(
         self,

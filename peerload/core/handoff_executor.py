@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from peerload.model.load import LoadReport
     from peerload.model.task import Exit
 
+STUCK = "nothing runs there but tasks that are frozen, since their homes are silent"
 NOT_ITS_HOME = "words of others than its home"
 
 
@@ -162,6 +163,8 @@ class Executor:
             return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
         if not self._state.has_disk_room:
             return "disk", "little room is left on its disk"
+        if self._state.is_stuck:
+            return "room", STUCK
         never = why_never(profile, offer.spec.request, offer.spec.placement, src)
         if never:
             return "cannot", never
@@ -404,6 +407,12 @@ class Executor:
             elif guest.phase is GuestPhase.WAITING:
                 self.give_back(guest, reason)
         return sum(guest.phase is GuestPhase.WAITING for guest in guests)
+
+    def give_waiting_back(self) -> None:
+        """Nobody can say when those that wait here could start."""
+        for guest in list(self.guests.values()):
+            if guest.phase is GuestPhase.WAITING:
+                self.give_back(guest, STUCK)
 
     def home_is_back(self, home: str) -> None:
         """Another start of a home: say at once what is here of its tasks."""

@@ -146,7 +146,7 @@ class Information:
             movable=len(self._queue) + stranded,
             load=self._load(marks),
             region=self._region(marks),
-            accepts=n < marks.accept_below * slots and not self._state.profile.drained and self._state.has_disk_room,
+            accepts=n < marks.accept_below * slots and self._state.takes_guests,
             gives=self._gives(marks),
             cpus_busy=self.cpus_busy,
             mem_used_bytes=self.mem_used_bytes,

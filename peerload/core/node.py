@@ -19,6 +19,7 @@ from peerload.core.admission import Ledger
 from peerload.core.arrivals import Arrivals
 from peerload.core.clients import Clients
 from peerload.core.drain import Drain
+from peerload.core.endings import WORDS, Endings
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.home import Home
@@ -79,6 +80,7 @@ class Node:
             self.state, self.queue, self.membership, self.home, self.handoff, self.sharing, self.submissions
         )
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
+        self.endings = Endings(self.state, self.home, lambda key: self.runs.holds(key) or self.runs.is_ending(key))
         self.drain = Drain(
             self.state,
             self.queue,
@@ -92,6 +94,7 @@ class Node:
         self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain)
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
         self.membership.died = self.handoff.leases.peer_died
+        self.home.is_gone = self.endings.gone
         self.home.lost = self.handoff.losses.died
         self.home.never_started = self.handoff.losses.never_started
         self.executor.is_ending = self.runs.is_ending
@@ -118,6 +121,7 @@ class Node:
         else:
             self._route(event)
         self.runs.fill()
+        self.runs.frozen.settle()
         if state.profile.drained:
             self.drain.settle()
         self.sharing.settle()
@@ -158,6 +162,8 @@ class Node:
                 self._send_failed(event)
             case events.CancelRequested():
                 self.clients.cancel(event)
+            case events.EndAsked():
+                self.endings.asked(event)
             case events.SignalRequested():
                 self.clients.signal(event)
             case events.AgentStarted():
@@ -167,7 +173,7 @@ class Node:
             case events.LauncherLost():
                 self.runs.launcher_lost()
             case events.LauncherReady():
-                self.runs.launcher_ready(event.running, dict(event.ended))
+                self.runs.launcher_ready(event.running, dict(event.ended), event.frozen)
             case events.SpeedMeasured():
                 self._speed_measured(event.speed)
             case events.BusChanged():
@@ -277,6 +283,8 @@ class Node:
         message: Any = event.message
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
             return  # said to a home that has gone away; it will be said again
+        if isinstance(message, WORDS):
+            self.endings.heard(src, message)
         match message:  # the frequent ones first
             case messages.Probe():
                 self.sharing.sender.probe_received(src, message)
@@ -400,12 +408,16 @@ class Node:
                 task = self.home.tasks.get(bytes.fromhex(subject))
                 if task is not None:
                     self._home_timer(name, task)
+            case "request":
+                self.clients.go_on(int(subject))
             case "limit":
                 self.runs.stop(subject)
             case "kill":
                 self.runs.kill(subject)
             case "devices":
                 self.runs.devices_due()
+            case "frozen":
+                pass  # its room may be had from now on: `settle` looks
             case _:
                 self.state.count("timers not understood")
 

@@ -56,7 +56,7 @@ class Receiver:
     def wants_more(self) -> bool:
         """Whether it is below its mark, with what it has asked for already."""
         profile = self._state.profile
-        if profile.drained or not profile.slots:
+        if not self._state.takes_guests or not profile.slots:
             return False
         return self._ledger.load_tasks + self._in_flight < self._receives_below()
 
@@ -128,7 +128,7 @@ class Receiver:
         rate = self._state.policies.receiver.retry_rate
         if self._retrying or not rate or self._ledger.load_tasks >= self._receives_below():
             return
-        if self._state.profile.drained or not self._membership.has_any():
+        if not self._state.takes_guests or not self._membership.has_any():
             return
         self._retrying = True
         self._state.set_timer_in(self._pace.pause_s(rate), "retry")

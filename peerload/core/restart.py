@@ -25,7 +25,7 @@ def restart(node: Node, event: AgentStarted) -> None:
         guest = node.executor.adopt(record)
         if guest.phase is not GuestPhase.ENDED:
             node.runs.restore(guest)
-    node.runs.reconcile(event.running, dict(event.ended))
+    node.runs.reconcile(event.running, dict(event.ended), event.frozen)
     for task in queued:
         if not node.handoff.losses.rest_after_restart(task):
             node.arrivals.arrives(task)

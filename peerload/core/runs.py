@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.frozen import Frozen
 from peerload.core.work import Guest, HomeTask
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
@@ -39,6 +40,7 @@ class Runs:
     ``completed()`` is called when one has ended and the next has been started."""
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, home: Home, executor: Executor) -> None:
+        self.frozen = Frozen(state, queue, ledger, executor)
         self._state = state
         self._queue = queue
         self._ledger = ledger
@@ -154,6 +156,7 @@ class Runs:
         if isinstance(work, Guest):
             reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
             state = "frozen" if frozen else "thawed"
+            (self.frozen.froze if frozen else self.frozen.thawed)(key)
             self._state.note("attempt", state, task=work.task, attempt=work.attempt, node=work.home, reason=reason)
 
     def stop(self, key: str) -> None:
@@ -197,14 +200,14 @@ class Runs:
         self._launcher_away = True
         self._state.note("launcher", "lost", reason="its tasks are ended, another one is on its way")
 
-    def launcher_ready(self, running: Running, ended: dict[str, Exit]) -> None:
+    def launcher_ready(self, running: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
         """A (new) launcher answers."""
         self._launcher_away = False
         self._state.note("launcher", "ready")
-        self.reconcile(running, ended)
+        self.reconcile(running, ended, frozen)
 
-    def reconcile(self, listed: Running, ended: dict[str, Exit]) -> None:
-        """Every attempt that holds room here either runs, has an exit record, or has died."""
+    def reconcile(self, listed: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
+        """Every attempt that holds room here either runs (or is held still), has an exit record, or has died."""
         running = {key: (started_at, ts) for key, started_at, ts in listed}
         strangers = [key for key in ended if key not in self._works]
         for key, work in list(self._works.items()):
@@ -227,6 +230,7 @@ class Runs:
                 self._state.actions.append(SignalTask(key, SIGKILL))
         for key in strangers:
             self._forget_exit(key)
+        self.frozen.restore(frozen)
 
 
 def _limited(exit_: Exit, work: HomeTask | Guest) -> Exit:

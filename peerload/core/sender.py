@@ -362,7 +362,7 @@ class Sender:
         """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its marks
         say."""
         profile = self._state.profile
-        if profile.drained or not self._state.has_disk_room:
+        if not self._state.takes_guests:
             return False
         if why_never(profile, need.request, need.placement, home):
             return False

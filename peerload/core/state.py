@@ -25,7 +25,8 @@ FOREVER_S = 1e8
 
 class CoreState:
     """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters; ``history`` is
-    how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks."""
+    how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks; ``is_stuck``: whether
+    nothing runs here but what is frozen."""
 
     __slots__ = (
         "actions",
@@ -34,6 +35,7 @@ class CoreState:
         "has_disk_room",
         "history",
         "identity",
+        "is_stuck",
         "now",
         "policies",
         "profile",
@@ -57,6 +59,7 @@ class CoreState:
         self.actions: list[Action] = []
         self.counts: dict[str, int] = {}
         self.has_disk_room = True
+        self.is_stuck = False
         self.history = History(config.commands_kept_max, config.durations_kept_max)
 
     @property
@@ -71,6 +74,11 @@ class CoreState:
             return work.spec.time_limit_s or math.inf
         nearly_s = runs.nearly_all_s(self.profile.speed)
         return min(nearly_s, work.spec.time_limit_s or math.inf)
+
+    @property
+    def takes_guests(self) -> bool:
+        """Whether tasks of other homes may come here at all."""
+        return not self.profile.drained and self.has_disk_room and not self.is_stuck
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter; the `stats` request and the simulator's report show them."""

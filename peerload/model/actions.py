@@ -79,6 +79,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "running",
         "frozen",
         "thawed",
+        "evicted",
         "parked",
         "returned",
         "refused",
@@ -196,6 +197,14 @@ class SetLease(_Action, frozen=True):
     ts: float = 0.0
 
 
+class EvictTask(_Action, frozen=True):
+    """End this attempt without a result, if it is frozen (still): its room is needed. The launcher then says that it is
+    lost, for this reason."""
+
+    key: str
+    reason: str
+
+
 class ForgetTask(_Action, frozen=True):
     """The exit record and, with ``output``, the captured output of this attempt may go."""
 
@@ -253,6 +262,12 @@ class TaskChanged(_Action, frozen=True):
     reason: str
 
 
+class AttemptGone(_Action, frozen=True):
+    """No process of this attempt, whose end was asked for (EndAsked), is left."""
+
+    key: str
+
+
 # -- inward ----------------------------------------------------------------------------------------------------------
 
 
@@ -295,12 +310,14 @@ OUTWARD: tuple[type, ...] = (
     SpawnTask,
     SignalTask,
     SetLease,
+    EvictTask,
     ForgetTask,
     SendResult,
     KeepOutput,
     FetchOutput,
     Answer,
     TaskChanged,
+    AttemptGone,
 )
 
 Action = (
@@ -315,12 +332,14 @@ Action = (
     | LookAtDevices
     | SignalTask
     | SetLease
+    | EvictTask
     | ForgetTask
     | SendResult
     | KeepOutput
     | FetchOutput
     | Answer
     | TaskChanged
+    | AttemptGone
     | SetTimer
     | ClearTimer
     | Note

@@ -62,7 +62,9 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     lease_auto_s_max: Positive = 2400.0
     """A lease that grows with the time its task has run (a tenth of it) grows up to this."""
     frozen_s_max: Positive = 86_400.0
-    """A task whose lease has run out is ended after so long in the freezer."""
+    """A task whose lease has run out is ended after so long in the freezer …"""
+    frozen_kept_s: Positive = 60.0
+    """… and after so long there, if a task of this node needs its room."""
     unknown_ask_s_max: Positive = 300.0
     """A node whose run of a task that may run once only was lost sight of is asked about it this often at least."""
 

@@ -56,7 +56,8 @@ class AgentStarted(_Event, frozen=True):
 
     tasks: unfinished ones of this home; executions: attempts for other homes without a ResultAck; floors: per uid the
     highest attempt never to be started (again), why, and the task's home; counter: the last task number used; running / ended: attempts
-    (by execution key) that the launcher has alive or has an exit record of. A START that is in neither has died.
+    (by execution key) that the launcher has alive or has an exit record of; frozen: of those alive, the ones it holds
+    still. A START that is in neither has died.
     past: the last runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node
     takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
     addresses (HOST:PORT) at which a member may be. They are tried for ever.
@@ -69,6 +70,7 @@ class AgentStarted(_Event, frozen=True):
     counter: int = 0
     running: Running = ()
     ended: tuple[tuple[str, Exit], ...] = ()
+    frozen: tuple[str, ...] = ()
     past: tuple[PastRun, ...] = ()
     drained: str | None = None
     known: tuple[Identity, ...] = ()
@@ -99,6 +101,23 @@ class CancelRequested(_Event, frozen=True):
     tasks: tuple[str, ...]
     signal: int = 15
     force: bool = False
+
+
+class CancelledAttempt(msgspec.Struct, frozen=True):
+    """An attempt of a cancelled task of this home, and the node that had it."""
+
+    task: str
+    uid: bytes
+    attempt: int
+    node: str
+
+
+class EndAsked(_Event, frozen=True):
+    """Somebody waits for the processes of these attempts to be gone: AttemptGone tells of each. query: the other nodes are
+    asked, since their word may have been lost; to be put again from time to time, since nothing of this is kept for ever."""
+
+    attempts: tuple[CancelledAttempt, ...]
+    query: bool = False
 
 
 class SignalRequested(_Event, frozen=True):
@@ -257,6 +276,7 @@ class LauncherReady(_Event, frozen=True):
 
     running: Running = ()
     ended: tuple[tuple[str, Exit], ...] = ()
+    frozen: tuple[str, ...] = ()
 
 
 class OutputArrived(_Event, frozen=True):
@@ -314,6 +334,7 @@ Event = (
     AgentStarted
     | TaskSubmitted
     | CancelRequested
+    | EndAsked
     | SignalRequested
     | HoldRequested
     | ReleaseRequested

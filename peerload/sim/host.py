@@ -10,6 +10,8 @@ import random
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.core.node import Node
 from peerload.model import actions, events
 from peerload.model.instant import Instant
@@ -74,7 +76,9 @@ class Host:
         running = tuple(
             (key, EPOCH_S + process.started_s, process.ts) for key, process in self.launcher.running.items()
         )
-        self.handle(self.store.started(running, dict(self.launcher.ended)))
+        frozen = tuple(key for key, process in self.launcher.running.items() if process.since_s is None)
+        started = self.store.started(running, dict(self.launcher.ended))
+        self.handle(msgspec.structs.replace(started, frozen=frozen))
 
     def crash_agent(self) -> None:
         """The agent is gone at once; the launcher and its tasks stay."""
@@ -180,6 +184,8 @@ class Host:
                 self._signal(action.key, action.signal)
             case actions.SetLease():
                 self._lease(action)
+            case actions.EvictTask():
+                self._evict(action)
             case actions.ForgetTask():
                 self.launcher.ended.pop(action.key, None)
             case actions.KeepOutput():
@@ -225,8 +231,15 @@ class Host:
             self._end(process, 0)
         elif process.since_s is None:
             self._simulation.checker.rests(self.name, process)
+            self._later(events.TaskFrozen(process.key, frozen=True))
         else:
             self._watch(process)
+
+    def _evict(self, action: actions.EvictTask) -> None:
+        process = self.launcher.running.get(action.key)
+        if process is not None and process.since_s is None:
+            del self.launcher.running[action.key]
+            self._later(events.TaskLost(action.key, action.reason, never_started=False))
 
     def _lease(self, action: actions.SetLease) -> None:
         process = self.launcher.running.get(action.key)
@@ -234,7 +247,10 @@ class Host:
             return
         deadline_s = action.deadline_s - self.clock_offset_s if action.deadline_s else 0.0
         process.ts = action.ts
+        was_frozen = process.since_s is None
         self.launcher.lease(process, deadline_s, self._simulation.now_s)
+        if was_frozen and process.since_s is not None:
+            self._later(events.TaskFrozen(process.key, frozen=False))
         if process.since_s is not None:
             self._simulation.checker.runs(self._simulation.now_s, self.name, process)
         self._watch(process)

@@ -65,6 +65,7 @@ WITHOUT_MEANING = frozenset(
         actions.Dial,
         actions.DialAddress,
         actions.ForgetPeer,
+        actions.AttemptGone,
         actions.SendGossip,
         actions.LookAtDevices,
     ),
@@ -363,7 +364,7 @@ class IdealCluster:
                 for other in self._hearers:
                     if other != name:
                         self._delivered(other, received, self._message_s)
-            case actions.SignalTask():
+            case actions.SignalTask() | actions.EvictTask():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
             case (
                 actions.Persist()
@@ -374,6 +375,7 @@ class IdealCluster:
                 | actions.Dial()
                 | actions.DialAddress()
                 | actions.ForgetPeer()
+                | actions.AttemptGone()
                 | actions.SendGossip()
                 | actions.LookAtDevices()
             ):

@@ -100,11 +100,15 @@ class Wait(_Request, frozen=True, tag="wait"):
 
 
 class Cancel(_Request, frozen=True, tag="cancel"):
-    """Stop tasks → cancelled (ids), already_ended (ids). Durable before it is answered."""
+    """Stop tasks → cancelled (ids), already_ended (ids). Durable before it is answered. wait: that comes as ``more``, and the
+    ok when their processes are gone, too: timed_out, left (ids of which some may be there; at most 100 are named). While
+    it takes long, ``more`` {waits_for}: each of the nodes it depends on (node state tasks)."""
 
     tasks: TaskRefs
     signal: Annotated[int, Meta(ge=1, le=64)] = 15
     force: bool = False
+    wait: bool = False
+    timeout_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
 
 
 class Retry(_Request, frozen=True, tag="retry"):

@@ -45,8 +45,8 @@ def exec_before_start(patch: pytest.MonkeyPatch) -> None:
     goes_out_early(patch, actions.SpawnTask)
     reconcile = Runs.reconcile
 
-    def looks_at_known(self: Runs, listed: events.Running, ended: dict[str, Exit]) -> None:
-        reconcile(self, tuple(row for row in listed if self.holds(row[0])), ended)
+    def looks_at_known(self: Runs, listed: events.Running, ended: dict[str, Exit], frozen: Any = ()) -> None:
+        reconcile(self, tuple(row for row in listed if self.holds(row[0])), ended, frozen)
 
     patch.setattr(Runs, "reconcile", looks_at_known)
 
@@ -125,7 +125,11 @@ def agent_timer(patch: pytest.MonkeyPatch) -> None:
 def no_adopt(patch: pytest.MonkeyPatch) -> None:
     """R8: what an earlier agent started is taken for dead by the next one."""
     listing = Launcher.listing
-    patch.setattr(Launcher, "listing", lambda self: ((), listing(self)[1]))
+
+    def ends_only(self: Launcher) -> events.LauncherReady:
+        return events.LauncherReady(ended=listing(self).ended)
+
+    patch.setattr(Launcher, "listing", ends_only)
 
 
 def launcher_unbound(patch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from peerload.core.guest_leases import GuestLeases
@@ -77,8 +78,9 @@ def park_ts_volatile(patch: pytest.MonkeyPatch) -> None:
     listing = Launcher.listing
 
     def forgetful(self: Launcher) -> Any:
-        running, ended = listing(self)
-        return tuple((key, started_at, 0.0) for key, started_at, _ in running), ended
+        ready = listing(self)
+        running = tuple((key, started_at, 0.0) for key, started_at, _ in ready.running)
+        return msgspec.structs.replace(ready, running=running)
 
     patch.setattr(Launcher, "listing", forgetful)
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from peerload.agent import launcher_link
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.release import Release
@@ -42,8 +44,7 @@ def no_adopt() -> None:
     start = LauncherLink.start
 
     async def patched(self: LauncherLink) -> Any:
-        _, listed = await start(self)
-        return (), listed
+        return msgspec.structs.replace(await start(self), running=(), frozen=())
 
     LauncherLink.start = patched  # type: ignore[method-assign]
 

@@ -93,7 +93,7 @@ def _run(
 @pytest.mark.parametrize("loop_factory", LOOPS)
 def test_a_task_from_start_to_end(loop_factory: Callable[[], asyncio.AbstractEventLoop], directory: Path) -> None:
     async def story(node: Node) -> None:
-        assert await node.link.start() == ((), ())
+        assert await node.link.start() == LauncherReady()
         node.spawn("a", b"sh", b"-c", b"echo $A $B; exit 5")
         end = await node.ended("a")
         assert end.exit.exit_code == 5
@@ -127,10 +127,10 @@ def test_a_new_agent_finds_what_the_old_one_left(directory: Path) -> None:
         pid = node.link.pid
         await node.link.close()
         node.link = node.new_link()
-        running, ended = await node.link.start()
+        ready = await node.link.start()
         assert node.link.pid == pid
-        assert [key for key, *_ in running] == ["runs"]
-        assert [(key, exit_.exit_code) for key, exit_ in ended] == [("ended", 4)]
+        assert [key for key, *_ in ready.running] == ["runs"]
+        assert [(key, exit_.exit_code) for key, exit_ in ready.ended] == [("ended", 4)]
         node.events.clear()
         node.link.signal("runs", signal.SIGTERM)
         assert (await node.ended("runs")).exit.signal == signal.SIGTERM
@@ -192,7 +192,7 @@ def test_a_launcher_that_does_not_answer_yet_is_waited_for(directory: Path) -> N
             assert not starting.done()
         bench = Bench(place)
         first = bench.start()
-        assert await starting == ((), ())
+        assert await starting == LauncherReady()
         assert node.link.pid == first.pid
         await node.link.stop_all()
         for process in bench.processes:

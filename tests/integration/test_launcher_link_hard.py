@@ -171,7 +171,7 @@ def test_a_launcher_of_another_version_is_of_use(
         (directory / "launcher").mkdir()
         server = await asyncio.start_unix_server(serve, directory / "launcher/launcher.sock")
         try:
-            assert await node.link.start() == ((("a-1", 5.0, ts),), ())
+            assert await node.link.start() == LauncherReady((("a-1", 5.0, ts),))
             assert (node.link.units, bool(node.link.unenforced)) == (units, True)
             node.link.set_lease("a-1", 9.0, 8.0)
             node.spawn("b-1", b"true")

@@ -293,6 +293,21 @@ def test_a_task_frozen_for_too_long_is_killed_and_that_is_no_exit(bench: Bench) 
     assert (listed["running"], listed["ended"]) == ([], [])
 
 
+def test_a_frozen_task_whose_room_is_needed_is_ended_and_that_is_no_exit(bench: Bench, reference: Beats) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    family = Family(bench, agent)
+    agent.send({"do": "evict", "key": "a", "reason": "too early"})  # it runs: nothing happens
+    family.let_lease_end(agent, 1.0)
+    family.await_frozen(reference)
+    agent.send({"do": "evict", "key": "a", "reason": "its room is needed"})
+    event = agent.lost("a")
+    assert (event["never_started"], event["reason"]) == (False, "its room is needed")
+    assert family.are_gone()
+    listed = agent.listed()
+    assert (listed["running"], listed["ended"]) == ([], [])
+
+
 def test_a_task_that_is_to_be_killed_at_its_deadline_is(bench: Bench) -> None:
     bench.launcher()
     agent = bench.agent()

@@ -1,4 +1,4 @@
-"""The fault runs find out every rule that is left out, within the seeds of the gate."""
+"""The fault runs find out every rule that is left out within 200 seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 
 from peerload.model.errors import InvariantBroken
 from tests.sim import broken_variants
-from tests.sim.test_faults import SEEDS, run
+from tests.sim.test_faults import run
+
+SEEDS_MAX = 200
 
 
 @pytest.mark.parametrize(
@@ -26,9 +28,9 @@ from tests.sim.test_faults import SEEDS, run
 )
 def test_a_rule_left_out_is_found_out(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     variant(monkeypatch)
-    for seed in range(SEEDS):
+    for seed in range(SEEDS_MAX):
         try:
             run(seed)
         except InvariantBroken:
             return
-    pytest.fail(f"{variant.__name__} breaks nothing in {SEEDS} seeds")
+    pytest.fail(f"{variant.__name__} breaks nothing in {SEEDS_MAX} seeds")

@@ -99,11 +99,12 @@ class Launcher:
         else:
             getattr(self, do)(*given)
 
-    def listing(self) -> tuple[events.Running, tuple[tuple[str, Exit], ...]]:
+    def listing(self) -> events.LauncherReady:
         """What an agent that connects is told; what an earlier agent said before is heard first."""
         self._hear_all()
         running = tuple((process.key, process.started_at, process.ts) for process in self.running.values())
-        return running, tuple(self.ended.items())
+        frozen = tuple(process.key for process in self.running.values() if process.frozen)
+        return events.LauncherReady(running, tuple(self.ended.items()), frozen)
 
     def _hear_all(self) -> None:
         unheard, self._unheard = self._unheard, []
@@ -149,12 +150,20 @@ class Launcher:
         process.deadline_s = deadline_s
         if process.frozen and (not deadline_s or deadline_s > self._machine.clock.boot_s(self._cluster.now_s)):
             process.frozen = False
+            self._tell(events.TaskFrozen(key, frozen=False))
             if process.signalled:
                 self._end(process, 128 + process.signalled, process.signalled)
             else:
                 self._go_on(process)
         elif not process.frozen:
             self._watch(process)
+
+    def evict(self, key: str, reason: str) -> None:
+        """It is frozen, and its room is needed: ended without a result."""
+        process = self.running.get(key)
+        if process is not None and process.frozen:
+            self._cluster.gauges.count("evicted while frozen")
+            self._lose(process, reason)
 
     def forget(self, key: str) -> None:
         """Its exit record is not needed any more."""
@@ -207,15 +216,19 @@ class Launcher:
         process.frozen = True
         self._cluster.gauges.count("frozen at the end of a lease")
         self._rest(process)
+        self._tell(events.TaskFrozen(process.key, frozen=True))
         if process.frozen_s_max:
             self._cluster.after(process.frozen_s_max, self._frozen_too_long, process, process.round)
 
     def _frozen_too_long(self, process: Process, number: int) -> None:
         if process.frozen and process.round == number and process.key in self.running:
             self._cluster.gauges.count("frozen for too long")
-            self._rest(process)
-            del self.running[process.key]
-            self._tell(events.TaskLost(process.key, "it was frozen for too long"))
+            self._lose(process, "it was frozen for too long")
+
+    def _lose(self, process: Process, reason: str) -> None:
+        self._rest(process)
+        del self.running[process.key]
+        self._tell(events.TaskLost(process.key, reason))
 
     def _end(self, process: Process, exit_code: int, signal: int, reason: str = "") -> None:
         self._rest(process)

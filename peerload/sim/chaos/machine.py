@@ -113,11 +113,11 @@ class Machine:
         rng = random.Random(f"{self.cluster.plan.seed} {self.name} {self.boot}")  # noqa: S311 -- seeded
         self.node = Node(self.cluster.config, self.cluster.policies, self.identity, self.profile, rng)
         self.cluster.checker.recovered(self)
-        running, ended = self.launcher.listing()
-        started = self.disk.started(running, dict(ended))
+        ready = self.launcher.listing()
+        started = self.disk.started(ready.running, dict(ready.ended))
         known = tuple(identity for name, identity in self.addresses.items() if name != self.name)
         seeds = self.cluster.seeds(self.name)
-        self.handle(msgspec.structs.replace(started, known=known, seeds=seeds))
+        self.handle(msgspec.structs.replace(started, frozen=ready.frozen, known=known, seeds=seeds))
         if not self.has_room:
             self.handle(events.DiskRoomChanged(has_room=False))
         self.cluster.network.agent_started(self)
@@ -362,6 +362,8 @@ class Machine:
                 self._request("signal", action.key, action.signal)
             case actions.SetLease():
                 self._request("lease", action.key, action.deadline_s, action.ts)
+            case actions.EvictTask():
+                self._request("evict", action.key, action.reason)
             case actions.ForgetTask():
                 self._request("forget", action.key)
             case actions.KeepOutput():
@@ -425,9 +427,9 @@ class Machine:
     def _launcher_is_back(self, generation: int) -> None:
         if generation == self.launcher.generation:
             self.launcher.start()
-            running, ended = self.launcher.listing()
+            ready = self.launcher.listing()
             self._launcher_lost = False
-            self.handle(events.LauncherReady(running, ended))
+            self.handle(ready)
 
     def runs_guests(self) -> bool:
         """Whether its launcher has a task of another home."""
