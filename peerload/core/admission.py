@@ -203,8 +203,11 @@ class Ledger:
             cpus += waiting.cpus * number
         return self._fits(request, count, cpus) and self._has_devices(request, others)
 
-    def _has_devices(self, request: ResourceRequest, others: Sequence[ResourceRequest] = ()) -> bool:
-        """Whether its devices are free, also when the others, as far as there is room for them, have theirs."""
+    def _has_devices(
+        self, request: ResourceRequest, others: Sequence[ResourceRequest] = (), without: Sequence[str] = ()
+    ) -> bool:
+        """Whether its devices are free, also when the others, as far as there is room for them, have theirs; and the
+        attempts ``without`` none."""
         devices, tried = self.devices, []
         if len(others) > TRIED_MAX:
             return False
@@ -215,18 +218,21 @@ class Ledger:
                 tried.append(f"?{number}")
                 devices.grant(tried[-1], names, ask, self.now_s)
         try:
-            return place(devices, request, Ask(request, devices.config), self.now_s) is not None
+            ask = Ask(request, devices.config)
+            return place(devices, request, ask, self.now_s, without=without) is not None
         finally:
             for key in tried:
                 devices.take_back(key)
 
     def fits_without(self, keys: Iterable[str], request: ResourceRequest) -> bool:
-        """Whether it could be started now if these attempts held neither cores nor memory. Their devices they keep: what
-        does not execute still fills them."""
+        """Whether it could be started now if these attempts held nothing."""
+        keys = list(keys)
         held = [self.running[key][0] for key in keys]
         count, cpus = len(self.running) - len(held), self.cpus_running - sum(one.cpus for one in held)
         mem_bytes = self._mem_bytes - sum(one.mem_bytes for one in held)
-        return self._fits(request, count, cpus, mem_bytes) and (not request.takes_devices or self._has_devices(request))
+        return self._fits(request, count, cpus, mem_bytes) and (
+            not request.takes_devices or self._has_devices(request, without=keys)
+        )
 
     def _fits(self, request: ResourceRequest, count: int, cpus: float, mem_bytes: int | None = None) -> bool:
         profile = self.profile

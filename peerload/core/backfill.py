@@ -37,7 +37,8 @@ class Reservation:
 
 
 class Backfill:
-    """The reservations at one moment, made in the order in which tasks wait; at most one a device."""
+    """The reservations at one moment, made in the order in which tasks wait. A device is kept for the first that waits for
+    it."""
 
     __slots__ = ("_by_device", "_ledger", "_now_s")
 
@@ -75,10 +76,10 @@ class Backfill:
     def reserve(
         self, request: ResourceRequest, ask: Ask, waited_s: float, held: tuple[str, ...] = ()
     ) -> Reservation | None:
-        """Keep room for a task that does not fit. ``held``: what it had reserved when that hardened. None if it wants
-        what others wait for already, or nothing of this node would ever do."""
+        """Keep room for a task that does not fit, on those of its devices that are not kept for another yet. ``held``: what
+        it had reserved when that hardened. None if not enough devices are sound."""
         is_hard = waited_s >= self.starves_after_s(ask)
-        if is_hard and held and all(self._is_open(name) for name in held):
+        if is_hard and held and all(self._is_sound(name) for name in held):
             devices, starts_s = held, self._now_s
         else:
             found = self._soonest(request, ask, waited_s)
@@ -87,7 +88,7 @@ class Backfill:
             devices, starts_s = found
         reservation = Reservation(ask, devices, starts_s, is_hard=is_hard)
         for name in devices:
-            self._by_device[name] = reservation
+            self._by_device.setdefault(name, reservation)
         return reservation
 
     def starves_after_s(self, ask: Ask) -> float:
@@ -95,24 +96,27 @@ class Backfill:
         own_s = STARVES_AFTER_RUNS * ask.run_s if ask.run_s < NEVER_S else 0.0
         return max(self._ledger.config.starve_after_s, own_s)
 
-    def _is_open(self, name: str) -> bool:
+    def _is_sound(self, name: str) -> bool:
         state = self._ledger.states.get(name)
-        return name not in self._by_device and state is not None and state.reading.health.is_usable
+        return state is not None and state.reading.health.is_usable
 
     def _soonest(self, request: ResourceRequest, ask: Ask, waited_s: float) -> tuple[tuple[str, ...], float] | None:
-        """The devices that have room first, and when."""
+        """The devices that have room first, of equal ones those that nobody waits for, and when."""
         chosen: list[str] = []
         starts_s = self._now_s
         wanted = [(self._ledger.of_kind(kind), count) for kind, count in request.devices]
         if request.gpus:
             wanted.append((Scope(self._ledger, request, waited_s).all, request.gpus))
         for states, count in wanted:
-            times = [(self._room_at_s(state, ask), place, state.id) for place, state in enumerate(states)]
-            usable = sorted(time for time in times if self._is_open(time[2]))
-            if len(usable) < count:
+            times = sorted(
+                (self._room_at_s(state, ask), state.id in self._by_device, place, state.id)
+                for place, state in enumerate(states)
+                if self._is_sound(state.id)
+            )
+            if len(times) < count:
                 return None
-            chosen += [name for _, _, name in usable[:count]]
-            starts_s = max(starts_s, usable[count - 1][0] if count else starts_s)
+            chosen += [name for *_, name in times[:count]]
+            starts_s = max(starts_s, times[count - 1][0])
         return tuple(chosen), starts_s
 
     def _room_at_s(self, state: DeviceState, ask: Ask) -> float:

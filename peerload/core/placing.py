@@ -56,27 +56,27 @@ def place(
     now_s: float,
     waited_s: float = 0.0,
     allows: Callable[[DeviceState, Ask], bool] = lambda _state, _ask: True,
+    without: Sequence[str] = (),
 ) -> tuple[str, ...] | None:
     """The ids of the devices that the task is to have, None if there are not enough. ``allows``: whether a device that
-    fits may be taken, considering who else waits for it."""
+    fits may be taken, considering who else waits for it; ``without``: as if these attempts were over."""
+
+    def fits(state: DeviceState) -> bool:
+        return not state.why_not(ask, now_s, without) and allows(state, ask)
+
     names: list[str] = []
     for kind, count in request.devices:
-        fitting = [state for state in ledger.of_kind(kind) if not state.why_not(ask, now_s) and allows(state, ask)]
+        fitting = [state for state in ledger.of_kind(kind) if fits(state)]
         if len(fitting) < count:
             return None
         names += [state.id for state in fitting[:count]]
     if not request.gpus:
         return tuple(names)
-    gpus = _gpus(Scope(ledger, request, waited_s), request.gpus, ask, now_s, allows)
+    gpus = _gpus(Scope(ledger, request, waited_s), request.gpus, fits, _rank(ask, now_s))
     return None if gpus is None else (*gpus, *names)
 
 
-def _gpus(
-    scope: Scope, count: int, ask: Ask, now_s: float, allows: Callable[[DeviceState, Ask], bool]
-) -> tuple[str, ...] | None:
-    def fits(state: DeviceState) -> bool:
-        return not state.why_not(ask, now_s) and allows(state, ask)
-
+def _gpus(scope: Scope, count: int, fits: Callable[[DeviceState], bool], rank: Rank) -> tuple[str, ...] | None:
     wanted = [state for state in scope.preferred if fits(state)]
     if len(wanted) >= count:
         return tuple(state.id for state in wanted[:count])
@@ -85,7 +85,7 @@ def _gpus(
     others = [state for state in scope.others if fits(state)]
     if len(wanted) + len(others) < count:
         return None
-    ranked = sorted(others, key=_rank(ask, now_s))
+    ranked = sorted(others, key=rank)
     return tuple(state.id for state in [*wanted, *nearest(wanted, ranked, count - len(wanted))])
 
 
