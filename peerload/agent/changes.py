@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from peerload.agent.connection import Connection
+    from peerload.agent.endings import Endings
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Pending
@@ -39,10 +40,18 @@ if TYPE_CHECKING:
 class Changes:
     """``durable()`` returns when everything decided so far is on disk."""
 
-    def __init__(self, parts: Parts, pending: Pending, names: Names, durable: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        pending: Pending,
+        names: Names,
+        endings: Endings,
+        durable: Callable[[], Awaitable[None]],
+    ) -> None:
         self._parts = parts
         self._pending = pending
         self._names = names
+        self._endings = endings
         self._durable = durable
 
     async def submit(self, connection: Connection, request: control.Submit) -> None:
@@ -63,6 +72,7 @@ class Changes:
                 directory_here=directory_here,
                 before=before,
                 held=request.held,
+                waits_for_node=request.wait_for_node,
             )
         )
 
@@ -99,11 +109,21 @@ class Changes:
         return bool(directories.seen_lately(spec.directory) or await directories.look(spec.directory))
 
     async def cancel(self, connection: Connection, request: control.Cancel) -> None:
-        """Stop tasks."""
+        """Stop tasks; wait until they have stopped, if that is asked."""
         await self._durable()
-        names = [record.task for ref in request.tasks for record in self._names.records(ref)]
-        number = self._pending.expect(connection, request.id)
-        self._parts.inbox.put(CancelRequested(number, tuple(names), request.signal, request.force))
+        names = tuple(
+            [record.task for ref in request.tasks async for page in self._names.pages(ref) for record in page]
+        )
+        if not request.wait:
+            number = self._pending.expect(connection, request.id)
+            self._parts.inbox.put(CancelRequested(number, names, request.signal, request.force))
+            return
+        with self._endings.watched() as watch:
+            number, answer = self._pending.promise()
+            self._parts.inbox.put(CancelRequested(number, names, request.signal, request.force))
+            connection.more(request.id, await answer)
+            records = [record for ref in request.tasks async for page in self._names.pages(ref) for record in page]
+            await self._endings.until_gone(connection, request, watch, records)
 
     async def signal(self, connection: Connection, request: control.Signal) -> None:
         """Send a signal to a running task."""

@@ -99,9 +99,19 @@ class ControlServer:
         """A task has a new durable record, or runs."""
         self._requests.changed(action)
 
+    def attempt_gone(self, key: str) -> None:
+        """No process of this attempt is left."""
+        self._requests.endings.gone(key)
+
     def decided(self, decision: Decided) -> None:
         """Remember the newest decision about a task."""
         self._decisions.keep(decision)
+
+
+def check_socket(path: str) -> None:
+    """Raises ConfigError if `ControlServer.start` could not listen there now."""
+    _listen(path).close()
+    _remove(path)
 
 
 def _listen(path: str) -> socket.socket:

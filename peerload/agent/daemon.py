@@ -14,12 +14,12 @@ import random
 import secrets
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from peerload import __version__
-from peerload.agent import cluster, store_notices
+from peerload.agent import cluster, settings, store_notices
 from peerload.agent.control import ControlServer
 from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
@@ -30,19 +30,23 @@ from peerload.agent.members import Members
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
-from peerload.agent.peer_address import parse_address
 from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer, settled
+from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
+from peerload.agent.sensors.gpus import Gpus
 from peerload.agent.sensors.host import Sensors, machine_facts
+from peerload.agent.sensors.listed import listed
 from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
 from peerload.agent.store import Store
 from peerload.agent.tls import Credentials
 from peerload.core.node import Node
+from peerload.core.placing import is_meant
 from peerload.model import events
 from peerload.model.config import CoreConfig
+from peerload.model.devices import GPU
 from peerload.model.errors import InvariantBroken, SlowDown, StoreError
 from peerload.model.gossip import PRESETS
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, State
@@ -58,6 +62,7 @@ if TYPE_CHECKING:
     from peerload.agent.store_recover import Recovered
     from peerload.model.actions import Action, Row
     from peerload.model.config import AgentConfig
+    from peerload.model.devices import Device
     from peerload.model.errors import PeerloadError
     from peerload.model.events import Event
     from peerload.model.load import LoadReport
@@ -72,9 +77,13 @@ STOP_S_MAX = 5.0
 class Daemon:
     """One agent, from start to stop. `run` returns its exit code."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, gpu_library: Any = None) -> None:  # noqa: ANN401 -- a module without types
+        """gpu_library: what speaks like `pynvml`; None: this machine's driver is looked for."""
         self.config = config
-        self.core_config = CoreConfig(lease_s=config.lease_s, gossip=PRESETS[config.gossip])
+        self.core_config = CoreConfig(
+            lease_s=config.lease_s, gossip=PRESETS[config.gossip], gpu=settings.gpu_config(config.gpu)
+        )
+        self._gpu_library = gpu_library
         self.parts = Parts(config)
         self._sequence = 0
         self._is_up = False
@@ -89,9 +98,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
         self.parts.cluster = cluster.find(self.config.cluster, os.environ)
-        for key, addresses in (("listen", (self.config.listen,)), ("peer", self.config.peer)):
-            for address in addresses:
-                parse_address(key, address, loopback_only=self.parts.cluster.is_local)
+        check_addresses(self.config, loopback_only=self.parts.cluster.is_local)
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
         self.parts.disk = Disk(state)
@@ -100,10 +107,15 @@ class Daemon:
         found = store_notices.traces(state)
         self.parts.store.open()
         try:
+            await check_places(self.config, loopback_only=self.parts.cluster.is_local)
             store_notices.begin_anew(self.parts, found)
             self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
             self.parts.spool = Spool(state)
+            self.parts.gpus = Gpus(
+                self.parts.inbox.put, self._gpu_library, listed(self.config.device), self._usable_gpus
+            )
+            await self.parts.gpus.find()
             self.parts.identity = Identity(
                 node=self.config.node,
                 boot=secrets.token_hex(8),
@@ -118,6 +130,7 @@ class Daemon:
             await self._serve(loop)
         finally:
             self.parts.store.close()
+            self.parts.claims.close()
         return self.parts.exit_code
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -191,6 +204,7 @@ class Daemon:
             background = [
                 group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
             ]
+            background.append(group.create_task(self.parts.gpus.run()))
             background.append(group.create_task(self.parts.disk.watch()))
             background.append(group.create_task(self.parts.tls.keep_valid()))
             if self._speed() is None:
@@ -202,6 +216,7 @@ class Daemon:
             self._is_up = True
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.parts.stop)
+            self.parts.launcher.tell()
             log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
             self.parts.journal.happened(
                 "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"
@@ -266,6 +281,7 @@ class Daemon:
         self.parts.members.close(forget=self.parts.leaves)
         await self.parts.links.close()
         await self.parts.launcher.close()
+        await self.parts.gpus.close()
         if self.recorder is not None:
             self.recorder.close()
 
@@ -417,7 +433,7 @@ class Daemon:
 
     def _profile(self) -> Profile:
         cpus, mem_bytes = machine_facts()
-        slots = self.config.slots
+        slots, devices = self.config.slots, self.parts.gpus.devices
         return Profile(
             node=self.config.node,
             slots=max(int(cpus), 1) if slots is None else slots,
@@ -429,6 +445,15 @@ class Daemon:
             protocol_max=PROTOCOL_MAX,
             version=int(self.parts.started_at),
             speed=self._speed() or 1.0,
+            gpus=sum(device.kind == GPU for device in devices),
+            devices=devices,
+        )
+
+    def _usable_gpus(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Without those that the config excludes, and those that another agent of this machine has."""
+        excluded = tuple(map(str, self.config.gpu.exclude))
+        return self.parts.claims.claim(
+            tuple(device for device in devices if not any(is_meant(device, name) for name in excluded))
         )
 
     def _speed(self) -> float | None:

@@ -108,6 +108,13 @@ class LauncherLink:
             if self._failed is not None:
                 self._failed(f"the launcher's events are lost: {error!r}")
 
+    def tell(self) -> None:
+        """Say in the log which launcher this is, and what it cannot hold. After `start` that is left to the caller, since
+        an agent that does not come up has only to say why."""
+        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._protocol, self.units)
+        for what in self.unenforced:
+            log.info("not held: %s", what)
+
     async def close(self) -> None:
         """Let go of it; it and its tasks go on."""
         self._closing = True
@@ -271,9 +278,6 @@ class LauncherLink:
             map(str, hello.get("unenforced", ("a process that leaves the process group of its task",)))
         )
         self._protocol = int(hello.get("protocol", 1))
-        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._protocol, self.units)
-        for what in self.unenforced:
-            log.info("not held: %s", what)
 
     async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         deadline_s = time.monotonic() + START_S_MAX
@@ -345,6 +349,7 @@ class LauncherLink:
             self._requests.clear()
             self._put(LauncherLost())
             reader, ready = await self._reconnect()
+            self.tell()
             self._put(ready)
 
     async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import TYPE_CHECKING
 
+from peerload.agent.store_read import BEFORE_FIRST, order_of
 from peerload.model.errors import BadRequest, NoSuchTask
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from peerload.agent.parts import Parts
     from peerload.model.task import TaskRecord
 
 REF = re.compile(r"(?:(?P<home>[a-z0-9-]{1,40})/)?(?P<counter>[0-9]{1,18})(?:\.(?P<index>[0-9]{1,9}))?")
+
+RECORDS_AT_A_TIME = 500
+"""Records read of an array before others have their turn: some milliseconds."""
 
 
 class Names:
@@ -55,6 +62,19 @@ class Names:
         if not records:
             raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
         return records
+
+    async def pages(self, ref: str) -> AsyncIterator[list[TaskRecord]]:
+        """The same, RECORDS_AT_A_TIME of them, others having their turn in between: an array may be large."""
+        counter, index = self.resolve(ref)
+        after = BEFORE_FIRST
+        while page := self._parts.store.page(counter, index, after, RECORDS_AT_A_TIME):
+            after = order_of(page[-1].task)[1]
+            yield page
+            if len(page) < RECORDS_AT_A_TIME:
+                return
+            await asyncio.sleep(0)
+        if after == BEFORE_FIRST:
+            raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
 
     def single(self, ref: str) -> TaskRecord:
         """The one task of this name. Raises BadRequest for an array."""

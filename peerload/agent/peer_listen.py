@@ -61,9 +61,7 @@ class Listener:
         except OSError as error:
             if self._socket is not None:
                 self._socket.close()
-            what = f"cannot listen at {join_address(host, port)}"
-            hint = "name an address of this machine that others reach"
-            raise ConfigError("listen", what, why=operating_system_says(error), hint=hint) from None
+            raise _cannot(host, port, error) from None
         self._spawn(self._accept(self._socket), "peers listen")
         return address
 
@@ -108,6 +106,22 @@ class Listener:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def check_listening(host: str, port: int) -> None:
+    """Raises ConfigError if `Listener.start` could not listen there now."""
+    try:
+        host = await numeric(host)
+        _listening(host, port).close()
+        reachable(host)
+    except OSError as error:
+        raise _cannot(host, port, error) from None
+
+
+def _cannot(host: str, port: int, error: OSError) -> ConfigError:
+    what = f"cannot listen at {join_address(host, port)}"
+    hint = "name an address of this machine that others reach"
+    return ConfigError("listen", what, why=operating_system_says(error), hint=hint)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ class Pending:
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Connection, int]] = {}
+        self._promised: dict[int, asyncio.Future[dict[str, object]]] = {}
         self._next = 0
 
     def expect(self, connection: Connection, number: int) -> int:
@@ -28,8 +30,22 @@ class Pending:
         connection.pending += 1
         return self._next
 
+    def promise(self) -> tuple[int, asyncio.Future[dict[str, object]]]:
+        """A number for the core, and what its Answer becomes the result of."""
+        self._next += 1
+        future: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
+        self._promised[self._next] = future
+        return self._next, future
+
     def answered(self, answer: Answer) -> None:
         """Pass an answer on to whoever asked."""
+        future = self._promised.pop(answer.request, None)
+        if future is not None:
+            if not future.done() and answer.error is not None:
+                future.set_exception(answer.error)
+            elif not future.done():  # whoever asked may have gone
+                future.set_result(answer.reply)
+            return
         connection, number = self._waiting.pop(answer.request, (None, 0))
         if connection is None:
             return

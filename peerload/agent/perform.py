@@ -11,6 +11,7 @@ import msgspec
 
 from peerload.agent.environment import variables_of
 from peerload.agent.mqtt_inbox import SOURCES_MAX
+from peerload.agent.sensors.listed import variables as device_variables
 from peerload.model import actions, events
 from peerload.model.errors import BadRequest, SlowDown
 from peerload.model.messages import ADVICE, Offer, Result, State
@@ -73,6 +74,8 @@ class Performer:
                 handle.cancel()
         elif isinstance(action, actions.SendGossip):
             self._parts.members.send(action)
+        elif isinstance(action, actions.LookAtDevices):
+            self._parts.gpus.look()
         elif isinstance(action, actions.Note):
             self._parts.journal.note(action.event)
         elif isinstance(action, actions.Decided):
@@ -87,6 +90,8 @@ class Performer:
                 self._spawn(action)
             case actions.TaskChanged():
                 parts.clients.changed(action)
+            case actions.AttemptGone():
+                parts.clients.attempt_gone(action.key)
             case actions.Answer():
                 parts.clients.answered(action)
             case actions.ForgetTask():
@@ -122,6 +127,7 @@ class Performer:
                 | actions.Note()
                 | actions.Decided()
                 | actions.SendGossip()
+                | actions.LookAtDevices()
             ):
                 raise AssertionError("not outward")
             case _:
@@ -225,7 +231,7 @@ class Performer:
             "PEERLOAD_CPUS": f"{request.cpus:g}",
             "PEERLOAD_MEM_BYTES": str(request.mem_bytes),
             "OMP_NUM_THREADS": str(max(int(request.cpus), 1)),
-            "CUDA_VISIBLE_DEVICES": "",
+            **device_variables(action.devices, parts.config.device),
         }
         if not index:
             del variables["PEERLOAD_ARRAY_INDEX"]

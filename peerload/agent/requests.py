@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent import answers
 from peerload.agent.changes import Changes
+from peerload.agent.endings import Endings
 from peerload.agent.naming import Names
 from peerload.agent.streams import OutputStream, Watch
 from peerload.core.work import HomePhase
@@ -39,7 +40,8 @@ class Requests:
         self._parts = parts
         self._decisions = decisions
         self._names = Names(parts)
-        self._changes = Changes(parts, pending, self._names, self._durable)
+        self.endings = Endings(parts)
+        self._changes = Changes(parts, pending, self._names, self.endings, self._durable)
         self._watches: dict[str, set[Watch]] = {}
         self._users: dict[int, str] = {}
         self._policies: dict[str, list[str]] = {}

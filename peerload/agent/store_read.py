@@ -45,6 +45,7 @@ class More(msgspec.Struct, frozen=True, omit_defaults=True):
     last_node: str = ""
     retry_of: str = ""
     grants: tuple[Grant, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 NO_MORE = More()
@@ -78,6 +79,8 @@ class Damage(msgspec.Struct, frozen=True, gc=False):
     why: str
 
 
+BEFORE_FIRST = SINGLE - 1
+"""Less than the number of any member."""
 Place = tuple[float, int, int]
 """Where an ended task stands: when it ended (Unix s), the number of its submission, of its member."""
 
@@ -140,6 +143,19 @@ class StoreReader:
         """The same, the records alone."""
         where, values = _where(counter, index)
         found = self._found(where, values)
+        for row in found:
+            if (name := self._name(row[0], row[1])) in self._damaged:
+                raise self._unreadable(self._damaged[name])
+        return [self._record(row) for row in found]
+
+    def page(self, counter: int, index: int | None, after: int, limit: int) -> list[TaskRecord]:
+        """The first records of a task or an array whose member's number is greater than ``after``; the first page is
+        after BEFORE_FIRST, the next after the member that was last."""
+        values: tuple[object, ...] = (counter, after, limit)
+        where = "t.counter = ? AND t.member > ?"
+        if index is not None:
+            where, values = f"{where} AND t.member = ?", (counter, after, index, limit)
+        found = self._found(f"{where} ORDER BY t.member LIMIT ?", values)
         for row in found:
             if (name := self._name(row[0], row[1])) in self._damaged:
                 raise self._unreadable(self._damaged[name])
@@ -349,6 +365,7 @@ class StoreReader:
             last_node=more.last_node,
             retry_of=more.retry_of,
             grants=more.grants,
+            devices=more.devices,
         )
 
 

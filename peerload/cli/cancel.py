@@ -4,28 +4,93 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.options import Options, signal_number
-from peerload.cli.text import counted, print_json, printable
+from peerload.cli.main import UsageError
+from peerload.cli.options import Options, duration, signal_number
+from peerload.cli.text import counted, print_json, printable, say
 from peerload.client import Client
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+TIMED_OUT = 124
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
-    reader = Options("cancel", "Stop tasks: waiting ones never start, running ones get TERM and, 10 s later, KILL.")
+    reader = Options(
+        "cancel",
+        "Stop tasks: waiting ones never start, running ones get TERM and, 10 s later, KILL.\n"
+        "With --wait the exit code is 124 if the time was up before all processes were gone.",
+    )
     reader.add_argument("task", nargs="+", metavar="ID")
     reader.flag("--signal", type=signal_number, default=15, metavar="NAME", help="the first signal (default TERM)")
     reader.switch("--force", help="KILL at once")
+    reader.switch("--wait", help="return when their processes are gone, wherever they ran")
+    reader.flag("--timeout", type=duration, metavar="30s", help="with --wait: no longer than this")
     flags = reader.read(words)
+    if flags.timeout is not None and not flags.wait:
+        raise UsageError("cancel: --timeout is for --wait", hint="peerload cancel --wait --timeout 30s ID")
+    asked = {"tasks": flags.task, "signal": flags.signal, "force": flags.force}
     with Client(flags.socket) as client:
-        reply = client.call("cancel", tasks=flags.task, signal=flags.signal, force=flags.force)
+        if flags.wait:
+            return _wait(client, flags, asked)
+        reply = client.call("cancel", **asked)
     cancelled, already = reply.get("cancelled", []), reply.get("already_ended", [])
     if flags.json:
         print_json({"cancelled": cancelled, "already_ended": already})
+    else:
+        _show(cancelled, already)
+    return 0
+
+
+def _wait(client: Client, flags: Namespace, asked: dict[str, Any]) -> int:
+    cancelled: list[str] = []
+    already: list[str] = []
+    is_shown = flags.json
+    for part in client.stream("cancel", wait=True, timeout_s=flags.timeout, **asked):
+        cancelled += part.get("cancelled", ())
+        already += part.get("already_ended", ())
+        if part.get("waits_for") and not is_shown:
+            _show(cancelled, already)
+            is_shown = True
+        for node in part.get("waits_for", ()):
+            _say_waiting(node)
+    if not is_shown:
+        _show(cancelled, already)
+    left = client.last.get("left", [])
+    if flags.json:
+        print_json({"cancelled": cancelled, "already_ended": already, "left": left})
+    if not client.last.get("timed_out"):
         return 0
+    say(
+        f"cancelled, but not gone within {flags.timeout:g} s: {', '.join(map(str, left))}",
+        "they are ended; see on their nodes",
+    )
+    return TIMED_OUT
+
+
+def _say_waiting(waits_for: dict[str, Any]) -> None:
+    """Which node has not said that its processes are gone."""
+    node, state = waits_for.get("node"), waits_for.get("state")
+    what = (
+        f"cancelled; waiting for the processes of {counted(int(waits_for.get('tasks') or 0), 'task')} at {node} to end"
+    )
+    if state in ("alive", None):
+        say(what)
+    else:
+        say(
+            f"{what}, which is {state}",
+            f"they are ended as soon as it is heard of; if it is gone for good:  peerload forget {node}",
+        )
+
+
+def _show(cancelled: list[str], already: list[str]) -> None:
     lines = [f"{line}  cancelled\n" for line in _told(cancelled)]
     lines += [f"{line}  had already ended\n" for line in _told(already)]
     sys.stdout.write("".join(lines))
-    return 0
+    sys.stdout.flush()
 
 
 def _told(tasks: list[str]) -> list[str]:

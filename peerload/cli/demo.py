@@ -140,6 +140,7 @@ class Demo:
             )
             self.started |= {info["pid"], info["launcher_pid"]}
         self.started.add(broker.pid)
+        self.started.update(self._processes())  # the guards of the launchers, too
         clients = {
             node: self._stack.enter_context(Client(self._socket(node), timeout_s=ANSWER_WITHIN_S)) for node in SLOTS
         }
@@ -260,7 +261,6 @@ class Demo:
                 continue  # it has just ended, or is somebody else's
             if marked:
                 found.append(pid)
-        self.started.update(found)
         return found
 
 

@@ -55,7 +55,11 @@ class Arrivals:
             reply = self._submissions.repeated(event)
             if reply is None:
                 placeable = submission.why_not_placeable(
-                    self._state, self._membership, event.spec, directory_here=event.directory_here
+                    self._state,
+                    self._membership,
+                    event.spec,
+                    directory_here=event.directory_here,
+                    refuses=not event.waits_for_node,
                 )
                 tasks, reply = self._submissions.accept(event, len(self._home.tasks), placeable)
         except BadRequest as error:

@@ -1,11 +1,13 @@
 """What clients want of the tasks of this home, and of this node: cancel, signal, hold, release, drain, forget.
 
 Every request is answered, with what was done for which name; what is durable before the answer follows from the order of
-the actions.
+the actions. One about many tasks is carried out TASKS_AT_A_TIME of them, with other events in between, and answered at its
+end: nobody else waits for all of them.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.work import HomePhase
@@ -14,7 +16,7 @@ from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from peerload.core.drain import Drain
     from peerload.core.home import Home
@@ -26,27 +28,65 @@ if TYPE_CHECKING:
 
 HELD_BY_USER = "held by its user"
 RELEASED = "released"
+TASKS_AT_A_TIME = 250
+"""Tasks that one request changes before others have their turn: some milliseconds, with what the agent does about each."""
+WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
 
 
 class Clients:
-    """One per node. ``arrives(task)`` is called with a task that was released."""
+    """One per node. ``arrives(task)`` is called with a task that was released. Its timer is ``request``."""
 
-    def __init__(self, state: CoreState, home: Home, leases: Leases, membership: Membership, drain: Drain) -> None:
+    def __init__(
+        self,
+        state: CoreState,
+        home: Home,
+        leases: Leases,
+        membership: Membership,
+        drain: Drain,
+    ) -> None:
         self._state = state
         self._home = home
         self._leases = leases
         self._membership = membership
         self._drain = drain
+        self._under_way: dict[int, Iterator[None]] = {}
         self.arrives: Callable[[HomeTask], None]
+
+    def carry_out(self, request: int, steps: Iterator[None]) -> None:
+        """Do what a request takes, a step a task; what is left after TASKS_AT_A_TIME goes on in an event of its own. What
+        has become of a task meanwhile is for the step to look at."""
+        self._under_way[request] = steps
+        self.go_on(request)
+
+    def go_on(self, request: int) -> None:
+        """The next tasks of a request that is under way."""
+        steps = self._under_way.get(request)
+        if steps is None:
+            return
+        if sum(1 for _ in islice(steps, TASKS_AT_A_TIME)) < TASKS_AT_A_TIME:
+            del self._under_way[request]
+        else:
+            self._state.set_timer_in(0.0, "request", str(request))
+
+    def _is_there(self, task: HomeTask) -> bool:
+        return self._home.tasks.get(task.uid) is task
 
     def cancel(self, event: events.CancelRequested) -> None:
         """Durable before it is confirmed (D7)."""
-        cancelled: list[str] = []
-        ended: list[str] = []
-        for name in event.tasks:
-            # Every member of an array, although the first may have been cancelled already.
-            stopped = [self._home.cancel(task, event.signal, force=event.force) for task in self._home.named(name)]
-            (cancelled if any(stopped) else ended).append(name)
+        self.carry_out(event.request, self._cancel(event))
+
+    def _cancel(self, event: events.CancelRequested) -> Iterator[None]:
+        # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
+        # would start in the room that the others leave.
+        stopped = dict.fromkeys(event.tasks, False)
+        tasks = [(name, task) for name in event.tasks for task in self._home.named(name)]
+        tasks.sort(key=lambda each: each[1].phase not in WAITS)
+        for name, task in tasks:
+            if self._is_there(task):
+                stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
+            yield
+        cancelled = [name for name, is_stopped in stopped.items() if is_stopped]
+        ended = [name for name, is_stopped in stopped.items() if not is_stopped]
         self._answer(event.request, cancelled=cancelled, already_ended=ended)
 
     def signal(self, event: events.SignalRequested) -> None:
@@ -61,28 +101,39 @@ class Clients:
 
     def hold(self, event: events.HoldRequested) -> None:
         """Waiting tasks are kept back; one that a node has already is not taken from it."""
-        waits = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
+        self.carry_out(event.request, self._hold(event))
+
+    def _hold(self, event: events.HoldRequested) -> Iterator[None]:
         held: list[str] = []
         not_waiting: list[str] = []
         for name in event.tasks:
-            tasks = [task for task in self._home.named(name) if task.phase in waits]
-            for task in tasks:
-                # Kept back for good: not even a node that still has an attempt of it may go on with that.
-                self._home.hold(task, HELD_BY_USER, last_node="")
-            (held if tasks else not_waiting).append(name)
+            is_held = False
+            for task in self._home.named(name):
+                if task.phase in WAITS and self._is_there(task):
+                    # Kept back for good: not even a node that still has an attempt of it may go on with that.
+                    self._home.hold(task, HELD_BY_USER, last_node="")
+                    is_held = True
+                yield
+            (held if is_held else not_waiting).append(name)
         self._answer(event.request, held=held, not_waiting=not_waiting)
 
     def release(self, event: events.ReleaseRequested) -> None:
         """Held tasks go on; what was lost before does not count any more."""
+        self.carry_out(event.request, self._release(event))
+
+    def _release(self, event: events.ReleaseRequested) -> Iterator[None]:
         released: list[str] = []
         not_held: list[str] = []
         for name in event.tasks:
-            tasks = [task for task in self._home.named(name) if task.phase is HomePhase.HELD]
-            for task in tasks:
-                task.phase = HomePhase.WAITING
-                self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=())
-                self.arrives(task)
-            (released if tasks else not_held).append(name)
+            is_released = False
+            for task in self._home.named(name):
+                if task.phase is HomePhase.HELD and self._is_there(task):
+                    task.phase = HomePhase.WAITING
+                    self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=())
+                    self.arrives(task)
+                    is_released = True
+                yield
+            (released if is_released else not_held).append(name)
         self._answer(event.request, released=released, not_held=not_held)
 
     def drain(self, event: events.DrainRequested) -> None:

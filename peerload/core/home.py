@@ -7,6 +7,7 @@ lost is `losses.py`; only what a user wants of a running task, a cancel or a sig
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +16,7 @@ from peerload.core.work import HomePhase, HomeTask
 from peerload.model.actions import ForgetTask, PutTask, SignalTask, SpawnTask, TaskChanged
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
-from peerload.model.task import TRANSITIONS, TaskState
+from peerload.model.task import TRANSITIONS, TaskState, execution_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from peerload.model.task import Exit, TaskRecord
 
 SIGKILL = 9
-NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0}
+OBEYING_MAX = 10_000
+"""Cancelled attempts elsewhere whose time to obey is remembered."""
+NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "devices": ()}
 """What the record of a task says that no node has."""
 
 
@@ -36,7 +39,8 @@ class Home:
 
     ``requeued(task, reason)`` is called when a task is back in the queue (it counts as an arrival), ``placed(task, node)``
     when it needs no place any more: it was accepted there, starts here, is over (node = ""), ``lost(task, reason)`` when
-    its attempt on this node has left no result, and ``never_started(task, reason)`` when that had no process, either.
+    its attempt on this node has left no result, ``never_started(task, reason)`` when that had no process, either, and
+    ``is_gone(key)`` when the process of a task cancelled here is gone.
     """
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
@@ -47,8 +51,10 @@ class Home:
         self.by_id: dict[str, HomeTask] = {}
         self.arrays: dict[str, dict[str, HomeTask]] = {}
         self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
+        self._obeying: OrderedDict[str, float] = OrderedDict()
         self.requeued: Callable[[HomeTask, str], None] = lambda _task, _reason: None
         self.placed: Callable[[HomeTask, str], None] = lambda _task, _node: None
+        self.is_gone: Callable[[str], None] = lambda _key: None
         self.lost: Callable[[HomeTask, str], None]
         self.never_started: Callable[[HomeTask, str], None]
 
@@ -229,9 +235,18 @@ class Home:
             store=self._state.identity.store,
             lease_s=0.0,
             last_node="",
+            devices=task.devices,
         )
-        self._ledger.start(task.key, task.spec.request, is_local=True)
-        self._state.actions.append(SpawnTask(task.key, task.task, task.record.attempt, self._state.node, task.spec))
+        self.holds_room(task)
+        spawn = SpawnTask(
+            task.key, task.task, task.record.attempt, self._state.node, task.spec, devices=task.record.devices
+        )
+        self._state.actions.append(spawn)
+
+    def holds_room(self, task: HomeTask) -> None:
+        """It runs here, with the devices that its record names."""
+        run_s = self._state.run_s_max(task) if task.record.devices else 0.0
+        self._ledger.start(task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s)
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
         """The launcher has the process."""
@@ -250,7 +265,7 @@ class Home:
     def ended_here(self, task: HomeTask, exit_: Exit) -> None:
         """The process is gone; its output lies in this home's spool already."""
         if task.phase is HomePhase.OVER:
-            self._forget(task)
+            self._gone(task)
         else:
             self.finish(task, exit_)
         self._state.actions.append(ForgetTask(task.key, output=False))
@@ -258,16 +273,21 @@ class Home:
     def died_here(self, task: HomeTask, reason: str) -> None:
         """Started here, no result, and its processes are gone."""
         if task.phase is HomePhase.OVER:
-            self._forget(task)
+            self._gone(task)
         else:
             self.lost(task, reason)
 
     def never_started_here(self, task: HomeTask, reason: str) -> None:
         """It was to start here, but the launcher gives its word that it had no process, and will have none."""
         if task.phase is HomePhase.OVER:
-            self._forget(task)
+            self._gone(task)
         else:
             self.never_started(task, reason)
+
+    def _gone(self, task: HomeTask) -> None:
+        """It was cancelled, and now its process is gone."""
+        self._forget(task)
+        self.is_gone(task.key)
 
     def _arm_time_limit(self, task: HomeTask, started_at: float) -> None:
         if task.spec.time_limit_s:
@@ -340,8 +360,25 @@ class Home:
         is_elsewhere = was in (HomePhase.AWAY, HomePhase.UNKNOWN) and node
         if is_elsewhere or is_superseded:
             self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, "cancelled"))
+            if first != SIGKILL:
+                self._obeys(key)
         self._forget(task)
         return True
+
+    def _obeys(self, key: str) -> None:
+        self._obeying[key] = self._state.now.boot_s + self._state.config.kill_after_s
+        if len(self._obeying) > OBEYING_MAX:
+            self._obeying.popitem(last=False)
+
+    def may_obey(self, uid: bytes, attempt: int) -> bool:
+        """Whether the processes of this attempt elsewhere, which was cancelled, still have time to obey: a node that renews
+        it meanwhile is not told to kill them."""
+        key = execution_key(uid, attempt)
+        until_s = self._obeying.get(key)
+        if until_s is None or until_s > self._state.now.boot_s:
+            return until_s is not None
+        del self._obeying[key]
+        return False
 
     def signal(self, task: HomeTask, signal: int) -> bool:
         """Pass a signal on to the running task; False if it does not run."""

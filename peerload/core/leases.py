@@ -111,6 +111,8 @@ class Leases:
             if task is not None and self._is_current(task, src, renewal.attempt):
                 if self._parking.is_answered(task, src, renewal):
                     extensions.append(self._renewed(task, src, renewal))
+            elif self._home.may_obey(renewal.uid, renewal.attempt):
+                self._state.count("renewals of what is told to end")
             elif task is None or task.phase is not HomePhase.COLLECTING:
                 self._state.count("renewals of nodes that do not have it")
                 reason = "no longer this attempt's turn"

@@ -19,6 +19,7 @@ from peerload.core.admission import Ledger
 from peerload.core.arrivals import Arrivals
 from peerload.core.clients import Clients
 from peerload.core.drain import Drain
+from peerload.core.endings import WORDS, Endings
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.home import Home
@@ -30,6 +31,7 @@ from peerload.core.sharing import Sharing
 from peerload.core.state import CoreState
 from peerload.core.submission import Submissions
 from peerload.model import events, messages
+from peerload.model.devices import GPU
 
 if TYPE_CHECKING:
     import random
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model.actions import Action
     from peerload.model.config import CoreConfig
+    from peerload.model.devices import Device
     from peerload.model.gossip import Load
     from peerload.model.instant import Instant
     from peerload.model.messages import Identity
@@ -63,7 +66,7 @@ class Node:
         self, config: CoreConfig, policies: PolicySet, identity: Identity, profile: Profile, rng: random.Random
     ) -> None:
         self.state = CoreState(config, policies, identity, profile, rng)
-        self.ledger = Ledger(profile)
+        self.ledger = Ledger(profile, config.gpu)
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state)
         self.home = Home(self.state, self.queue, self.ledger)
@@ -77,6 +80,7 @@ class Node:
             self.state, self.queue, self.membership, self.home, self.handoff, self.sharing, self.submissions
         )
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
+        self.endings = Endings(self.state, self.home, lambda key: self.runs.holds(key) or self.runs.is_ending(key))
         self.drain = Drain(
             self.state,
             self.queue,
@@ -90,6 +94,7 @@ class Node:
         self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain)
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
         self.membership.died = self.handoff.leases.peer_died
+        self.home.is_gone = self.endings.gone
         self.home.lost = self.handoff.losses.died
         self.home.never_started = self.handoff.losses.never_started
         self.executor.is_ending = self.runs.is_ending
@@ -109,6 +114,7 @@ class Node:
         """What is to be done because of this event, in order. Raises InvariantBroken only for a bug of ours."""
         state = self.state
         state.now = now
+        self.ledger.now_s = now.boot_s
         state.actions = []
         if isinstance(event, events.MessageReceived):  # most are
             self._message(event)
@@ -144,6 +150,10 @@ class Node:
             case events.LoadSampled():
                 self.sharing.information.cpus_busy = event.cpus_busy
                 self.sharing.information.mem_used_bytes = event.mem_used_bytes
+            case events.DevicesSampled():
+                self.ledger.devices.read(event.readings, event.at_s, self.state.now.boot_s)
+            case events.DevicesFound():
+                self._devices_found(event.devices)
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
@@ -152,6 +162,8 @@ class Node:
                 self._send_failed(event)
             case events.CancelRequested():
                 self.clients.cancel(event)
+            case events.EndAsked():
+                self.endings.asked(event)
             case events.SignalRequested():
                 self.clients.signal(event)
             case events.AgentStarted():
@@ -204,6 +216,15 @@ class Node:
         profile = self.state.profile
         profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
         self.state.profile = self.ledger.profile = profile
+        self.sharing.information.tell()
+
+    def _devices_found(self, devices: tuple[Device, ...]) -> None:
+        """Another fact of this node has changed."""
+        profile = self.state.profile
+        gpus = sum(device.kind == GPU for device in devices)
+        profile = msgspec.structs.replace(profile, devices=devices, gpus=gpus, version=profile.version + 1)
+        self.state.profile = self.ledger.profile = profile
+        self.ledger.devices.set_profile(profile)
         self.sharing.information.tell()
 
     # -- peers ---------------------------------------------------------------------------------------------------------
@@ -262,6 +283,8 @@ class Node:
         message: Any = event.message
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
             return  # said to a home that has gone away; it will be said again
+        if isinstance(message, WORDS):
+            self.endings.heard(src, message)
         match message:  # the frequent ones first
             case messages.Probe():
                 self.sharing.sender.probe_received(src, message)
@@ -385,10 +408,14 @@ class Node:
                 task = self.home.tasks.get(bytes.fromhex(subject))
                 if task is not None:
                     self._home_timer(name, task)
+            case "request":
+                self.clients.go_on(int(subject))
             case "limit":
                 self.runs.stop(subject)
             case "kill":
                 self.runs.kill(subject)
+            case "devices":
+                self.runs.devices_due()
             case "frozen":
                 pass  # its room may be had from now on: `settle` looks
             case _:

@@ -163,7 +163,8 @@ class SendGossip(_Action, frozen=True):
 
 class SpawnTask(_Action, frozen=True):
     """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ``ts``:
-    what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer."""
+    what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer; devices: the ids of
+    those that it is given."""
 
     key: str
     task: str
@@ -173,6 +174,11 @@ class SpawnTask(_Action, frozen=True):
     deadline_s: float = 0.0
     ts: float = 0.0
     frozen_s_max: float = 0.0
+    devices: tuple[str, ...] = ()
+
+
+class LookAtDevices(_Action, frozen=True):
+    """Read all devices at once, and tell what was read with DevicesSampled: an attempt has ended on some."""
 
 
 class SignalTask(_Action, frozen=True):
@@ -256,6 +262,12 @@ class TaskChanged(_Action, frozen=True):
     reason: str
 
 
+class AttemptGone(_Action, frozen=True):
+    """No process of this attempt, whose end was asked for (EndAsked), is left."""
+
+    key: str
+
+
 # -- inward ----------------------------------------------------------------------------------------------------------
 
 
@@ -305,6 +317,7 @@ OUTWARD: tuple[type, ...] = (
     FetchOutput,
     Answer,
     TaskChanged,
+    AttemptGone,
 )
 
 Action = (
@@ -316,6 +329,7 @@ Action = (
     | ForgetPeer
     | SendGossip
     | SpawnTask
+    | LookAtDevices
     | SignalTask
     | SetLease
     | EvictTask
@@ -325,6 +339,7 @@ Action = (
     | FetchOutput
     | Answer
     | TaskChanged
+    | AttemptGone
     | SetTimer
     | ClearTimer
     | Note

@@ -80,7 +80,7 @@ class AgentStarted(_Event, frozen=True):
 class TaskSubmitted(_Event, frozen=True):
     """A client asks to run a command. directory_here: the working directory exists on this node; before: what the store
     knows of an earlier submission with this token: (digest, id, members; 0 = a single task); held: it is kept back until
-    it is released; retry_of: the id of the task that it repeats."""
+    it is released; retry_of: the id of the task that it repeats; waits_for_node: though no node known could ever run it."""
 
     request: int
     token: str
@@ -91,6 +91,7 @@ class TaskSubmitted(_Event, frozen=True):
     before: tuple[bytes, str, int] | None = None
     held: bool = False
     retry_of: str = ""
+    waits_for_node: bool = False
 
 
 class CancelRequested(_Event, frozen=True):
@@ -100,6 +101,23 @@ class CancelRequested(_Event, frozen=True):
     tasks: tuple[str, ...]
     signal: int = 15
     force: bool = False
+
+
+class CancelledAttempt(msgspec.Struct, frozen=True):
+    """An attempt of a cancelled task of this home, and the node that had it."""
+
+    task: str
+    uid: bytes
+    attempt: int
+    node: str
+
+
+class EndAsked(_Event, frozen=True):
+    """Somebody waits for the processes of these attempts to be gone: AttemptGone tells of each. query: the other nodes are
+    asked, since their word may have been lost; to be put again from time to time, since nothing of this is kept for ever."""
+
+    attempts: tuple[CancelledAttempt, ...]
+    query: bool = False
 
 
 class SignalRequested(_Event, frozen=True):
@@ -316,6 +334,7 @@ Event = (
     AgentStarted
     | TaskSubmitted
     | CancelRequested
+    | EndAsked
     | SignalRequested
     | HoldRequested
     | ReleaseRequested

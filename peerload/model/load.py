@@ -8,6 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from peerload.model.devices import DEVICES_MAX, DeviceLoad
+
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 LOAD_MAX = 1e12
 """A greater load index is not told."""
@@ -26,7 +28,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A node's own word on its load.
 
     load_tasks: n = running + waiting + inbound; load: the load index per slot (what policies compare);
-    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; gpus_free: devices that no task holds.
+    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; gpus_free: GPUs that a task which
+    wants one for itself could have; gpu_load: the load index of the GPUs, per GPU; devices: the room of each.
     Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
     """
 
@@ -44,6 +47,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     gpus_free: Count = 0
     incarnation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     sequence: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    gpu_load: Share = 0.0
+    devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_MAX)] = ()
 
 
 class Marks(msgspec.Struct, frozen=True, gc=False):

@@ -65,7 +65,9 @@ WITHOUT_MEANING = frozenset(
         actions.Dial,
         actions.DialAddress,
         actions.ForgetPeer,
+        actions.AttemptGone,
         actions.SendGossip,
+        actions.LookAtDevices,
     ),
 )
 """Actions that change nothing in a world where everything is durable, known and kept for ever."""
@@ -373,7 +375,9 @@ class IdealCluster:
                 | actions.Dial()
                 | actions.DialAddress()
                 | actions.ForgetPeer()
+                | actions.AttemptGone()
                 | actions.SendGossip()
+                | actions.LookAtDevices()
             ):
                 pass  # WITHOUT_MEANING
             case _:

@@ -41,12 +41,14 @@ class Info(_Request, frozen=True, tag="info"):
 
 class Submit(_Request, frozen=True, tag="submit"):
     """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no node known
-    can run it now). array: inclusive (first, last, step) ranges; held: it is kept back until it is released."""
+    can run it now). array: inclusive (first, last, step) ranges; held: it is kept back until it is released;
+    wait_for_node: not refused if no node known could ever run it."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
     array: Annotated[tuple[Range, ...], Meta(max_length=RANGES_MAX)] = ()
     held: bool = False
+    wait_for_node: bool = False
 
 
 class Tasks(_Request, frozen=True, tag="tasks"):
@@ -98,11 +100,15 @@ class Wait(_Request, frozen=True, tag="wait"):
 
 
 class Cancel(_Request, frozen=True, tag="cancel"):
-    """Stop tasks → cancelled (ids), already_ended (ids). Durable before it is answered."""
+    """Stop tasks → cancelled (ids), already_ended (ids). Durable before it is answered. wait: that comes as ``more``, and the
+    ok when their processes are gone, too: timed_out, left (ids of which some may be there; at most 100 are named). While
+    it takes long, ``more`` {waits_for}: each of the nodes it depends on (node state tasks)."""
 
     tasks: TaskRefs
     signal: Annotated[int, Meta(ge=1, le=64)] = 15
     force: bool = False
+    wait: bool = False
+    timeout_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
 
 
 class Retry(_Request, frozen=True, tag="retry"):

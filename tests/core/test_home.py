@@ -56,7 +56,7 @@ def test_an_array_has_members_and_is_cancelled_as_a_whole() -> None:
     assert [task.task for task in x.node.home.named("x/1")] == ["x/1.1", "x/1.2"]
     cancel = events.CancelRequested(9, ("x/1", "x/7"))
     waiting = ["persist cancelled", "changed cancelled"]
-    assert x.when(cancel) == [*waiting, "signal 15", "timer kill 10", *waiting, "answer"]
+    assert x.when(cancel) == [*waiting, *waiting, "signal 15", "timer kill 10", "answer"]
     assert x.done(Answer).reply == {"cancelled": ["x/1"], "already_ended": ["x/7"]}
 
 

@@ -1,7 +1,7 @@
 """Five real agents and the simulator are given the same workload: the same response times and transfers come out.
 
 The full form holds the project's own bounds, 10 % of the mean response and 20 % of the transfers a task. The short one
-has a tenth of the tasks, so it allows besides what two simulated runs differ by chance alone.
+has a tenth of the tasks and one preset, so it allows besides what two simulated runs differ by chance alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def compared(policy: str, live: Outcome, simulated: Simulated) -> tuple[float, f
     return abs(apart[0]), abs(apart[1]), within
 
 
-@pytest.mark.parametrize("policy", PRESETS)
+@pytest.mark.parametrize("policy", PRESETS[-1:])
 def test_the_simulator_and_real_agents_agree_in_short(policy: str) -> None:
     need_broker("mosquitto")
     live = play(policy, NODES, workload(150, 0.2, seed=1))

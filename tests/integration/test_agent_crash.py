@@ -167,16 +167,17 @@ def test_a_submit_repeated_across_a_crash_is_the_same_task(cluster: Cluster) -> 
     assert set(home.states()) == {"n1/1", first, other}
 
 
-def test_a_kill_right_after_each_acknowledgement_loses_none(cluster: Cluster) -> None:
+@pytest.mark.parametrize("kills", [15, pytest.param(100, marks=pytest.mark.long)])
+def test_a_kill_right_after_each_acknowledgement_loses_none(cluster: Cluster, kills: int) -> None:
     home = busy(cluster)
     acknowledged = []
-    for _ in range(50):
+    for _ in range(kills):
         acknowledged.append(home.submit("true"))
         home.kill()
         home.start()
     assert sorted(home.states()) == sorted(["n1/1", *acknowledged])
     assert home.show("n1/1")["state"] == "running"
-    assert len(set(acknowledged)) == 50
+    assert len(set(acknowledged)) == kills
 
 
 def test_a_kill_in_the_middle_of_a_burst_loses_no_acknowledged_task(cluster: Cluster) -> None:

@@ -53,6 +53,7 @@ def test_tasks_at_one_node_spread(cluster: Cluster, broker: BrokerProcess) -> No
     assert all(agents[0].output(task)[0] == f"out {task}\n".encode() for task in tasks)
 
 
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.parametrize(
     ("preset", "says"),
     [

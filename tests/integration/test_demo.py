@@ -84,7 +84,7 @@ def test_sixty_commands_spread_over_the_nodes_and_come_home(directory: Path) -> 
     assert told["makespan_s"] < told["alone_s"]
     assert told["processes_left"] == 0
     assert told["example"]["output"] == told["example"]["answer"]
-    assert "none of 7 processes is left" in errors
+    assert "none of 10 processes is left" in errors
     _assert_nothing_left(directory)
 
 

@@ -17,6 +17,7 @@ from tests.support import free_port
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LONG_PAGES = {"simulator.md"}  # test_sim_verb.py has the like of its commands in short
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SKIPPED = ("git clone ", "make ", 'export PATH="$PWD/.venv/bin:')
@@ -112,7 +113,14 @@ def desk() -> Iterator[Desk]:
                     here.types(f"peerload down --all --socket {socket}")
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.long] if page.name in LONG_PAGES else [])
+        for page in PAGES
+        if commands(page)
+    ],
+)
 def test_commands_work_as_they_stand(page: Path, desk: Desk) -> None:
     typed = commands(page)
     if not any("peerload up" in command for command in typed):

@@ -229,14 +229,7 @@ def test_a_burst_comes_in_few_frames_and_each_end_once(bench: Bench) -> None:
 
 
 def test_so_many_tasks_at_a_time_as_there_are_descriptors(bench: Bench) -> None:
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (70, before[1]))
-    try:
-        launcher = bench.start()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    launcher = bench.start("sh", "-c", 'ulimit -S -n 70 && exec "$@"', "sh")
     wait_until(bench._answers)
     agent = bench.agent()
     for number in range(8):

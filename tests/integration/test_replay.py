@@ -58,6 +58,7 @@ def ended_at(home: Agent) -> int:
 IN_SHORT = ("adaptive", "symmetric")
 
 
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
 @pytest.mark.parametrize(
     "policy", [*IN_SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in presets() if name not in IN_SHORT)]
 )

@@ -46,7 +46,7 @@ def ran(
 
 
 def test_numbers_depend_on_the_seed_and_not_on_workers_or_hash_seed() -> None:
-    words = [*QUICK, "--compare", "threshold,adaptive", "--load", "0.7:0.9:2", "--json"]
+    words = [*QUICK, "--tasks", "300", "--compare", "threshold,adaptive", "--load", "0.7:0.9:2", "--json"]
     one = ran(*words, "--workers", "1", PYTHONHASHSEED="1")
     three = ran(*words, "--workers", "3", PYTHONHASHSEED="2")
     other = ran(*words, "--workers", "3", "--seed", "2")
@@ -197,6 +197,7 @@ def test_a_terminal_shows_how_far_it_is(workers: str) -> None:
     assert out.startswith("adaptive on 20 nodes")
 
 
+@pytest.mark.long
 def test_adaptive_at_a_hundred_nodes_is_what_it_should_be() -> None:
     """A short run of `peerload sim --policy adaptive --nodes 100 --load 0.9`."""
     found = json.loads(

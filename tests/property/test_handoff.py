@@ -49,6 +49,7 @@ CLOCKS_S = {"h": 0.0, "x": 5000.0, "y": 900.0}
 PREFIX_MAX = 60
 IN_FLIGHT_MAX = 40
 CALM_STEP_S = 0.5
+LONG_EXAMPLES = 2000
 WAYS = [(("h", "x"),), (("h", "y"),), (("h", "x"), ("x", "h")), (("h", "y"), ("y", "h"))]
 
 
@@ -246,7 +247,7 @@ class Handoff(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=400, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -288,6 +289,13 @@ TestHandoffParked = HandoffParked.TestCase
 TestHandoffParked.settings = SETTINGS
 TestHandoffOnce = HandoffOnce.TestCase
 TestHandoffOnce.settings = SETTINGS
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("machine", [Handoff, HandoffParked, HandoffOnce])
+def test_many_handoffs(machine: type[Handoff]) -> None:
+    run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=LONG_EXAMPLES))
 
 
 def park_no_confirm(patch: pytest.MonkeyPatch) -> None:

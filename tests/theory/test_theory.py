@@ -29,7 +29,12 @@ from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
 from tests.theory.run import combine
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
-QUICK = [case for case in CASES if case["params"]["N"] <= 20]
+LONG = {"S-herd", "S-rcm", "S-foot"}  # among those of few nodes
+QUICK = [
+    pytest.param(case, id=case["id"], marks=[pytest.mark.long] if case["id"] in LONG else [])
+    for case in CASES
+    if case["params"]["N"] <= 20
+]
 
 BOTH = {"sender": "threshold", "T_send": 1, "T_accept": 1, "T_recv": 1, "T_give": 1}
 
@@ -60,7 +65,7 @@ def test_without_sharing_every_node_is_m_m_c(nodes: int, slots: int, load: float
     assert abs(value - mmc_response(slots, load)) < 2 * half + 0.03 * value
 
 
-@pytest.mark.parametrize("case", QUICK, ids=[case["id"] for case in QUICK])
+@pytest.mark.parametrize("case", QUICK)
 def test_reference_cases(case: dict) -> None:
     """Wide: what fails here is wrong in kind. Counts settle sooner than response times."""
     reference = {**case.get("simref", {}), **case["reference"]}

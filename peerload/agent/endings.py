@@ -1,0 +1,159 @@
+"""`cancel --wait`: a client waits until no process of what it has cancelled is left, here or elsewhere.
+
+The core tells of each end that it hears of. Words of other nodes may be lost, so that those nodes are asked again while
+somebody waits; not before the processes had their time to obey, since asking would end them at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from peerload.core.membership import PeerState
+from peerload.model.events import CancelledAttempt, EndAsked
+from peerload.model.task import TaskState, execution_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from peerload.agent.connection import Connection
+    from peerload.agent.parts import Parts
+    from peerload.model.task import TaskRecord
+    from peerload.wire import control
+
+ASK_EVERY_S = 5.0
+"""What is not gone yet is asked about again this often."""
+OBEYS_AFTER_S = 1.0
+"""So long after SIGKILL is due a process is gone, and its node has said so."""
+SAY_AFTER_S = 2.0
+"""A client that has waited for so long is told what for."""
+ATTEMPTS_AT_A_TIME = 250
+"""Attempts asked about in one event."""
+LEFT_NAMED_MAX = 100
+
+
+class Watch:
+    """What has gone since somebody began to look: ``keys`` of attempts; ``event`` is set with each."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.event = asyncio.Event()
+
+
+class Endings:
+    """One per agent."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._watches: set[Watch] = set()
+
+    def gone(self, key: str) -> None:
+        """No process of this attempt is left."""
+        for watch in self._watches:
+            watch.keys.add(key)
+            watch.event.set()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Watch]:
+        """Everything that goes from now on."""
+        watch = Watch()
+        self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            self._watches.discard(watch)
+
+    async def until_gone(
+        self, connection: Connection, request: control.Cancel, watch: Watch, records: Sequence[TaskRecord]
+    ) -> None:
+        """Answer when no process of these tasks is left, or time is up."""
+        left = {key: attempt for record in records for key, attempt in _attempts(record)}
+        newest_s = max((record.ended_at for record in records if record.state is TaskState.CANCELLED), default=0.0)
+        wait = _Wait(self._parts, connection, request.id, left, newest_s)
+        timed_out = False
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                await wait.run(watch)
+        except TimeoutError:
+            timed_out = True
+        names = [attempt.task for attempt in left.values()][:LEFT_NAMED_MAX]
+        connection.ok(request.id, {"timed_out": timed_out, "left": names})
+
+
+class _Wait:
+    """One client's; ``left`` shrinks."""
+
+    def __init__(
+        self, parts: Parts, connection: Connection, number: int, left: dict[str, CancelledAttempt], cancelled_at: float
+    ) -> None:
+        self._parts = parts
+        self._connection = connection
+        self._number = number
+        self._left = left
+        self._told: list[dict[str, object]] = []
+        self._known: set[str] = set()
+        obeyed_s = cancelled_at - parts.now().wall_s + parts.node.state.config.kill_after_s + OBEYS_AFTER_S
+        now_s = asyncio.get_running_loop().time()
+        self._query_s = now_s + min(max(obeyed_s, 0.0), parts.node.state.config.kill_after_s + OBEYS_AFTER_S)
+        self._say_s = now_s + SAY_AFTER_S
+
+    async def run(self, watch: Watch) -> None:
+        """Until nothing is left."""
+        loop = asyncio.get_running_loop()
+        ask_s = loop.time()
+        while True:
+            watch.event.clear()
+            for key in watch.keys & self._left.keys():
+                del self._left[key]
+            watch.keys.clear()
+            if not self._left:
+                return
+            now_s = loop.time()
+            if now_s >= ask_s:
+                await self._ask(query=now_s >= self._query_s)
+                ask_s = loop.time() + ASK_EVERY_S
+            if now_s >= self._say_s:
+                self._say()
+            next_s = min([ask_s, *(moment_s for moment_s in (self._query_s, self._say_s) if moment_s > now_s)])
+            if next_s == self._query_s:
+                ask_s = next_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(watch.event.wait(), max(next_s - loop.time(), 0.0))
+
+    async def _ask(self, *, query: bool) -> None:
+        """Have the core look again; what was at a node that its user has declared gone for good is gone."""
+        membership = self._parts.node.membership
+        for node in {attempt.node for attempt in self._left.values()}:
+            if membership.get(node) is not None:
+                self._known.add(node)
+            elif node in self._known:
+                for key in [key for key, attempt in self._left.items() if attempt.node == node]:
+                    del self._left[key]
+        attempts = list(self._left.values())
+        for first in range(0, len(attempts), ATTEMPTS_AT_A_TIME):
+            self._parts.inbox.put(EndAsked(tuple(attempts[first : first + ATTEMPTS_AT_A_TIME]), query=query))
+            await asyncio.sleep(0)
+
+    def _say(self) -> None:
+        """On whom it depends, when that has changed."""
+        membership, own = self._parts.node.membership, self._parts.config.node
+        waits_for: list[dict[str, object]] = []
+        for node, tasks in sorted(Counter(attempt.node for attempt in self._left.values()).items()):
+            peer = membership.get(node)
+            state = PeerState.ALIVE if node == own else None if peer is None else peer.state
+            waits_for.append({"node": node, "state": state, "tasks": tasks})
+        if [(told["node"], told["state"]) for told in waits_for] != [
+            (told["node"], told["state"]) for told in self._told
+        ]:
+            self._told = waits_for
+            self._connection.more(self._number, {"waits_for": waits_for})
+
+
+def _attempts(record: TaskRecord) -> Iterator[tuple[str, CancelledAttempt]]:
+    """The attempt of a cancelled task that may have processes. One that ended otherwise left none."""
+    node = record.node or record.last_node
+    if record.state is TaskState.CANCELLED and record.attempt and node:
+        key = execution_key(record.uid, record.attempt)
+        yield key, CancelledAttempt(record.task, record.uid, record.attempt, node)

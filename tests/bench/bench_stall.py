@@ -1,0 +1,88 @@
+"""A home with 100,000 waiting tasks: for how long nobody is answered while a verb changes all of them.
+
+`python tests/bench/bench_stall.py`. While each verb is carried out, another client asks the agent who it is, again and again;
+its longest wait for an answer is how long the agent's loop stood still. Two tasks run, the others wait behind them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Self
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from peerload.client import Client
+from tests.bench.support import ANSWER_WITHIN_S, ENVIRONMENT, agents, arguments, median_text, report, summary
+
+TASKS = 100_000
+SLOTS = 2
+ASK_EVERY_S = 0.005
+
+
+class Asker:
+    """Asks who the agent is until it is told to end; ``longest_s`` is its longest wait for an answer."""
+
+    def __init__(self, socket: str) -> None:
+        self.longest_s = 0.0
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._ask, args=(socket,))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _ask(self, socket: str) -> None:
+        with Client(socket, timeout_s=ANSWER_WITHIN_S) as client:
+            while not self._ends.wait(ASK_EVERY_S):
+                began_s = time.perf_counter()
+                client.call("info")
+                self.longest_s = max(self.longest_s, time.perf_counter() - began_s)
+
+
+def main() -> int:
+    """Measure and print."""
+    options = arguments(__doc__ or "", tasks=(int, TASKS, "tasks that wait (default: %(default)s)"))
+    count: int = options.tasks
+    taken: dict[str, list[float]] = {}
+    for _ in range(options.rounds):
+        with agents(1, slots=SLOTS, policy="adaptive") as started:
+            (agent,) = started
+
+            def timed(name: str, verb: str, *, socket: str = agent.socket, **fields: object) -> dict[str, Any]:
+                with Client(socket, timeout_s=ANSWER_WITHIN_S) as client, Asker(socket) as asker:
+                    began_s = time.perf_counter()
+                    answer = client.call(verb, **fields)
+                    took_s = time.perf_counter() - began_s
+                taken.setdefault(f"{name}, answered after s", []).append(took_s)
+                taken.setdefault(f"{name}, longest stall s", []).append(asker.longest_s)
+                return answer
+
+            def token() -> str:
+                return os.urandom(16).hex()
+
+            spec = {"argv": [b"sleep", b"3600"], "directory": b"/tmp", "environment": ENVIRONMENT}
+            task = timed("submit", "submit", token=token(), spec=spec, array=[(1, count, 1)])["id"]
+            timed("hold", "hold", tasks=[task])
+            timed("release", "release", tasks=[task])
+            timed("cancel", "cancel", tasks=[task], force=True)
+            again = timed("retry", "retry", token=token(), task=task)["id"]
+            timed("cancel the repeated", "cancel", tasks=[again], force=True)
+    text = [f"{count:,} tasks at one home, {SLOTS} of them running; medians of {options.rounds} rounds"]
+    figures: dict[str, Any] = {"tasks": count}
+    for name, values in taken.items():
+        text.append(f"  {name:40} {median_text(values, '.3f')}")
+        figures[name] = summary(values)
+    report(text, figures, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

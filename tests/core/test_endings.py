@@ -1,0 +1,105 @@
+"""Cancelled attempts: they have time to obey, and whoever waits for their end is told of it."""
+
+from __future__ import annotations
+
+from peerload.core import clients, endings
+from peerload.model import events, messages
+from peerload.model.actions import Answer, AttemptGone
+from peerload.model.events import CancelledAttempt, EndAsked
+from peerload.model.messages import Renewal, Revoke
+from peerload.model.task import Exit, TaskState, execution_key
+from tests.core.given import Given, spec
+from tests.core.test_losses import away
+
+
+def asked(task: str, uid: bytes, node: str, *, query: bool = False) -> EndAsked:
+    return EndAsked((CancelledAttempt(task, uid, 1, node),), query=query)
+
+
+def test_the_end_of_what_ran_here_is_told_when_its_process_is_gone() -> None:
+    x = Given(peers=())
+    x.submit()
+    task = x.task()
+    x.when(events.CancelRequested(9, ("x/1",)))
+    assert x.when(asked("x/1", task.uid, "x")) == []
+    assert x.end(task.key) == ["AttemptGone", "ForgetTask"]
+    assert x.done(AttemptGone).key == task.key
+    assert x.when(asked("x/1", task.uid, "x")) == ["AttemptGone"]
+
+
+def test_the_word_of_the_node_that_had_it_is_its_end_and_no_other_ones() -> None:
+    x, task = away(spec(), peers=("y", "z"))
+    assert "Revoke to y" in x.when(events.CancelRequested(9, (task.task,)))
+    assert x.when(asked(task.task, task.uid, "y", query=True)) == ["Query to y"]
+    result = messages.Result(task.task, task.uid, 1, Exit(143, signal=15), inline=True)
+    assert x.hear("z", result) == ["ResultAck to z"]
+    assert x.hear("y", result) == ["AttemptGone", "ResultAck to y"]
+    assert x.hear("y", result) == ["ResultAck to y"]
+    assert x.when(asked(task.task, task.uid, "y", query=True)) == ["AttemptGone"]
+
+
+def test_what_it_knows_of_the_past_is_bounded() -> None:
+    x = Given()
+    for number in range(endings.LATELY_MAX + 5):
+        x.node.endings.heard("y", messages.Died("x/1", number.to_bytes(16, "big"), 1))
+    assert x.when(asked("x/1", bytes(16), "y", query=True)) == ["Query to y"]
+    newest = (endings.LATELY_MAX + 4).to_bytes(16, "big")
+    assert x.when(asked("x/1", newest, "y", query=True)) == ["AttemptGone"]
+    assert x.done(AttemptGone).key == execution_key(newest, 1)
+
+
+def test_a_renewal_does_not_cut_short_the_time_to_obey() -> None:
+    x, task = away(spec())
+    x.when(events.CancelRequested(9, (task.task,)))
+    renew = messages.Renew((Renewal(task.task, task.uid, 1, 120.0, 8.0, 50.0),))
+    assert x.hear("y", renew) == []
+    x.after(x.node.state.config.kill_after_s)
+    assert x.hear("y", renew) == ["Revoke to y"]
+    assert x.sent(Revoke).signal == 9
+
+
+def test_a_forced_cancel_kills_at_once_also_after_a_polite_one() -> None:
+    x, task = away(spec())
+    x.when(events.CancelRequested(9, (task.task,), force=True))
+    assert x.sent(Revoke).signal == 9
+    assert x.hear("y", messages.Renew((Renewal(task.task, task.uid, 1, 120.0, 8.0, 50.0),))) == ["Revoke to y"]
+
+
+# -- many at a time ----------------------------------------------------------------------------------------------------
+
+
+def test_a_request_about_many_tasks_lets_others_have_their_turn_and_is_answered_at_its_end() -> None:
+    x = Given(peers=())
+    members = 2 * clients.TASKS_AT_A_TIME
+    x.submit(indices=tuple(range(members)))
+    did = x.when(events.HoldRequested(7, ("x/1",)))
+    assert did.count("persist held") == clients.TASKS_AT_A_TIME - 1  # the first runs
+    assert did[-1] == "timer request 0"
+    assert "answer" in x.when(events.CancelRequested(8, (f"x/1.{members - 1}",)))
+    did = x.timer("request", "7")
+    assert did.count("persist held") == clients.TASKS_AT_A_TIME - 1  # one is cancelled
+    assert "answer" not in did
+    assert x.timer("request", "7") == ["answer"]
+    assert x.done(Answer).reply == {"held": ["x/1"], "not_waiting": []}
+    assert x.timer("request", "7") == []
+
+
+def test_of_many_that_are_cancelled_none_is_started_in_the_room_of_another() -> None:
+    x = Given(peers=(), slots=2)
+    x.submit(indices=tuple(range(clients.TASKS_AT_A_TIME + 10)))
+    first = [task for task in x.node.home.named("x/1") if task.record.state is TaskState.LEASED]
+    did = x.when(events.CancelRequested(9, ("x/1",)))
+    assert not any(line.startswith("signal") for line in did)
+    did = x.timer("request", "9")
+    assert did.count("signal 15") == len(first) == 2
+    assert not any(line.startswith("spawn") for line in (*did, *x.end(first[0].key)))
+
+
+def test_released_tasks_come_back_some_at_a_time_in_order() -> None:
+    x = Given(peers=())
+    x.submit(held=True, indices=tuple(range(clients.TASKS_AT_A_TIME + 1)))
+    did = x.when(events.ReleaseRequested(7, ("x/1",)))
+    assert did.count("persist queued") == clients.TASKS_AT_A_TIME
+    assert "spawn 1" in did
+    assert x.timer("request", "7")[-1] == "answer"
+    assert [work.task for work in x.node.queue.oldest_first()][-1] == f"x/1.{clients.TASKS_AT_A_TIME}"
