@@ -28,6 +28,7 @@ from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import machine_boot_id, private_directory
 from peerload.agent.members import Members
 from peerload.agent.mqtt import MqttBus
+from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
 from peerload.agent.peer_link import PeerLinks
@@ -35,15 +36,12 @@ from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
-from peerload.agent.sensors.gpus import Gpus
 from peerload.agent.sensors.host import Sensors, machine_facts
-from peerload.agent.sensors.listed import listed
 from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
 from peerload.agent.store import Store
 from peerload.agent.tls import Credentials
 from peerload.core.node import Node
-from peerload.core.placing import is_meant
 from peerload.model import events
 from peerload.model.config import CoreConfig
 from peerload.model.devices import GPU
@@ -62,7 +60,6 @@ if TYPE_CHECKING:
     from peerload.agent.store_recover import Recovered
     from peerload.model.actions import Action, Row
     from peerload.model.config import AgentConfig
-    from peerload.model.devices import Device
     from peerload.model.errors import PeerloadError
     from peerload.model.events import Event
     from peerload.model.load import LoadReport
@@ -112,9 +109,7 @@ class Daemon:
             self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
             self.parts.spool = Spool(state)
-            self.parts.gpus = Gpus(
-                self.parts.inbox.put, self._gpu_library, listed(self.config.device), self._usable_gpus
-            )
+            self.parts.gpus = node_gpus(self.parts, self._gpu_library)
             await self.parts.gpus.find()
             self.parts.identity = Identity(
                 node=self.config.node,
@@ -447,13 +442,6 @@ class Daemon:
             speed=self._speed() or 1.0,
             gpus=sum(device.kind == GPU for device in devices),
             devices=devices,
-        )
-
-    def _usable_gpus(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Without those that the config excludes, and those that another agent of this machine has."""
-        excluded = tuple(map(str, self.config.gpu.exclude))
-        return self.parts.claims.claim(
-            tuple(device for device in devices if not any(is_meant(device, name) for name in excluded))
         )
 
     def _speed(self) -> float | None:

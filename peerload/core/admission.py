@@ -275,6 +275,11 @@ class Ledger:
         self._changed()
         return True
 
+    @property
+    def waits_for_devices(self) -> bool:
+        """Whether any task here does."""
+        return bool(self._waiting_for_devices)
+
     def wait(self, request: ResourceRequest, *, is_local: bool, by: int = 1) -> None:
         """A task joins (by=1) or leaves (by=-1) those waiting here."""
         self.waiting += by

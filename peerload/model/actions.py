@@ -72,7 +72,7 @@ class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 EVENTS: dict[str, tuple[str, ...]] = {
-    "task": ("held", "queued", "leased", "running", "parked", "done", "failed", "cancelled", "unknown"),
+    "task": ("held", "queued", "leased", "running", "parked", "done", "failed", "cancelled", "unknown", "misplaced"),
     "attempt": (
         "accepted",
         "started",
@@ -80,6 +80,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "frozen",
         "thawed",
         "evicted",
+        "misplaced",
         "parked",
         "returned",
         "refused",

@@ -119,6 +119,10 @@ class Gpus:
         self._look_until_s = time.monotonic() + LOOK_S
         self._wanted.set()
 
+    def wake(self) -> None:
+        """An attempt has been given a GPU: read them now, and from now on more often."""
+        self._wanted.set()
+
     async def run(self) -> None:
         """Look for ever."""
         while True:

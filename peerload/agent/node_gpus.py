@@ -1,0 +1,66 @@
+"""The GPU sensors of one agent: what they are to know of its tasks, and what they say that people should see."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peerload.agent.machine import machine_boot_id
+from peerload.agent.sensors.gpu_health import Illnesses
+from peerload.agent.sensors.gpus import Gpus
+from peerload.agent.sensors.listed import listed
+from peerload.core.placing import is_meant
+from peerload.model.actions import PutEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from peerload.agent.parts import Parts
+    from peerload.model.devices import Device
+
+ILLNESSES = "gpus"
+"""The file of STATE in which it is kept what GPUs have reported."""
+
+
+def node_gpus(parts: Parts, library: Any = None) -> Gpus:  # noqa: ANN401 -- a module without types
+    """``library``: what speaks like `pynvml`; None: this machine's driver is looked for."""
+
+    def usable(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+        """Without those that the config excludes, and those that another agent of this machine has."""
+        excluded = tuple(map(str, parts.config.gpu.exclude))
+        return parts.claims.claim(
+            tuple(device for device in devices if not any(is_meant(device, name) for name in excluded))
+        )
+
+    def held() -> Mapping[str, tuple[str, ...]]:
+        return parts.node.ledger.devices.holding
+
+    def is_wanted() -> bool:
+        return bool(held()) or parts.node.ledger.waits_for_devices
+
+    return Gpus(
+        parts.inbox.put,
+        library,
+        listed(parts.config.device),
+        usable,
+        held=held,
+        is_wanted=is_wanted,
+        misplaced=lambda key, device: _misplaced(parts, key, device),
+        illnesses=Illnesses(machine_boot_id(), Path(parts.config.state) / ILLNESSES),
+    )
+
+
+def _misplaced(parts: Parts, key: str, device: Device) -> None:
+    """A task uses a GPU that it was not given: its user, and whoever follows the events, should see that."""
+    node = parts.node
+    guest, task = node.executor.guests.get(key), node.home.tasks.get(bytes.fromhex(key.partition("-")[0]))
+    ledger = node.ledger.devices
+    own = [ledger.states[name].device.index for name in ledger.holding.get(key, ()) if name in ledger.states]
+    given = f"GPU {', '.join(map(str, own))}" if own else "none"
+    reason = f"it uses GPU {device.index} ({device.model}), and was given {given}: has it changed CUDA_VISIBLE_DEVICES?"
+    now = time.time()
+    if guest is not None:
+        parts.journal.note(PutEvent(now, "attempt", "misplaced", guest.task, guest.attempt, guest.home, reason))
+    elif task is not None:
+        parts.journal.note(PutEvent(now, "task", "misplaced", task.task, task.record.attempt, reason=reason))

@@ -1,0 +1,99 @@
+"""What tasks see of the devices they were given, and what is said when they use others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.gpu.cards import GIB, Cards
+from tests.integration.cluster import Agent, Cluster
+from tests.support import wait_until
+
+SHOW = (
+    "import json, os; names = ('CUDA_', 'PEERLOAD_GPU', 'PEERLOAD_FPGA', 'BOARD', 'XLA', 'TF_', 'OMP');"
+    "print(json.dumps({name: value for name, value in os.environ.items() if name.startswith(names)}))"
+)
+SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cards(cluster: Cluster) -> Cards:
+    cards = Cards(cluster.directory)
+    (cluster.directory / "on").mkdir()
+    cards.more = [f"procs {cluster.directory / 'on'}"]
+    cards.write()
+    cluster.environment |= cards.environment
+    return cards
+
+
+def seen(agent: Agent, request: dict[str, object], **more: object) -> dict[str, str]:
+    task = agent.submit("python3", "-c", SHOW, request=request, **more)
+    assert agent.wait(task)[task]["exit_code"] == 0, agent.output(task)
+    found: dict[str, str] = json.loads(agent.output(task)[0])
+    return found
+
+
+def test_a_task_sees_what_it_was_given_and_how(cluster: Cluster, cards: Cards) -> None:
+    agent = cluster.agent(slots=8)
+    none = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "", "PEERLOAD_GPUS": "", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    assert seen(agent, {}) == none
+    asked = {"gpus": 2, "gpu_mem_bytes": 6 * GIB, "gpu_prefer": ["3", "1"], "cpus": 2.5}
+    assert seen(agent, asked) == {
+        **none, **SHARED, "CUDA_VISIBLE_DEVICES": "GPU-fake-3,GPU-fake-1", "PEERLOAD_GPUS": "3,1",
+        "PEERLOAD_GPU_MEM_MB": "6144", "PEERLOAD_GPU_MODE": "time", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.25",
+        "OMP_NUM_THREADS": "2",
+    }  # fmt: skip
+    alone = seen(agent, {"gpus": 1, "gpu_share": "exclusive", "gpu_prefer": ["2"]})
+    assert (alone["PEERLOAD_GPU_MODE"], alone["CUDA_VISIBLE_DEVICES"]) == ("exclusive", "GPU-fake-2")
+    assert not SHARED.keys() & alone.keys()
+
+
+def test_other_devices_are_named_as_the_config_says(cluster: Cluster, cards: Cards) -> None:
+    config = cluster.directory / "devices.toml"
+    config.write_text('[[device]]\nkind = "fpga"\nids = ["b0", "b1", "b2"]\nenv = { BOARDS = "--board={ids}" }\n')
+    agent = cluster.agent("n1", "--config", str(config), slots=8)
+    found = seen(agent, {"devices": [["fpga", 2]]})
+    assert (found["PEERLOAD_FPGA"], found["BOARDS"]) == ("b0,b1", "--board=b0,b1")
+    assert "PEERLOAD_FPGA" not in seen(agent, {})
+
+
+def test_a_task_on_another_card_is_warned_of(cluster: Cluster, cards: Cards) -> None:
+    agent = cluster.agent(slots=8)
+    use = (
+        f"export CUDA_VISIBLE_DEVICES=GPU-fake-3; echo GPU-fake-3 {2 * GIB} > {cluster.directory}/on/$$; exec sleep 60"
+    )
+    task = agent.submit("sh", "-c", use, request={"gpus": 1, "gpu_prefer": ["0"]})
+
+    def warnings() -> list[str]:
+        lines = agent.cli("events", "--what", "task", "--json", task).stdout.splitlines()
+        return [event["reason"] for event in map(json.loads, lines) if event.get("state") == "misplaced"]
+
+    wait_until(warnings, 20.0, "the warning")
+    assert warnings() == ["it uses GPU 3 (Fake-A10), and was given GPU 0: has it changed CUDA_VISIBLE_DEVICES?"]
+    assert "it uses GPU 3" in agent.cli("show", task).stdout.decode()
+    assert agent.show(task)["state"] == "running"
+    agent.call("cancel", tasks=[task])
+
+
+def test_cpu_work_goes_on_while_the_driver_hangs(cluster: Cluster, cards: Cards) -> None:
+    agent = cluster.agent(slots=8)
+    assert seen(agent, {"gpus": 1})["PEERLOAD_GPUS"]
+    cards.more.append("hang")
+    cards.write()
+    asks = agent.submit("true", request={"gpus": 1})
+    cards.use(0, 999_999, GIB)
+    for _ in range(3):
+        assert seen(agent, {})["CUDA_VISIBLE_DEVICES"] == ""
+    cards.more.remove("hang")
+    cards.write()
+    assert agent.wait(asks)[asks]["exit_code"] == 0
