@@ -275,6 +275,19 @@ class Ledger:
         self._changed()
         return True
 
+    @property
+    def gpu_tasks(self) -> int:
+        """n in GPUs: how many all tasks here ask for."""
+        asked = [request for request, _ in self.running.values()]
+        asked += self.inbound.values()
+        waiting = sum(one.gpus * one.gpu_fraction * count for one, count in self._waiting_for_devices.items())
+        return math.ceil(waiting + sum(one.gpus * one.gpu_fraction for one in asked if one.gpus) - EPSILON)
+
+    @property
+    def waits_for_devices(self) -> bool:
+        """Whether any task here does."""
+        return bool(self._waiting_for_devices)
+
     def wait(self, request: ResourceRequest, *, is_local: bool, by: int = 1) -> None:
         """A task joins (by=1) or leaves (by=-1) those waiting here."""
         self.waiting += by
