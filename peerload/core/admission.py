@@ -276,6 +276,14 @@ class Ledger:
         return True
 
     @property
+    def gpu_tasks(self) -> int:
+        """n in GPUs: how many all tasks here ask for."""
+        asked = [request for request, _ in self.running.values()]
+        asked += self.inbound.values()
+        waiting = sum(one.gpus * one.gpu_fraction * count for one, count in self._waiting_for_devices.items())
+        return math.ceil(waiting + sum(one.gpus * one.gpu_fraction for one in asked if one.gpus) - EPSILON)
+
+    @property
     def waits_for_devices(self) -> bool:
         """Whether any task here does."""
         return bool(self._waiting_for_devices)

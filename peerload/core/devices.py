@@ -266,6 +266,7 @@ class DeviceLedger:
         self.was_left = False
         """An attempt is over whose devices have to be read."""
         self._leaving: dict[str, float] = {}
+        self._told: tuple[tuple[int, int], tuple[DeviceLoad, ...]] = (-1, 0), ()
         self.set_profile(profile)
 
     def set_profile(self, profile: Profile) -> None:
@@ -319,11 +320,13 @@ class DeviceLedger:
                 state = self.states[name] = self._gone(DeviceState(Device(name, kind=_kind_of(name)), self.config))
             state.grants[key] = Grant(key, ask, state.device, now_s)
         if names:
+            self.version += 1
             self.holding[key] = tuple(names)
             self._leaving.pop(key, None)
 
     def take_back(self, key: str) -> None:
         """It was never given."""
+        self.version += 1
         for name in self.holding.pop(key, ()):
             del self.states[name].grants[key]
 
@@ -367,12 +370,30 @@ class DeviceLedger:
     # -- summed up -----------------------------------------------------------------------------------------------------
 
     def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
-        """What others are told of each."""
-        return tuple(state.load(now_s) for state in self.states.values())
+        """What others are told of each; worked out anew once a second, or when something has changed."""
+        moment = self.version, int(now_s)
+        if self._told[0] != moment:
+            self._told = moment, tuple(state.load(now_s) for state in self.states.values())
+        return self._told[1]
+
+    @property
+    def gpus_busy(self) -> float:
+        """GPUs kept busy by anybody: of each the share of its time, or of its memory, whichever is larger."""
+        return sum(_busy(state) for state in self.of_kind(GPU))
+
+    @property
+    def gpus_foreign(self) -> float:
+        """The same of those that others use."""
+        return sum(_busy(state) for state in self.of_kind(GPU) if state.foreign and not state.grants)
 
     def gpus_free(self) -> int:
         """GPUs that a task could have for itself now."""
         return sum(state.mode is DeviceMode.FREE and state.reading.health.is_usable for state in self.of_kind(GPU))
+
+
+def _busy(state: DeviceState) -> float:
+    size = state.device.mem_bytes
+    return max(state.reading.busy, min(state.reading.mem_used_bytes / size, 1.0) if size else 0.0)
 
 
 def _kind_of(name: str) -> str:

@@ -149,6 +149,7 @@ class Node:
                 self.runs.started(event.key, event.started_at)
             case events.LoadSampled():
                 self.sharing.information.cpus_busy = event.cpus_busy
+                self.sharing.information.cpus_foreign = event.cpus_busy_foreign
                 self.sharing.information.mem_used_bytes = event.mem_used_bytes
             case events.DevicesSampled():
                 self.ledger.devices.read(event.readings, event.at_s, self.state.now.boot_s)

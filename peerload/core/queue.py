@@ -169,6 +169,14 @@ class WaitingQueue:
             lines = (reversed(line.values()) for line in self._levels[priority])
             yield from _free(heapq.merge(*lines, key=_order, reverse=True))
 
+    def waiting_for_devices(self) -> Iterator[Work]:
+        """Work that waits for devices and is not withheld, in the order in which it would have them."""
+        for priority in sorted(self._levels, reverse=True):
+            level = self._levels[priority]
+            yield from heapq.merge(
+                _free(level[LOCAL_DEVICES].values()), _free(level[REMOTE_DEVICES].values()), key=_order
+            )
+
     def _head(self, local: dict[bytes, Work], remote: dict[bytes, Work]) -> Work | None:
         first_local = _first(local)
         first_remote = _first(remote)

@@ -139,6 +139,8 @@ class Load(_Message, frozen=True, tag="load"):
     age_s: Age = 0.0
     """How long ago the node said so (told in a `Sync` only)."""
     is_news: bool = False
+    gpus: Count = 0
+    gpu_tasks: Count = 0
     gpu_load: Share = 0.0
     devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_GOSSIPED_MAX)] = ()
 

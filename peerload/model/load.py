@@ -29,7 +29,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     load_tasks: n = running + waiting + inbound; load: the load index per slot (what policies compare);
     movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; gpus_free: GPUs that a task which
-    wants one for itself could have; gpu_load: the load index of the GPUs, per GPU; devices: the room of each.
+    wants one for itself could have; gpus: how many there are; gpu_tasks: how many are
+    asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each.
     Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
     """
 
@@ -47,6 +48,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     gpus_free: Count = 0
     incarnation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     sequence: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    gpus: Count = 0
+    gpu_tasks: Count = 0
     gpu_load: Share = 0.0
     devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_MAX)] = ()
 

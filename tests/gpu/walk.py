@@ -263,9 +263,9 @@ def random_request(chance: random.Random, count: int) -> ResourceRequest:
         return ResourceRequest(cpus)
     if kind < 0.25:
         return ResourceRequest(cpus, devices=(("fpga", chance.choice((1, 1, 2))),), gpus=chance.choice((0, 0, 1)))
-    prefer = tuple(str(number) for number in chance.sample(range(count), chance.choice((0, 0, 1, 2))))
+    prefer = tuple(str(number) for number in chance.sample(range(count), min(chance.choice((0, 0, 1, 2)), count)))
     wait = chance.choice((GpuWait.SCHEDULE, GpuWait.QUEUE))
-    gpus = chance.choice((1, 1, 1, 2, min(3, count)))
+    gpus = min(chance.choice((1, 1, 1, 2, 3)), count)
     if wait is GpuWait.QUEUE and prefer:
         gpus = min(gpus, len(prefer))
     more: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Whether a GPU may be given to tasks: what its driver reports of errors and of clocks that are held down.
 
 Errors of the program that ran do not count against a card; any other does until the driver is loaded anew, also over the
-restart of an agent (`Illnesses` are kept in a file). [XID] in docs/references.md.
+restart of an agent (`Illnesses` are kept in a file).
 """
 
 from __future__ import annotations
