@@ -24,14 +24,14 @@ ILLNESSES = "gpus"
 
 
 def node_gpus(parts: Parts, library: Any = None) -> Gpus:  # noqa: ANN401 -- a module without types
-    """``library``: what speaks like `pynvml`; None: this machine's driver is looked for."""
+    """``library``: what speaks like `pynvml` and plays cards that are this agent's alone; None: this machine's driver is
+    looked for."""
 
     def usable(devices: tuple[Device, ...]) -> tuple[Device, ...]:
         """Without those that the config excludes, and those that another agent of this machine has."""
         excluded = tuple(map(str, parts.config.gpu.exclude))
-        return parts.claims.claim(
-            tuple(device for device in devices if not any(is_meant(device, name) for name in excluded))
-        )
+        left = tuple(device for device in devices if not any(is_meant(device, name) for name in excluded))
+        return parts.claims.claim(left) if library is None else left
 
     def held() -> Mapping[str, tuple[str, ...]]:
         return parts.node.ledger.devices.holding

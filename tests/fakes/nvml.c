@@ -5,7 +5,7 @@
  *   driver VERSION
  *   init CODE                     a session cannot be opened; one that is open is over
  *   hang                          calls about a card do not return while this line is there
- *   procs DIRECTORY               each file there, named as a pid, is "UUID BYTES [SM] [draw]", while that process lives
+ *   procs DIRECTORY               each file there, named as a pid, has lines "UUID BYTES [SM] [draw]", while that process lives
  *   gpu I name=value …            (fields below; memory in bytes, power in mW, energy in mJ)
  *   slice I N name=value …        a MIG slice of card I: uuid total used gi ci sm
  *   proc I PID BYTES [SM]         a process that computes on card I; on slice I.N alike
@@ -81,19 +81,22 @@ static void read_directory(void) {
   DIR *dir = opendir(directory);
   if (!dir) return;
   for (struct dirent *entry; (entry = readdir(dir));) {
-    char path[1024], uuid[96], word[16] = "";
+    char path[1024], line[256], uuid[96], word[16];
     double bytes;
-    u32 sm = 0;
+    u32 sm;
     int pid = atoi(entry->d_name);
     snprintf(path, sizeof path, "%s/%s", directory, entry->d_name);
     FILE *file = pid > 0 && kill(pid, 0) == 0 ? fopen(path, "r") : NULL;
     if (!file) continue;
-    if (fscanf(file, "%95s %lf %u %15s", uuid, &bytes, &sm, word) >= 2)
+    while (fgets(line, sizeof line, file)) {
+      *word = sm = 0;
+      if (sscanf(line, "%95s %lf %u %15s", uuid, &bytes, &sm, word) < 2) continue;
       for (int i = 0; i < CARDS; i++)
         if (cards[i].on && !strcmp(cards[i].uuid, uuid)) {
           add_process(i, strcmp(word, "draw") ? COMPUTE : DRAW, pid, bytes, sm);
           cards[i].used += bytes;
         }
+    }
     fclose(file);
   }
   closedir(dir);

@@ -34,8 +34,8 @@ def cards(cluster: Cluster) -> Cards:
     return cards
 
 
-def seen(agent: Agent, request: dict[str, object], **more: object) -> dict[str, str]:
-    task = agent.submit("python3", "-c", SHOW, request=request, **more)
+def seen(agent: Agent, request: dict[str, object]) -> dict[str, str]:
+    task = agent.submit("python3", "-c", SHOW, request=request)
     assert agent.wait(task)[task]["exit_code"] == 0, agent.output(task)
     found: dict[str, str] = json.loads(agent.output(task)[0])
     return found
