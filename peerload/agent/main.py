@@ -39,10 +39,10 @@ def run(flags: dict[str, Any], defaults: dict[str, Any]) -> int:
     return code
 
 
-def serve(config: AgentConfig) -> int:
-    """Be the agent with these settings, under uvloop."""
+def serve(config: AgentConfig, gpu_library: Any = None) -> int:  # noqa: ANN401 -- a module without types
+    """Be the agent with these settings, under uvloop. gpu_library: as `Daemon` has it."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(config).run())
+        return runner.run(Daemon(config, gpu_library).run())
 
 
 def _log_to(path: Path) -> None:

@@ -58,10 +58,15 @@ _CONFIG = 'cluster = "{cluster}"\npeer = []\nlabel = []\n'
 
 def main(words: list[str]) -> int:
     """Run the verb: 0 if all went well and nothing is left, 1 if not."""
+    if words[:1] == ["gpu"]:
+        from peerload.cli import demo_gpu
+
+        return demo_gpu.main(words[1:])
     reader = Options(
         "demo",
         "Start three agents and an MQTT broker on this machine, submit real commands of different length to one of"
         " the agents, show how they spread, count it up, and remove everything.",
+        epilog="peerload demo gpu  shows how tasks wait for GPUs, on a node of four imagined ones.",
     )
     reader.flag("--tasks", type=whole(1, TASKS_MAX), default=TASKS, metavar="N", help="how many (default: %(default)s)")
     reader.flag("--policy", default="adaptive", metavar="NAME|FILE", help="the preset of policies (%(default)s)")
