@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 NODE = "gpus"
+NAME = "GPU-played-"
 GPUS = 4
 GPU_BYTES = 24 << 30
 ENDS_WITHIN_S = 60.0
@@ -44,6 +45,7 @@ with open(mine + ".new", "w") as file:
     for card in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
         print(card, used, 25, file=file)
 os.replace(mine + ".new", mine)
+print(os.environ["CUDA_VISIBLE_DEVICES"])
 time.sleep(seconds)
 os.unlink(mine)
 """
@@ -131,7 +133,8 @@ class GpuDemo(Demo):
                 sys.stderr.write("Work:\n" + "".join(f"{line}\n" for line in _table(_seen(client, ids))) + "\n")
             if client.call("wait", tasks=ids, timeout_s=ENDS_WITHIN_S)["timed_out"]:
                 raise PeerloadError("the tasks have not all ended", why=f"{ENDS_WITHIN_S:g} s have passed")
-            return _account(_seen(client, ids))
+            saw = [_output(client, task) for task in ids]
+            return _account(_seen(client, ids), saw)
 
     def _settings(self) -> dict[str, Any]:
         made = cluster.make(self.directory / "cluster", f"demo-{os.getpid()}")
@@ -139,7 +142,7 @@ class GpuDemo(Demo):
         config.write_text(_CONFIG.format(cluster=made.directory), encoding="utf-8")
         (self.directory / "on").mkdir()
         cards = [
-            {"uuid": f"GPU-played-{number}", "name": f"played GPU of {GPU_BYTES >> 30} GiB", "mem_bytes": GPU_BYTES}
+            {"uuid": f"{NAME}{number}", "name": f"played GPU of {GPU_BYTES >> 30} GiB", "mem_bytes": GPU_BYTES}
             for number in range(GPUS)
         ]
         machine = {"gpus": cards, "processes": str(self.directory / "on")}
@@ -215,12 +218,19 @@ def _seen(client: Client, ids: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _account(tasks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What came of it: whether each went where it should, and how long the one that waited waited for nothing."""
+def _output(client: Client, task: str) -> str:
+    pieces = client.stream("output", task=task, streams=[1])
+    return b"".join(piece["data"] for piece in pieces).decode("utf-8", "replace").strip()
+
+
+def _account(tasks: list[dict[str, Any]], saw: Sequence[str]) -> dict[str, Any]:
+    """What came of it: whether each went where it should and saw that GPU alone (``saw``), and how long the one that waited
+    waited for nothing."""
     *first, little, queued, scheduled = tasks
     freed_s = min(task["ended_s"] for task in first)
     right = [task["given"] == [0] for task in (*first, little, queued)]
     right += [task["exit_code"] == 0 for task in tasks]
+    right += [[f"{NAME}{number}" for number in task["given"]] == [name] for task, name in zip(tasks, saw, strict=True)]
     right += [little["started_s"] < freed_s, queued["started_s"] >= freed_s]
     right += [scheduled["started_s"] < freed_s, len(scheduled["given"]) == 1, scheduled["given"] != [0]]
     return {"tasks": tasks, "free_to_started_s": round(queued["started_s"] - freed_s, 3), "as_published": all(right)}
