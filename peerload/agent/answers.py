@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from peerload import __version__
+from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.core.membership import PeerState
 from peerload.model.devices import GPU, MIB
 from peerload.model.task import TaskState
@@ -187,6 +188,14 @@ def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
     }
 
 
+def nodes_object(parts: Parts) -> list[dict[str, object]]:
+    """The same with why this node has no GPUs although there is a driver."""
+    found = nodes(parts.node)
+    why = parts.gpus.why_none
+    found[0]["no_gpus_because"] = why if why and why != NOT_INSTALLED else None
+    return found
+
+
 def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> dict[str, object]:
     told: dict[str, object] = dict.fromkeys(
         ("load", "region", "cpus_busy", "mem_used_bytes", "tasks_running", "tasks_queued")
@@ -290,6 +299,8 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "node": parts.config.node,
         "pid": os.getpid(),
         "launcher_pid": parts.launcher.pid,
+        "pressure": parts.host.pressure._asdict(),
+        "no_gpus_because": parts.gpus.why_none or None,
         "version": __version__,
         "socket": parts.config.socket,
         "state": parts.config.state,

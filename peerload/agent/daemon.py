@@ -36,7 +36,7 @@ from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
-from peerload.agent.sensors.host import Sensors, machine_facts
+from peerload.agent.sensors.host import Sensors, machine_facts, tasks_cpu_s
 from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
 from peerload.agent.store import Store
@@ -196,9 +196,12 @@ class Daemon:
         if self.parts.disk.state != "ok":
             self._disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
-            background = [
-                group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
-            ]
+            self.parts.host = Sensors(
+                self.parts.inbox.put,
+                lambda: self.parts.node.ledger.cpus_running,
+                lambda: tasks_cpu_s(self.parts.launcher.pid, self.parts.launcher.run),
+            )
+            background = [group.create_task(self.parts.host.run())]
             background.append(group.create_task(self.parts.gpus.run()))
             background.append(group.create_task(self.parts.disk.watch()))
             background.append(group.create_task(self.parts.tls.keep_valid()))

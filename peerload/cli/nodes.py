@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.options import Options
-from peerload.cli.text import duration_text, number_text, print_json, shortened, size_text, table
+from peerload.cli.text import duration_text, number_text, print_json, printable, shortened, size_text, table
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -36,6 +36,11 @@ def main(words: list[str]) -> int:
         gpus = [gpu_row(node, gpu) for node in nodes for gpu in node.get("gpus") or []]
         if gpus:
             lines += ["", *table(GPU_HEADINGS, gpus, GPU_RIGHT)]
+        lines += [
+            f"{printable(str(node.get('node', '')))} has no GPUs: {printable(str(node['no_gpus_because']))}"
+            for node in nodes
+            if node.get("no_gpus_because")
+        ]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 

@@ -97,3 +97,12 @@ def test_cpu_work_goes_on_while_the_driver_hangs(cluster: Cluster, cards: Cards)
     cards.more.remove("hang")
     cards.write()
     assert agent.wait(asks)[asks]["exit_code"] == 0
+
+
+def test_why_there_are_no_gpus_is_shown(cluster: Cluster, cards: Cards) -> None:
+    cards.more.append("init 9")
+    cards.write()
+    agent = cluster.agent(slots=2)
+    assert "n1 has no GPUs: the driver does not work: Driver Not Loaded" in agent.cli("nodes").stdout.decode()
+    assert agent.call("info")["no_gpus_because"] == "the driver does not work: Driver Not Loaded"
+    assert agent.wait(agent.submit("true"))

@@ -53,6 +53,8 @@ MISPLACED_MAX = 1024
 """So many tasks that use a card which is not theirs are remembered as told."""
 HANGS = "its driver does not answer"
 AWAY = "its driver has been unloaded"
+NOT_INSTALLED = f"no {LIBRARY}: the driver is not installed"
+"""Of most machines without GPUs."""
 
 Read = list[tuple[CardReading, dict[int, str | None]]]
 
@@ -149,7 +151,7 @@ class Gpus:
         """The GPUs, or none and why."""
         library = self._library or find_library()
         if library is None:
-            return (), f"no {LIBRARY}: the driver is not installed"
+            return (), NOT_INSTALLED
         if self._nvml is None:
             self._nvml = Nvml(library, self._illnesses)
         try:
