@@ -180,7 +180,8 @@ def nodes(node: Node) -> list[dict[str, object]]:
 def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
     heard = node.membership.last_report(peer.identity.node)
     age_s = max(node.state.now.boot_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
-    return _node_object(peer.profile, heard.report if heard is not None else None, age_s) | {
+    is_there = peer.state in (PeerState.ALIVE, PeerState.SUSPECT)  # what was, before, says nothing of what is
+    return _node_object(peer.profile, heard.report if heard is not None and is_there else None, age_s) | {
         "state": peer.state.value,
         "incarnation": peer.identity.incarnation,
         "address": peer.identity.address,
@@ -219,6 +220,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "age_s": age_s,
         "drained": profile.drained,
         "drain_reason": profile.drain_reason,
+        "trouble": profile.trouble or None,
         "labels": list(profile.labels),
         "speed": profile.speed,
     }
@@ -311,6 +313,8 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "cpus": parts.node.state.profile.cpus,
         "mem_bytes": parts.node.state.profile.mem_bytes,
         "cluster": parts.cluster.name,
+        "cluster_id": parts.cluster.id,
+        "cluster_directory": str(parts.cluster.directory),
         "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
         "mqtt_configured": bool(parts.config.mqtt),
         "peers": len(list(parts.node.membership)),

@@ -5,6 +5,7 @@ Each is put to the core as an event; its answer goes out when what it decided is
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from peerload.model.errors import BadRequest
 from peerload.model.events import (
     CancelRequested,
     DrainRequested,
+    EmptyAwaited,
     ForgetRequested,
     HoldRequested,
     ReleaseRequested,
@@ -80,9 +82,9 @@ class Changes:
         """Queue what a task was to run as a new task; of an array those members that have not succeeded."""
         await self._durable()
         name = self._names.known(request.task)
-        rows = self._parts.store.task_rows(*self._names.resolve(request.task))
-        spec = rows[0][1]
-        chosen = _to_retry(name, [record for record, _ in rows], all_ended=request.all)
+        records = [record async for page in self._names.pages(request.task) for record in page]
+        spec = self._parts.store.spec(self._names.resolve(request.task)[0])
+        chosen = _to_retry(name, records, all_ended=request.all)
         indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
         directory_here = await self._admitted(spec, len(indices))
         digest = hashlib.sha256(f"retry {name} {request.all}".encode()).digest()
@@ -144,10 +146,24 @@ class Changes:
         names = tuple(self._names.known(ref) for ref in request.tasks)
         self._parts.inbox.put(ReleaseRequested(self._pending.expect(connection, request.id), names))
 
-    def drain(self, connection: Connection, request: control.Drain) -> None:
-        """This node takes no more tasks."""
+    async def drain(self, connection: Connection, request: control.Drain) -> None:
+        """This node takes no more tasks; wait until it has none, if that is asked."""
         self._parts.journal.happened("agent", "draining", reason=request.reason)
-        self._parts.inbox.put(DrainRequested(self._pending.expect(connection, request.id), request.reason))
+        if not request.wait:
+            self._parts.inbox.put(DrainRequested(self._pending.expect(connection, request.id), request.reason))
+            return
+        number, answer = self._pending.promise()
+        self._parts.inbox.put(DrainRequested(number, request.reason))
+        connection.more(request.id, await answer)
+        number, answer = self._pending.promise()
+        self._parts.inbox.put(EmptyAwaited(number))
+        timed_out = False
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                await answer
+        except TimeoutError:
+            timed_out = True
+        connection.ok(request.id, {"timed_out": timed_out})
 
     def undrain(self, connection: Connection, request: control.Undrain) -> None:
         """It takes tasks again."""
@@ -158,18 +174,33 @@ class Changes:
         """This node leaves its cluster, and its agent stops. Raises BadRequest while tasks would suffer from it."""
         parts = self._parts
         here = parts.config.node
-        guests = len(parts.node.executor.guests)
-        away = sum(
-            task.record.state is TaskState.LEASED and task.record.node != here
-            for task in parts.node.home.tasks.values()
-        )
-        if (guests or away) and not request.force:
-            why = f"{guests} tasks of other nodes are here, {away} of its own are at other nodes"
-            hint = "peerload drain, and wait until there are none; or  peerload leave --force"
-            raise BadRequest(f"{here} cannot leave now", why=why, hint=hint)
+        suffering = self._suffering(here)
+        if suffering and not request.force:
+            raise BadRequest(
+                f"{here} cannot leave now",
+                why="; ".join(suffering),
+                hint="peerload drain --wait  first, and for its own tasks  peerload wait  or  peerload cancel;"
+                "  or  peerload leave --force",
+            )
         parts.journal.happened("agent", "leaving")
-        connection.ok(request.id, {"node": here, "pid": os.getpid()})
+        connection.ok(request.id, {"node": here, "pid": os.getpid(), "left_behind": suffering})
         parts.stop(leaves=True)
+
+    def _suffering(self, here: str) -> list[str]:
+        """What becomes of the tasks there are when this node leaves."""
+        guests = len(self._parts.node.executor.guests)
+        unfinished = self._parts.node.home.tasks.values()
+        leased = [task for task in unfinished if task.record.state is TaskState.LEASED]
+        away = sum(task.record.node != here for task in leased)
+        running = len(leased) - away
+        waiting = len(unfinished) - len(leased)
+        counts = (
+            (guests, "of other nodes here: they are frozen at the end of their leases, and run elsewhere"),
+            (away, "of its own at other nodes: their results come when it is back"),
+            (running, "of its own running here: they run on, and their results are kept"),
+            (waiting, "of its own waiting: they are kept, and wait until an agent is started here again"),
+        )
+        return [f"{counted(number)} {words}" for number, words in counts if number]
 
     def forget(self, connection: Connection, request: control.Forget) -> None:
         """A node is gone for good."""
@@ -214,3 +245,8 @@ def _to_retry(name: str, records: list[TaskRecord], *, all_ended: bool) -> list[
         why=f"{len(over)} of {len(records)} members have ended, all with success",
         hint=f"all of them again:  peerload retry --all {name}",
     )
+
+
+def counted(tasks: int) -> str:
+    """``1 task``, ``2 tasks``."""
+    return f"{tasks} task{'' if tasks == 1 else 's'}"

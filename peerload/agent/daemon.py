@@ -25,7 +25,7 @@ from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
 from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
-from peerload.agent.machine import machine_boot_id, private_directory
+from peerload.agent.machine import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.agent.members import Members
 from peerload.agent.mqtt import MqttBus
 from peerload.agent.node_gpus import node_gpus
@@ -94,6 +94,8 @@ class Daemon:
         """Start, serve until told to stop, stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
         state = private_directory(Path(self.config.state))
+        for name in IN_THE_STATE:
+            directory_in(state, name)
         self.parts.cluster = cluster.find(self.config.cluster, os.environ)
         check_addresses(self.config, loopback_only=self.parts.cluster.is_local)
         preset = registry.preset_source(self.config.policy)
@@ -366,7 +368,7 @@ class Daemon:
     def _disk_changed(self, state: str, reason: str) -> None:
         log.warning("the disk of %s is %s: %s", self.config.state, state, reason)
         self.parts.journal.happened("disk", state, reason=reason)
-        self.parts.inbox.put(events.DiskRoomChanged(state == "ok"))
+        self.parts.inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
 
     def _from_peer(self, src: str, message: Message) -> None:
         self.performer.received(src, message)

@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.agent.launcher_units import Units
 
-PROTOCOL = 3
+PROTOCOL = 4
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
 there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing.
 2 had no ``evict``."""
@@ -262,6 +262,8 @@ class Launcher:
                 self._leases.evict(task, str(request["reason"]))
         elif do == "list":
             self._list()
+        elif do == "ping":
+            self._events.append({"is": "pong"})
         elif do == "stop":
             self._stop()
         else:

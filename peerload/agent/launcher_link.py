@@ -19,8 +19,17 @@ import msgspec
 
 import peerload
 from peerload.agent.launcher import ALREADY_RUNS
+from peerload.agent.launcher_pulse import Pulse
 from peerload.model.errors import PeerloadError
-from peerload.model.events import LauncherLost, LauncherReady, TaskEnded, TaskFrozen, TaskLost, TaskStarted
+from peerload.model.events import (
+    LauncherLost,
+    LauncherReady,
+    LauncherSilent,
+    TaskEnded,
+    TaskFrozen,
+    TaskLost,
+    TaskStarted,
+)
 from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
@@ -42,6 +51,12 @@ START_LOOK_S = 0.01
 FRAME_BYTES_MAX = 4 << 20
 FRAME_FILL_BYTES = 1 << 20
 """A frame is sent when it holds this much; a single request may be larger."""
+
+PINGED_SINCE = 4
+"""The first version of its protocol that knows `ping`."""
+GONE_S = 0.2
+"""A launcher that hangs up is given so long to be gone: then another one is needed."""
+CUT_OFF = "its connection broke; it is there, and so are its tasks"
 
 _LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError, AttributeError)
 """What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
@@ -68,6 +83,7 @@ class LauncherLink:
         put: Callable[[Event], None],
         output_bytes_max: int,
         failed: Callable[[str], None] | None = None,
+        pulse: Callable[[Callable[[], None], Callable[[bool], None]], Pulse] = Pulse,
     ) -> None:
         self._directory = directory
         self._failed = failed
@@ -87,6 +103,8 @@ class LauncherLink:
         self._closing = False
         self._paused = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._pulse = pulse(lambda: self._request({"do": "ping"}), lambda silent: put(LauncherSilent(silent)))
+        self._is_asked = False
 
     @property
     def pid(self) -> int:
@@ -99,7 +117,13 @@ class LauncherLink:
         reader, listing = await self._connect_again()
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
         self._reading.add_done_callback(self._read_ended)
+        self._watch()
         return listing
+
+    def _watch(self) -> None:
+        """Ask whether it answers; one of an earlier version would not understand."""
+        if self._is_asked:
+            self._pulse.start()
 
     def _read_ended(self, reading: asyncio.Task[None]) -> None:
         """Without its events no task would ever end: a bug here must stop the agent, not deafen it."""
@@ -118,6 +142,7 @@ class LauncherLink:
     async def close(self) -> None:
         """Let go of it; it and its tasks go on."""
         self._closing = True
+        self._pulse.stop()
         self._flush()
         if self._writer is not None:
             self._writer.close()
@@ -131,6 +156,7 @@ class LauncherLink:
     async def stop_all(self) -> None:
         """End its tasks and the launcher itself."""
         self._closing = True
+        self._pulse.stop()
         if self._writer is None and self._reading is not None:  # one is on its way
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -283,6 +309,7 @@ class LauncherLink:
             map(str, hello.get("unenforced", ("a process that leaves the process group of its task",)))
         )
         self._protocol = int(hello.get("protocol", 1))
+        self._is_asked = self._protocol >= PINGED_SINCE
 
     async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         deadline_s = time.monotonic() + START_S_MAX
@@ -345,22 +372,27 @@ class LauncherLink:
             lost = await self._events_until_lost(reader)
             if self._closing:
                 return
-            log.warning("the launcher is lost (%s); another one is started", lost)
+            self._pulse.stop()
+            is_there = await asyncio.to_thread(_stays, self._pid)
+            log.warning("%s (%s)", CUT_OFF if is_there else "the launcher is lost; another one is started", lost)
             self._pid = 0
             if self._writer is not None:
                 self._writer.close()
             self._writer = None
             self._paused = True
             self._requests.clear()
-            self._put(LauncherLost())
+            self._put(LauncherLost(CUT_OFF) if is_there else LauncherLost())
             reader, ready = await self._reconnect()
             self.tell()
             self._put(ready)
+            self._watch()
 
     async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:
         try:
             while True:
-                for event in await _read_frame(reader):
+                told = await _read_frame(reader)
+                self._pulse.heard()
+                for event in told:
                     self._event(event)
         except _LOST as error:
             return str(error) or type(error).__name__
@@ -419,6 +451,12 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def _stays(pid: int) -> bool:
+    """Whether a launcher that hung up is there all the same."""
+    _wait_gone(pid, GONE_S)
+    return _is_alive(pid)
 
 
 def _wait_gone(pid: int, seconds_max: float) -> None:

@@ -22,6 +22,9 @@ FRAME_BYTES_MAX = 4 << 20
 UNSENT_BYTES_MAX = 64 << 20
 """An agent that does not read this much is cut off; it reconnects and asks for the list."""
 EVENTS_PER_FRAME_MAX = 1_000
+NEWCOMERS_MAX = 8
+"""Connections that have not shown to be an agent's; of more, the oldest is closed."""
+FIRST_FRAME_BYTES_MAX = 4096
 LAST_READS_MAX = 64
 """Of an agent that is replaced no more is read than this many times."""
 READ_BYTES = 1 << 18
@@ -30,7 +33,8 @@ _MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, Recur
 
 
 class AgentSocket:
-    """Listens in a directory for one agent at a time; a newer one replaces the older.
+    """Listens in a directory for one agent at a time; a newer one replaces the older as soon as it asks for the list, which is
+    what an agent does first. Whoever else connects while there is one changes nothing.
 
     ``carry_out(request)`` gets each request; whatever of `_MALFORMED` it raises means that it was none. ``listed``: the
     agent has asked for the list, and may be told events.
@@ -41,6 +45,7 @@ class AgentSocket:
         self._epoll = epoll
         self._carry_out = carry_out
         self._agent: socket.socket | None = None
+        self._newcomers: dict[int, tuple[socket.socket, bytearray]] = {}
         self._received = bytearray()
         self._unsent = bytearray()
         self._writing = False
@@ -65,6 +70,8 @@ class AgentSocket:
         """What epoll said of our descriptors: a new agent, or words of the one there is."""
         if self._listener.fileno() in masks:
             self._accept()
+        for fd in [fd for fd in self._newcomers if fd in masks]:
+            self._hear(fd)
         if self._agent is not None and masks.get(self._agent.fileno(), 0) & ~select.EPOLLOUT:
             self._receive()
 
@@ -99,13 +106,49 @@ class AgentSocket:
         except OSError as error:
             say(f"accept: {error}")
             return
-        for _ in range(LAST_READS_MAX):  # what the older one said before it went still counts
+        agent.setblocking(False)
+        self._epoll.register(agent, select.EPOLLIN)
+        self._hear_last()
+        if self._agent is None:
+            self._agent = agent
+            return
+        if len(self._newcomers) >= NEWCOMERS_MAX:
+            self._turn_away(next(iter(self._newcomers)))
+        self._newcomers[agent.fileno()] = agent, bytearray()
+
+    def _hear_last(self) -> None:
+        """What an agent said before it went still counts."""
+        for _ in range(LAST_READS_MAX):
             if not self._receive():
                 break
-        self._hang_up("a newer agent connects")
-        agent.setblocking(False)
-        self._agent = agent
-        self._epoll.register(agent, select.EPOLLIN)
+
+    def _hear(self, fd: int) -> None:
+        """A newcomer says something: the place is its own if that is what an agent says first."""
+        newcomer, buffer = self._newcomers[fd]
+        try:
+            raw = newcomer.recv(FIRST_FRAME_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            raw = b""
+        buffer += raw
+        size = int.from_bytes(buffer[:4], "big")
+        if not raw or (len(buffer) >= 4 and size > FIRST_FRAME_BYTES_MAX):  # noqa: PLR2004 -- the length of a length
+            self._turn_away(fd)
+        elif len(buffer) >= 4 + size:
+            if not _asks_for_the_list(bytes(buffer[4 : 4 + size])):
+                self._turn_away(fd)
+                return
+            del self._newcomers[fd]
+            self._hear_last()
+            self._hang_up("a newer agent connects")
+            self._agent = newcomer
+            self._take(buffer)
+
+    def _turn_away(self, fd: int) -> None:
+        newcomer, _ = self._newcomers.pop(fd)
+        self._epoll.unregister(newcomer)
+        newcomer.close()
 
     def _hang_up(self, reason: str) -> None:
         if self._agent is None:
@@ -133,6 +176,10 @@ class AgentSocket:
         if not raw:
             self._hang_up("")
             return False
+        return self._take(raw)
+
+    def _take(self, raw: bytes | bytearray) -> bool:
+        """Carry out what is whole. → whether there may be more."""
         buffer = self._received
         buffer += raw
         while len(buffer) >= 4:  # noqa: PLR2004 -- the length of a length
@@ -151,3 +198,10 @@ class AgentSocket:
                 self._hang_up(f"not a request: {type(error).__name__}: {str(error)[:200]}")
                 return False
         return True
+
+
+def _asks_for_the_list(body: bytes) -> bool:
+    try:
+        return bool(msgpack.unpackb(body)[0]["do"] == "list")
+    except _MALFORMED:
+        return False

@@ -8,6 +8,23 @@ from pathlib import Path
 
 from peerload.model.errors import ConfigError
 
+IN_THE_STATE = ("spool", "scratch", "launcher", "tls")
+"""The directories within the state directory."""
+
+
+def directory_in(state: Path, name: str) -> Path:
+    """One of IN_THE_STATE: made with mode 0700 if absent. Raises ConfigError if something else has its name."""
+    path = state / name
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(
+            "state", f"{path} is no directory", why="the agent keeps its own there", hint=f"mv {path} {path}.aside"
+        ) from None
+    except OSError as error:
+        raise ConfigError("state", f"{path} cannot be made", why=str(error.strerror)) from None
+    return path
+
 
 def private_directory(path: Path) -> Path:
     """The state directory: made with mode 0700 if absent. Raises ConfigError if it is a link, somebody else's or open

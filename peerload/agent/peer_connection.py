@@ -94,6 +94,8 @@ class PeerConnection(asyncio.Protocol):
         self._cluster = cluster
         self._identity = identity
         self._loop = asyncio.get_running_loop()
+        self.used_s = self.spoken_s = self._loop.time()
+        """When it was last used for more than small talk, and for anything at all (`peer_idle.py`)."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._waiting: list[tuple[Message, bytes]] = []

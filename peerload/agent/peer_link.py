@@ -16,6 +16,7 @@ from peerload.agent import peer_streams
 from peerload.agent.peer_address import join_address, parse_address
 from peerload.agent.peer_book import Bans, Peer, backoff_s
 from peerload.agent.peer_connection import Owner, PeerConnection, dial
+from peerload.agent.peer_idle import IDLE, IdleLinks, spoke
 from peerload.agent.peer_listen import STRANGERS_MAX, Listener
 from peerload.model.errors import LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import Envelope, Hello, Identity, Message, OutputChunk, OutputEnd, OutputRequest, WrongBoot
@@ -94,6 +95,7 @@ class PeerLinks:
         self._own_addresses: set[str] = set()
         self._listener = Listener(tls, self)
         self._is_closing = False
+        self._idle = IdleLinks(lambda: [link for peer in self._peers.values() for link in peer.links])
         self.whereabouts: Callable[[str], Identity | None] = lambda _node: None
 
     # -- for the agent -----------------------------------------------------------------------------------------------
@@ -103,6 +105,7 @@ class PeerLinks:
         host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
         address = await self._listener.start(host, port)
         self.identity = msgspec.structs.replace(self.identity, address=address)
+        self._idle.start()
         return address
 
     def dial(self, address: str) -> None:
@@ -184,6 +187,7 @@ class PeerLinks:
     async def close(self) -> None:
         """Stop listening, write what is gathered, close every link; at most about twice CLOSE_S."""
         self._is_closing = True
+        self._idle.stop()
         await self._listener.close()
         for task in [*self._tasks, *(task for task in self._served.values() if task is not None)]:
             task.cancel()
@@ -368,6 +372,7 @@ class PeerLinks:
                 connection.close("malformed frames")
         else:
             self._counters["peer received"] += 1
+            spoke(connection, message)
             self._deliver(node, message)
 
     def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:  # noqa: ARG002 -- the protocol's
@@ -408,7 +413,9 @@ class PeerLinks:
         unsent = [message for message in connection.unsent() if not isinstance(message, Hello)]
         if not peer.links:
             self._fail(peer.node, unsent)
-            if not peer.is_dialled:
+            if reason == IDLE and not peer.waiting:
+                self._counters["peer links closed for want of use"] += 1
+            elif not peer.is_dialled:
                 self._give_up(peer, reason)
             return
         for message in unsent:
@@ -437,6 +444,7 @@ class PeerLinks:
             self._fail(dst, [message])
             return
         self._counters["peer sent"] += 1
+        spoke(link, message)
         link.write(message, frame)
 
     def _fail(self, dst: str, messages: Sequence[Message]) -> None:

@@ -63,7 +63,7 @@ class Requests:
             control.Retry: lambda: spawn(request.id, changes.retry(connection, request)),  # type: ignore[arg-type]
             control.Hold: lambda: spawn(request.id, changes.hold(connection, request)),  # type: ignore[arg-type]
             control.Release: lambda: spawn(request.id, changes.release(connection, request)),  # type: ignore[arg-type]
-            control.Drain: lambda: changes.drain(connection, request),  # type: ignore[arg-type]
+            control.Drain: lambda: spawn(request.id, changes.drain(connection, request)),  # type: ignore[arg-type]
             control.Undrain: lambda: changes.undrain(connection, request),  # type: ignore[arg-type]
             control.Leave: lambda: changes.leave(connection, request),  # type: ignore[arg-type]
             control.Forget: lambda: changes.forget(connection, request),  # type: ignore[arg-type]
@@ -195,8 +195,8 @@ class Requests:
     async def _events(self, connection: Connection, request: control.Events) -> None:
         self._parts.journal.settle()
         await self._durable()
-        names = [self._names.full(ref) for ref in request.tasks]
         store = self._parts.store
+        names = [self._told_of(ref, follow=request.follow) for ref in request.tasks]
         with self._parts.journal.followed() as news:
             last = store.last_event()  # no await since it is followed: what comes later is told to us
             shown = store.events(0, request.limit, newest=True, what=request.what, tasks=names) if request.limit else []
@@ -212,6 +212,17 @@ class Requests:
                     await news.wait()
                     news.clear()
         connection.ok(request.id, {"events": []})
+
+    def _told_of(self, ref: str, *, follow: bool) -> str:
+        """The whole id of a task of this home, or of another that was here. Raises NoSuchTask."""
+        name = self._names.full(ref)
+        home = name.partition("/")[0]
+        if home == self._parts.config.node:
+            return self._names.known(ref)
+        if not follow and not self._parts.store.events(0, 1, newest=True, tasks=[name]):
+            why = f"its home is {home}, and nothing of it was ever here"
+            raise NoSuchTask(f"no such task: {ref}", why=why, hint="ask the agent there")
+        return name
 
     def _policy(self) -> dict[str, object]:
         if not self._policies:

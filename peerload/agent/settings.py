@@ -18,6 +18,7 @@ import msgspec
 
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError
+from peerload.wire.expected import in_words
 
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
@@ -63,7 +64,7 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
             config = msgspec.convert(one, AgentConfig, strict=origin[key] != ENVIRONMENT)
         except msgspec.ValidationError as error:
             raise ConfigError(
-                key, f"{value!r} cannot be used ({origin[key]})", why=str(error).split(" - at", maxsplit=1)[0]
+                key, f"{value!r} cannot be used ({origin[key]})", why=in_words(error).removeprefix(f"{key}: ")
             ) from None
         converted[key] = getattr(config, key)
     return AgentConfig(**converted)

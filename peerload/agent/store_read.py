@@ -148,6 +148,10 @@ class StoreReader:
                 raise self._unreadable(self._damaged[name])
         return [self._record(row) for row in found]
 
+    def spec(self, counter: int) -> TaskSpec:
+        """What the tasks of a submission are to run."""
+        return self._spec_of(counter, {})
+
     def page(self, counter: int, index: int | None, after: int, limit: int) -> list[TaskRecord]:
         """The first records of a task or an array whose member's number is greater than ``after``; the first page is
         after BEFORE_FIRST, the next after the member that was last."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options
-from peerload.cli.text import print_json, printable
+from peerload.cli.text import print_json, printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def _show(flags: Namespace) -> int:
         configured = settings.load({}, defaults, dict(os.environ))
         found = cluster.find(configured.cluster, os.environ)
     facts = _facts(found)
+    if not flags.directory:
+        facts["agent"] = _in_use(flags.socket)
     if flags.json:
         print_json(facts)
         return 0
@@ -99,7 +101,35 @@ def _show(flags: Namespace) -> int:
         ("valid until", f"{found.valid_until:%Y-%m-%d}"),
     )
     sys.stdout.write("".join(f"{name:12} {printable(text)}\n" for name, text in rows))
+    if not flags.directory:
+        _say_in_use(facts["agent"], found.id)
     return 0
+
+
+def _in_use(socket: str | None) -> dict[str, Any] | None:
+    """The cluster of the agent that runs here; None if none does."""
+    from peerload.client import Client
+    from peerload.model.errors import AgentUnavailable
+
+    try:
+        with Client(socket) as client:
+            info = client.call("info")
+    except AgentUnavailable:
+        return None
+    told = {"node": "node", "name": "cluster", "id": "cluster_id", "directory": "cluster_directory"}
+    return {key: info.get(name) for key, name in told.items()}
+
+
+def _say_in_use(agent: dict[str, Any] | None, shown_id: str) -> None:
+    if agent is None:
+        return
+    if agent["id"] == shown_id:
+        say(f"the agent that runs here ({agent['node']}) uses it")
+        return
+    say(
+        f"the agent that runs here ({agent['node']}) uses another one: {agent['name']} in {agent['directory']}",
+        f"more of that:  peerload cluster show {shlex.quote(str(agent['directory']))}",
+    )
 
 
 def _facts(found: Cluster) -> dict[str, Any]:

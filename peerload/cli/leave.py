@@ -6,7 +6,7 @@ import sys
 
 from peerload.cli.down import await_end, watch
 from peerload.cli.options import Options
-from peerload.cli.text import print_json, printable
+from peerload.cli.text import print_json, printable, say
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
 
@@ -16,7 +16,7 @@ def main(words: list[str]) -> int:
     reader = Options(
         "leave",
         "Take this node out of its cluster: the others are told, my agent stops and forgets whom it knew.\n"
-        "Refused while it has tasks of others, or others have tasks of it.",
+        "Refused while it has tasks of others or unfinished ones of its own; what would become of them is said.",
     )
     reader.switch("--force", help="leave all the same; what runs is not disturbed")
     flags = reader.read(words)
@@ -24,7 +24,8 @@ def main(words: list[str]) -> int:
         info = client.call("info")
         process = watch(info.get("pid"))
         try:
-            client.call("leave", force=flags.force)
+            for what in client.call("leave", force=flags.force).get("left_behind", ()):
+                say(what)
         except AgentUnavailable:
             if process is None:
                 raise  # nothing can tell whether it stops; else the wait below does

@@ -72,6 +72,8 @@ def row(node: dict[str, Any]) -> list[str]:
     if node.get("drained"):
         reason = shortened(str(node.get("drain_reason") or ""), REASON_WIDTH_MAX)
         state += ", drained" + (f": {reason}" if reason else "")
+    if node.get("trouble"):
+        state += f", {shortened(str(node['trouble']), REASON_WIDTH_MAX)}"
     memory = f"{size_text(node.get('mem_used_bytes'))} / {size_text(node.get('mem_bytes'))}"
     gpus = node.get("gpus")
     return [

@@ -15,12 +15,15 @@ from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from peerload.core.handoff_home import Handoff
     from peerload.core.home import Home
     from peerload.core.membership import Membership
     from peerload.core.queue import WaitingQueue
     from peerload.core.sharing import Sharing
     from peerload.core.state import CoreState
+    from peerload.core.turns import Turns
     from peerload.core.work import HomeTask
     from peerload.model.events import TaskSubmitted
     from peerload.model.messages import NotStarted, Return
@@ -39,6 +42,7 @@ class Arrivals:
         handoff: Handoff,
         sharing: Sharing,
         submissions: submission.Submissions,
+        turns: Turns,
     ) -> None:
         self._state = state
         self._queue = queue
@@ -47,31 +51,50 @@ class Arrivals:
         self._handoff = handoff
         self._sharing = sharing
         self._submissions = submissions
+        self._turns = turns
 
     def submitted(self, event: TaskSubmitted) -> None:
         """Kept, answered, and considered; or refused."""
-        tasks: list[HomeTask] = []
+        self._turns.carry_out(event.request, self._submitted(event))
+
+    def _submitted(self, event: TaskSubmitted) -> Iterator[None]:
+        """The members of an array are made one by one, then kept all at once, and told of; nobody knows their names before.
+        Then each arrives, unless something has become of it already."""
         try:
             reply = self._submissions.repeated(event)
-            if reply is None:
-                placeable = submission.why_not_placeable(
-                    self._state,
-                    self._membership,
-                    event.spec,
-                    directory_here=event.directory_here,
-                    refuses=not event.waits_for_node,
-                )
-                tasks, reply = self._submissions.accept(event, len(self._home.tasks), placeable)
+            if reply is not None:
+                self._state.actions.append(Answer(event.request, reply))
+                return
+            if self._submissions.is_under_way(event):
+                return
+            placeable = submission.why_not_placeable(
+                self._state,
+                self._membership,
+                event.spec,
+                directory_here=event.directory_here,
+                refuses=not event.waits_for_node,
+            )
+            array = self._submissions.begin(event, len(self._home.tasks))
         except BadRequest as error:
             self._state.actions.append(Answer(event.request, error=error))
             return
-        self._state.actions.append(Answer(event.request, reply))
-        for task in tasks:
-            self.adopt(task, directory_here=event.directory_here)
+        for member in array.members():
+            task = array.add(member)
             if event.held:
                 task.phase = HomePhase.HELD
-            else:
+            self.adopt(task, directory_here=event.directory_here)
+            yield
+        self._submissions.accept(array, placeable)
+        if event.held:
+            return
+        for task in array.tasks:
+            if self._has_yet_to_arrive(task):
                 self.arrives(task)
+            yield
+
+    def _has_yet_to_arrive(self, task: HomeTask) -> bool:
+        is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
+        return is_waiting and task.uid not in self._queue and task.uid not in self._sharing.sender.stranded
 
     def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
         """A task of this home, new or from the store."""

@@ -1,15 +1,14 @@
 """What clients want of the tasks of this home, and of this node: cancel, signal, hold, release, drain, forget.
 
 Every request is answered, with what was done for which name; what is durable before the answer follows from the order of
-the actions. One about many tasks is carried out TASKS_AT_A_TIME of them, with other events in between, and answered at its
-end: nobody else waits for all of them.
+the actions. One about many tasks is carried out in `Turns`, and answered at its end.
 """
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING
 
+from peerload.core.membership import PeerState
 from peerload.core.work import HomePhase
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest, NoSuchTask
@@ -23,18 +22,17 @@ if TYPE_CHECKING:
     from peerload.core.leases import Leases
     from peerload.core.membership import Membership
     from peerload.core.state import CoreState
+    from peerload.core.turns import Turns
     from peerload.core.work import HomeTask
     from peerload.model import events
 
 HELD_BY_USER = "held by its user"
 RELEASED = "released"
-TASKS_AT_A_TIME = 250
-"""Tasks that one request changes before others have their turn: some milliseconds, with what the agent does about each."""
 WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
 
 
 class Clients:
-    """One per node. ``arrives(task)`` is called with a task that was released. Its timer is ``request``."""
+    """One per node. ``arrives(task)`` is called with a task that was released."""
 
     def __init__(
         self,
@@ -43,45 +41,36 @@ class Clients:
         leases: Leases,
         membership: Membership,
         drain: Drain,
+        turns: Turns,
     ) -> None:
         self._state = state
         self._home = home
         self._leases = leases
         self._membership = membership
         self._drain = drain
-        self._under_way: dict[int, Iterator[None]] = {}
+        self._turns = turns
         self.arrives: Callable[[HomeTask], None]
-
-    def carry_out(self, request: int, steps: Iterator[None]) -> None:
-        """Do what a request takes, a step a task; what is left after TASKS_AT_A_TIME goes on in an event of its own. What
-        has become of a task meanwhile is for the step to look at."""
-        self._under_way[request] = steps
-        self.go_on(request)
-
-    def go_on(self, request: int) -> None:
-        """The next tasks of a request that is under way."""
-        steps = self._under_way.get(request)
-        if steps is None:
-            return
-        if sum(1 for _ in islice(steps, TASKS_AT_A_TIME)) < TASKS_AT_A_TIME:
-            del self._under_way[request]
-        else:
-            self._state.set_timer_in(0.0, "request", str(request))
 
     def _is_there(self, task: HomeTask) -> bool:
         return self._home.tasks.get(task.uid) is task
 
     def cancel(self, event: events.CancelRequested) -> None:
         """Durable before it is confirmed (D7)."""
-        self.carry_out(event.request, self._cancel(event))
+        self._turns.carry_out(event.request, self._cancel(event))
 
     def _cancel(self, event: events.CancelRequested) -> Iterator[None]:
         # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
         # would start in the room that the others leave.
         stopped = dict.fromkeys(event.tasks, False)
-        tasks = [(name, task) for name in event.tasks for task in self._home.named(name)]
-        tasks.sort(key=lambda each: each[1].phase not in WAITS)
-        for name, task in tasks:
+        others: list[tuple[str, HomeTask]] = []
+        for name in event.tasks:
+            for task in self._home.named(name):
+                if task.phase not in WAITS:
+                    others.append((name, task))
+                elif self._is_there(task):
+                    stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
+                yield
+        for name, task in others:
             if self._is_there(task):
                 stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
             yield
@@ -101,7 +90,7 @@ class Clients:
 
     def hold(self, event: events.HoldRequested) -> None:
         """Waiting tasks are kept back; one that a node has already is not taken from it."""
-        self.carry_out(event.request, self._hold(event))
+        self._turns.carry_out(event.request, self._hold(event))
 
     def _hold(self, event: events.HoldRequested) -> Iterator[None]:
         held: list[str] = []
@@ -119,7 +108,7 @@ class Clients:
 
     def release(self, event: events.ReleaseRequested) -> None:
         """Held tasks go on; what was lost before does not count any more."""
-        self.carry_out(event.request, self._release(event))
+        self._turns.carry_out(event.request, self._release(event))
 
     def _release(self, event: events.ReleaseRequested) -> Iterator[None]:
         released: list[str] = []
@@ -155,7 +144,7 @@ class Clients:
         elif peer is None and not self._home.at(event.node):  # an agent's restart may have forgotten it, its tasks not
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
         elif peer is not None and not self._membership.forget(event.node):
-            error = BadRequest(f"{event.node} is {peer.state}", hint="stop it first; there:  peerload leave")
+            error = _still_there(event.node, peer.state)
         reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
         if error is None:
             reply["tasks"] = self._leases.forgotten(event.node)
@@ -163,3 +152,13 @@ class Clients:
 
     def _answer(self, request: int, **reply: object) -> None:
         self._state.actions.append(Answer(request, reply))
+
+
+def _still_there(node: str, state: PeerState) -> BadRequest:
+    if state is PeerState.SUSPECT:
+        return BadRequest(
+            f"{node} is only suspect",
+            why="it does not answer; it is called dead if that goes on for some seconds",
+            hint=f"then:  peerload forget {node}        what it is now:  peerload nodes",
+        )
+    return BadRequest(f"{node} is {state}", hint="stop it first; there:  peerload leave")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.work import HomeTask
-from peerload.model.actions import PutDrain
+from peerload.model.actions import Answer, PutDrain
+from peerload.model.errors import BadRequest, SlowDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 LEAVING_MAX = 64
 """Own tasks that look for a place at a time."""
+AWAITING_MAX = 1000
+"""Requests that wait until the node is empty."""
 LOOKED_AT_MAX = 256
 """Waiting tasks that are looked at for some that may go, after each event."""
 
@@ -55,6 +58,7 @@ class Drain:
         self._sender = sender
         self._information = information
         self._leaving: dict[bytes, HomeTask] = {}
+        self._awaiting: list[int] = []
         self.arrives: Callable[[HomeTask], None]
 
     def restore(self, reason: str) -> None:
@@ -70,10 +74,27 @@ class Drain:
         self._information.tell()
         return returned, len(self._ledger.running)
 
+    def await_empty(self, request: int) -> None:
+        """Answered when nothing runs here, and nothing of others is here any more. `settle` looks."""
+        if not self._state.profile.drained:
+            self._refuse(request)
+        elif len(self._awaiting) >= AWAITING_MAX:
+            error = SlowDown("too many wait for this node to be empty", why=f"at most {AWAITING_MAX} may")
+            self._state.actions.append(Answer(request, error=error))
+        else:
+            self._awaiting.append(request)
+
+    def _refuse(self, request: int) -> None:
+        error = BadRequest(f"{self._state.node} is not drained", hint="peerload drain --wait")
+        self._state.actions.append(Answer(request, error=error))
+
     def end(self) -> None:
         """Tasks are taken, and start here, again."""
         if not self._state.profile.drained:
             return
+        for request in self._awaiting:
+            self._refuse(request)
+        self._awaiting.clear()
         self._state.persist(PutDrain(None))
         self._set(is_on=False, reason="")
         leaving, self._leaving = self._leaving, {}
@@ -85,6 +106,9 @@ class Drain:
 
     def settle(self) -> None:
         """After every event while it is on: the next own tasks look for a place elsewhere."""
+        if self._awaiting and not self._ledger.running and not self._executor.guests:
+            self._state.actions.extend(Answer(request) for request in self._awaiting)
+            self._awaiting.clear()
         if not self._membership.has_any():
             return
         stranded = self._sender.stranded

@@ -35,7 +35,15 @@ from peerload.model.messages import (
     Revoke,
     Signal,
 )
-from peerload.model.task import ExecutionRecord, ExecutionState, FloorKind, Guarantee, execution_key, task_home
+from peerload.model.task import (
+    ExecutionRecord,
+    ExecutionState,
+    FloorKind,
+    Guarantee,
+    execution_key,
+    how_it_ended,
+    task_home,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,8 +171,8 @@ class Executor:
             return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
         if not self._state.has_disk_room:
             return "disk", "little room is left on its disk"
-        if self._state.is_stuck:
-            return "room", STUCK
+        if self._state.is_stuck or profile.trouble:
+            return "room", STUCK if self._state.is_stuck else profile.trouble
         never = why_never(profile, offer.spec.request, offer.spec.placement, src)
         if never:
             return "cannot", never
@@ -282,7 +290,7 @@ class Executor:
         if guest.spec.time_limit_s:
             self._state.clear_timer("limit", guest.key)
         self._state.persist(PutExecution(self._record(guest, ExecutionState.RESULT)))
-        self._note(guest, "ended", exit_.reason or f"exit code {exit_.exit_code}")
+        self._note(guest, "ended", how_it_ended(exit_))
         self._say_result(guest)
 
     def died(self, guest: Guest, reason: str) -> None:

@@ -16,7 +16,7 @@ from peerload.core.work import HomePhase, HomeTask
 from peerload.model.actions import ForgetTask, PutTask, SignalTask, SpawnTask, TaskChanged
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
-from peerload.model.task import TRANSITIONS, TaskState, execution_key
+from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -302,7 +302,7 @@ class Home:
         state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
         self.become(
             task,
-            exit_.reason or ("ended" if state is TaskState.DONE else f"exit code {exit_.exit_code}"),
+            exit_.reason or "ended" if state is TaskState.DONE else how_it_ended(exit_),
             state=state,
             started_at=exit_.started_at,
             ended_at=exit_.ended_at or self._state.now.wall_s,

@@ -30,6 +30,7 @@ from peerload.core.runs import Runs
 from peerload.core.sharing import Sharing
 from peerload.core.state import CoreState
 from peerload.core.submission import Submissions
+from peerload.core.turns import Turns
 from peerload.model import events, messages
 from peerload.model.devices import GPU
 
@@ -67,6 +68,7 @@ class Node:
     ) -> None:
         self.state = CoreState(config, policies, identity, profile, rng)
         self.ledger = Ledger(profile, config.gpu)
+        self._troubles: dict[str, str] = {}
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state)
         self.home = Home(self.state, self.queue, self.ledger)
@@ -76,8 +78,9 @@ class Node:
             self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor
         )
         self.submissions = Submissions(self.state)
+        self.turns = turns = Turns(self.state)
         self.arrivals = Arrivals(
-            self.state, self.queue, self.membership, self.home, self.handoff, self.sharing, self.submissions
+            self.state, self.queue, self.membership, self.home, self.handoff, self.sharing, self.submissions, turns
         )
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
         self.endings = Endings(self.state, self.home, lambda key: self.runs.holds(key) or self.runs.is_ending(key))
@@ -91,7 +94,7 @@ class Node:
             self.sharing.sender,
             self.sharing.information,
         )
-        self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain)
+        self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain, turns)
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
         self.membership.died = self.handoff.leases.peer_died
         self.home.is_gone = self.endings.gone
@@ -172,7 +175,11 @@ class Node:
             case events.TaskFrozen():
                 self.runs.froze(event.key, frozen=event.frozen)
             case events.LauncherLost():
-                self.runs.launcher_lost()
+                self._trouble("launcher", "")
+                self.runs.launcher_lost(event.reason)
+            case events.LauncherSilent():
+                self._trouble("launcher", "launcher does not answer" if event.is_silent else "")
+                self.runs.launcher_silent(is_silent=event.is_silent)
             case events.LauncherReady():
                 self.runs.launcher_ready(event.running, dict(event.ended), event.frozen)
             case events.SpeedMeasured():
@@ -189,12 +196,15 @@ class Node:
                 self.clients.release(event)
             case events.DrainRequested():
                 self.clients.drain(event)
+            case events.EmptyAwaited():
+                self.drain.await_empty(event.request)
             case events.UndrainRequested():
                 self.clients.undrain(event)
             case events.ForgetRequested():
                 self.clients.forget(event)
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
+                self._trouble("disk", event.trouble)
                 self.sharing.information.tell()
             case events.MachineSleeping():
                 self.handoff.parking.go_away("this machine goes to sleep")
@@ -214,19 +224,28 @@ class Node:
 
     def _speed_measured(self, speed: float) -> None:
         """A fact of this node has changed: peers are told."""
-        profile = self.state.profile
-        profile = msgspec.structs.replace(profile, speed=speed, version=profile.version + 1)
-        self.state.profile = self.ledger.profile = profile
+        self._profile_changed(speed=speed)
         self.sharing.information.tell()
 
     def _devices_found(self, devices: tuple[Device, ...]) -> None:
         """Another fact of this node has changed."""
-        profile = self.state.profile
-        gpus = sum(device.kind == GPU for device in devices)
-        profile = msgspec.structs.replace(profile, devices=devices, gpus=gpus, version=profile.version + 1)
-        self.state.profile = self.ledger.profile = profile
-        self.ledger.devices.set_profile(profile)
+        self._profile_changed(devices=devices, gpus=sum(device.kind == GPU for device in devices))
+        self.ledger.devices.set_profile(self.state.profile)
         self.sharing.information.tell()
+
+    def _trouble(self, what: str, words: str) -> None:
+        """This node has some trouble, or ("") no longer: others are told when they next look."""
+        troubles = {name: said for name, said in self._troubles.items() if name != what} | (
+            {what: words} if words else {}
+        )
+        if troubles != self._troubles:
+            self._troubles = troubles
+            self._profile_changed(trouble=", ".join(troubles.values()))
+
+    def _profile_changed(self, **changes: object) -> None:
+        profile = self.state.profile
+        profile = msgspec.structs.replace(profile, version=profile.version + 1, **changes)
+        self.state.profile = self.ledger.profile = profile
 
     # -- peers ---------------------------------------------------------------------------------------------------------
 
@@ -410,7 +429,7 @@ class Node:
                 if task is not None:
                     self._home_timer(name, task)
             case "request":
-                self.clients.go_on(int(subject))
+                self.turns.go_on(int(subject))
             case "limit":
                 self.runs.stop(subject)
             case "kill":

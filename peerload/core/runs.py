@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SIGTERM = 15
 SIGKILL = 9
 TIME_LIMIT = "time limit"
+SILENT = "it does not answer: what it has may stand still, and no lease is enforced"
 RUNS_ON = "it runs on; the agent is back"
 
 
@@ -195,10 +196,15 @@ class Runs:
 
     # -- launchers come and go -----------------------------------------------------------------------------------------
 
-    def launcher_lost(self) -> None:
+    def launcher_lost(self, reason: str) -> None:
         """Nothing can be started for a while."""
         self._launcher_away = True
-        self._state.note("launcher", "lost", reason="its tasks are ended, another one is on its way")
+        self._state.note("launcher", "lost", reason=reason)
+
+    def launcher_silent(self, *, is_silent: bool) -> None:
+        """Nothing is started as long as it does not answer."""
+        self._launcher_away = is_silent
+        self._state.note("launcher", "silent" if is_silent else "answers", reason=SILENT if is_silent else "")
 
     def launcher_ready(self, running: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
         """A (new) launcher answers."""

@@ -10,14 +10,14 @@ import msgspec
 from peerload.core.admission import asked_text, lacks, why_never
 from peerload.core.membership import PeerState
 from peerload.core.work import HomeTask
-from peerload.model.actions import PutSubmission, PutTask
+from peerload.model.actions import Answer, PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
 from peerload.model.events import Submission
 from peerload.model.messages import Need
 from peerload.model.task import TaskRecord, TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from peerload.core.membership import Membership, Peer
     from peerload.core.state import CoreState
@@ -28,6 +28,49 @@ if TYPE_CHECKING:
 PEERS_NAMED_MAX = 3
 """Peers whose reason is told; as many as fit a line."""
 HOPELESS_HINT = "peerload nodes        to wait for such a node:  --wait-for-node"
+USED_BEFORE = "this token was used before for another command"
+NEW_TOKEN = "submit again with a new token"  # noqa: S105 -- words
+
+
+class Made:
+    """A submission while its tasks are made: their rows, which are kept all at once. ``repeated``: requests that repeat
+    it meanwhile."""
+
+    def __init__(self, state: CoreState, event: TaskSubmitted, counter: int, spec: TaskSpec) -> None:
+        self._state = state
+        self.event = event
+        self.spec = spec
+        self.name = f"{state.node}/{counter}"
+        self.submitted_at = state.now.wall_s
+        self.tasks: list[HomeTask] = []
+        self.rows: list[PutSubmission | PutTask] = [
+            PutSubmission(Submission(counter, event.token, event.digest, spec, event.indices, self.submitted_at))
+        ]
+        self.repeated: list[int] = []
+        self._first, self._reason = (
+            (TaskState.HELD, "submitted held") if event.held else (TaskState.QUEUED, "submitted")
+        )
+        if event.retry_of:
+            self._reason = f"{self._reason}; repeats {event.retry_of}"
+
+    def members(self) -> Iterator[str]:
+        """The names of all."""
+        return (f"{self.name}.{index}" for index in self.event.indices) if self.event.indices else iter((self.name,))
+
+    def left(self) -> int:
+        """How many are still to be made."""
+        return max(len(self.event.indices), 1) - len(self.tasks)
+
+    def add(self, member: str) -> HomeTask:
+        """Make one."""
+        uid = self._state.rng.getrandbits(128).to_bytes(16, "big")
+        record = TaskRecord(
+            member, uid, self._first, self.submitted_at, reason=self._reason, retry_of=self.event.retry_of
+        )
+        self.rows.append(PutTask(record, self.submitted_at, self._reason))
+        task = HomeTask(record, self.spec, self._state.now.boot_s)
+        self.tasks.append(task)
+        return task
 
 
 class Submissions:
@@ -36,6 +79,7 @@ class Submissions:
     def __init__(self, state: CoreState) -> None:
         self._state = state
         self._counter = 0
+        self._under_way: dict[str, Made] = {}
         self._tokens: OrderedDict[str, tuple[bytes, dict[str, object]]] = OrderedDict()
         self._environments: OrderedDict[bytes, bytes] = OrderedDict()
 
@@ -56,15 +100,24 @@ class Submissions:
             return None
         digest, reply = known
         if digest != event.digest:
-            raise BadRequest("this token was used before for another command", hint="submit again with a new token")
+            raise BadRequest(USED_BEFORE, hint=NEW_TOKEN)
         return {**reply, "directory_here": event.directory_here, "placeable": None, "repeated": True}
 
-    def accept(
-        self, event: TaskSubmitted, tasks_now: int, placeable: str | None
-    ) -> tuple[list[HomeTask], dict[str, object]]:
-        """Number the task or the members of the array and keep them (D1). Raises SlowDown if the queue is full.
-        placeable: why nobody can run it now, for the answer."""
+    def is_under_way(self, event: TaskSubmitted) -> bool:
+        """Whether an array with this token is being made: then it is answered with that. Raises BadRequest if it is another
+        command."""
+        made = self._under_way.get(event.token)
+        if made is None:
+            return False
+        if made.event.digest != event.digest:
+            raise BadRequest(USED_BEFORE, hint=NEW_TOKEN)
+        made.repeated.append(event.request)
+        return True
+
+    def begin(self, event: TaskSubmitted, tasks_now: int) -> Made:
+        """Number the submission. Raises SlowDown if the queue is full."""
         state = self._state
+        tasks_now += sum(made.left() for made in self._under_way.values())
         if tasks_now + max(len(event.indices), 1) > state.config.tasks_queued_max:
             raise SlowDown(
                 "the queue of this node is full",
@@ -72,28 +125,24 @@ class Submissions:
                 retry_after_s=10.0,
             )
         self._counter += 1
-        name = f"{state.node}/{self._counter}"
-        spec = self.shared(event.spec)
-        submitted_at = state.now.wall_s
-        tasks = []
-        rows: list[PutSubmission | PutTask] = [
-            PutSubmission(Submission(self._counter, event.token, event.digest, spec, event.indices, submitted_at))
-        ]
-        first, reason = (TaskState.HELD, "submitted held") if event.held else (TaskState.QUEUED, "submitted")
-        if event.retry_of:
-            reason = f"{reason}; repeats {event.retry_of}"
-        for member in [f"{name}.{index}" for index in event.indices] or [name]:
-            uid = state.rng.getrandbits(128).to_bytes(16, "big")
-            record = TaskRecord(member, uid, first, submitted_at, reason=reason, retry_of=event.retry_of)
-            rows.append(PutTask(record, submitted_at, reason))
-            tasks.append(HomeTask(record, spec, state.now.boot_s))
-        state.persist(*rows)
-        state.count("tasks submitted", len(tasks))
-        reply: dict[str, object] = {"id": name, "members": len(event.indices) or None}
+        made = Made(state, event, self._counter, self.shared(event.spec))
+        self._under_way[event.token] = made
+        return made
+
+    def accept(self, made: Made, placeable: str | None) -> None:
+        """Keep the task or the members of the array (D1), and answer. placeable: why nobody can run it now."""
+        state, event = self._state, made.event
+        del self._under_way[event.token]
+        state.persist(*made.rows)
+        state.count("tasks submitted", len(made.tasks))
+        reply: dict[str, object] = {"id": made.name, "members": len(event.indices) or None}
         if event.retry_of:
             reply["retry_of"] = event.retry_of
         self._remember(event.token, event.digest, reply)
-        return tasks, {**reply, "directory_here": event.directory_here, "placeable": placeable}
+        reply = {**reply, "directory_here": event.directory_here, "placeable": placeable}
+        state.actions.append(Answer(event.request, reply))
+        for request in made.repeated:
+            state.actions.append(Answer(request, {**reply, "repeated": True}))
 
     def shared(self, spec: TaskSpec) -> TaskSpec:
         """The same spec with its environment kept once in memory, however many tasks have an equal one."""

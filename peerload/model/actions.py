@@ -91,7 +91,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     ),
     "node": ("alive", "suspect", "dead", "left", "forgotten"),
     "agent": ("started", "stopping", "leaving", "draining", "undrained"),
-    "launcher": ("lost", "ready"),
+    "launcher": ("lost", "ready", "silent", "answers"),
     "disk": ("low", "full", "ok"),
     "store": ("damaged", "lost"),
 }

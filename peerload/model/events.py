@@ -152,6 +152,13 @@ class DrainRequested(_Event, frozen=True):
     reason: str = ""
 
 
+class EmptyAwaited(_Event, frozen=True):
+    """Somebody waits until nothing runs on this drained node and no task of another home is here. Answered then, with
+    nothing; or refused as soon as it is no longer drained."""
+
+    request: int
+
+
 class UndrainRequested(_Event, frozen=True):
     """This node takes tasks again."""
 
@@ -170,6 +177,7 @@ class DiskRoomChanged(_Event, frozen=True):
     """Whether the disk of this node's store has enough free room for more tasks."""
 
     has_room: bool
+    trouble: str = ""
 
 
 class MachineSleeping(_Event, frozen=True):
@@ -268,7 +276,16 @@ class TaskFrozen(_Event, frozen=True):
 
 
 class LauncherLost(_Event, frozen=True):
-    """The launcher died; its tasks are being ended and a new one is on its way."""
+    """The launcher died, its tasks are being ended and a new one is on its way; or, as ``reason`` says, its connection
+    broke."""
+
+    reason: str = "its tasks are ended, another one is on its way"
+
+
+class LauncherSilent(_Event, frozen=True):
+    """The launcher does not answer, and what it was told to do may not be done; or (``is_silent`` False) it does again."""
+
+    is_silent: bool
 
 
 class LauncherReady(_Event, frozen=True):
@@ -339,6 +356,7 @@ Event = (
     | HoldRequested
     | ReleaseRequested
     | DrainRequested
+    | EmptyAwaited
     | UndrainRequested
     | ForgetRequested
     | DiskRoomChanged
@@ -356,6 +374,7 @@ Event = (
     | TaskLost
     | TaskFrozen
     | LauncherLost
+    | LauncherSilent
     | LauncherReady
     | OutputArrived
     | LoadSampled

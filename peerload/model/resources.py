@@ -82,7 +82,8 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     slots: tasks at a time (also the c of the policies); slots_fixed: the user set them; speed: how fast it works
     beside the reference machine (1.0): a task that takes t there takes t / speed here; devices: each one, GPUs first
-    (where there are none, ``gpus`` alone is known, and they are given whole);
+    (where there are none, ``gpus`` alone is known, and they are given whole); trouble: what keeps it from
+    working as it should, for people ("": nothing);
     version grows with every change.
     """
 
@@ -99,4 +100,5 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     protocol_max: Annotated[int, Meta(ge=1, le=1000)] = 1
     version: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     speed: Speed = 1.0
+    trouble: Annotated[str, Meta(max_length=256)] = ""
     devices: Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MAX)] = ()

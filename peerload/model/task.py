@@ -152,6 +152,37 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     speed: Speed = 1.0
 
 
+SIGNALS = {
+    1: "HUP",
+    2: "INT",
+    3: "QUIT",
+    4: "ILL",
+    6: "ABRT",
+    7: "BUS",
+    8: "FPE",
+    9: "KILL",
+    10: "USR1",
+    11: "SEGV",
+    12: "USR2",
+    13: "PIPE",
+    14: "ALRM",
+    15: "TERM",
+    24: "XCPU",
+    25: "XFSZ",
+}
+"""What people call the signals that end processes, on Linux."""
+
+
+def how_it_ended(exit_: Exit) -> str:
+    """In words: the reason where there is one, else the signal or the exit code."""
+    if exit_.reason:
+        return exit_.reason
+    if exit_.signal:
+        name = SIGNALS.get(exit_.signal, "")
+        return f"ended by signal {exit_.signal}" + (f" ({name})" if name else "")
+    return f"exit code {exit_.exit_code}"
+
+
 class Grant(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One attempt that was granted to a node other than its home."""
 

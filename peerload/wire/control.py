@@ -15,6 +15,7 @@ from msgspec import Meta
 from peerload.model.errors import BadMessage
 from peerload.model.resources import NodeName
 from peerload.model.task import TaskSpec
+from peerload.wire.expected import in_words
 
 TASKS_NAMED_MAX = 10_000
 RANGES_MAX = 1_000
@@ -36,7 +37,7 @@ class _Request(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fie
 
 class Info(_Request, frozen=True, tag="info"):
     """Who is there → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
-    mqtt (url in use or null) peers sought ({address: why}: where no peer has answered yet)."""
+    cluster_id cluster_directory mqtt (url in use or null) peers sought ({address: why}: where no peer has answered yet)."""
 
 
 class Submit(_Request, frozen=True, tag="submit"):
@@ -133,9 +134,12 @@ class Release(_Request, frozen=True, tag="release"):
 
 
 class Drain(_Request, frozen=True, tag="drain"):
-    """This node takes no more tasks; those of others that wait here go back → returned, running (numbers)."""
+    """This node takes no more tasks; those of others that wait here go back → returned, running (numbers). wait: that comes
+    as ``more``, and the ok (timed_out) when nothing runs here and no task of another home is here."""
 
     reason: Annotated[str, Meta(max_length=DRAIN_REASON_CHARS_MAX)] = ""
+    wait: bool = False
+    timeout_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
 
 
 class Undrain(_Request, frozen=True, tag="undrain"):
@@ -179,8 +183,8 @@ class Stop(_Request, frozen=True, tag="stop"):
 
 
 class Leave(_Request, frozen=True, tag="leave"):
-    """Take this node out of its cluster → pid, node; then the agent stops and forgets whom it knew. force: although it
-    has tasks of others, or others have tasks of it."""
+    """Take this node out of its cluster → pid, node, left_behind (what becomes of its tasks, in words); then the agent
+    stops and forgets whom it knew. force: although there are such tasks."""
 
     force: bool = False
 
@@ -223,7 +227,7 @@ def decode_request(raw: bytes) -> Request:
     try:
         request: Request = _decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadMessage("not a request this agent understands", why=str(error)[:300]) from None
+        raise BadMessage("not a request this agent understands", why=in_words(error)[:300]) from None
     return request
 
 

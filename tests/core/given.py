@@ -95,6 +95,13 @@ class Given:
         digest = event.pop("digest", b"digest")
         return self.when(events.TaskSubmitted(self.requests, token, digest, task or spec(), **event))
 
+    def finish(self, request: int) -> list[str]:
+        """The turns that a request about many tasks still takes."""
+        did: list[str] = []
+        while actions.SetTimer(("request", str(request)), self.at_s) in self.last:
+            did += self.timer("request", str(request))
+        return did
+
     def task(self, number: int = 1) -> HomeTask:
         return self.node.home.by_id[f"{self.profile.node}/{number}"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from peerload.core import clients, endings
+from peerload.core import endings, turns
 from peerload.model import events, messages
 from peerload.model.actions import Answer, AttemptGone
+from peerload.model.config import CoreConfig
 from peerload.model.events import CancelledAttempt, EndAsked
 from peerload.model.messages import Renewal, Revoke
 from peerload.model.task import Exit, TaskState, execution_key
@@ -70,14 +71,15 @@ def test_a_forced_cancel_kills_at_once_also_after_a_polite_one() -> None:
 
 def test_a_request_about_many_tasks_lets_others_have_their_turn_and_is_answered_at_its_end() -> None:
     x = Given(peers=())
-    members = 2 * clients.TASKS_AT_A_TIME
+    members = 2 * turns.TASKS_AT_A_TIME
     x.submit(indices=tuple(range(members)))
+    x.finish(1)
     did = x.when(events.HoldRequested(7, ("x/1",)))
-    assert did.count("persist held") == clients.TASKS_AT_A_TIME - 1  # the first runs
+    assert did.count("persist held") == turns.TASKS_AT_A_TIME - 1  # the first runs
     assert did[-1] == "timer request 0"
     assert "answer" in x.when(events.CancelRequested(8, (f"x/1.{members - 1}",)))
     did = x.timer("request", "7")
-    assert did.count("persist held") == clients.TASKS_AT_A_TIME - 1  # one is cancelled
+    assert did.count("persist held") == turns.TASKS_AT_A_TIME - 1  # one is cancelled
     assert "answer" not in did
     assert x.timer("request", "7") == ["answer"]
     assert x.done(Answer).reply == {"held": ["x/1"], "not_waiting": []}
@@ -86,7 +88,8 @@ def test_a_request_about_many_tasks_lets_others_have_their_turn_and_is_answered_
 
 def test_of_many_that_are_cancelled_none_is_started_in_the_room_of_another() -> None:
     x = Given(peers=(), slots=2)
-    x.submit(indices=tuple(range(clients.TASKS_AT_A_TIME + 10)))
+    x.submit(indices=tuple(range(turns.TASKS_AT_A_TIME + 10)))
+    x.finish(1)
     first = [task for task in x.node.home.named("x/1") if task.record.state is TaskState.LEASED]
     did = x.when(events.CancelRequested(9, ("x/1",)))
     assert not any(line.startswith("signal") for line in did)
@@ -97,9 +100,52 @@ def test_of_many_that_are_cancelled_none_is_started_in_the_room_of_another() -> 
 
 def test_released_tasks_come_back_some_at_a_time_in_order() -> None:
     x = Given(peers=())
-    x.submit(held=True, indices=tuple(range(clients.TASKS_AT_A_TIME + 1)))
+    x.submit(held=True, indices=tuple(range(turns.TASKS_AT_A_TIME + 1)))
+    x.finish(1)
     did = x.when(events.ReleaseRequested(7, ("x/1",)))
-    assert did.count("persist queued") == clients.TASKS_AT_A_TIME
+    assert did.count("persist queued") == turns.TASKS_AT_A_TIME
     assert "spawn 1" in did
     assert x.timer("request", "7")[-1] == "answer"
-    assert [work.task for work in x.node.queue.oldest_first()][-1] == f"x/1.{clients.TASKS_AT_A_TIME}"
+    assert [work.task for work in x.node.queue.oldest_first()][-1] == f"x/1.{turns.TASKS_AT_A_TIME}"
+
+
+def test_a_large_array_is_kept_all_at_once_before_it_is_answered_and_then_arrives() -> None:
+    x = Given(peers=())
+    members = turns.TASKS_AT_A_TIME + 1
+    assert x.submit(indices=tuple(range(members))) == ["timer request 0"]
+    assert x.submit(token="token 1", indices=tuple(range(members))) == []  # said again: it will be answered
+    assert x.submit(token="token 1", digest=b"another") == ["refuse BadRequest"]
+    did = x.timer("request", "1")
+    assert did[0] == "persist submission" + " queued" * members
+    assert did[1:3] == ["answer", "answer"]
+    answers = [action for action in x.last if isinstance(action, Answer)]
+    assert [(answer.request, answer.reply.get("repeated", False)) for answer in answers] == [(1, False), (2, True)]
+    assert "timer request 0" in did
+    assert len(x.node.queue) + len(x.node.ledger.running) < members
+    x.finish(1)
+    assert len(x.node.queue) + len(x.node.ledger.running) == members
+    assert x.submit(token="token 1") == ["answer"]
+
+
+def test_what_has_become_of_a_member_before_it_arrives_stays_so() -> None:
+    x = Given(peers=())
+    members = 2 * turns.TASKS_AT_A_TIME
+    x.submit(indices=tuple(range(members)))
+    while not any(isinstance(action, Answer) for action in x.last):
+        x.timer("request", "1")
+    last = [f"x/1.{members - number}" for number in (1, 2, 3)]
+    x.when(events.CancelRequested(7, (last[0],)))
+    x.when(events.HoldRequested(8, (last[1], last[2])))
+    x.when(events.ReleaseRequested(9, (last[2],)))
+    x.timer("request", "1")
+    x.finish(1)
+    assert len(x.node.queue) + len(x.node.ledger.running) == members - 2
+    assert x.node.home.by_id[last[1]].record.state is TaskState.HELD
+    assert last[0] not in x.node.home.by_id
+
+
+def test_tasks_that_are_being_made_count() -> None:
+    x = Given(peers=(), config=CoreConfig(tasks_queued_max=turns.TASKS_AT_A_TIME + 10))
+    assert x.submit(indices=tuple(range(turns.TASKS_AT_A_TIME + 5))) == ["timer request 0"]
+    assert x.submit(indices=tuple(range(6))) == ["refuse SlowDown"]
+    assert "answer" in x.submit(indices=tuple(range(5)))

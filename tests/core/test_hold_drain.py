@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from peerload.core.work import HomePhase
@@ -135,6 +136,30 @@ def test_a_drain_is_durable() -> None:
     assert x.node.state.profile.drain_reason == "new disks"
 
 
+def test_who_waits_for_a_drained_node_is_answered_when_it_is_empty() -> None:
+    x = Given(peers=("h",), slots=2)
+    x.submit(spec(placement=Placement(local=True)))
+    x.hear("h", offer(only=True))
+    x.hear("h", commit(x))
+    x.when(events.TaskStarted(KEY, 7.0))
+    assert x.when(events.EmptyAwaited(4)) == ["refuse BadRequest"]
+    x.when(events.DrainRequested(5))
+    assert x.when(events.EmptyAwaited(6)) == []
+    assert "answer" not in x.end(x.task().key)
+    assert "answer" not in x.end(KEY)  # its home has not got the result
+    assert x.hear("h", messages.ResultAck("h/1", UID, 1))[-1] == "answer"
+    assert x.when(events.EmptyAwaited(7)) == ["answer"]
+    assert not any(isinstance(action, Answer) and action.request == 6 for action in x.last)
+
+
+def test_who_waits_for_a_drained_node_is_told_when_it_is_drained_no_more() -> None:
+    x = Given(peers=())
+    x.submit()
+    x.when(events.DrainRequested(5))
+    x.when(events.EmptyAwaited(6))
+    assert "refuse BadRequest" in x.when(events.UndrainRequested(7))
+
+
 # -- room on the disk --------------------------------------------------------------------------------------------------
 
 
@@ -150,3 +175,30 @@ def test_without_room_on_the_disk_nothing_is_accepted_or_offered(policies: dict[
     assert x.submit() == ["persist submission queued", "answer"]  # no search
     x.when(events.DiskRoomChanged(has_room=True))
     assert x.hear("h", messages.Offer("h/2", UID, 1, spec(), 60.0, only=True))[1] == "Accept to h"
+
+
+def test_troubles_are_facts_of_the_node_that_others_are_told() -> None:
+    x = Given()
+    before = x.node.state.profile
+    x.when(events.DiskRoomChanged(has_room=False, trouble="disk low"))
+    x.when(events.LauncherSilent(is_silent=True))
+    assert x.node.state.profile.trouble == "disk low, launcher does not answer"
+    assert x.node.state.profile.version == before.version + 2
+    x.when(events.LauncherSilent(is_silent=True))
+    assert x.node.state.profile.version == before.version + 2
+    x.when(events.DiskRoomChanged(has_room=True))
+    x.when(events.LauncherSilent(is_silent=False))
+    assert x.node.state.profile == msgspec.structs.replace(before, version=before.version + 4)
+
+
+def test_nothing_starts_while_the_launcher_does_not_answer() -> None:
+    x = Given(peers=())
+    x.when(events.LauncherSilent(is_silent=True))
+    assert [(note.what, note.state) for note in x.notes] == [("launcher", "silent")]
+    assert "spawn 1" not in x.submit()
+    assert "spawn 1" in x.when(events.LauncherSilent(is_silent=False))
+    x.when(events.LauncherSilent(is_silent=True))
+    x.when(events.LauncherLost())
+    assert not x.node.state.profile.trouble
+    x.when(events.LauncherReady())
+    assert x.notes[0].state == "ready"

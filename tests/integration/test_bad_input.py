@@ -63,8 +63,9 @@ def refused(done: subprocess.CompletedProcess[bytes], code: int, *words: str) ->
 
 
 def start_and_fail(agent: Agent) -> subprocess.CompletedProcess[bytes]:
-    """Start an agent that cannot start, and nothing of it is left."""
-    return subprocess.run(
+    """Start an agent that cannot start: it ends before it has a launcher."""
+    had_launcher = (agent.state / "launcher").exists()
+    done = subprocess.run(
         agent.words(),
         env=agent.cluster.environment,
         capture_output=True,
@@ -73,6 +74,8 @@ def start_and_fail(agent: Agent) -> subprocess.CompletedProcess[bytes]:
         check=False,
         cwd="/",
     )
+    assert (agent.state / "launcher").exists() == had_launcher
+    return done
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -367,6 +370,11 @@ def test_a_second_agent_on_the_same_socket(cluster: Cluster) -> None:
     second.socket = first.socket
     refused(start_and_fail(second), 125, first.socket)
     assert first.call("info")["pid"] == first.pid
+
+
+def test_a_port_that_another_agent_has(cluster: Cluster) -> None:
+    first = cluster.agent("n1")
+    refused(start_and_fail(cluster.add("n2", "--listen", first.listen)), 125, "listen", first.listen)
 
 
 def test_the_same_name_twice(cluster: Cluster) -> None:

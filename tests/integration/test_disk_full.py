@@ -100,6 +100,8 @@ def test_a_full_disk_loses_nothing_and_what_runs_ends(cluster: Cluster) -> None:
     assert done.returncode == 125
     assert b"the disk of this node is full; nothing was submitted" in done.stderr
     assert len(agent.states()) == 42  # reading goes on
+    wait_until(lambda: agent.call("nodes")["nodes"][0]["trouble"] == "disk full")
+    assert b"alive, disk full" in agent.cli("nodes").stdout
 
     go.touch()
     ended = agent.wait(first, queued)

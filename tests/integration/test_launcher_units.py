@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -32,6 +33,7 @@ SOON_S = 0.3
 PROBE = "launcher-test"
 
 
+@functools.cache
 def works_here(kind: str) -> bool:
     """Whether this machine has this kind of units for us."""
     if kind == "bare":
@@ -351,10 +353,10 @@ def test_a_kill_ends_what_forks_all_the_time(bench: Bench) -> None:
     agent = bench.agent()
     # Each lives for a moment and has left a successor by then; no more than a few dozen at a time.
     bomb = bench.directory / "bomb.sh"
-    bomb.write_text('trap "" TERM HUP; [ $1 -lt 200 ] || exit; setsid sh "$0" $(($1+1)) & sleep 0.03\n')
+    bomb.write_text('trap "" TERM HUP; [ $1 -lt 200 ] || exit; setsid sh "$0" $(($1+1)) & sleep 0.06\n')
     agent.spawn("a", b"sh", b"-c", b'for i in 1 2 3 4 5 6 7 8; do sh "$0" 0 & done; sleep 1000', os.fsencode(bomb))
     agent.started("a")
-    wait_until(lambda: len(marked(bomb)) > 16, what="it has spread")
+    wait_until(lambda: len(marked(bomb)) > 12, what="it has spread")
     agent.send({"do": "signal", "key": "a", "signal": 9})
     assert agent.ended("a")["signal"] == signal.SIGKILL
     assert not marked(bomb)

@@ -119,7 +119,7 @@ def test_a_node_with_tasks_of_others_does_not_leave(cluster: Cluster) -> None:
     gate = n1.directory / "gate"
     task = n1.submit("sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done", placement={"node": "n2"})
     n1.await_state(task, "running")
-    for agent, why in ((n1, "1 of its own are at other nodes"), (n2, "1 tasks of other nodes are here")):
+    for agent, why in ((n1, "1 task of its own at other nodes"), (n2, "1 task of other nodes here")):
         refused = agent.cli("leave")
         assert refused.returncode == 125
         assert why in refused.stderr.decode()
@@ -128,6 +128,23 @@ def test_a_node_with_tasks_of_others_does_not_leave(cluster: Cluster) -> None:
     assert n1.wait(task)[task]["exit_code"] == 0
     wait_until(lambda: n2.cli("leave").returncode == 0, NOTICED_S_MAX, "n2 to leave")
     n2.reap()
+
+
+def test_a_node_with_unfinished_tasks_says_what_becomes_of_them(cluster: Cluster) -> None:
+    (n1,) = cluster.linked(1, slots=1)
+    running, waiting = n1.submit("sleep", "300"), n1.submit("true")
+    n1.await_state(running, "running")
+    refused = n1.cli("leave")
+    assert refused.returncode == 125
+    assert "1 task of its own running here: they run on" in refused.stderr.decode()
+    assert "1 task of its own waiting: they are kept" in refused.stderr.decode()
+    assert "peerload drain --wait" in refused.stderr.decode()
+    forced = n1.cli("leave", "--force")
+    assert forced.returncode == 0
+    assert "1 task of its own waiting: they are kept" in forced.stderr.decode()
+    n1.reap()
+    n1.start()
+    assert n1.states() == {running: "running", waiting: "queued"}
 
 
 def test_datagrams_of_a_stranger_change_nothing(cluster: Cluster) -> None:

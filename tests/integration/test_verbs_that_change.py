@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,28 @@ def test_the_same_retry_said_twice_is_one_task(agent: Agent) -> None:
         agent.call("retry", token="a-token-of-mine", task=first)
 
 
+def test_many_tasks_are_changed_as_a_whole_although_it_takes_turns(agent: Agent) -> None:
+    members = 600
+
+    def count(array: str) -> dict[str, int]:
+        return dict(Counter(task["state"] for task in agent.call("show", tasks=[array])["tasks"]))
+
+    first = agent.submit("sleep", "300")
+    agent.await_state(first, "running")
+    array = agent.submit("true", array=[(1, members, 1)])
+    assert count(array) == {"queued": members}
+    typed(agent, "hold", array)
+    assert count(array) == {"held": members}
+    typed(agent, "release", array)
+    assert count(array) == {"queued": members}
+    assert typed(agent, "cancel", array) == f"{array}  {members} tasks  cancelled\n"
+    assert count(array) == {"cancelled": members}
+    again = typed(agent, "retry", array).strip()
+    assert count(again) == {"queued": members}
+    typed(agent, "cancel", "--wait", again, first)
+    assert typed(agent, "cancel", again) == f"{again}  {members} tasks  had already ended\n"
+
+
 # -- drain -------------------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +165,45 @@ def test_a_drained_node_takes_nothing_until_it_is_undrained_also_over_a_restart(
         said = [(event["state"], event["reason"]) for event in events(other, what=["agent"])]
         assert ("draining", "new disk") in said
         assert said[-1] == ("undrained", "")
+
+
+def test_a_drain_can_be_waited_for() -> None:
+    with Cluster() as cluster:
+        home, other = cluster.linked(2, slots=2)
+        gate = cluster.directory / "gate"
+        script = f"until [ -e {gate} ]; do sleep 0.05; done"
+        guest = home.submit("sh", "-c", script, placement={"node": "n2"})
+        own = other.submit("sh", "-c", script, placement={"local": True})
+        home.await_state(guest, "running")
+        other.await_state(own, "running")
+        done = other.cli("drain", "--wait", "--timeout", "0.1s")
+        assert done.returncode == 124
+        assert b"2 tasks still running here" in done.stdout
+        assert b"it stays drained" in done.stderr
+        waiting = other.spawn_cli("drain", "--wait", "--reason", "new disk")
+        assert waiting.stdout is not None
+        assert b"drained: 0 tasks" in waiting.stdout.readline()
+        gate.touch()
+        said, _ = waiting.communicate(timeout=60)
+        assert waiting.returncode == 0
+        assert said.decode().endswith("nothing runs here any more\n")
+        assert other.show(own)["state"] == home.show(guest)["state"] == "done"
+        assert typed(other, "drain", "--wait").endswith("nothing runs here any more\n")
+        assert other.cli("leave").returncode == 0
+        other.reap()
+
+
+def test_who_waits_for_a_drain_is_told_of_its_end(agent: Agent) -> None:
+    task = agent.submit("sleep", "300")
+    agent.await_state(task, "running")
+    waiting = agent.spawn_cli("drain", "--wait")
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline()
+    wait_until(lambda: agent.call("nodes")["nodes"][0]["drained"])
+    typed(agent, "undrain")
+    _, said = waiting.communicate(timeout=60)
+    assert waiting.returncode == 125
+    assert b"n1 is not drained" in said
 
 
 # -- events ------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from peerload.sim.chaos.invariants import Invariants
 from peerload.sim.chaos.machine import Machine
 from peerload.sim.chaos.network import Network
 from peerload.sim.chaos.plan import AUTO_TIMES
+from peerload.sim.chaos.provoked import Provoked
 from peerload.sim.chaos.rest import Rest
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.policy.preset import PolicySet
     from peerload.sim.chaos.network import Codec
-    from peerload.sim.chaos.plan import CommitsLost, CrashAtCommit, LateThenCut, Plan
+    from peerload.sim.chaos.plan import CrashAtCommit, Plan
     from peerload.sim.trace import Trace
 
 LOOK_S = 1.0
@@ -86,14 +87,11 @@ class Cluster:
         self._serial = 0
         self.armed: list[CrashAtCommit] = []
         """What waits for a commit of any node."""
-        self.commits_lost: list[CommitsLost] = []
-        """What waits for a COMMIT."""
-        self.late_then_cut: list[LateThenCut] = []
-        """What waits for a message, one after the other."""
         self.checker = Invariants(self)
         self.machines = {facts.name: Machine(self, facts) for facts in plan.machines}
         self.network = Network(self, codec if plan.codec else None, checks_boots=checks_boots)
         self.clients = Clients(self)
+        self.provoked = Provoked(self)
         self.driver = Driver(self)
         self.rest = Rest(self)
         for machine in self.machines.values():

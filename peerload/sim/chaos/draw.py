@@ -25,7 +25,20 @@ CUTS_MAX = 10
 SERVICE_S_MEAN = 11.0
 JOBS_MAX = 160
 RESERVATION_S = 9.5
-HOSTS_UP_S = 0.1
+FOCUSED, FOCUSED_PART, FOCUSED_FAULTS = 0.5, 0.35, 10
+"""So many runs are about one kind of provoked fault: all others are so much rarer in them, and that is drawn so often."""
+HOSTS_UP_S = 0.5
+CUT_MORE_S = 12.0
+"""A cut that is to outlast a lease lasts for so much longer: the grace, and the search for another node."""
+AWAY_COURSES = (
+    "away",
+    "cut off before it is confirmed that it is back",
+    "confirmed, then PARK comes late",
+    "cut off, then PARK comes late",
+    "confirmed, then a restart, then PARK comes late",
+    "confirmed, then a restart while it is waiting there, then PARK comes late",
+)
+"""What may happen around the return of a home; scenes.py has one of each."""
 QUIET_S = 4.0
 """No fault comes before this: agents meet first."""
 
@@ -44,12 +57,19 @@ class _Draw:
         self._rng = random.Random(f"{seed} plan")  # noqa: S311 -- a seeded simulation
         self._names: list[str] = []
         self._lease_s = LEASE_S
+        self._busy = ""
+        self._focus: Callable[[float], Fault] | None = None
+        """What most of this run is about; None: everything at once."""
 
     def plan(self, presets: Sequence[str], nodes_min: int, nodes_max: int) -> Plan:
         """The whole of it."""
         rng = self._rng
         count = rng.randint(nodes_min, nodes_max)
         self._names = [f"n{number}" for number in range(1, count + 1)]
+        if self._chance(FOCUSED):
+            kinds = [self._away, self._commits_lost, self._late_then_cut, self._cut_from_host]
+            self._focus = rng.choice([*kinds, self._away, self._replay_at_return, self._reboot_at_accept])
+        self._busy = rng.choice(self._names)
         drift, grace_s = self._leases()
         versions = self._chance(0.2)
         machines = tuple(self._machine(name, drift, versions=versions) for name in self._names)
@@ -78,8 +98,8 @@ class _Draw:
     def _leases(self) -> tuple[float, float]:
         """The lease of this run; → the drift of its clocks and the grace that allows for it (R2)."""
         rng = self._rng
-        drift = rng.choice([0.0, 0.001, 0.02, DRIFT_MAX])
-        if self._chance(0.6):
+        drift = DRIFT_MAX if self._focus == self._cut_from_host else rng.choice([0.0, 0.001, 0.02, DRIFT_MAX])
+        if self._chance(0.3 if self._focus == self._cut_from_host else 0.6):
             self._lease_s = rng.choice(SHORT_LEASES_S)
         needed_s = self._lease_s * ((1 + drift) / (1 - drift) - 1) + SLACK_S
         return drift, max(needed_s, GRACE_S if self._lease_s == LEASE_S else 0.0)
@@ -88,6 +108,8 @@ class _Draw:
         rng = self._rng
         slots = rng.choice([1, 2, 2, 3])
         rate = 1.0 + rng.choice([-drift, drift, rng.uniform(-drift, drift)])
+        if self._focus == self._cut_from_host:
+            rate = 1.0 + (drift if name == self._busy else -drift)  # as far apart as the grace allows for
         disk_s = rng.choice([0.0005, 0.004, 0.03])
         return Machine(name, slots, rate, rng.uniform(10.0, 1e6), disk_s, newer=versions and self._chance(0.5))
 
@@ -96,7 +118,7 @@ class _Draw:
         return Evils(
             delay_s=rng.choice([0.0003, 0.0003, 0.002, 0.03]),
             jitter_s=rng.choice([0.0, 0.0, 0.005, 0.1]),
-            loss=rng.choice([0.0, 0.0, 0.02, 0.1, 0.3, 0.5]),
+            loss=rng.choice([0.0, 0.0, 0.02, 0.1, 0.3, 0.5][: 3 if self._focus else 6]),
             duplication=rng.choice([0.0, 0.0, 0.05, 0.2]),
             late=rng.choice([0.0, 0.0, 0.02, 0.1, 0.3]),
             late_s=30.0,
@@ -109,15 +131,18 @@ class _Draw:
         """Some short, some that outlive leases; most at one home, so that others are asked to help."""
         rng = self._rng
         slots = sum(machine.slots for machine in machines)
-        count = int(min(rng.uniform(0.15, 0.45) * slots * self._healed_s / SERVICE_S_MEAN, JOBS_MAX))
-        busy = rng.choice(self._names)
+        long_s = (self._lease_s, max(min(5.0 * self._lease_s, 130.0), 40.0))
+        kinds, load, mean_s = [50, 30, 20], rng.uniform(0.15, 0.45), SERVICE_S_MEAN
+        if self._focus is not None:  # there has to be room for what is lost elsewhere
+            kinds, load, mean_s = [35, 20, 45], rng.uniform(0.15, 0.35), 0.45 * sum(long_s) / 2 + 3.0
+        count = int(min(load * slots * self._healed_s / mean_s, JOBS_MAX))
+        busy = self._busy
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
-        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)])
-        long_s = (self._lease_s, max(min(5.0 * self._lease_s, 130.0), 40.0))
+        shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)][: 2 if self._focus else 4])
         jobs = []
         for _ in range(count):
-            service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), long_s], [50, 30, 20])[0])
+            service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), long_s], kinds)[0])
             in_burst = self._chance(0.6)
             jobs.append(
                 Job(
@@ -139,14 +164,16 @@ class _Draw:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def _faults(self, *, has_broker: bool) -> list[Fault]:
-        """A random subset of the menu; each kind in it at a rate of its own."""
+        """A random subset of the menu; each kind in it at a rate of its own. Where a run is about one of them, that happens
+        again and again, and little else."""
         rng = self._rng
+        part = FOCUSED_PART if self._focus else 1.0
         menu: list[tuple[float, int, Callable[[float], Fault]]] = [
             (0.5, 6, self._agent_crash),
             (0.35, 3, self._machine_crash),
             (0.3, 2, self._both_crash),
             (0.4, 2, self._disk_lost),
-            (0.3, 1, self._machine_gone),
+            (0.5, 1, self._machine_gone),
             (0.35, 4, self._agent_pause),
             (0.4, 8, self._launcher_pause),
             (0.35, 3, self._launcher_crash),
@@ -161,26 +188,30 @@ class _Draw:
             (0.7, 4, self._away),
             (0.6, 12, self._verb),
             (0.25, 2, self._drain),
-            (0.15, 2, self._leave),
+            (0.3, 2, self._leave),
         ]
         if has_broker:
             menu += [(0.6, 3, self._broker_down), (0.5, 2, self._broker_slow)]
+        menu += [
+            (0.8, 4, self._crash_at_send),
+            (0.5, 3, self._commits_lost),
+            (0.7, 4, self._late_then_cut),
+            (0.6, 5, self._cut_at_send),
+            (0.6, 3, self._cut_from_host),
+            (0.4, 4, self._replay_at_return),
+            (0.3, 3, self._reboot_at_accept),
+        ]
         faults: list[Fault] = []
         for share, most, make in menu:
-            if rng.random() < share:
+            if rng.random() < share * part:
                 faults += [make(self._time()) for _ in range(rng.randint(1, most))]
+        if self._focus is not None:
+            faults += [self._focus(self._time()) for _ in range(FOCUSED_FAULTS)]
         for point in POINTS:
-            faults += [self._crash_at(point, after=after) for after in (False, True) if self._chance(0.4)]
+            share = 0.7 if point == "PARKED" and self._focus in (None, self._away) else 0.5 * part
+            faults += [self._crash_at(point, after=after) for after in (False, True) if self._chance(share)]
         for fault in [fault for fault in faults if isinstance(fault, plan.CrashAtCommit)]:
             faults += self._provoked(fault)
-        if self._chance(0.8):
-            faults += [self._crash_at_send(self._time()) for _ in range(rng.randint(1, 4))]
-        if self._chance(0.5):
-            faults += [self._commits_lost(self._time()) for _ in range(rng.randint(1, 3))]
-        if self._chance(0.7):
-            faults += [self._late_then_cut(self._time()) for _ in range(rng.randint(1, 4))]
-        if self._chance(0.6):
-            faults += [self._cut_at_send(self._time()) for _ in range(rng.randint(1, 5))]
         return faults
 
     def _time(self) -> float:
@@ -199,11 +230,11 @@ class _Draw:
     def _crash_at(self, point: str, *, after: bool) -> Fault:
         machine = self._chance(0.4)
         is_cut = point == "PARKED" or self._chance(0.3)
-        cut_s = min(self._rng.uniform(1.0, 3.0) * self._lease_s, 150.0) if is_cut else 0.0
+        cut_s = min(self._rng.uniform(1.3, 2.0) * self._lease_s + CUT_MORE_S, 150.0) if is_cut else 0.0
         return plan.CrashAtCommit(self._time() * 0.7, point, after, machine, self._down_s(), cut_s)
 
     def _commits_lost(self, at_s: float) -> Fault:
-        for_s, cut_s = self._rng.uniform(2.0, 9.0), self._rng.uniform(1.0, 3.0) * self._lease_s
+        for_s, cut_s = self._rng.uniform(3.0, 14.0), self._rng.uniform(1.3, 2.0) * self._lease_s + CUT_MORE_S
         return plan.CommitsLost(at_s * 0.7, for_s, min(cut_s, 150.0))
 
     def _late_then_cut(self, at_s: float) -> Fault:
@@ -214,16 +245,29 @@ class _Draw:
         return plan.LateThenCut(at_s * 0.8, message, late_s, cut_s)
 
     def _away(self, at_s: float) -> Fault:
-        """A home that goes away politely; hardly back it is cut off from those who have its tasks, their agents restart, and
-        its PARKs come: none, some or all of these, in this order."""
+        """A home that goes away politely. Hardly back it is cut off from a node that has a task of it, which hears the PARK
+        late, or whose agent restarts: every course of events in which one rule of parking alone keeps the promise."""
         rng, lease_s = self._rng, self._lease_s
-        down_s = rng.uniform(0.05, 5.0)
-        cut_s = min(rng.uniform(1.5, 3.0) * lease_s, 150.0)
-        cut_after_s = rng.choice([0.0, rng.uniform(0.5, 0.5 * lease_s)])
-        crash_after_s = rng.choice([0.0, cut_after_s + rng.uniform(0.2, 3.0)])
-        last_s = max(cut_after_s, crash_after_s + HOSTS_UP_S if crash_after_s else 0.0)
-        park_late_s = rng.choice([0.0, down_s + last_s + rng.uniform(0.1, 0.3 * lease_s)])
-        return plan.PoliteStop(at_s, plan.HOME, down_s, cut_s, cut_after_s, crash_after_s, park_late_s)
+        course = rng.choice(AWAY_COURSES)
+        down_s = rng.uniform(0.05, 3.0)
+        cut_s = min(rng.uniform(1.3, 2.0) * lease_s + CUT_MORE_S, 150.0)
+        cut_after_s = rng.uniform(0.3, 0.5) * lease_s + 0.5 if "confirmed" in course else 0.0
+        crash_after_s = cut_after_s + rng.uniform(0.2, 1.0) if "restart" in course else 0.0
+        last_s = max(cut_after_s, crash_after_s + HOSTS_UP_S if crash_after_s else 0.5)
+        park_late_s = down_s + last_s + rng.uniform(0.1, 2.0) if "late" in course else 0.0
+        return plan.PoliteStop(
+            at_s, plan.HOME, down_s, cut_s, cut_after_s, crash_after_s, park_late_s, waiting="waiting" in course
+        )
+
+    def _cut_from_host(self, at_s: float) -> Fault:
+        for_s = min(self._rng.uniform(1.3, 2.0) * self._lease_s + CUT_MORE_S, 150.0)
+        return plan.CutFromHost(at_s * 0.8, plan.HOME, for_s)
+
+    def _replay_at_return(self, at_s: float) -> Fault:
+        return plan.ReplayAtReturn(at_s * 0.8, self._rng.uniform(0.2, 5.0))
+
+    def _reboot_at_accept(self, at_s: float) -> Fault:
+        return plan.RebootAtAccept(at_s * 0.8, self._rng.uniform(0.05, 0.8), self._rng.uniform(1.2, 4.5))
 
     def _cut_at_send(self, at_s: float) -> Fault:
         message = self._rng.choice(
@@ -250,7 +294,7 @@ class _Draw:
         return plan.CrashAtSend(at_s * 0.8, self._rng.choice(self._names), message, machine, self._down_s())
 
     def _machine_crash(self, at_s: float) -> Fault:
-        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._chance(0.15))
+        return plan.MachineCrash(at_s, self._node(), self._down_s(), loses_disk=self._chance(0.3))
 
     def _both_crash(self, at_s: float) -> Fault:
         return plan.BothCrash(at_s, plan.HOST, self._chance(0.4), self._down_s())

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 LOOK_FOR_NODE_S = 0.5
 """A fault that is to meet a certain kind of node looks for one this often."""
-HOSTS_DOWN_S = 0.05
 UNDRAIN_AGAIN_S = 1.0
 """A user whose node is not up tries again after this."""
 
@@ -34,8 +33,9 @@ class Driver:
             plan.AgentPause: self._agent_pause,
             plan.BothCrash: self._both_crash,
             plan.ClockStep: self._clock_step,
-            plan.CrashAtSend: self._crash_at_send,
-            plan.CutAtSend: self._cut_at_send,
+            plan.CrashAtSend: self._armed,
+            plan.CutAtSend: self._armed,
+            plan.CutFromHost: self._cut_from_host,
             plan.DiskFull: self._disk_full,
             plan.DiskLost: self._disk_lost,
             plan.DiskStall: self._disk_stall,
@@ -53,11 +53,13 @@ class Driver:
         self._anywhere: dict[type, Callable[..., bool]] = {
             plan.BrokerDown: self._broker_down,
             plan.BrokerSlow: self._broker_slow,
-            plan.CommitsLost: self._commits_lost,
+            plan.CommitsLost: self._armed,
             plan.CrashAtCommit: self._crash_at_commit,
             plan.Cut: self._cut,
-            plan.LateThenCut: self._late_then_cut,
+            plan.LateThenCut: self._armed,
             plan.LinkReset: self._link_reset,
+            plan.RebootAtAccept: self._armed,
+            plan.ReplayAtReturn: self._armed,
             plan.Verb: self._verb,
         }
         """How any other is."""
@@ -73,7 +75,7 @@ class Driver:
             return
         name = getattr(fault, "node", "")
         if name in (plan.HOST, plan.HOME):
-            name = self._found(name)
+            name = self._found(fault, name)
             if not name:
                 cluster.after(LOOK_FOR_NODE_S, self._carry_out, fault)
                 return
@@ -86,11 +88,16 @@ class Driver:
         if happens:
             cluster.gauges.count(f"fault {kind_of(fault)}")
 
-    def _found(self, kind: str) -> str:
+    def _found(self, fault: plan.Fault, kind: str) -> str:
         """Some node that runs a task of another home, or whose own is away; "" if there is none."""
         up = [m for m in self._cluster.machines.values() if m.node is not None and not m.is_asleep]
-        fit = [m.name for m in up if (m.runs_guests() if kind == plan.HOST else m.has_tasks_away())]
+        fit = [m.name for m in up if (m.runs_guests() if kind == plan.HOST else self._has_away(m, fault))]
         return self._rng.choice(fit) if fit else ""
+
+    def _has_away(self, machine: Machine, fault: plan.Fault) -> bool:
+        provoked = self._cluster.provoked
+        waiting = isinstance(fault, plan.PoliteStop) and fault.waiting
+        return provoked.is_over() and bool(provoked.away(machine, provoked.needs_s(fault), waiting=waiting))
 
     # -- agents --------------------------------------------------------------------------------------------------------
 
@@ -130,20 +137,10 @@ class Driver:
 
     def crash_at_point(self, machine: Machine, armed: plan.CrashAtCommit) -> None:
         """Its commit holds the point."""
+        away = self._cluster.provoked.one_away(machine, armed.down_s)
         self.crash(machine, armed.down_s, machine_too=armed.machine)
-        if armed.cut_s:
-            self._cut_from_hosts(machine, armed.down_s + armed.cut_s)
-
-    def _crash_at_send(self, machine: Machine, fault: plan.CrashAtSend) -> bool:
-        machine.crash_at_send = fault
-        return False
-
-    def crash_as_armed(self, machine: Machine, armed: plan.CrashAtSend) -> None:
-        """It has said what it was to say."""
-        if machine.node is not None:
-            self._cluster.gauges.count(f"fault CrashAtSend {armed.message}")
-            meetings.met_by_agent(self._cluster, machine, "machine reboots" if armed.machine else "agent dies")
-            self.crash(machine, armed.down_s, machine_too=armed.machine)
+        if armed.cut_s and away is not None:
+            self.cut_off(machine, armed.down_s + armed.cut_s, [away.node])
 
     def _agent_pause(self, machine: Machine, fault: plan.AgentPause) -> bool:
         if machine.node is None or machine.is_asleep:
@@ -157,28 +154,11 @@ class Driver:
         if machine.node is None or machine.is_asleep:
             return False
         meetings.met_by_agent(self._cluster, machine, "polite stop")
-        self._cluster.network.park_late_s[machine.name] = (
-            fault.park_late_s if isinstance(fault, plan.PoliteStop) else 0.0
-        )
+        if isinstance(fault, plan.PoliteStop):
+            self._cluster.provoked.goes_away(machine, fault)
         machine.stop_agent()
         self._cluster.after(fault.down_s, machine.start_agent)
-        if isinstance(fault, plan.PoliteStop) and fault.cut_s:
-            self._cluster.after(fault.down_s, self._cut_after_return, machine, fault)
-        if isinstance(fault, plan.PoliteStop) and fault.crash_after_s:
-            self._cluster.after(fault.down_s + fault.crash_after_s, self._crash_hosts_of, machine.name)
         return True
-
-    def _cut_after_return(self, machine: Machine, fault: plan.PoliteStop) -> None:
-        if fault.cut_after_s:
-            self._cluster.after(fault.cut_after_s, self._cut_from_hosts, machine, fault.cut_s)
-        else:
-            cut = plan.CutAtSend(self._cluster.now_s, machine.name, "RenewOk", fault.cut_s, only_there=True)
-            machine.cut_at_send = cut
-
-    def _crash_hosts_of(self, home: str) -> None:
-        """The agents that have a task of this home die; they are back at once."""
-        for name in self._hosts_of(home):
-            self.crash(self._cluster.machines[name], HOSTS_DOWN_S)
 
     def _leave(self, machine: Machine, fault: plan.Leave) -> bool:
         machine.addresses.clear()
@@ -274,37 +254,13 @@ class Driver:
 
     def _cut(self, fault: plan.Cut) -> bool:
         meetings.met_by_cut(self._cluster, fault.pairs)
-        self._part(fault.pairs, fault.for_s)
+        self.part(fault.pairs, fault.for_s)
         return True
 
-    def _part(self, pairs: plan.Pairs, for_s: float) -> None:
+    def part(self, pairs: plan.Pairs, for_s: float) -> None:
+        """Nothing passes in these directions for so long."""
         self._cluster.network.cut(pairs, for_s)
         self._cluster.after(for_s, self._cluster.network.mend, pairs)
-
-    def _commits_lost(self, fault: plan.CommitsLost) -> bool:
-        self._cluster.commits_lost.append(fault)
-        return False
-
-    def lose_commits(self, machine: Machine, dst: str, armed: plan.CommitsLost) -> None:
-        """It says COMMIT: that is lost, and so are the next."""
-        self._cluster.gauges.count("fault CommitsLost")
-        self._cluster.network.lose_commits(machine.name, dst, self._cluster.now_s + armed.for_s)
-        cut = plan.CutAtSend(self._cluster.now_s, dst, "Renew", armed.cut_s)
-        self._cluster.machines[dst].cut_at_send = cut
-
-    def _late_then_cut(self, fault: plan.LateThenCut) -> bool:
-        self._cluster.late_then_cut.append(fault)
-        return False
-
-    def late_then_cut(self, machine: Machine, dst: str, armed: plan.LateThenCut) -> None:
-        """It is about to say the message."""
-        self._cluster.gauges.count("fault LateThenCut")
-        self._cluster.network.next_late_s = armed.late_s
-        self._cluster.at(self._cluster.now_s, self.cut_off, machine, armed.cut_s, [dst])
-
-    def _cut_at_send(self, machine: Machine, fault: plan.CutAtSend) -> bool:
-        machine.cut_at_send = fault
-        return False
 
     def cut_off(self, machine: Machine, for_s: float, others: list[str] | None = None) -> None:
         """Nothing passes between this node and these others (None: all)."""
@@ -313,18 +269,22 @@ class Driver:
         if others is None:
             others = [name for name in self._cluster.machines if name != machine.name]
         self._cluster.gauges.count("fault CutAtSend")
-        self._part(tuple(pair for name in others for pair in ((machine.name, name), (name, machine.name))), for_s)
+        self.part(tuple(pair for name in others for pair in ((machine.name, name), (name, machine.name))), for_s)
 
-    def _cut_from_hosts(self, machine: Machine, for_s: float) -> None:
-        self.cut_off(machine, for_s, self._hosts_of(machine.name))
+    def _cut_from_host(self, home: Machine, fault: plan.CutFromHost) -> bool:
+        """Of the nodes that have a task of it, from the one whose clock is slowest."""
+        machines = self._cluster.machines
+        away = self._cluster.provoked.away(home, 0.0)
+        if not away:
+            return False
+        self._cluster.provoked.begins(fault.for_s)
+        self.cut_off(home, fault.for_s, [min((one.node for one in away), key=lambda name: machines[name].facts.rate)])
+        return True
 
-    def _hosts_of(self, home: str) -> list[str]:
-        """Who has a task of this home."""
-        return [
-            machine.name
-            for machine in self._cluster.machines.values()
-            if machine.node is not None and any(guest.home == home for guest in machine.node.executor.guests.values())
-        ]
+    def _armed(self, *given: object) -> bool:
+        """It waits for a message."""
+        self._cluster.provoked.arm(given[-1])  # type: ignore[arg-type]
+        return False
 
     def _link_reset(self, fault: plan.LinkReset) -> bool:
         link = self._cluster.network.link(fault.a, fault.b)
@@ -374,8 +334,7 @@ class Driver:
         cluster = self._cluster
         cluster.traced("-", "healed")
         cluster.armed.clear()
-        cluster.commits_lost.clear()
-        cluster.late_then_cut.clear()
+        cluster.provoked.heal()
         cluster.network.heal()
         for machine in cluster.machines.values():
             if machine.is_gone:

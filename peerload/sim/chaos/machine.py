@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.node import Node
-from peerload.core.work import HomePhase
 from peerload.model import actions, events
 from peerload.model.errors import InvariantBroken
-from peerload.model.messages import Commit, Identity, NotStarted, RenewOk, Return
+from peerload.model.messages import Identity, NotStarted, Return
 from peerload.model.resources import Profile
 from peerload.model.task import execution_key
 from peerload.sim.chaos.clock import Clock
@@ -36,10 +35,6 @@ BACKLOG_MAX = 100_000
 """Events that may wait for an agent that does not run; more means that something is never bounded (promise 11)."""
 TIMER_LATE_S = 1e-6
 """A timer is never early, whatever the rounding of the clock."""
-GRANTS = ("Commit", "RenewOk")
-LONG_LEASES, AWAY_LEASES, LONGER_S = 1.3, 2.0, 8.0
-"""A task that runs for so many leases (where its home goes away first, the second), and so much more, outlives its own,
-and the search for another node."""
 WAKE_FIRST = 0.5
 """How often an agent notices that its machine has slept before it looks at what has come meanwhile."""
 BOOT_BASE_S_MAX = 60.0
@@ -66,8 +61,6 @@ class Machine:
         self.is_suspended = False
         self.is_paused = False
         self.launcher_dies: plan.LauncherCrash | None = None
-        self.cut_at_send: plan.CutAtSend | None = None
-        self.crash_at_send: plan.CrashAtSend | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
         self.has_room = True
@@ -181,7 +174,7 @@ class Machine:
 
     def heal(self) -> None:
         """Nothing is to befall it any more, and it is up."""
-        self.launcher_dies = self.crash_at_send = self.cut_at_send = self.fsync_fails = None
+        self.launcher_dies = self.fsync_fails = None
         self.stalled_until_s = 0.0
         self.wake()
         self.unpause()
@@ -278,43 +271,6 @@ class Machine:
                 self._perform_inward(action)
         self.release.end_turn()
 
-    def _about_to_grant(self, message: Commit | RenewOk, dst: str) -> None:
-        """Whether that is what is to be lost or late, if it is about a task that outlives its lease."""
-        cluster = self.cluster
-        uids = [message.uid] if isinstance(message, Commit) else [granted.uid for granted in message.extensions]
-        if not any(self._is_long(uid, LONG_LEASES) for uid in uids):
-            return
-        cut = self.cut_at_send
-        if cut is not None and cut.only_there and cut.message == type(message).__name__:
-            self.cut_at_send = None
-            cluster.driver.cut_off(self, cut.for_s, [dst])
-        if isinstance(message, Commit) and cluster.commits_lost:
-            cluster.driver.lose_commits(self, dst, cluster.commits_lost.pop(0))
-        elif cluster.late_then_cut and cluster.late_then_cut[0].message == type(message).__name__:
-            cluster.driver.late_then_cut(self, dst, cluster.late_then_cut.pop(0))
-
-    def _is_long(self, uid: bytes, leases: float) -> bool:
-        """Whether this task of this home will run for longer than so many leases last, and then some."""
-        task = self.node.home.tasks.get(uid) if self.node is not None else None
-        if task is None:
-            return False
-        left_s = self.cluster.left_s(uid.hex()) if task.running_at else float(task.spec.argv[1])
-        return left_s > leases * self.cluster.plan.lease_s + LONGER_S
-
-    def _about_to_say(self, message: str, dst: str) -> None:
-        """Whether that is the message at which the node is to be cut off; then it is."""
-        armed = self.cut_at_send
-        if armed is not None and armed.message == message and not (armed.only_there and message in GRANTS):
-            self.cut_at_send = None
-            self.cluster.driver.cut_off(self, armed.for_s, [dst] if armed.only_there else None)
-
-    def _has_said(self, message: str) -> None:
-        """Whether that was the message with which the agent is to die; then it does, before anything else happens."""
-        armed = self.crash_at_send
-        if armed is not None and armed.message == message:
-            self.crash_at_send = None
-            self.cluster.at(self.cluster.now_s, self.cluster.driver.crash_as_armed, self, armed)
-
     def _perform_inward(self, action: actions.Action) -> None:
         match action:
             case actions.SetTimer():
@@ -345,15 +301,13 @@ class Machine:
                 if isinstance(action.message, NotStarted | Return):
                     cluster.checker.promised(self, execution_key(action.message.uid, action.message.attempt))
                 said = type(action.message).__name__
-                if isinstance(action.message, Commit | RenewOk):
-                    self._about_to_grant(action.message, action.dst)
-                self._about_to_say(said, action.dst)
+                cluster.provoked.about_to_say(self, said, action.message, action.dst)
                 cluster.network.send(self, action.dst, action.message)
-                self._has_said(said)
+                cluster.provoked.has_said(self, said, action.message, action.dst)
             case actions.SendResult():
-                self._about_to_say("Result", action.dst)
+                cluster.provoked.about_to_say(self, "Result", action, action.dst)
                 cluster.network.send_result(self, action)
-                self._has_said("Result")
+                cluster.provoked.has_said(self, "Result", action, action.dst)
             case actions.Announce():
                 cluster.network.announce(self, action.message)
             case actions.SpawnTask():
@@ -377,8 +331,6 @@ class Machine:
             case actions.Dial():
                 cluster.network.dial(self, action.identity.node)
             case actions.ForgetPeer():
-                pass  # addresses are their names
-            case actions.ForgetPeer():
                 self.addresses.pop(action.node, None)
             case actions.DialAddress():
                 cluster.network.dial(self, action.address.partition(":")[0])
@@ -399,7 +351,7 @@ class Machine:
         """Tell the launcher, unless the attempt was found to have died meanwhile."""
         if self.node is not None and self.node.holds(action.key):
             self._request("spawn", action)
-            self._has_said("SpawnTask")
+            self.cluster.provoked.has_said(self, "SpawnTask", action, self.name)
             if self.launcher_dies is not None:
                 self.cluster.gauges.count("launcher killed between START and fork")
                 self.crash_launcher(self.launcher_dies.down_s)
@@ -434,13 +386,6 @@ class Machine:
     def runs_guests(self) -> bool:
         """Whether its launcher has a task of another home."""
         return any(process.task.partition("/")[0] != self.name for process in self.launcher.running.values())
-
-    def has_tasks_away(self) -> bool:
-        """Whether a task of this home that outlives its lease runs at another node."""
-        return self.node is not None and any(
-            task.phase is HomePhase.AWAY and task.running_at and self._is_long(task.uid, AWAY_LEASES)
-            for task in self.node.home.tasks.values()
-        )
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from peerload.model.messages import (
     Commit,
     Envelope,
     NotStarted,
+    Offer,
     Park,
     Result,
     ResultAck,
@@ -42,6 +43,8 @@ WATCHED = (Accept, Commit, Result, ResultAck)
 RARE = (Park, Return, NotStarted, Revoke)
 RARE_LATE = 0.4
 """Where messages are late, so many of those that are rare."""
+REPLAYED = (Offer, Commit)
+"""What may be said to a node once more, long after."""
 KEEPALIVE_S = 15.0
 """A link over which nothing comes for so long is given up."""
 CONNECT_S = 2.0
@@ -78,10 +81,12 @@ class Network:
         self._checks_boots = checks_boots
         self._links: dict[tuple[str, str], Link] = {}
         self._commits_lost: dict[tuple[str, str], float] = {}
-        self.park_late_s: dict[str, float] = {}
-        """By how much more the PARKs of a home are late."""
+        self.park_late_s: dict[tuple[str, str], float] = {}
+        """By how much more the PARKs of a home come late to a node."""
         self.next_late_s = 0.0
         """The next message over a link comes so late, but it comes."""
+        self._said: dict[tuple[str, str, bytes], list[tuple[int, events.MessageReceived]]] = {}
+        """What a home has said to a node about a task, with the start of the node that it was for: to be said again."""
         self._hellos: dict[tuple[str, str], events.PeerMet] = {}
         self._cuts: Counter[tuple[str, str]] = Counter()
         self.broker = Broker(cluster, self._rng) if cluster.plan.has_broker else None
@@ -162,7 +167,7 @@ class Network:
         earlier = self._hellos.get((machine.name, other.name))
         if earlier is not None and self._is_evil() and self._rng.random() < LATE_HELLO:
             self._cluster.gauges.count("a Hello is read late")
-            self._cluster.after(self._late_s(), machine.deliver, earlier)
+            machine.later(self._late_s(), machine.handle, earlier)  # a later agent has connections of its own
         self._hellos[machine.name, other.name] = met
         machine.deliver(met)
 
@@ -254,6 +259,10 @@ class Network:
         """Every COMMIT from there to there is lost until then."""
         self._commits_lost[src, dst] = until_s
 
+    def loses_commits(self, src: str, dst: str) -> bool:
+        """Whether they are lost just now."""
+        return self._commits_lost.get((src, dst), 0.0) > self._cluster.now_s
+
     def announce(self, src: Machine, message: Broadcast) -> None:
         """To all: by the broker, and over the link to those who are not on it."""
         told = self.broker.announce(src, message) if self.broker is not None else frozenset()
@@ -295,14 +304,18 @@ class Network:
         if self._codec is not None:
             message = self.coded(src, dst, message)
         event = events.MessageReceived(src.name, message)  # type: ignore[arg-type]
-        if isinstance(message, Commit) and self._commits_lost.get((src.name, dst), 0.0) > self._cluster.now_s:
+        if isinstance(message, Commit) and self.loses_commits(src.name, dst):
             self._cluster.gauges.count("row Commit lost")
             return
         delays_s = self.delays(src.name, dst)
         if self.next_late_s:
             delays_s, self.next_late_s = [self.next_late_s], 0.0
-        if isinstance(message, Park):
-            delays_s = [delay_s + self.park_late_s.get(src.name, 0.0) for delay_s in delays_s]
+        if isinstance(message, REPLAYED):
+            self._said.setdefault((src.name, dst, message.uid), []).append((receiver.boot, event))
+        late_s = self.park_late_s.get((src.name, dst), 0.0) if isinstance(message, Park) else 0.0
+        if late_s:  # it was read from the link before that broke, and waited
+            self._cluster.after(late_s, self._received, receiver, receiver.boot, event)
+            return
         if isinstance(message, RARE) and self._is_evil() and self._evils.late and self._rng.random() < RARE_LATE:
             delays_s = [delay_s + self._late_s() for delay_s in delays_s]
         if not delays_s and isinstance(message, WATCHED):
@@ -346,11 +359,23 @@ class Network:
         return min(self._rng.uniform(0.0, self._evils.late_s), self._healed_s - self._cluster.now_s)
 
     def _arrive(self, receiver: Machine, boot: int, event: events.MessageReceived, link: Link, generation: int) -> None:
+        if link.generation != generation and self._checks_boots and self._rng.random() >= STALE_SHARE:
+            return
+        self._received(receiver, boot, event)
+
+    def _received(self, receiver: Machine, boot: int, event: events.MessageReceived) -> None:
         if receiver.node is None:
             return
         if self._checks_boots and receiver.boot != boot:
             self._cluster.gauges.count("messages for an earlier start")
             return
-        if link.generation != generation and self._checks_boots and self._rng.random() >= STALE_SHARE:
-            return
         receiver.deliver(event)
+
+    def replay(self, src: str, dst: str, uid: bytes, kinds: tuple[type, ...] = REPLAYED) -> None:
+        """What was said there of this task comes once more, in that order."""
+        if not self._is_evil():
+            return
+        self._cluster.gauges.count("messages replayed")
+        for boot, event in self._said.get((src, dst, uid), ()):
+            if isinstance(event.message, kinds):
+                self._received(self._cluster.machines[dst], boot, event)

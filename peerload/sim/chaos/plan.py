@@ -25,7 +25,7 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
 HOST = "*"
 """As a fault's node: one that runs a task of another home then, as soon as there is one."""
 HOME = "+"
-"""As a fault's node: one whose task, a long one, runs at another node then, as soon as there is one."""
+"""As a fault's node: one whose task, a long one, is at another node then, as soon as there is one."""
 
 
 class AgentCrash(Fault, frozen=True):
@@ -84,12 +84,35 @@ class LateThenCut(Fault, frozen=True):
 
 class CutAtSend(Fault, frozen=True):
     """From ``at_s`` on: as soon as the node says a message of this kind, that one included, nothing passes between it and
-    all others (``only_there``: and whom it says it to) for so long."""
+    all others (``only_there``: and whom it says it to) for so long. ``uid``: if it says it of that task (b"": of any)."""
 
     node: str
     message: str
     for_s: float
     only_there: bool = False
+    uid: bytes = b""
+
+
+class CutFromHost(Fault, frozen=True):
+    """A home is cut off from a node that runs a long task of it, until that lease has ended and longer."""
+
+    node: str
+    for_s: float
+
+
+class ReplayAtReturn(Fault, frozen=True):
+    """From ``at_s`` on: when a node gives a task back, what its home had said to it of that task comes there once more
+    ``late_s`` later."""
+
+    late_s: float
+
+
+class RebootAtAccept(Fault, frozen=True):
+    """From ``at_s`` on: the next machine that accepts a long task loses power with that; it is back ``down_s`` later, and the
+    OFFER comes there once more; its ACCEPT comes ``late_s`` late, and before anything else of it."""
+
+    down_s: float
+    late_s: float
 
 
 class MachineCrash(Fault, frozen=True):
@@ -203,9 +226,11 @@ class BrokerSlow(Fault, frozen=True):
 
 
 class PoliteStop(Fault, frozen=True):
-    """`peerload down`, and `up` again later: the agent says good-bye; launcher and tasks go on. ``cut_s``: some time after
-    it is back, at its first answer to a renewal if ``cut_after_s`` is 0, it is cut off for so long from those who have its tasks; ``crash_after_s``: so
-    long after it is back the agents that have its tasks die, 0 = they do not; ``park_late_s``: its PARKs come so late."""
+    """`peerload down`, and `up` again later: the agent says good-bye; launcher and tasks go on. The rest is about one task that
+    it has elsewhere (``waiting``: that waits there). ``cut_s``: ``cut_after_s`` after its return, or at its first answer to
+    a renewal, if that is 0, it is cut off for so long from the node that has the task; ``crash_after_s``: so long after
+    its return that node's agent dies, 0 = it does not (and hears again of a task that waited); ``park_late_s``: that
+    node hears its PARK so late."""
 
     node: str
     down_s: float
@@ -213,6 +238,7 @@ class PoliteStop(Fault, frozen=True):
     cut_after_s: float = 0.0
     crash_after_s: float = 0.0
     park_late_s: float = 0.0
+    waiting: bool = False
 
 
 class Verb(Fault, frozen=True):
@@ -303,8 +329,11 @@ class Plan(msgspec.Struct, frozen=True):
         | CrashAtSend
         | BothCrash
         | CutAtSend
+        | CutFromHost
         | CommitsLost
         | LateThenCut
+        | RebootAtAccept
+        | ReplayAtReturn
         | MachineCrash
         | DiskLost
         | MachineGone

@@ -9,12 +9,16 @@ from peerload.model.errors import InvariantBroken
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from peerload.model.task import TaskRecord
     from peerload.sim.chaos.cluster import Cluster
     from peerload.sim.chaos.machine import Machine
 
 LEASES_MAX = 3.0
 """So many times lease and grace after the last fault has ended, everything is finished or running."""
+STUCK_S = 5.0
+"""What has not moved for so long then is stuck."""
 VIEWS_S = 60.0
 """So long after that at the latest all nodes agree on who is there."""
 
@@ -29,14 +33,16 @@ class Rest:
         self._views_due_s = max(self._due_s, plan.healed_s + VIEWS_S)
         work_s = sum(job.service_s * max(job.members, 1) for job in plan.jobs)
         self._over_s = self._due_s + work_s
-        self._is_due = True
+        self._stuck: dict[bytes, TaskRecord] | None = None
 
     def has_come(self) -> bool:
         """Whether all work is over and nothing is left of it. Raises InvariantBroken if the time for that has passed."""
         cluster = self._cluster
-        if self._is_due and cluster.now_s >= self._due_s:
-            self._is_due = False
-            self._everything_moves()
+        if self._stuck is None and cluster.now_s >= self._due_s:
+            self._stuck = dict(self._at_rest())
+        if self._stuck and cluster.now_s >= self._due_s + STUCK_S:
+            self._everything_moves(self._stuck)
+            self._stuck = {}
         if cluster.now_s >= self._views_due_s and (views := self._views()):
             raise InvariantBroken(f"liveness: {views}, {cluster.now_s - cluster.plan.healed_s:.0f} s after it healed")
         left = self._left_over()
@@ -46,13 +52,19 @@ class Rest:
 
     # -- the bound of 3 leases ---------------------------------------------------------------------------------------
 
-    def _everything_moves(self) -> None:
-        """Every task is over, executes, is held, or waits behind others that execute."""
+    def _at_rest(self) -> Iterator[tuple[bytes, TaskRecord]]:
+        """Every task that is neither over, nor executes, is held, or waits behind others that execute."""
         for uid, (home, task) in self._cluster.checker.acknowledged.items():
             record = self._cluster.machines[home].disk.tasks[task]
             if not (record.state.is_final or self._moves(uid, record, home)):
+                yield uid, record
+
+    def _everything_moves(self, before: dict[bytes, TaskRecord]) -> None:
+        """None has been at rest all the time since: one that is on its way between two nodes is not stuck."""
+        for uid, record in self._at_rest():
+            if before.get(uid) == record:
                 raise InvariantBroken(
-                    f"liveness: {task} is {record.state} and nothing happens to it", story=repr(record)
+                    f"liveness: {record.task} is {record.state} and nothing happens to it", story=repr(record)
                 )
 
     def _moves(self, uid: bytes, record: TaskRecord, home: str) -> bool:

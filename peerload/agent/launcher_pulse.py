@@ -1,0 +1,75 @@
+"""Whether the launcher answers. One that was stopped, or hangs, breaks no connection: tasks would seem to run, and nobody
+would enforce their leases. So it is asked now and then, and who looks at this node is told when it says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ASK_EVERY_S = 10.0
+ANSWERS_WITHIN_S = 5.0
+LATE_S = 0.5
+"""If this agent itself did not run for so long when the answer was due, it may lie unread: it is given its time again."""
+
+
+class Pulse:
+    """``ask()`` sends a ping; ``changed(is_silent)`` is called when it has said nothing for ``within_s`` after one, and when
+    it says something again. One ping is on its way at a time."""
+
+    def __init__(
+        self,
+        ask: Callable[[], None],
+        changed: Callable[[bool], None],
+        every_s: float = ASK_EVERY_S,
+        within_s: float = ANSWERS_WITHIN_S,
+    ) -> None:
+        self._ask = ask
+        self._changed = changed
+        self._every_s = every_s
+        self._within_s = within_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
+        self._is_asked = False
+        self.is_silent = False
+
+    def start(self) -> None:
+        """It has just answered."""
+        self.stop()
+        self._in(self._every_s, self._beat)
+
+    def stop(self) -> None:
+        """It is gone, or we are: nobody asks any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._is_asked = self.is_silent = False
+
+    def heard(self) -> None:
+        """It has said something."""
+        self._is_asked = False
+        if self.is_silent:
+            self.is_silent = False
+            self._changed(False)
+            self._in(self._every_s, self._beat)
+
+    def _in(self, seconds: float, call: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._due_s = loop.time() + seconds
+        self._timer = loop.call_later(seconds, call)
+
+    def _beat(self) -> None:
+        self._is_asked = True
+        self._ask()
+        self._in(self._within_s, self._judge)
+
+    def _judge(self) -> None:
+        if not self._is_asked:
+            self._in(max(self._every_s - self._within_s, 0.0), self._beat)
+        elif asyncio.get_running_loop().time() - self._due_s > LATE_S:
+            self._in(self._within_s, self._judge)
+        else:
+            self.is_silent = True
+            self._changed(True)

@@ -1,0 +1,86 @@
+"""Whether a launcher answers: asked now and then, called silent only if this agent itself ran."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from peerload.agent import launcher_pulse
+from peerload.agent.launcher_pulse import Pulse
+
+
+class Launcher:
+    """Answers, or does not."""
+
+    def __init__(self) -> None:
+        self.answers = True
+        self.asked = 0
+        self.said: list[bool] = []
+        self._more = asyncio.Event()
+        self.pulse = Pulse(self._ask, self._say, 0.02, 0.02)
+
+    def _say(self, is_silent: bool, /) -> None:
+        self.said.append(is_silent)
+        self._more.set()
+
+    def _ask(self) -> None:
+        self.asked += 1
+        self._more.set()
+        if self.answers:
+            asyncio.get_running_loop().call_soon(self.pulse.heard)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not is_so():
+                self._more.clear()
+                await self._more.wait()
+
+
+def run(story: Callable[[Launcher], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        launcher = Launcher()
+        launcher.pulse.start()
+        try:
+            await story(launcher)
+        finally:
+            launcher.pulse.stop()
+
+    asyncio.run(whole())
+
+
+def test_one_that_answers_is_never_called_silent() -> None:
+    async def story(launcher: Launcher) -> None:
+        await launcher.until(lambda: launcher.asked > 5)
+        assert launcher.said == []
+
+    run(story)
+
+
+def test_one_that_says_nothing_is_silent_until_it_does() -> None:
+    async def story(launcher: Launcher) -> None:
+        launcher.answers = False
+        await launcher.until(lambda: launcher.said == [True])
+        asked = launcher.asked
+        launcher.answers = True
+        launcher.pulse.heard()
+        assert launcher.said == [True, False]
+        await launcher.until(lambda: launcher.asked > asked + 2)
+        assert launcher.said == [True, False]
+
+    run(story)
+
+
+def test_an_agent_that_did_not_run_itself_waits_again() -> None:
+    async def story(launcher: Launcher) -> None:
+        await launcher.until(lambda: launcher.asked > 0)
+        launcher.answers = False
+        asked = launcher.asked
+        await launcher.until(lambda: launcher.asked > asked)
+        threading.Event().wait(launcher_pulse.LATE_S + 0.2)  # the loop stands still
+        asyncio.get_running_loop().call_later(0.001, launcher.pulse.heard)  # its answer lay unread
+        await launcher.until(lambda: launcher.asked > asked + 1)
+        assert launcher.said == []
+
+    run(story)

@@ -1,0 +1,62 @@
+"""What a schema says, in the words of people."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from peerload.model.errors import BadMessage
+from peerload.wire.control import decode_request
+from peerload.wire.expected import in_words
+
+
+class Sample(msgspec.Struct, forbid_unknown_fields=True):
+    number: Annotated[int, Meta(ge=1, le=9)] = 1
+    part: Annotated[float, Meta(gt=0.0)] = 1.0
+    name: Annotated[str, Meta(min_length=2, max_length=3)] = "ab"
+    code: Annotated[str, Meta(pattern="^[a-z]+$")] = "a"
+    many: tuple[int, ...] = ()
+    maybe: int | None = None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"number": 0}, "number: a whole number of at least 1 is wanted"),
+        ({"number": 10}, "number: a whole number of at most 9 is wanted"),
+        ({"number": "x"}, "number: a whole number is wanted, and this is text"),
+        ({"part": 0.0}, "part: a number of more than 0.0 is wanted"),
+        ({"name": "a"}, "name: text with a length of at least 2 is wanted"),
+        ({"code": "A"}, "code: text in another form is wanted: '^[a-z]+$'"),
+        ({"many": {}}, "many: a list is wanted, and this is a table"),
+        ({"many": [1, "x"]}, "many[1]: a whole number is wanted, and this is text"),
+        ({"maybe": "x"}, "maybe: a whole number or nothing is wanted, and this is text"),
+        ({"other": 1}, "other is nothing that is known here"),
+        ([], "a table is wanted, and this is a list"),
+    ],
+)
+def test_each_kind_of_mistake_is_said_in_words(given: Any, said: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as failed:
+        msgspec.convert(given, Sample)
+    assert in_words(failed.value) == said
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        ({"verb": "show"}, "tasks is missing"),
+        ({"verb": "dance"}, "verb: 'dance' is none of what it may be"),
+        ({"verb": "tasks", "limit": 0}, "limit: a whole number of at least 1 is wanted"),
+    ],
+)
+def test_a_request_that_is_none_is_told_in_words(request_: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadMessage) as refused:
+        decode_request(msgspec.msgpack.encode(request_))
+    assert refused.value.why == said
+
+
+def test_other_words_stay_as_they_are() -> None:
+    assert in_words(ValueError("the sky is falling")) == "the sky is falling"
