@@ -29,9 +29,9 @@ time.sleep(seconds)
 """What each task runs: DIRECTORY GIB SECONDS."""
 
 
-def card_name(number: int) -> str:
-    """Its UUID."""
-    return f"GPU-imagined-{number}"
+def card_name(directory: Path, number: int) -> str:
+    """Its UUID: another one in each demo, so that demos side by side do not take them for the same."""
+    return f"GPU-{directory.parent.name.rpartition('-')[2]}-{number}"
 
 
 class NVMLError(Exception):
@@ -56,7 +56,7 @@ class ImaginedCards:
             if not path.name.isdecimal() or not Path("/proc", path.name).exists():
                 continue
             cards, _, size = path.read_text(encoding="ascii").partition(" ")
-            if card_name(handle) in cards.split(","):
+            if card_name(self._directory, handle) in cards.split(","):
                 yield int(path.name), int(size)
 
     def nvmlInit(self) -> None:  # noqa: N802 -- the library's own names, here and below
@@ -71,7 +71,7 @@ class ImaginedCards:
         return index
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802, D102
-        return card_name(handle)
+        return card_name(self._directory, handle)
 
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: ARG002, N802, D102
         return MODEL

@@ -85,6 +85,7 @@ class GpuDemo:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self._cards = directory / "cards"
         self._socket = str(directory / "sock")
         self._agent: subprocess.Popen[bytes] | None = None
 
@@ -100,20 +101,22 @@ class GpuDemo:
             _until(
                 lambda: _started(self._shown(client, ids)) >= len(PLAN) - 1, "the tasks do not start", TASKS_WITHIN_S
             )
-            _print("work", self._shown(client, ids), is_json=is_json)
+            self._print("work", self._shown(client, ids), is_json=is_json)
             _until(
                 lambda: all(task["ended_at"] for task in self._shown(client, ids)),
                 "the tasks do not end",
                 TASKS_WITHIN_S,
             )
             tasks = self._shown(client, ids)
-            _print("finished", tasks, is_json=is_json)
-            wrong = _wrong(tasks, [self._output(client, task) for task in ids])
-        rows = [dict(zip([name.lower() for name in HEADINGS], _row(task, tasks[0]), strict=True)) for task in tasks]
+            self._print("finished", tasks, is_json=is_json)
+            wrong = self._wrong(tasks, [self._output(client, task) for task in ids])
+        rows = [
+            dict(zip([name.lower() for name in HEADINGS], self._row(task, tasks[0]), strict=True)) for task in tasks
+        ]
         return {"tasks": rows, "as_expected": not wrong, "wrong": "; ".join(wrong)}
 
     def _start(self) -> None:
-        (self.directory / "cards").mkdir()
+        self._cards.mkdir()
         places = [str(Path(peerload.__file__).parent.parent), *sys.path[1:]]
         code = f"import sys; sys.path[:0] = {places!r}; from peerload.cli.demo_gpu import agent; agent({str(self.directory)!r})"
         variables = {name: value for name, value in os.environ.items() if not name.startswith("PEERLOAD_")}
@@ -142,7 +145,7 @@ class GpuDemo:
         return lines[-1] if lines else ""
 
     def _submit(self, client: Client, mode: str, prefer: str, gib: float, seconds: float) -> str:
-        words = [sys.executable, "-I", "-c", TASK, str(self.directory / "cards"), str(gib), str(seconds)]
+        words = [sys.executable, "-I", "-c", TASK, str(self._cards), str(gib), str(seconds)]
         request = {"gpus": 1, "gpu_mem_bytes": int(gib * GIB), "gpu_prefer": [prefer], "gpu_wait": mode, "cpus": 0.5}
         spec = {
             "argv": [os.fsencode(word) for word in words],
@@ -160,6 +163,48 @@ class GpuDemo:
     def _output(self, client: Client, task: str) -> str:
         pieces = client.stream("output", task=task, streams=[1])
         return b"".join(piece["data"] for piece in pieces).decode("utf-8", "replace").strip()
+
+    def _given(self, task: dict[str, Any]) -> str:
+        names = {f"nvidia:{card_name(self._cards, number)}": str(number) for number in range(CARDS)}
+        return ",".join(names.get(device, device) for device in task.get("devices") or []) or "-"
+
+    def _row(self, task: dict[str, Any], first: dict[str, Any]) -> list[str]:
+        def since(instant: float | None) -> str:
+            return "-" if not instant else f"{instant - first['submitted_at']:.2f} s"
+
+        status = {"queued": "waiting", "leased": "ready", "done": "ok"}.get(task["state"], task["state"])
+        return [
+            str(task["id"]),
+            status,
+            str(task["gpu_wait"]),
+            ",".join(task["gpu_prefer"]),
+            f"{task['gpu_mem_bytes'] / GIB:g} GiB",
+            self._given(task),
+            since(task["submitted_at"]),
+            since(task["started_at"]),
+            since(task["ended_at"]),
+        ]
+
+    def _print(self, what: str, tasks: Sequence[dict[str, Any]], *, is_json: bool) -> None:
+        rows = [self._row(task, tasks[0]) for task in tasks]
+        out = sys.stderr if what == "work" or is_json else sys.stdout
+        out.write(f"\n{what}\n" + "".join(f"  {line}\n" for line in table(HEADINGS, rows)))
+        out.flush()
+
+    def _wrong(self, tasks: Sequence[dict[str, Any]], outputs: Sequence[str]) -> list[str]:
+        """What is not as it should be, in words."""
+        found = []
+        waited_s = [task["started_at"] - task["submitted_at"] for task in tasks]
+        for number, (task, output) in enumerate(zip(tasks, outputs, strict=True), start=1):
+            mode, prefer = PLAN[number - 1][:2]
+            given = self._given(task)
+            if (given == prefer) != (mode == "queue"):
+                found.append(f"task {number} was given GPU {given}")
+            if output != card_name(self._cards, int(given)) if given.isdecimal() else True:
+                found.append(f"task {number} saw {output or 'nothing'}")
+            if (waited_s[number - 1] > SOON_S) != (number == len(PLAN) - 3):
+                found.append(f"task {number} has waited for {waited_s[number - 1]:.1f} s")
+        return found
 
     def clean(self) -> None:
         """End all that was started and remove the directory."""
@@ -215,49 +260,3 @@ def _are_read(client: Client) -> bool:
 
 def _started(tasks: Sequence[dict[str, Any]]) -> int:
     return sum(bool(task["started_at"]) for task in tasks)
-
-
-def _given(task: dict[str, Any]) -> str:
-    names = {f"nvidia:{card_name(number)}": str(number) for number in range(CARDS)}
-    return ",".join(names.get(device, device) for device in task.get("devices") or []) or "-"
-
-
-def _row(task: dict[str, Any], first: dict[str, Any]) -> list[str]:
-    def since(instant: float | None) -> str:
-        return "-" if not instant else f"{instant - first['submitted_at']:.2f} s"
-
-    status = {"queued": "waiting", "leased": "ready", "done": "ok"}.get(task["state"], task["state"])
-    return [
-        str(task["id"]),
-        status,
-        str(task["gpu_wait"]),
-        ",".join(task["gpu_prefer"]),
-        f"{task['gpu_mem_bytes'] / GIB:g} GiB",
-        _given(task),
-        since(task["submitted_at"]),
-        since(task["started_at"]),
-        since(task["ended_at"]),
-    ]
-
-
-def _print(what: str, tasks: Sequence[dict[str, Any]], *, is_json: bool) -> None:
-    rows = [_row(task, tasks[0]) for task in tasks]
-    out = sys.stderr if what == "work" or is_json else sys.stdout
-    out.write(f"\n{what}\n" + "".join(f"  {line}\n" for line in table(HEADINGS, rows)))
-    out.flush()
-
-
-def _wrong(tasks: Sequence[dict[str, Any]], outputs: Sequence[str]) -> list[str]:
-    """What is not as it should be, in words."""
-    found = []
-    waited_s = [task["started_at"] - task["submitted_at"] for task in tasks]
-    for number, (task, output) in enumerate(zip(tasks, outputs, strict=True), start=1):
-        mode, prefer = PLAN[number - 1][:2]
-        given = _given(task)
-        if (given == prefer) != (mode == "queue"):
-            found.append(f"task {number} was given GPU {given}")
-        if output != card_name(int(given)) if given.isdecimal() else True:
-            found.append(f"task {number} saw {output or 'nothing'}")
-        if (waited_s[number - 1] > SOON_S) != (number == len(PLAN) - 3):
-            found.append(f"task {number} has waited for {waited_s[number - 1]:.1f} s")
-    return found

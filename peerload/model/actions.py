@@ -72,11 +72,12 @@ class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 EVENTS: dict[str, tuple[str, ...]] = {
-    "task": ("held", "queued", "leased", "running", "parked", "done", "failed", "cancelled", "unknown"),
+    "task": ("held", "queued", "leased", "running", "strayed", "parked", "done", "failed", "cancelled", "unknown"),
     "attempt": (
         "accepted",
         "started",
         "running",
+        "strayed",
         "frozen",
         "thawed",
         "evicted",

@@ -42,6 +42,13 @@ XIDS_SERIOUS = {
 LOST = 15
 NVLINK_P2P = 2
 DOMAIN_DIGITS_MAX = 4
+PROCESSES = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+)
+PROCESSES_VERSIONS = ("", "_v3", "_v2")
+"""An older driver does not have what the newest binding asks for."""
 
 
 class CardReading(msgspec.Struct, frozen=True):
@@ -83,6 +90,8 @@ class Nvml:
 
     def __init__(self, library: Any) -> None:  # noqa: ANN401 -- a module without types
         self._library = library
+        mismatch = getattr(library, "NVMLLibraryMismatchError", AttributeError)
+        self._errors: tuple[type[Exception], ...] = (library.NVMLError, AttributeError, mismatch)
         self._cards: list[_Card] = []
         self._sick: dict[str, str] = {}
         self._events: Any = None
@@ -103,7 +112,7 @@ class Nvml:
             try:
                 handle = library.nvmlDeviceGetHandleByIndex(index)
                 self._add(index, handle)
-            except library.NVMLError as error:
+            except self._errors as error:
                 log.warning("GPU %d cannot be used: %s", index, error)
         del self._cards[DEVICES_MAX:]
         self._link()
@@ -148,7 +157,7 @@ class Nvml:
         major, minor = self._try(lambda: library.nvmlDeviceGetCudaComputeCapability(whole), default=(0, 0))
         memory = self._memory(handle)
         checks: tuple[tuple[str, Callable[[], Any]], ...] = (
-            ("proc_list", lambda: library.nvmlDeviceGetComputeRunningProcesses(handle)),
+            ("proc_list", lambda: self._listed(PROCESSES[0], handle)),
             ("energy_counter", lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle)),
             ("power", lambda: library.nvmlDeviceGetPowerUsage(handle)),
             ("utilization", lambda: library.nvmlDeviceGetUtilizationRates(handle)),
@@ -197,7 +206,7 @@ class Nvml:
         library, handle = self._library, card.handle
         try:
             memory = self._memory_or_error(handle)
-        except library.NVMLError as error:
+        except self._errors as error:
             return CardReading(card.device.id, Health.SICK, f"it cannot be read: {error}")
         health, why = self._health(card)
         rates = self._try(lambda: library.nvmlDeviceGetUtilizationRates(handle))
@@ -230,19 +239,22 @@ class Nvml:
 
     def _processes(self, handle: object) -> tuple[tuple[int, int | None], ...]:
         """Who uses it, each process once with the most that is said of it."""
-        library = self._library
         found: dict[int, int | None] = {}
-        for name in (
-            "nvmlDeviceGetComputeRunningProcesses",
-            "nvmlDeviceGetMPSComputeRunningProcesses",
-            "nvmlDeviceGetGraphicsRunningProcesses",
-        ):
-            call = getattr(library, name, None)
-            for process in [] if call is None else self._try(lambda call=call: call(handle), default=[]):  # type: ignore[misc]
+        for name in PROCESSES:
+            for process in self._listed(name, handle) or ():
                 used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
                 before = found.get(process.pid)
                 found[process.pid] = used if before is None else max(before, used or 0)
         return tuple(found.items())
+
+    def _listed(self, name: str, handle: object) -> Any:  # noqa: ANN401 -- a list of ctypes structures
+        """What one of these functions lists, in the newest version that the driver has; None if it has none."""
+        for version in PROCESSES_VERSIONS:
+            call = getattr(self._library, name + version, None)
+            found = None if call is None else self._try(lambda call=call: call(handle))  # type: ignore[misc]
+            if found is not None:
+                return found
+        return None
 
     def _memory(self, handle: object) -> Any:  # noqa: ANN401 -- a ctypes structure
         return self._try(lambda: self._memory_or_error(handle))
@@ -283,7 +295,7 @@ class Nvml:
         """What it returns; the default if this card, or this library, cannot."""
         try:
             return call()
-        except (self._library.NVMLError, AttributeError):
+        except self._errors:
             return default
 
 
