@@ -121,8 +121,9 @@ class Daemon:
                 incarnation=self.parts.store.next_incarnation(),
             )
             seed = secrets.randbits(recording.SEED_BITS)
+            self._profile_at_first = self._profile()
             chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
-            self.parts.node = Node(self.core_config, policies, self.parts.identity, self._profile(), chance)
+            self.parts.node = Node(self.core_config, policies, self.parts.identity, self._profile_at_first, chance)
             self._recorded = (preset.name, preset.text, preset.base, f"{seed:x}")
             await self._serve(loop)
         finally:
@@ -297,7 +298,7 @@ class Daemon:
             preset_text=preset_text,
             preset_directory=preset_directory,
             identity=self.parts.identity,
-            profile=self.parts.node.state.profile,
+            profile=self._profile_at_first,
             seed=seed,
         )
         self.recorder = Recorder(self.config.record, started)

@@ -1,8 +1,7 @@
-"""The GPU sensors of one agent: what they are to know of its tasks, and what they say that people should see."""
+"""The GPU sensors of one agent, and what they are to know of its tasks and its config."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from peerload.agent.sensors.gpu_health import Illnesses
 from peerload.agent.sensors.gpus import Gpus
 from peerload.agent.sensors.listed import listed
 from peerload.core.placing import is_meant
-from peerload.model.actions import PutEvent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,21 +44,5 @@ def node_gpus(parts: Parts, library: Any = None) -> Gpus:  # noqa: ANN401 -- a m
         usable,
         held=held,
         is_wanted=is_wanted,
-        misplaced=lambda key, device: _misplaced(parts, key, device),
         illnesses=Illnesses(machine_boot_id(), Path(parts.config.state) / ILLNESSES),
     )
-
-
-def _misplaced(parts: Parts, key: str, device: Device) -> None:
-    """A task uses a GPU that it was not given: its user, and whoever follows the events, should see that."""
-    node = parts.node
-    guest, task = node.executor.guests.get(key), node.home.tasks.get(bytes.fromhex(key.partition("-")[0]))
-    ledger = node.ledger.devices
-    own = [ledger.states[name].device.index for name in ledger.holding.get(key, ()) if name in ledger.states]
-    given = f"GPU {', '.join(map(str, own))}" if own else "none"
-    reason = f"it uses GPU {device.index} ({device.model}), and was given {given}: has it changed CUDA_VISIBLE_DEVICES?"
-    now = time.time()
-    if guest is not None:
-        parts.journal.note(PutEvent(now, "attempt", "misplaced", guest.task, guest.attempt, guest.home, reason))
-    elif task is not None:
-        parts.journal.note(PutEvent(now, "task", "misplaced", task.task, task.record.attempt, reason=reason))

@@ -32,7 +32,7 @@ SHARE_MIN = 0.01
 
 class Given(msgspec.Struct, frozen=True):
     """What one attempt was given. devices: in the order granted, GPUs and others; is_exclusive: nobody joins it on its
-    GPUs; promised_bytes: of each GPU, 0 = nothing was said."""
+    GPUs; promised_bytes: of each GPU what it asked for, or all there is to give if it is alone; 0 = nothing was said."""
 
     devices: tuple[Device, ...] = ()
     is_exclusive: bool = False
@@ -55,11 +55,11 @@ def given(key: str, names: Iterable[str], ledger: DeviceLedger) -> Given:
     """What the attempt of this key holds of the devices of these ids."""
     states = [ledger.states[name] for name in names if name in ledger.states]
     grants = [state.grants[key] for state in states if state.device.kind == GPU and key in state.grants]
-    return Given(
-        tuple(state.device for state in states),
-        is_exclusive=any(grant.ask.is_exclusive for grant in grants),
-        promised_bytes=min((grant.promised_bytes or 0 for grant in grants), default=0),
-    )
+    is_exclusive = any(grant.ask.is_exclusive for grant in grants)
+    promised = [grant.promised_bytes or 0 for grant in grants]
+    if is_exclusive and not all(promised):
+        promised = [state.grantable_bytes for state in states if state.device.kind == GPU]
+    return Given(tuple(state.device for state in states), is_exclusive, min(promised, default=0))
 
 
 def variables(
@@ -86,11 +86,8 @@ def _of_gpus(held: Given) -> dict[str, str]:
     if not gpus:
         return found
     found["PEERLOAD_GPU_MODE"] = held.mode.name.lower()
-    promised_bytes = held.promised_bytes
-    if held.is_exclusive:
-        promised_bytes = promised_bytes or min(gpu.grantable_bytes or gpu.mem_bytes for gpu in gpus)
-    if promised_bytes:
-        found["PEERLOAD_GPU_MEM_MB"] = str(promised_bytes // MIB)
+    if held.promised_bytes:
+        found["PEERLOAD_GPU_MEM_MB"] = str(held.promised_bytes // MIB)
     if not held.is_exclusive:
         found |= _of_sharing(held)
     return found

@@ -32,6 +32,7 @@ FOREIGN_SHARE = 0.95
 STABLE_READINGS = 2
 """Memory that is the same in so many readings, one after the other, stands still."""
 ACTIVITY_HALF = 0.5
+STRAYS_MAX = 1024
 SMALL_MAX = (1 << 31) - 1
 
 
@@ -146,8 +147,7 @@ class DeviceState:
     def grantable_bytes(self) -> int:
         """What tasks may have of its memory, all together."""
         config, device = self._config, self.device
-        computed = int(device.mem_bytes * config.memory_share_max) - config.reserve_bytes
-        return device.grantable_bytes or max(computed, 0)
+        return max(int(device.mem_bytes * config.memory_share_max) - config.reserve_bytes, 0)
 
     # -- what was read -------------------------------------------------------------------------------------------------
 
@@ -265,13 +265,18 @@ class DeviceLedger:
         self.version = 0
         self.was_left = False
         """An attempt is over whose devices have to be read."""
+        self.strays: dict[tuple[str, str], None] = {}
+        """(execution key, device id) of attempts seen on devices that they were not given, as long as they hold others or
+        none: the newest STRAYS_MAX."""
         self._leaving: dict[str, float] = {}
+        self._present: tuple[str, ...] = ()
         self._told: tuple[tuple[int, int], tuple[DeviceLoad, ...]] = (-1, 0), ()
-        self.set_profile(profile)
+        self.set_devices(
+            profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))
+        )
 
-    def set_profile(self, profile: Profile) -> None:
+    def set_devices(self, devices: Iterable[Device]) -> None:
         """These are the node's devices. One that is gone but was given to somebody stays, and is not given again."""
-        devices = profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))
         before, self.states = self.states, {}
         for device in devices:
             state = before.pop(device.id, None)
@@ -279,6 +284,7 @@ class DeviceLedger:
                 state = DeviceState(device, self.config)
             state.device = device
             self.states[device.id] = state
+        self._present = tuple(self.states)
         for state in before.values():
             if state.grants:
                 self.states[state.id] = self._gone(state)
@@ -292,15 +298,28 @@ class DeviceLedger:
         """Those of one kind, in order."""
         return [state for state in self.states.values() if state.device.kind == kind]
 
-    def read(self, readings: Iterable[DeviceReading], read_s: float, now_s: float) -> None:
-        """What was read at ``read_s``; grants of attempts that are over end when nothing is seen of them any more."""
+    def read(self, readings: Iterable[DeviceReading], read_s: float, now_s: float) -> list[tuple[str, str]]:
+        """What was read at ``read_s``; grants of attempts that are over end when nothing is seen of them any more. → who is
+        seen where it has no business for the first time, as (execution key, device id)."""
+        strays = []
         for reading in readings:
             state = self.states.get(reading.id)
-            if state is not None:
-                state.read(reading, now_s)
+            if state is None:
+                continue
+            state.read(reading, now_s)
+            strays += [
+                (key, reading.id)
+                for key, _ in reading.ours
+                if (key, reading.id) not in self.strays and key not in state.grants
+            ]
+        for stray in strays:
+            self.strays[stray] = None
+            if len(self.strays) > STRAYS_MAX:
+                del self.strays[next(iter(self.strays))]
         for key in [key for key, left_s in self._leaving.items() if read_s >= left_s and not self._is_seen(key)]:
             self._release(key)
         self.version += 1
+        return strays
 
     def _is_seen(self, key: str) -> bool:
         """Whether its processes are on a device still, or nobody can tell."""
@@ -368,6 +387,10 @@ class DeviceLedger:
         return min(dues, default=NEVER_S)
 
     # -- summed up -----------------------------------------------------------------------------------------------------
+
+    def told(self) -> tuple[Device, ...]:
+        """What others are told of all that are there."""
+        return tuple(self.states[name].device.told(self.states[name].grantable_bytes) for name in self._present)
 
     def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
         """What others are told of each; worked out anew once a second, or when something has changed."""

@@ -66,8 +66,11 @@ class Node:
     def __init__(
         self, config: CoreConfig, policies: PolicySet, identity: Identity, profile: Profile, rng: random.Random
     ) -> None:
-        self.state = CoreState(config, policies, identity, profile, rng)
+        """profile: with all that is known of its devices; others are told less of these."""
         self.ledger = Ledger(profile, config.gpu)
+        if profile.devices:
+            profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.told())
+        self.state = CoreState(config, policies, identity, profile, rng)
         self._troubles: dict[str, str] = {}
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state)
@@ -155,7 +158,8 @@ class Node:
                 self.sharing.information.cpus_foreign = event.cpus_busy_foreign
                 self.sharing.information.mem_used_bytes = event.mem_used_bytes
             case events.DevicesSampled():
-                self.ledger.devices.read(event.readings, event.at_s, self.state.now.boot_s)
+                for key, device in self.ledger.devices.read(event.readings, event.at_s, self.state.now.boot_s):
+                    self.runs.strayed(key, device)
             case events.DevicesFound():
                 self._devices_found(event.devices)
             case events.PeerMet():
@@ -229,8 +233,8 @@ class Node:
 
     def _devices_found(self, devices: tuple[Device, ...]) -> None:
         """Another fact of this node has changed."""
-        self._profile_changed(devices=devices, gpus=sum(device.kind == GPU for device in devices))
-        self.ledger.devices.set_profile(self.state.profile)
+        self.ledger.devices.set_devices(devices)
+        self._profile_changed(devices=self.ledger.devices.told(), gpus=sum(device.kind == GPU for device in devices))
         self.sharing.information.tell()
 
     def _trouble(self, what: str, words: str) -> None:

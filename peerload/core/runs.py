@@ -102,6 +102,19 @@ class Runs:
             else:
                 self._state.clear_timer("devices")
 
+    def strayed(self, key: str, device: str) -> None:
+        """A running attempt uses a device that it was not given: for people to know. It counts as foreign there."""
+        work = self._works.get(key)
+        if work is None:
+            return
+        self._state.count("attempts on devices that they were not given")
+        given = ", ".join(self._ledger.devices.holding.get(key, ())) or "none"
+        reason = f"it uses {device}, and was given {given}"
+        if isinstance(work, HomeTask):
+            self._state.note("task", "strayed", task=work.task, attempt=work.record.attempt, reason=reason)
+        else:
+            self._state.note("attempt", "strayed", task=work.task, attempt=work.attempt, node=work.home, reason=reason)
+
     def devices_due(self) -> None:
         """That time has come."""
         self._devices_due_s = math.inf

@@ -72,15 +72,15 @@ class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 EVENTS: dict[str, tuple[str, ...]] = {
-    "task": ("held", "queued", "leased", "running", "parked", "done", "failed", "cancelled", "unknown", "misplaced"),
+    "task": ("held", "queued", "leased", "running", "strayed", "parked", "done", "failed", "cancelled", "unknown"),
     "attempt": (
         "accepted",
         "started",
         "running",
+        "strayed",
         "frozen",
         "thawed",
         "evicted",
-        "misplaced",
         "parked",
         "returned",
         "refused",

@@ -87,7 +87,7 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One device of a node, as far as that does not change.
 
     index: the number that people know it by, among those of its kind; model: in its maker's words; mem_bytes: 0 = not
-    known, then it is given to one task at a time; grantable_bytes: what of it tasks may have, all together; is_read: there
+    known, then it is given to one task at a time; grantable_bytes: what of it tasks may have, all together (as others are told); is_read: there
     are readings of it; capability: of a GPU for computing, such as 9.0; capabilities: what was found to work, by trying;
     links: how near others of this node are, by id.
     """
@@ -117,10 +117,10 @@ class Device(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         """32 bits that stand for its id in what other nodes are told."""
         return zlib.crc32(self.id.encode())
 
-    def told(self) -> Device:
+    def told(self, grantable_bytes: int) -> Device:
         """The same with what other nodes need to know: whether it could ever serve a task."""
         return Device(
-            self.id, self.kind, self.index, self.model, self.mem_bytes, self.grantable_bytes, capability=self.capability
+            self.id, self.kind, self.index, self.model, self.mem_bytes, grantable_bytes, capability=self.capability
         )
 
 

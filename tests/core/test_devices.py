@@ -380,6 +380,23 @@ def test_devices_that_are_read_are_looked_at_when_a_task_leaves_them() -> None:
     assert "spawn 1" in shape
 
 
+def test_who_uses_a_card_that_it_was_not_given_is_named_once() -> None:
+    x = Given(slots=4, peers=())
+    x.when(events.DevicesFound((gpu(0), gpu(1))))
+    free = (DeviceReading("nvidia:GPU-0"), DeviceReading("nvidia:GPU-1"))
+    x.when(events.DevicesSampled(x.at_s, free))
+    x.submit(spec(request=asked(gpu_prefer=("0",))))
+    astray = (DeviceReading("nvidia:GPU-1", mem_used_bytes=GIB, ours=((x.task().key, GIB),)),)
+    x.when(events.DevicesSampled(x.at_s, astray))
+    assert [(note.state, note.task, note.reason) for note in x.notes] == [
+        ("strayed", "x/1", "it uses nvidia:GPU-1, and was given nvidia:GPU-0")
+    ]
+    x.when(events.DevicesSampled(x.at_s, astray))
+    assert x.notes == []
+    x.submit(spec(request=asked(gpu_prefer=("1",), gpu_share=GpuShare.EXCLUSIVE)))
+    assert not [action for action in x.last if isinstance(action, actions.SpawnTask)]  # it counts there
+
+
 def test_waiting_for_certain_cards_ends_when_it_was_said() -> None:
     x = Node(2)
     wants = asked(gpu_prefer=("0",), gpu_wait=GpuWait.QUEUE, gpu_wait_s_max=60.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,26 @@ from tests.fakes import nvml
 GIB = 1 << 30
 
 
-def card_id(number: int) -> str:
-    return f"nvidia:GPU-fake-{number}"
-
-
 class Cards:
     """``count`` cards of ``gib`` GiB each; every change is written at once, whole."""
 
     def __init__(self, directory: Path, count: int = 4, gib: float = 24.0) -> None:
         self.path = directory / "cards"
+        self.prefix = f"GPU-{secrets.token_hex(4)}"
         self.cards: list[dict[str, Any]] = [
-            {"uuid": f"GPU-fake-{number}", "name": "Fake-A10", "total": int(gib * GIB), "used": 0}
+            {"uuid": self.name(number), "name": "Fake-A10", "total": int(gib * GIB), "used": 0}
             for number in range(count)
         ]
         self.processes: dict[tuple[int, int], int] = {}
         self.more: list[str] = []
         self.write()
+
+    def name(self, number: int) -> str:
+        """Other names in each test, since agents claim cards by their names."""
+        return f"{self.prefix}-{number}"
+
+    def id(self, number: int) -> str:
+        return f"nvidia:{self.name(number)}"
 
     @property
     def environment(self) -> dict[str, str]:

@@ -49,8 +49,6 @@ FIND_AGAIN_S = 2.0
 TELL_BYTES = 16 << 20
 TELL_BUSY = 0.05
 """Smaller changes are not worth an event."""
-MISPLACED_MAX = 1024
-"""So many tasks that use a card which is not theirs are remembered as told."""
 HANGS = "its driver does not answer"
 AWAY = "its driver has been unloaded"
 NOT_INSTALLED = f"no {LIBRARY}: the driver is not installed"
@@ -64,8 +62,7 @@ class Gpus:
 
     library: what speaks like `pynvml`; None: the driver of this machine is looked for. others: this node's devices of
     other kinds, told along with the GPUs. usable(devices): those of the GPUs found that this agent may use. held(): which
-    attempts each device was given to, by its id. is_wanted(): whether a task has a GPU or waits for one.
-    misplaced(key, device, granted): an attempt was seen on a device that it was not given (each time once).
+    devices each attempt was given, by ids. is_wanted(): whether a task has a GPU or waits for one.
     """
 
     def __init__(
@@ -77,7 +74,6 @@ class Gpus:
         *,
         held: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
         is_wanted: Callable[[], bool] = lambda: True,
-        misplaced: Callable[[str, Device], None] = lambda _key, _device: None,
         illnesses: Illnesses | None = None,
         owners: Owners | None = None,
     ) -> None:
@@ -90,7 +86,6 @@ class Gpus:
         self._is_contained = self._owners.is_contained()
         self.held = held
         self.is_wanted = is_wanted
-        self.misplaced = misplaced
         self._nvml: Nvml | None = None
         self._thread: GpuThread | None = None
         self._wanted = asyncio.Event()
@@ -98,7 +93,6 @@ class Gpus:
         self._read_s = 0.0
         self._gpus: dict[str, Averaged] = {}
         self._told: dict[str, DeviceReading] = {}
-        self._misplaced: dict[tuple[str, str], None] = {}
         self._is_away = False
         self._has_failed = False
         self.devices: tuple[Device, ...] = others
@@ -264,8 +258,7 @@ class Gpus:
 
     def _readings(self, cards: Read, gap_s: float) -> tuple[DeviceReading, ...]:
         by_device: dict[str, list[str]] = {}
-        granted = self.held()
-        for key, names in granted.items():
+        for key, names in self.held().items():
             for name in names:
                 by_device.setdefault(name, []).append(key)
         readings = []
@@ -276,20 +269,7 @@ class Gpus:
             held = by_device.get(card.id, [])
             tenants = shared_out(card.mem_used_bytes, card.processes, owners, held, is_contained=self._is_contained)
             readings.append(averaged.reading(card, tenants, held, gap_s))
-            for key in tenants.ours.keys() - set(held):
-                self._check_place(key, card.id, granted)
         return tuple(readings)
-
-    def _check_place(self, key: str, name: str, granted: Mapping[str, tuple[str, ...]]) -> None:
-        """An attempt of ours is on a device that it was not given: said once."""
-        if key not in granted or (key, name) in self._misplaced:
-            return
-        if len(self._misplaced) >= MISPLACED_MAX:
-            del self._misplaced[next(iter(self._misplaced))]
-        self._misplaced[key, name] = None
-        device = next(device for device in self.devices if device.id == name)
-        log.warning("attempt %s uses GPU %d, which it was not given", key, device.index)
-        self.misplaced(key, device)
 
     def _tell(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:
         self._told = {reading.id: reading for reading in readings}

@@ -28,6 +28,7 @@ class Library:
 
     def __init__(self, module: Any) -> None:  # noqa: ANN401 -- a module without types
         self._module = module
+        self._too_old: type[Exception] = getattr(module, "NVMLLibraryMismatchError", UnicodeDecodeError)
         self.codes: set[int] = set()
         """The errors since this was last cleared, but for those of CANNOT_TELL."""
 
@@ -40,7 +41,7 @@ class Library:
             return function(*words)
         except self._module.NVMLError as error:
             self._note(error)
-        except UnicodeDecodeError:  # a text that is none
+        except (UnicodeDecodeError, self._too_old):  # a text that is none; a driver older than the module
             return None
         return None
 

@@ -42,12 +42,6 @@ def test_what_is_not_known_is_not_said() -> None:
     assert not {"PEERLOAD_GPU_MEM_MB", "XLA_PYTHON_CLIENT_MEM_FRACTION"} & found.keys()
 
 
-def test_one_that_is_alone_may_have_all_there_is_to_give() -> None:
-    card = Device("nvidia:GPU-0", mem_bytes=80 * GIB, grantable_bytes=70 * GIB)
-    found = variables(ResourceRequest(), Given((card,), is_exclusive=True), (), {})
-    assert (found["PEERLOAD_GPU_MEM_MB"], found["PEERLOAD_GPU_MODE"]) == (str(70 << 10), "exclusive")
-
-
 def test_what_was_given_is_what_the_ledger_says() -> None:
     ledger = DeviceLedger(Profile("n", slots=4, cpus=4.0, devices=(*CARDS, *BOARDS)), GpuConfig())
     request = ResourceRequest(gpus=2, gpu_mem_bytes=4 * GIB, devices=(("fpga", 1),))
@@ -66,5 +60,8 @@ def test_what_was_given_is_what_the_ledger_says() -> None:
 
     alone = ResourceRequest(gpus=1, gpu_share=GpuShare.EXCLUSIVE)
     ledger.grant("other", ("nvidia:GPU-3",), Ask(alone, GpuConfig()), 0.0)
-    assert given("other", ("nvidia:GPU-3",), ledger).mode is DeviceMode.EXCLUSIVE
+    held = given("other", ("nvidia:GPU-3",), ledger)
+    assert (held.mode, held.promised_bytes) == (DeviceMode.EXCLUSIVE, 72 * GIB - GIB // 2)
+    found = variables(alone, held, (), {})
+    assert (found["PEERLOAD_GPU_MEM_MB"], found["PEERLOAD_GPU_MODE"]) == (str(held.promised_bytes >> 20), "exclusive")
     assert given("none", (), ledger) == Given()

@@ -40,12 +40,10 @@ class Bench:
         self.events: list[DevicesFound | DevicesSampled] = []
         self.owners = FakeOwners()
         self.granted: dict[str, tuple[str, ...]] = {}
-        self.misplaced: list[tuple[str, str]] = []
         self.gpus = Gpus(
             self.events.append,  # type: ignore[arg-type]
             library,
             held=lambda: self.granted,
-            misplaced=lambda key, device: self.misplaced.append((key, device.id)),
             owners=self.owners,  # type: ignore[arg-type]
             **more,
         )
@@ -112,7 +110,6 @@ def test_what_is_there_is_found_and_changes_are_told(machine: Machine, pynvml: o
             count = len(bench.events)
             await asyncio.sleep(0.2)
             assert len(bench.events) == count  # nothing new
-        assert bench.misplaced == []
 
     in_loop(test)
 
@@ -251,24 +248,6 @@ def test_a_card_that_is_lost_in_the_middle_leaves_the_others_alone(machine: Mach
             machine.gpu(0, lost=1)
             await until(lambda: bench.last()["nvidia:GPU-0"].health is Health.SICK)
             assert bench.last()["nvidia:GPU-1"].health is Health.OK
-
-    in_loop(test)
-
-
-def test_a_task_on_a_card_that_it_was_not_given_is_named_once(machine: Machine, pynvml: object) -> None:
-    machine.gpu(0, uuid="GPU-0")
-    machine.gpu(1, uuid="GPU-1")
-
-    async def test() -> None:
-        bench = Bench(pynvml)
-        bench.owners.of = {10: KEY, 11: "cd34-1"}
-        bench.granted = {KEY: ("nvidia:GPU-1",)}
-        machine.process("0", 10, GIB)
-        machine.process("0", 11, GIB)  # of an attempt that is over, or of another agent
-        async with bench.running():
-            await until(lambda: bench.misplaced)
-            await asyncio.sleep(0.1)
-            assert bench.misplaced == [(KEY, "nvidia:GPU-0")]
 
     in_loop(test)
 
