@@ -221,6 +221,7 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "drained": profile.drained,
         "drain_reason": profile.drain_reason,
         "trouble": profile.trouble or None,
+        "no_gpus_because": None,
         "labels": list(profile.labels),
         "speed": profile.speed,
     }
