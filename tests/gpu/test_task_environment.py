@@ -9,6 +9,7 @@ import pytest
 
 from tests.gpu.cards import GIB, Cards
 from tests.integration.cluster import Agent, Cluster
+from tests.support import wait_until
 
 SHOW = (
     "import json, os; names = ('CUDA_', 'PEERLOAD_GPU', 'PEERLOAD_FPGA', 'BOARD', 'XLA', 'TF_', 'OMP');"
@@ -87,3 +88,29 @@ def test_why_there_are_no_gpus_is_shown(cluster: Cluster, cards: Cards) -> None:
     assert "n1 has no GPUs: the driver does not work: Driver Not Loaded" in agent.cli("nodes").stdout.decode()
     assert agent.call("info")["no_gpus_because"] == "the driver does not work: Driver Not Loaded"
     assert agent.wait(agent.submit("true"))
+
+
+def test_a_driver_that_hangs_at_the_start_is_waited_for_while_others_work(cluster: Cluster, cards: Cards) -> None:
+    cards.more.append("hang")
+    cards.write()
+    agent = cluster.agent(slots=8)
+    assert seen(agent, {})["CUDA_VISIBLE_DEVICES"] == ""
+    assert b"has not answered within" in agent.cli("nodes").stdout
+    agent.kill()  # nor does it keep an agent from being killed and started
+    agent.start()
+    assert seen(agent, {})["CUDA_VISIBLE_DEVICES"] == ""
+    cards.more.remove("hang")
+    cards.write()
+    wait_until(lambda: len(agent.call("nodes")["nodes"][0]["gpus"]) == 4, 20.0, "the GPUs")
+    assert seen(agent, {"gpus": 4})["PEERLOAD_GPUS"] == "0,1,2,3"
+
+
+def test_an_agent_stops_while_the_driver_hangs(cluster: Cluster, cards: Cards) -> None:
+    agent = cluster.agent(slots=2)
+    cards.more.append("hang")
+    cards.write()
+    asks = agent.submit("true", request={"gpus": 4, "gpu_mem_bytes": GIB})
+    wait_until(lambda: agent.call("nodes")["nodes"][0]["gpus"][0]["health"] == "unknown", 20.0, "unknown")
+    assert agent.cli("down", "--all").returncode == 0
+    assert agent.reap() == 0
+    assert asks
