@@ -44,5 +44,6 @@ def node_gpus(parts: Parts, library: Any = None) -> Gpus:  # noqa: ANN401 -- a m
         usable,
         held=held,
         is_wanted=is_wanted,
+        happened=lambda state, words: parts.journal.happened("gpu", state, reason=words),
         illnesses=Illnesses(machine_boot_id(), Path(parts.config.state) / ILLNESSES),
     )

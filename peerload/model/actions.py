@@ -93,6 +93,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "agent": ("started", "stopping", "leaving", "draining", "undrained"),
     "launcher": ("lost", "ready", "silent", "answers"),
     "disk": ("low", "full", "ok"),
+    "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "store": ("damaged", "lost"),
 }
 """What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""

@@ -158,5 +158,6 @@ def judged(
     if pending:
         return Health.SICK, "memory rows wait to be replaced: it needs a reset when its tasks are done"
     if speed is not None:
-        return Health.DEGRADED, f"its clocks are held down for heat or power: {speed:.0%} of its speed"
+        about = round(speed, 1)  # it changes all the time
+        return Health.DEGRADED, f"its clocks are held down for heat or power: about {about:.0%} of its speed"
     return Health.OK, ""

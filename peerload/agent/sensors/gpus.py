@@ -62,7 +62,8 @@ class Gpus:
 
     library: what speaks like `pynvml`; None: the driver of this machine is looked for. others: this node's devices of
     other kinds, told along with the GPUs. usable(devices): those of the GPUs found that this agent may use. held(): which
-    devices each attempt was given, by ids. is_wanted(): whether a task has a GPU or waits for one.
+    devices each attempt was given, by ids. is_wanted(): whether a task has a GPU or waits for one. happened(what, words):
+    a GPU was found, or has another health.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Gpus:
         *,
         held: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
         is_wanted: Callable[[], bool] = lambda: True,
+        happened: Callable[[str, str], None] = lambda _what, _words: None,
         illnesses: Illnesses | None = None,
         owners: Owners | None = None,
     ) -> None:
@@ -86,6 +88,7 @@ class Gpus:
         self._is_contained = self._owners.is_contained()
         self.held = held
         self.is_wanted = is_wanted
+        self.happened = happened
         self._nvml: Nvml | None = None
         self._thread: GpuThread | None = None
         self._wanted = asyncio.Event()
@@ -272,8 +275,19 @@ class Gpus:
         return tuple(readings)
 
     def _tell(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:
+        for reading in readings:
+            self._note(self._told.get(reading.id), reading)
         self._told = {reading.id: reading for reading in readings}
         self._put(DevicesSampled(read_s, readings))
+
+    def _note(self, before: DeviceReading | None, now: DeviceReading) -> None:
+        """What people should see of it."""
+        if before is not None and before.health is now.health and (before.why == now.why or now.health.is_usable):
+            return
+        device = next(device for device in self.devices if device.id == now.id)
+        words = f"GPU {device.index} ({device.model})" + (f": {now.why}" if now.why else "")
+        is_new = before is None and now.health is Health.OK
+        self.happened("found" if is_new else now.health.name.lower(), words)
 
     def _tell_unknown(self, why: str) -> None:
         unknown = tuple(

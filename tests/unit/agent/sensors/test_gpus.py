@@ -40,10 +40,12 @@ class Bench:
         self.events: list[DevicesFound | DevicesSampled] = []
         self.owners = FakeOwners()
         self.granted: dict[str, tuple[str, ...]] = {}
+        self.happened: list[tuple[str, str]] = []
         self.gpus = Gpus(
             self.events.append,  # type: ignore[arg-type]
             library,
             held=lambda: self.granted,
+            happened=lambda state, words: self.happened.append((state, words)),
             owners=self.owners,  # type: ignore[arg-type]
             **more,
         )
@@ -248,6 +250,14 @@ def test_a_card_that_is_lost_in_the_middle_leaves_the_others_alone(machine: Mach
             machine.gpu(0, lost=1)
             await until(lambda: bench.last()["nvidia:GPU-0"].health is Health.SICK)
             assert bench.last()["nvidia:GPU-1"].health is Health.OK
+            machine.gpu(0, lost=0)
+            await until(lambda: bench.healths() == {Health.OK})
+        assert bench.happened == [
+            ("found", "GPU 0 (Fake)"),
+            ("found", "GPU 1 (Fake)"),
+            ("sick", "GPU 0 (Fake): it is lost: the driver does not reach it any more"),
+            ("ok", "GPU 0 (Fake)"),
+        ]
 
     in_loop(test)
 

@@ -297,7 +297,7 @@ def test_clocks_held_down_for_long_are_a_weakness(machine: Machine, pynvml: obje
     reading = only(nvml)
     assert reading.health is (Health.DEGRADED if counts else Health.OK)
     if counts:
-        assert reading.why == "its clocks are held down for heat or power: 50% of its speed"
+        assert reading.why == "its clocks are held down for heat or power: about 50% of its speed"
     machine.gpu(0, throttle=0)
     assert only(nvml).health is reading.health
     clock.now_s += RECOVERED_S
