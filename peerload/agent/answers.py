@@ -190,7 +190,16 @@ def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
 
 def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> dict[str, object]:
     told: dict[str, object] = dict.fromkeys(
-        ("load", "region", "cpus_busy", "mem_used_bytes", "tasks_running", "tasks_queued")
+        (
+            "load",
+            "region",
+            "cpus_busy",
+            "mem_used_bytes",
+            "cpu_pressure",
+            "mem_pressure",
+            "tasks_running",
+            "tasks_queued",
+        )
     )
     if report is not None:
         told = {
@@ -198,6 +207,8 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
             "region": report.region.name.lower(),
             "cpus_busy": report.cpus_busy,
             "mem_used_bytes": report.mem_used_bytes,
+            "cpu_pressure": report.cpu_pressure,
+            "mem_pressure": report.mem_pressure,
             "tasks_running": report.running,
             "tasks_queued": report.waiting,
         }

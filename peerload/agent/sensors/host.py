@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ AVERAGE_S = 5.0
 """Utilization is averaged exponentially over this."""
 TELL_CPUS = 0.05
 """A change of less than this (in cores) is not worth an event."""
+TELL_PRESSURE = 0.05
 TELL_MEMORY_SHARE = 1 / 32
 """Nor is a smaller change of the memory in use than this share of all."""
 
@@ -39,6 +41,8 @@ class Sensors:
         self._average: float | None = None
         self._told = -1.0
         self._told_bytes = 0
+        self._told_pressure = 0.0, 0.0
+        self._pressure = Pressure()
 
     async def run(self) -> None:
         """Sample for ever."""
@@ -63,13 +67,34 @@ class Sensors:
         self._average = min(max(before + weight * (now - before), 0.0), float(self._cpus))
         memory = psutil.virtual_memory()
         used_bytes = int(memory.total - memory.available)
+        pressure = self._pressure.read()
         if (
             abs(self._average - self._told) >= TELL_CPUS
+            or any(abs(now - told) >= TELL_PRESSURE for now, told in zip(pressure, self._told_pressure, strict=True))
             or abs(used_bytes - self._told_bytes) >= memory.total * TELL_MEMORY_SHARE
         ):
-            self._told, self._told_bytes = self._average, used_bytes
+            self._told, self._told_bytes, self._told_pressure = self._average, used_bytes, pressure
             foreign = max(self._average - self._ours(), 0.0)
-            self._put(LoadSampled(self._average, foreign, used_bytes))
+            self._put(LoadSampled(self._average, foreign, used_bytes, *pressure))
+
+
+class Pressure:
+    """How much has to wait here, as the kernel tells it; nothing, where it does not. ``root``: where /proc is."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        paths = (root / "proc/pressure" / name for name in ("cpu", "memory"))
+        self._files: list[Path | None] = [path if _text(path) else None for path in paths]
+
+    def read(self) -> tuple[float, float]:
+        """The share of the last 10 s in which somebody had to wait for a core, and for memory."""
+        cpu, memory = (0.0 if path is None else _some_10_s(_text(path)) for path in self._files)
+        return cpu, memory
+
+
+def _some_10_s(text: str) -> float:
+    """``some avg10=1.53 …`` is 0.0153."""
+    found = re.match(r"some avg10=([0-9.]+)", text)
+    return min(float(found[1]) / 100, 1.0) if found is not None else 0.0
 
 
 def _cpu_seconds() -> tuple[float, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from peerload.agent.sensors import host as sensors
-from peerload.agent.sensors.host import Sensors, machine_facts
+from peerload.agent.sensors.host import Pressure, Sensors, machine_facts
 from peerload.model.events import LoadSampled
 
 
@@ -73,3 +73,13 @@ def test_utilization_is_averaged_and_told_when_it_changes(monkeypatch: pytest.Mo
         second(0.0)
     assert told[-1].cpus_busy < 0.06
     sampler.sample()  # no time has passed
+
+
+def test_pressure_is_as_the_kernel_tells_it_or_none(tmp_path: Path) -> None:
+    assert Pressure(tmp_path).read() == (0.0, 0.0)
+    _write(tmp_path / "proc/pressure/cpu", "some avg10=12.50 avg60=1.00 avg300=0.00 total=1\n")
+    _write(tmp_path / "proc/pressure/memory", "some avg10=100.00 avg60=1.00 avg300=0.00 total=1\nfull avg10=0.00\n")
+    pressure = Pressure(tmp_path)
+    assert pressure.read() == (0.125, 1.0)
+    (tmp_path / "proc/pressure/cpu").unlink()
+    assert pressure.read() == (0.0, 1.0)
