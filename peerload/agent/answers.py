@@ -199,7 +199,16 @@ def nodes_object(parts: Parts) -> list[dict[str, object]]:
 
 def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> dict[str, object]:
     told: dict[str, object] = dict.fromkeys(
-        ("load", "region", "cpus_busy", "mem_used_bytes", "tasks_running", "tasks_queued")
+        (
+            "load",
+            "region",
+            "cpus_busy",
+            "mem_used_bytes",
+            "cpu_pressure",
+            "mem_pressure",
+            "tasks_running",
+            "tasks_queued",
+        )
     )
     if report is not None:
         told = {
@@ -207,6 +216,8 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
             "region": report.region.name.lower(),
             "cpus_busy": report.cpus_busy,
             "mem_used_bytes": report.mem_used_bytes,
+            "cpu_pressure": report.cpu_pressure,
+            "mem_pressure": report.mem_pressure,
             "tasks_running": report.running,
             "tasks_queued": report.waiting,
         }
@@ -302,7 +313,6 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "node": parts.config.node,
         "pid": os.getpid(),
         "launcher_pid": parts.launcher.pid,
-        "pressure": parts.host.pressure._asdict(),
         "no_gpus_because": parts.gpus.why_none or None,
         "version": __version__,
         "socket": parts.config.socket,

@@ -199,12 +199,12 @@ class Daemon:
         if self.parts.disk.state != "ok":
             self._disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
-            self.parts.host = Sensors(
+            host = Sensors(
                 self.parts.inbox.put,
                 lambda: self.parts.node.ledger.cpus_running,
                 lambda: tasks_cpu_s(self.parts.launcher.pid, self.parts.launcher.run),
             )
-            background = [group.create_task(self.parts.host.run())]
+            background = [group.create_task(host.run())]
             background.append(group.create_task(self.parts.gpus.run()))
             background.append(group.create_task(self.parts.disk.watch()))
             background.append(group.create_task(self.parts.tls.keep_valid()))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from peerload.agent.peer_link import PeerLinks
     from peerload.agent.release import Release
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.sensors.host import Sensors
     from peerload.agent.spool import Spool
     from peerload.agent.store import Store
     from peerload.agent.tls import Credentials
@@ -73,7 +72,6 @@ class Parts:
     bus: MqttBus | None
     clients: Clients
     gpus: Gpus
-    host: Sensors
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config

@@ -77,6 +77,7 @@ class Information:
         self.cpus_busy = 0.0
         self.cpus_foreign = 0.0
         self.mem_used_bytes = 0
+        self.pressure = 0.0, 0.0
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
@@ -171,6 +172,8 @@ class Information:
             mem_used_bytes=self.mem_used_bytes,
             incarnation=self._state.identity.incarnation,
             sequence=self._sequence,
+            cpu_pressure=self.pressure[0],
+            mem_pressure=self.pressure[1],
             **gpus,
         )
 

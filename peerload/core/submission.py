@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.admission import asked_text, lacks, why_never
+from peerload.core.gpu_terms import seen_by
 from peerload.core.membership import PeerState
 from peerload.core.work import HomeTask
 from peerload.model.actions import Answer, PutSubmission, PutTask
@@ -181,7 +182,7 @@ def why_not_placeable(
     if refuses and not membership.could_ever(need, state.node):
         _refuse_hopeless(state, membership, spec, here, directory_here=directory_here)
     eligible = [membership.report(node) for node in membership.eligible(need, state.node)]
-    if any(known is not None and known.report.accepts for known in eligible):
+    if any(known is not None and seen_by(spec.request, known.report).accepts for known in eligible):
         return None
     if not membership.could_ever(need, state.node):
         return f"no node known can ever run it; {here}"

@@ -305,11 +305,14 @@ class OutputArrived(_Event, frozen=True):
 
 
 class LoadSampled(_Event, frozen=True):
-    """What the sensors read: cores kept busy (0 … cpus, averaged over 5 s), memory in use."""
+    """What the sensors read: cores kept busy (0 … cpus, averaged over 5 s), memory in use, and the share of the last 10 s in
+    which somebody had to wait for a core, or for memory."""
 
     cpus_busy: float
     cpus_busy_foreign: float
     mem_used_bytes: int
+    cpu_pressure: float = 0.0
+    mem_pressure: float = 0.0
 
 
 class DevicesFound(_Event, frozen=True):

@@ -139,6 +139,8 @@ class Load(_Message, frozen=True, tag="load"):
     age_s: Age = 0.0
     """How long ago the node said so (told in a `Sync` only)."""
     is_news: bool = False
+    cpu_pressure: Share = 0.0
+    mem_pressure: Share = 0.0
     gpus: Count = 0
     gpu_tasks: Count = 0
     gpu_load: Share = 0.0

@@ -28,7 +28,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A node's own word on its load.
 
     load_tasks: n = running + waiting + inbound; load: the load index per slot (what policies compare);
-    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; gpus_free: GPUs that a task which
+    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; cpu_pressure, mem_pressure: the
+    share of the last 10 s in which somebody had to wait for a core, or for memory (0: or it cannot be told); gpus_free: GPUs that a task which
     wants one for itself could have; gpus: how many there are; gpu_tasks: how many are
     asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each.
     Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
@@ -48,6 +49,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     gpus_free: Count = 0
     incarnation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     sequence: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    cpu_pressure: Share = 0.0
+    mem_pressure: Share = 0.0
     gpus: Count = 0
     gpu_tasks: Count = 0
     gpu_load: Share = 0.0

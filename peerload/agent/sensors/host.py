@@ -22,6 +22,7 @@ AVERAGE_S = 5.0
 """Utilization is averaged exponentially over this."""
 TELL_CPUS = 0.05
 """A change of less than this (in cores) is not worth an event."""
+TELL_PRESSURE = 0.05
 TELL_MEMORY_SHARE = 1 / 32
 """Nor is a smaller change of the memory in use than this share of all."""
 
@@ -32,7 +33,6 @@ class Pressure(NamedTuple):
 
     cpu: float | None = None
     memory: float | None = None
-    io: float | None = None
 
 
 class Sensors:
@@ -60,7 +60,6 @@ class Sensors:
         self._average: float | None = None
         self._foreign = 0.0
         self._told = LoadSampled(-1.0, 0.0, 0)
-        self.pressure = Pressure()
 
     async def run(self) -> None:
         """Sample for ever."""
@@ -80,7 +79,6 @@ class Sensors:
             return
         now = (busy_s - self._busy_s) / passed_s * self._cpus
         self._busy_s, self._total_s = busy_s, total_s
-        self.pressure = pressure(self._root)
         tasks = self._cores_of_tasks(passed_s / self._cpus)
         weight = 1.0 - math.exp(-SAMPLE_S / AVERAGE_S)
         before = now if self._average is None else self._average
@@ -91,7 +89,14 @@ class Sensors:
             self._foreign += weight * (max(now - tasks, 0.0) - self._foreign)
         memory = psutil.virtual_memory()
         foreign = min(self._foreign, self._average)
-        sampled = LoadSampled(self._average, foreign, int(memory.total - memory.available))
+        waited = pressure(self._root)
+        sampled = LoadSampled(
+            self._average,
+            foreign,
+            int(memory.total - memory.available),
+            cpu_pressure=waited.cpu or 0.0,
+            mem_pressure=waited.memory or 0.0,
+        )
         if self._is_news(sampled, memory.total):
             self._told = sampled
             self._put(sampled)
@@ -101,6 +106,8 @@ class Sensors:
         return (
             abs(now.cpus_busy - told.cpus_busy) >= TELL_CPUS
             or abs(now.cpus_busy_foreign - told.cpus_busy_foreign) >= TELL_CPUS
+            or abs(now.cpu_pressure - told.cpu_pressure) >= TELL_PRESSURE
+            or abs(now.mem_pressure - told.mem_pressure) >= TELL_PRESSURE
             or abs(now.mem_used_bytes - told.mem_used_bytes) >= mem_bytes * TELL_MEMORY_SHARE
         )
 
@@ -133,7 +140,7 @@ def pressure(root: Path = Path("/")) -> Pressure:
 def _waited(text: str) -> float | None:
     """``some avg10=1.25 avg60=…`` → 0.0125."""
     found = re.search(r"^some avg10=([0-9.]+)", text)
-    return float(found[1]) / 100 if found is not None else None
+    return min(float(found[1]) / 100, 1.0) if found is not None else None
 
 
 def _cpu_seconds() -> tuple[float, float]:

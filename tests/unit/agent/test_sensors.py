@@ -44,13 +44,13 @@ def test_the_older_cgroups_count_too(tmp_path: Path) -> None:
     assert machine_facts(tmp_path) == (0.25, 32 << 20)
 
 
-def test_utilization_is_averaged_and_told_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_utilization_is_averaged_and_told_when_it_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cores = os.cpu_count() or 1
     clock = {"busy": 0.0, "total": 0.0}
     monkeypatch.setattr(sensors, "_cpu_seconds", lambda: (clock["busy"], clock["total"]))
     told: list[LoadSampled] = []
     ours = {"cpus": 0.0}
-    sampler = Sensors(told.append, lambda: ours["cpus"])
+    sampler = Sensors(told.append, lambda: ours["cpus"], root=tmp_path)
 
     def second(share: float) -> None:
         clock["total"] += cores
@@ -75,13 +75,13 @@ def test_utilization_is_averaged_and_told_when_it_changes(monkeypatch: pytest.Mo
     sampler.sample()  # no time has passed
 
 
-def test_what_tasks_really_use_counts_where_the_kernel_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_tasks_really_use_counts_where_the_kernel_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cores = os.cpu_count() or 1
     clock = {"busy": 0.0, "total": 0.0}
     monkeypatch.setattr(sensors, "_cpu_seconds", lambda: (clock["busy"], clock["total"]))
     told: list[LoadSampled] = []
     used: list[float | None] = [0.0]
-    sampler = Sensors(told.append, lambda: float(cores), lambda: used[0])
+    sampler = Sensors(told.append, lambda: float(cores), lambda: used[0], tmp_path)
 
     def second(share: float, tasks: float | None) -> None:
         clock["total"] += cores
@@ -114,7 +114,19 @@ def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path) -> None:
 
 
 def test_pressure_may_be_missing(tmp_path: Path) -> None:
-    assert pressure(tmp_path) == (None, None, None)
+    assert pressure(tmp_path) == (None, None)
     _write(tmp_path / "proc/pressure/cpu", "some avg10=1.25 avg60=0.30 avg300=0.10 total=5\nfull avg10=0.00\n")
-    _write(tmp_path / "proc/pressure/io", "")
-    assert pressure(tmp_path) == (0.0125, None, None)
+    _write(tmp_path / "proc/pressure/memory", "")
+    assert pressure(tmp_path) == (0.0125, None)
+
+
+def test_pressure_is_told_when_it_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = {"busy": 0.0, "total": 0.0}
+    monkeypatch.setattr(sensors, "_cpu_seconds", lambda: (clock["busy"], clock["total"]))
+    told: list[LoadSampled] = []
+    sampler = Sensors(told.append, lambda: 0.0, root=tmp_path)
+    for waited in ("0.00", "1.00", "20.00", "20.00"):
+        clock["total"] += 1.0
+        _write(tmp_path / "proc/pressure/memory", f"some avg10={waited} avg60=0.00\n")
+        sampler.sample()
+    assert [(one.cpu_pressure, one.mem_pressure) for one in told] == [(0.0, 0.0), (0.0, 0.2)]
