@@ -128,6 +128,8 @@ class Ledger:
     __slots__ = (
         "_cpus_inbound",
         "_cpus_waiting",
+        "_device_waiters",
+        "_gpus_waiting",
         "_mem_bytes",
         "_waiting_for_devices",
         "cpus_requested",
@@ -137,6 +139,7 @@ class Ledger:
         "load_tasks",
         "now_s",
         "profile",
+        "room_version",
         "running",
         "running_local",
         "version",
@@ -160,11 +163,15 @@ class Ledger:
         self._cpus_inbound = 0.0
         self._mem_bytes = 0
         self._waiting_for_devices: dict[ResourceRequest, int] = {}
+        self._device_waiters = 0
+        self._gpus_waiting = 0.0
         self.cpus_requested = 0.0
         """Cores asked for by all of them, but for those that wait for devices."""
         self.load_tasks = 0
         """n: running + waiting + inbound, in slots."""
         self.version = 0
+        self.room_version = 0
+        """Grows with every change of what runs."""
         self.now_s = 0.0
         """This moment, for what devices are expected to do."""
 
@@ -181,7 +188,7 @@ class Ledger:
     @property
     def _count(self) -> int:
         """All tasks but those that wait for devices."""
-        return len(self.running) + self.waiting - sum(self._waiting_for_devices.values()) + len(self.inbound)
+        return len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
 
     def fits(self, request: ResourceRequest) -> bool:
         """Whether it could be started now beside what is running."""
@@ -196,8 +203,10 @@ class Ledger:
         no more of cores than what runs and comes leaves, since it does not wait behind those that wait for cores."""
         if not request.takes_devices:
             return self._fits(request, self._count, self.cpus_requested)
-        count, cpus = len(self.running) + len(self.inbound), self.cpus_running + self._cpus_inbound
         others = [one for one in self.inbound.values() if one.takes_devices]
+        if len(others) + self._device_waiters > TRIED_MAX:
+            return False
+        count, cpus = len(self.running) + len(self.inbound), self.cpus_running + self._cpus_inbound
         for waiting, number in self._waiting_for_devices.items():
             others += [waiting] * number
             cpus += waiting.cpus * number
@@ -209,8 +218,6 @@ class Ledger:
         """Whether its devices are free, also when the others, as far as there is room for them, have theirs; and the
         attempts ``without`` none."""
         devices, tried = self.devices, []
-        if len(others) > TRIED_MAX:
-            return False
         for number, other in enumerate(others):
             ask = Ask(other, devices.config)
             names = place(devices, other, ask, self.now_s)
@@ -260,6 +267,7 @@ class Ledger:
             self.running_local += is_local
             self.cpus_running += request.cpus
             self._mem_bytes += request.mem_bytes
+            self.room_version += 1
             self._changed()
 
     def end(self, key: str) -> bool:
@@ -272,6 +280,7 @@ class Ledger:
         self.running_local -= is_local
         self.cpus_running = self.cpus_running - request.cpus if self.running else 0.0
         self._mem_bytes -= request.mem_bytes
+        self.room_version += 1
         self._changed()
         return True
 
@@ -280,8 +289,7 @@ class Ledger:
         """n in GPUs: how many all tasks here ask for."""
         asked = [request for request, _ in self.running.values()]
         asked += self.inbound.values()
-        waiting = sum(one.gpus * one.gpu_fraction * count for one, count in self._waiting_for_devices.items())
-        return math.ceil(waiting + sum(one.gpus * one.gpu_fraction for one in asked if one.gpus) - EPSILON)
+        return math.ceil(self._gpus_waiting + sum(one.gpus * one.gpu_fraction for one in asked if one.gpus) - EPSILON)
 
     @property
     def waits_for_devices(self) -> bool:
@@ -299,8 +307,11 @@ class Ledger:
             left = self._waiting_for_devices.pop(request, 0) + by
             if left > 0:
                 self._waiting_for_devices[request] = left
+            self._device_waiters += by
+            gpus = by * request.gpus * request.gpu_fraction
+            self._gpus_waiting = self._gpus_waiting + gpus if self._device_waiters else 0.0
         else:
-            waits = self.waiting > sum(self._waiting_for_devices.values())
+            waits = self.waiting > self._device_waiters
             self._cpus_waiting = self._cpus_waiting + by * request.cpus if waits else 0.0
         self._changed()
 

@@ -40,12 +40,17 @@ class Backfill:
     """The reservations at one moment, made in the order in which tasks wait. A device is kept for the first that waits for
     it."""
 
-    __slots__ = ("_by_device", "_ledger", "_now_s")
+    __slots__ = ("_by_device", "_ledger", "now_s")
 
     def __init__(self, ledger: DeviceLedger, now_s: float) -> None:
         self._ledger = ledger
-        self._now_s = now_s
+        self.now_s = now_s
         self._by_device: dict[str, Reservation] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every device is kept for somebody."""
+        return len(self._by_device) >= len(self._ledger.states)
 
     def allows(self, state: DeviceState, ask: Ask) -> bool:
         """Whether a later task may start on this device."""
@@ -54,7 +59,7 @@ class Backfill:
             return True
         if kept.is_hard:
             return False
-        if self._now_s + ask.run_s <= kept.starts_s:
+        if self.now_s + ask.run_s <= kept.starts_s:
             return ask.run_s < NEVER_S
         return kept.starts_s < NEVER_S and self._leaves_room(state, kept, ask)
 
@@ -70,7 +75,7 @@ class Backfill:
         staying = [grant for key, grant in state.grants.items() if key not in over]
         count = len(staying) + state.foreign + 2
         activity = sum(grant.ask.activity for grant in staying) + kept.ask.activity + ask.activity
-        is_small = sum(need or 0 for need in needs) <= state.free_bytes(self._now_s, over)
+        is_small = sum(need or 0 for need in needs) <= state.free_bytes(self.now_s, over)
         return is_small and count <= config.tasks_max and activity <= config.activity_max
 
     def reserve(
@@ -80,7 +85,7 @@ class Backfill:
         it had reserved when that hardened. None if not enough devices are sound."""
         is_hard = waited_s >= self.starves_after_s(ask)
         if is_hard and held and all(self._is_sound(name) for name in held):
-            devices, starts_s = held, self._now_s
+            devices, starts_s = held, self.now_s
         else:
             found = self._soonest(request, ask, waited_s)
             if found is None:
@@ -103,7 +108,7 @@ class Backfill:
     def _soonest(self, request: ResourceRequest, ask: Ask, waited_s: float) -> tuple[tuple[str, ...], float] | None:
         """The devices that have room first, of equal ones those that nobody waits for, and when."""
         chosen: list[str] = []
-        starts_s = self._now_s
+        starts_s = self.now_s
         wanted = [(self._ledger.of_kind(kind), count) for kind, count in request.devices]
         if request.gpus:
             wanted.append((Scope(self._ledger, request, waited_s).all, request.gpus))
@@ -121,11 +126,11 @@ class Backfill:
 
     def _room_at_s(self, state: DeviceState, ask: Ask) -> float:
         """When so many of its tasks are expected to have ended that there is room."""
-        if not state.why_not(ask, self._now_s):
-            return self._now_s
+        if not state.why_not(ask, self.now_s):
+            return self.now_s
         over: list[str] = []
         for grant in sorted(state.grants.values(), key=lambda grant: (grant.ends_s, grant.key)):
             over.append(grant.key)
-            if not state.why_not(ask, self._now_s, over):
-                return max(grant.ends_s, self._now_s)
+            if not state.why_not(ask, self.now_s, over):
+                return max(grant.ends_s, self.now_s)
         return math.inf

@@ -21,54 +21,62 @@ if TYPE_CHECKING:
     from peerload.core.work import Work
     from peerload.model.resources import ResourceRequest
 
-LOOKED_AT_MAX = 64
+LOOKED_AT_MAX = 32
 """Different requests that are tried one after the other."""
-PASSED_MAX = 4096
+PASSED_MAX = 1024
 """Tasks in line that are looked at in all; those that ask the same as one before are passed by."""
 
 
 class DeviceLine:
-    """One per queue. due_s: when a task that waits for certain GPUs will take others; infinite = never."""
+    """One per queue. due_s: when a task that waits for certain GPUs will take others, infinite = never; lacks_cores: of
+    each priority the first whose devices are free, but not the cores that it asks for."""
 
-    __slots__ = ("_backfill", "_ledger", "_state", "due_s")
+    __slots__ = ("_backfill", "_failed", "_ledger", "_state", "due_s", "lacks_cores")
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self._ledger = ledger
-        self._backfill: Backfill
+        self._backfill = Backfill(ledger.devices, 0.0)
+        self._failed: set[tuple[ResourceRequest, float]] = set()
         self.due_s = NEVER_S
+        self.lacks_cores: dict[int, Work] = {}
 
     def begin(self) -> None:
         """A new look at all that waits; nothing is reserved so far."""
         self._backfill = Backfill(self._ledger.devices, self._ledger.now_s)
+        self._failed.clear()
+        self.lacks_cores.clear()
         self.due_s = NEVER_S
 
     def is_overdue(self, work: Work) -> bool:
         """Whether it has waited so long that nobody may overtake it."""
         return self._ledger.now_s - work.arrived_s >= self._ledger.devices.config.starve_after_s
 
-    def first_that_fits(self, line: Iterable[Work], before: Work | None) -> tuple[Work | None, Work | None]:
-        """The first that may start now, with its devices; and the first that lacks nothing but cores. ``before``: only
-        those that came earlier than this one may start."""
-        lacks_cores: Work | None = None
-        failed: set[tuple[ResourceRequest, float]] = set()
+    def first_that_fits(self, priority: int, line: Iterable[Work], before: Work | None) -> Work | None:
+        """The first that may start now, with its devices. ``before``: only those that came earlier than this one may
+        start."""
+        failed, now_s = self._failed, self._ledger.now_s
+        self._backfill.now_s = now_s
         for passed, work in enumerate(line):
-            if passed >= PASSED_MAX or len(failed) >= LOOKED_AT_MAX:
+            lacking = self.lacks_cores.get(priority)
+            if (
+                passed >= PASSED_MAX
+                or len(failed) >= LOOKED_AT_MAX
+                or (lacking is not None and self.is_overdue(lacking))
+            ):
                 break
             if before is not None and work.order > before.order:
                 continue
             request, run_s = work.spec.request, self._state.run_s_max(work)
-            is_overdue = self.is_overdue(work)
-            if (request, run_s) in failed and not is_overdue and not request.gpu_wait_s_max:
+            if (request, run_s) in failed and not self.is_overdue(work) and not request.gpu_wait_s_max:
                 continue
             if self._fits(work, run_s):
                 if self._ledger.has_cores(request):
-                    return work, None
-                lacks_cores = lacks_cores or work
-                if is_overdue:
-                    break
+                    return work
+                if lacking is None:
+                    self.lacks_cores[priority] = work
             failed.add((request, run_s))
-        return None, lacks_cores
+        return None
 
     def _fits(self, work: Work, run_s: float) -> bool:
         """Whether its devices are free; if not, some are kept for it."""
@@ -79,7 +87,10 @@ class DeviceLine:
         if names is not None:
             work.devices = names
             return True
-        kept = self._backfill.reserve(request, ask, waited_s, work.reserved)
+        if self._backfill.is_full and not self.is_overdue(work):
+            kept = None
+        else:
+            kept = self._backfill.reserve(request, ask, waited_s, work.reserved)
         work.reserved = kept.devices if kept is not None and kept.is_hard else ()
         if request.gpu_wait_s_max and waited_s < request.gpu_wait_s_max:
             self.due_s = min(self.due_s, work.arrived_s + request.gpu_wait_s_max)

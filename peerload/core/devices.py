@@ -100,7 +100,7 @@ class Grant:
 class DeviceState:
     """One device with its grants, by execution key."""
 
-    __slots__ = ("_config", "_foreign", "device", "grants", "reading")
+    __slots__ = ("_config", "_foreign", "_foreign_lately", "device", "grants", "reading")
 
     def __init__(self, device: Device, config: GpuConfig) -> None:
         self.device = device
@@ -109,6 +109,7 @@ class DeviceState:
             self.reading = DeviceReading(device.id, Health.UNKNOWN, "it was not read so far")
         self.grants: dict[str, Grant] = {}
         self._foreign: deque[tuple[float, int]] = deque(maxlen=int(FOREIGN_WINDOW_S / FOREIGN_EVERY_S) + 1)
+        self._foreign_lately = 0
         self._config = config
 
     @property
@@ -165,15 +166,13 @@ class DeviceState:
             self._foreign[-1] = since_s, max(most, foreign_bytes)
         else:
             self._foreign.append((now_s, foreign_bytes))
+        ascending = sorted(most for _, most in self._foreign)
+        self._foreign_lately = ascending[min(int(FOREIGN_SHARE * len(ascending)), len(ascending) - 1)]
 
     @property
     def foreign_bytes(self) -> int:
         """What others are taken to need: the larger of what they have now and of nearly all of the last ten minutes."""
-        now = self.reading.mem_foreign_bytes + self.unknown_bytes
-        if not self._foreign:
-            return now
-        ascending = sorted(most for _, most in self._foreign)
-        return max(now, ascending[min(int(FOREIGN_SHARE * len(ascending)), len(ascending) - 1)])
+        return max(self.reading.mem_foreign_bytes + self.unknown_bytes, self._foreign_lately)
 
     # -- what is claimed -----------------------------------------------------------------------------------------------
 
@@ -352,7 +351,6 @@ class DeviceLedger:
     def end(self, key: str, now_s: float) -> None:
         """The attempt is over. A device that is read is given away when a reading shows nothing of it there any more."""
         names = self.holding.get(key, ())
-        self.version += bool(names)
         if not any(self.states[name].device.is_read for name in names):
             self._release(key)
             return
@@ -362,6 +360,7 @@ class DeviceLedger:
             self.states[name].grants[key].leaves_s = now_s
 
     def _release(self, key: str) -> None:
+        self.version += key in self.holding
         for name in self.holding.pop(key, ()):
             state = self.states[name]
             state.grants.pop(key, None)

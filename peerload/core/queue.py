@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     Level = tuple[Line, Line, Line, Line]
 
 NEVER = (-1, -1)
+ARRIVED_MAX = 64
+"""When more than this have come since the last look at all that wait for devices, all are looked at."""
 LOCAL, REMOTE, LOCAL_DEVICES, REMOTE_DEVICES = range(4)
 """The lines of one user priority: of tasks of this home and of others, then those of either that take devices."""
 
@@ -35,11 +37,13 @@ class WaitingQueue:
     would look past all that was ever taken from its front), and at work that takes devices."""
 
     __slots__ = (
+        "_arrived",
         "_backlog",
         "_devices",
         "_ledger",
         "_levels",
         "_next_order",
+        "_no_room_at",
         "_nothing_startable_at",
         "_state",
         "_work",
@@ -53,6 +57,8 @@ class WaitingQueue:
         self._work: dict[bytes, Work] = {}
         self._next_order = 0
         self._nothing_startable_at = NEVER
+        self._no_room_at = NEVER
+        self._arrived: list[Work] = []
         self._backlog: Backlog | None = None
 
     def __len__(self) -> int:
@@ -73,6 +79,8 @@ class WaitingQueue:
         if level is None:
             level = self._levels[work.spec.priority] = (OrderedDict(), OrderedDict(), OrderedDict(), OrderedDict())
         level[_line(work)][work.uid] = work
+        if work.spec.request.takes_devices:
+            self._arrived.append(work)
         self._work[work.uid] = work
         self._ledger.wait(work.spec.request, is_local=work.is_local)
         if self._backlog is not None:
@@ -84,6 +92,8 @@ class WaitingQueue:
             return False
         level = self._levels[work.spec.priority]
         del level[_line(work)][work.uid]
+        if work.spec.request.takes_devices:
+            self._look_again()  # what was kept for it is free
         if not any(level):
             del self._levels[work.spec.priority]
         self._ledger.wait(work.spec.request, is_local=work.is_local, by=-1)
@@ -94,12 +104,12 @@ class WaitingQueue:
     def withhold(self, work: Work) -> None:
         """An offer is out: it keeps its place and is looked past."""
         work.withheld = True
-        self._nothing_startable_at = NEVER
+        self._look_again()
 
     def release(self, work: Work) -> None:
         """No offer is out any more."""
         work.withheld = False
-        self._nothing_startable_at = NEVER
+        self._look_again()
 
     @property
     def expected_s(self) -> float:
@@ -111,6 +121,11 @@ class WaitingQueue:
                 self._backlog.add(work)
         return self._backlog.expected_s
 
+    def _look_again(self) -> None:
+        """Something has changed that the ledger does not show."""
+        self._nothing_startable_at = self._no_room_at = NEVER
+        self._arrived.clear()
+
     @property
     def due_s(self) -> float:
         """When time alone will let a task that waits for devices take others; infinite = never."""
@@ -119,35 +134,54 @@ class WaitingQueue:
     def next_startable(self) -> Work | None:
         """The work at the head of the line, if it fits now; asked after every event, so that where nothing could be
         started and nothing has changed since, it is not looked for again. `Work.devices` says what it is to have."""
-        version = self._ledger.version, self._ledger.devices.version
+        ledger = self._ledger
+        version = ledger.version, ledger.devices.version
         if version == self._nothing_startable_at:
             return None
-        self._devices.begin()
+        room = ledger.room_version if self._devices.lacks_cores else 0, ledger.devices.version
+        looks_at_all = room != self._no_room_at or self._has_urgent()
+        if looks_at_all:
+            self._devices.begin()
         for priority in sorted(self._levels, reverse=True):
-            found, goes_on = self._next_of(self._levels[priority])
+            found, goes_on = self._next_of(priority, self._levels[priority], looks_at_all=looks_at_all)
             if found is not None:
                 return found
             if not goes_on:
                 break
-        self._nothing_startable_at = version
+        self._arrived.clear()
+        room = ledger.room_version if self._devices.lacks_cores else 0, ledger.devices.version
+        self._nothing_startable_at, self._no_room_at = version, room
         return None
 
-    def _next_of(self, level: Level) -> tuple[Work | None, bool]:
-        """What of one priority starts next, and, if nothing does, whether a lower one may have what there is."""
+    def _has_urgent(self) -> bool:
+        """Whether work has come that takes devices and would have them before others that wait."""
+        if len(self._arrived) > ARRIVED_MAX:
+            return True
+        return bool(self._arrived) and any(work.spec.priority > min(self._levels) for work in self._arrived)
+
+    def _next_of(self, priority: int, level: Level, *, looks_at_all: bool) -> tuple[Work | None, bool]:
+        """What of one priority starts next, and, if nothing does, whether a lower one may have what there is. Without
+        ``looks_at_all`` there is no more room than before: of those that wait for devices only who has come since is
+        looked at."""
         head = self._head(level[LOCAL], level[REMOTE])
         fits = head is not None and self._ledger.fits(head.spec.request)
-        waits_for_cores = None
+        lacks_cores = None
         if level[LOCAL_DEVICES] or level[REMOTE_DEVICES]:
             before = head if head is not None and not fits and self._devices.is_overdue(head) else None
-            line = self._in_line(level[LOCAL_DEVICES], level[REMOTE_DEVICES])
-            found, waits_for_cores = self._devices.first_that_fits(line, before)
+            line = self._in_line(level[LOCAL_DEVICES], level[REMOTE_DEVICES]) if looks_at_all else self._new(priority)
+            found = self._devices.first_that_fits(priority, line, before)
             if found is not None:
                 return found, False
+            lacks_cores = self._devices.lacks_cores.get(priority)
         if head is None:
-            return None, waits_for_cores is None
-        if fits and (waits_for_cores is None or head.order < waits_for_cores.order):
+            return None, lacks_cores is None
+        if fits and (lacks_cores is None or head.order < lacks_cores.order):
             return head, False
         return None, False
+
+    def _new(self, priority: int) -> Iterator[Work]:
+        """Work of this priority that has come since the last look at all."""
+        return (work for work in self._arrived if work.spec.priority == priority and not work.withheld)
 
     def _in_line(self, local: Line, remote: Line) -> Iterator[Work]:
         """Both lines as the priority policy has them."""
