@@ -17,6 +17,7 @@ from peerload.sim.trace import Trace
 from peerload.wire import peer
 
 PRESETS = ("adaptive", "symmetric", "threshold", "shortest", "receiver", "pairing", "random", "bidding")
+"""Presets; those of the first half send a task away as soon as there is no room for it at home."""
 
 
 class Options(msgspec.Struct, frozen=True):

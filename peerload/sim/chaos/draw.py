@@ -44,7 +44,8 @@ QUIET_S = 4.0
 
 
 def draw(seed: int, presets: Sequence[str], *, nodes_min: int = 3, nodes_max: int = 7, minutes: float = 5.0) -> Plan:
-    """The plan of a seed; ``presets``: the names to choose from."""
+    """The plan of a seed; ``presets``: the names to choose from, in the first half of them those which look for a place for a
+    task as soon as it has none."""
     return _Draw(seed, minutes * 60.0).plan(presets, nodes_min, nodes_max)
 
 
@@ -77,7 +78,7 @@ class _Draw:
         faults = self._faults(has_broker=has_broker)
         return Plan(
             self._seed,
-            rng.choice(list(presets)),
+            rng.choice(list(presets[: max(len(presets) // 2, 1)] if self._focus else presets)),
             self._lease_s,
             grace_s,
             self._healed_s,
@@ -99,7 +100,7 @@ class _Draw:
         """The lease of this run; → the drift of its clocks and the grace that allows for it (R2)."""
         rng = self._rng
         drift = DRIFT_MAX if self._focus == self._cut_from_host else rng.choice([0.0, 0.001, 0.02, DRIFT_MAX])
-        if self._chance(0.3 if self._focus == self._cut_from_host else 0.6):
+        if self._focus != self._cut_from_host and self._chance(0.6):  # in a long lease clocks drift furthest apart
             self._lease_s = rng.choice(SHORT_LEASES_S)
         needed_s = self._lease_s * ((1 + drift) / (1 - drift) - 1) + SLACK_S
         return drift, max(needed_s, GRACE_S if self._lease_s == LEASE_S else 0.0)
@@ -140,23 +141,28 @@ class _Draw:
         bursts_s = [rng.uniform(1.0, self._healed_s * 0.75) for _ in range(rng.randint(1, 6))]
         last_s = self._healed_s * rng.choice([0.4, 0.6, 0.8])
         shares = rng.choice([(1, 0, 0), (8, 2, 0), (6, 3, 1), (3, 7, 0)][: 2 if self._focus else 4])
+        is_slow = self._focus == self._cut_from_host
         jobs = []
         for _ in range(count):
             service_s = rng.uniform(*rng.choices([(0.05, 3.0), (3.0, 20.0), long_s], kinds)[0])
             in_burst = self._chance(0.6)
+            home = busy if in_burst or self._chance(0.5) else rng.choice(self._names)
+            # A task that cannot run at home looks for another node again and again, whatever the limit of migrations.
+            never_here = self._focus is not None and service_s > self._lease_s and self._chance(0.9 if is_slow else 0.6)
             jobs.append(
                 Job(
                     rng.choice(bursts_s) + rng.uniform(0.0, 0.5) if in_burst else rng.uniform(1.0, last_s),
-                    busy if in_burst or self._chance(0.5) else rng.choice(self._names),
+                    home,
                     round(service_s, 3),
                     members=rng.choice([2, 4]) if self._chance(0.05) else 0,
                     exit_code=rng.choice([0, 0, 0, 1]),
                     guarantee=rng.choices(["at-least-once", "once", "fast"], shares)[0],
-                    lease_s=rng.choice([0.0, 0.0, 0.0, 20.0]),
+                    lease_s=rng.choice([0.0, 0.0, 0.0, 0.0 if is_slow else 20.0]),
                     lease_auto=self._chance(0.05),
                     held=self._chance(0.03),
                     stubborn=self._chance(0.2),
                     client=rng.choices(["waits", "repeats", "dies"], [16, 2, 1])[0],
+                    exclude=home if never_here else "",
                 )
             )
         return jobs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from peerload.model.actions import DropExecution, PutExecution, PutTask
 from peerload.model.errors import InvariantBroken
-from peerload.model.messages import Park, RenewOk
+from peerload.model.messages import Commit, Park, RenewOk
 from peerload.model.task import ExecutionState, Guarantee, TaskState, execution_key
 
 if TYPE_CHECKING:
@@ -100,10 +100,10 @@ class Invariants:
                 key = execution_key(parking.uid, parking.attempt)
                 if key in machine.launcher.running and parking.ts >= self._answered.get((machine.name, key), 0.0):
                     self._parked.add((machine.name, key))
-        elif isinstance(message, RenewOk):
-            for extension in message.extensions:
-                known = machine.name, execution_key(extension.uid, extension.attempt)
-                self._answered[known] = max(self._answered.get(known, 0.0), extension.ts)
+        elif isinstance(message, Commit | RenewOk):
+            for granted in [message] if isinstance(message, Commit) else message.extensions:
+                known = machine.name, execution_key(granted.uid, granted.attempt)
+                self._answered[known] = max(self._answered.get(known, 0.0), granted.ts)
                 self._parked.discard(known)
 
     def agent_ended(self, machine: Machine) -> None:

@@ -24,8 +24,6 @@ GRANTS = ("Commit", "RenewOk")
 LONGER, SEARCH_S = 1.2, 8.0
 """A task that is to run on when its lease has ended at home runs for so many leases at least (clocks drift), and for the
 pause after a loss and the search for another node."""
-COMMITS_LATE_S = 15.0
-"""A COMMIT that was lost again and again comes by then."""
 HOSTS_DOWN_S = 0.05
 REPLAY_AFTER_S = 0.2
 """An agent or machine that is back hears so much later what was said to it before."""
@@ -47,6 +45,7 @@ class Provoked:
         self._cuts: dict[str, plan.CutAtSend] = {}
         self._crashes: dict[str, plan.CrashAtSend] = {}
         self._commits_lost: list[plan.CommitsLost] = []
+        self._lost_before: set[bytes] = set()
         self._late_then_cut: list[plan.LateThenCut] = []
         self._replays: list[plan.ReplayAtReturn] = []
         self._reboots: list[plan.RebootAtAccept] = []
@@ -150,9 +149,10 @@ class Provoked:
             self._cluster.after(replay.late_s, self._cluster.network.replay, dst, machine.name, _uids(message)[0])
 
     def _may_lose_commits(self, home: Machine, message: object, dst: str) -> bool:
+        """Once for a task: in the end it has to come."""
         if not self._commits_lost or self._cluster.network.loses_commits(home.name, dst):
             return False
-        return self._is_long(home, message, COMMITS_LATE_S)
+        return self._lost_before.isdisjoint(_uids(message)) and self._is_long(home, message, 0.0)
 
     def _meets(self, machine: Machine, cut: plan.CutAtSend, message: object) -> bool:
         if cut.uid:
@@ -173,6 +173,7 @@ class Provoked:
     def _lose_commits(self, home: Machine, dst: str, uid: bytes, armed: plan.CommitsLost) -> None:
         """That COMMIT is lost, and so are the next; the node's first word after it has one does not come through."""
         self._cluster.gauges.count("fault CommitsLost")
+        self._lost_before.add(uid)
         self._cluster.network.lose_commits(home.name, dst, self._cluster.now_s + armed.for_s)
         self._cuts[dst] = plan.CutAtSend(self._cluster.now_s, dst, "Renew", armed.cut_s, uid=uid)
 
