@@ -212,8 +212,7 @@ def ignore_nonces(patch: pytest.MonkeyPatch) -> None:
 
 
 def return_not_durable(patch: pytest.MonkeyPatch) -> None:
-    """D6: RETURN is said, the refusal is on no disk; nonces, which refuse the same again, are ignored."""
-    ignore_nonces(patch)
+    """D6: RETURN is said, the refusal is on no disk. Nonces refuse the same again, and are ignored beside it."""
 
     def give_back(self: Executor, guest: Guest, reason: str, to: str = "") -> None:
         self._queue.remove(guest)

@@ -65,7 +65,8 @@ def run_all(seeds: Iterable[int], options: Options, jobs: int) -> Iterator[Outco
             yield run(seed, options)
         return
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_run, ((seed, options) for seed in seeds), chunksize=4)
+        # One at a time: seeds differ in length, and nobody is to wait for the last handful of another.
+        yield from pool.imap_unordered(_run, ((seed, options) for seed in seeds))
 
 
 def _run(given: tuple[int, Options]) -> Outcome:

@@ -6,6 +6,7 @@ import argparse
 import multiprocessing
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -17,16 +18,21 @@ SEEDS_MAX = 200
 
 
 def hunt(variant: Variant, seeds: range) -> tuple[int, str]:
-    """→ the first of these seeds at which a promise is broken that is kept without the variant, and which; (0, "") if none
-    is."""
-    options = Options(checks_boots=variant.checks_boots)
+    """→ the first of these seeds at which a promise is broken that is kept with that rule in place, and which; (0, "") if
+    none is."""
     for seed in seeds:
-        with pytest.MonkeyPatch.context() as patch:
-            variant.apply(patch)
-            broken = run(seed, options).broken
-        if broken and not run(seed, options).broken:
+        broken = _broken(variant, seed, variant.apply)
+        if broken and not _broken(variant, seed):
             return seed, broken
     return 0, ""
+
+
+def _broken(variant: Variant, seed: int, *rules: Callable[[pytest.MonkeyPatch], None]) -> str:
+    """What a run without these rules, and without those that stand in front of them, breaks."""
+    with pytest.MonkeyPatch.context() as patch:
+        for leave_out in (*variant.beside, *rules):
+            leave_out(patch)
+        return run(seed, Options(checks_boots=variant.checks_boots)).broken
 
 
 def _hunted(given: tuple[str, range]) -> tuple[str, int, str, float]:
@@ -36,6 +42,12 @@ def _hunted(given: tuple[str, range]) -> tuple[str, int, str, float]:
     return name, seed, broken, time.process_time() - started_s
 
 
+def hunt_all(names: Iterable[str], seeds: range, jobs: int) -> Iterator[tuple[str, int, str, float]]:
+    """Several variants at a time, in no order → name, seed, broken promise ("": not caught), seconds of processor time."""
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_hunted, [(name, seeds) for name in names])
+
+
 def main(words: list[str] | None = None) -> int:
     reader = argparse.ArgumentParser(prog="python -m tests.chaos.hunt", description=__doc__)
     reader.add_argument("variants", nargs="*")
@@ -43,13 +55,11 @@ def main(words: list[str] | None = None) -> int:
     reader.add_argument("--first", type=int, default=1)
     reader.add_argument("--jobs", type=int, default=2, help="variants hunted at a time")
     flags = reader.parse_args(words)
-    seeds = range(flags.first, flags.first + flags.seeds)
     missed = 0
-    with multiprocessing.get_context("spawn").Pool(flags.jobs) as pool:
-        wanted = [(name, seeds) for name in flags.variants or VARIANTS]
-        for name, seed, broken, seconds in pool.imap_unordered(_hunted, wanted):
-            missed += not broken
-            say(f"{name:30} {seed or '-':>5}  {seconds:6.1f} s  {broken or 'NOT CAUGHT'}")
+    seeds = range(flags.first, flags.first + flags.seeds)
+    for name, seed, broken, seconds in hunt_all(flags.variants or VARIANTS, seeds, flags.jobs):
+        missed += not broken
+        say(f"{name:30} {seed or '-':>5}  {seconds:6.1f} s  {broken or 'NOT CAUGHT'}")
     return 1 if missed else 0
 
 

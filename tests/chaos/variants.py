@@ -11,13 +11,16 @@ from tests.chaos import broken_core as core
 from tests.chaos import broken_drivers as drivers
 from tests.chaos import broken_parking as parking
 
+LeaveOut = Callable[[pytest.MonkeyPatch], None]
+
 
 class Variant(msgspec.Struct, frozen=True):
-    """``apply`` leaves the rule out; checks_boots: whether messages for earlier starts are still dropped; hint: a seed at
-    which it was found out, where to look first."""
+    """``apply`` leaves the rule out; checks_boots: whether messages for earlier starts are still dropped; beside: further
+    rules that give the same protection, left out with it; hint: the first seed at which it is found out."""
 
-    apply: Callable[[pytest.MonkeyPatch], None]
+    apply: LeaveOut
     checks_boots: bool = True
+    beside: tuple[LeaveOut, ...] = ()
     hint: int = 1
 
 
@@ -55,7 +58,7 @@ VARIANTS = {
     "park-ts-volatile": Variant(parking.park_ts_volatile, checks_boots=False),
     "park-no-nonce": Variant(parking.park_no_nonce, checks_boots=False),
     "revoke-forgets": Variant(parking.revoke_forgets),
-    "return-not-durable": Variant(core.return_not_durable, checks_boots=False),
+    "return-not-durable": Variant(core.return_not_durable, checks_boots=False, beside=(core.ignore_nonces,)),
     "return-queued": Variant(core.return_queued),
     "same-n-two-commits": Variant(core.same_n_two_commits),
     "n-not-burnt": Variant(core.n_not_burnt),

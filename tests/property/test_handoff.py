@@ -49,7 +49,7 @@ CLOCKS_S = {"h": 0.0, "x": 5000.0, "y": 900.0}
 PREFIX_MAX = 60
 IN_FLIGHT_MAX = 40
 CALM_STEP_S = 0.5
-LONG_EXAMPLES = 2000
+LONG_EXAMPLES = 400
 WAYS = [(("h", "x"),), (("h", "y"),), (("h", "x"), ("x", "h")), (("h", "y"), ("y", "h"))]
 
 

@@ -38,7 +38,7 @@ AWAY_COURSES = (
     "confirmed, then a restart, then PARK comes late",
     "confirmed, then a restart while it is waiting there, then PARK comes late",
 )
-"""What may happen around the return of a home; scenes.py has one of each."""
+"""What may happen around the return of a home: each stands against another rule of parking."""
 QUIET_S = 4.0
 """No fault comes before this: agents meet first."""
 

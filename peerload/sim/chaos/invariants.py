@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from peerload.model.actions import DropExecution, PutExecution, PutTask
 from peerload.model.errors import InvariantBroken
+from peerload.model.messages import Park, RenewOk
 from peerload.model.task import ExecutionState, Guarantee, TaskState, execution_key
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from peerload.sim.chaos.cluster import Cluster
     from peerload.sim.chaos.launcher import Process
     from peerload.sim.chaos.machine import Machine
+
+FROZEN_S = 1.0
+"""A launcher hears within this of what its agent was told."""
 
 
 class Invariants:
@@ -34,6 +38,10 @@ class Invariants:
         self._final: dict[bytes, TaskRecord] = {}
         self._shown: dict[bytes, tuple[int, TaskState]] = {}
         self._results: dict[str, str] = {}
+        self._answered: dict[tuple[str, str], float] = {}
+        """The newest word of its home that has come to a node for an attempt, by that node's clock."""
+        self._parked: set[tuple[str, str]] = set()
+        """Node and attempt: what runs there was parked with its home's newest word."""
         self.acknowledged: dict[bytes, tuple[str, str]] = {}
         """uid → home and id of every task that a client was told of, less those whose home's disk was lost."""
 
@@ -82,6 +90,38 @@ class Invariants:
         if self._started.get(key) == machine.identity.store:
             raise self._broken("I4", f"{machine.name} says that {key} never started there, and it did")
         self._promised.add((machine.identity.store, key))
+
+    # -- parking (R12) -------------------------------------------------------------------------------------------------
+
+    def heard(self, machine: Machine, message: object) -> None:
+        """A node has taken note of this."""
+        if isinstance(message, Park):
+            for parking in message.parkings:
+                key = execution_key(parking.uid, parking.attempt)
+                if key in machine.launcher.running and parking.ts >= self._answered.get((machine.name, key), 0.0):
+                    self._parked.add((machine.name, key))
+        elif isinstance(message, RenewOk):
+            for extension in message.extensions:
+                known = machine.name, execution_key(extension.uid, extension.attempt)
+                self._answered[known] = max(self._answered.get(known, 0.0), extension.ts)
+                self._parked.discard(known)
+
+    def agent_ended(self, machine: Machine) -> None:
+        """What it had not told its launcher yet is not known there."""
+        self._parked = {known for known in self._parked if known[0] != machine.name}
+
+    def froze(self, machine: Machine, process: Process) -> None:
+        """One that was parked goes on as soon as its launcher has been told."""
+        if (machine.name, process.key) in self._parked:
+            self._cluster.after(FROZEN_S, self._still_frozen, machine, process)
+
+    def _still_frozen(self, machine: Machine, process: Process) -> None:
+        if not process.frozen or (machine.name, process.key) not in self._parked:
+            return
+        if machine.is_suspended or machine.launcher.is_paused or machine.is_asleep:
+            self._cluster.after(FROZEN_S, self._still_frozen, machine, process)
+        elif machine.launcher.running.get(process.key) is process:
+            raise self._broken("R12", f"{process.task} was parked by its home and is frozen on {machine.name}")
 
     # -- rows (I3, I6, I7, I8) -----------------------------------------------------------------------------------------
 

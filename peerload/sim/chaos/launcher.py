@@ -216,6 +216,7 @@ class Launcher:
         process.frozen = True
         self._cluster.gauges.count("frozen at the end of a lease")
         self._rest(process)
+        self._cluster.checker.froze(self._machine, process)
         self._tell(events.TaskFrozen(process.key, frozen=True))
         if process.frozen_s_max:
             self._cluster.after(process.frozen_s_max, self._frozen_too_long, process, process.round)

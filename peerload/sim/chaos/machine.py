@@ -37,6 +37,8 @@ TIMER_LATE_S = 1e-6
 """A timer is never early, whatever the rounding of the clock."""
 WAKE_FIRST = 0.5
 """How often an agent notices that its machine has slept before it looks at what has come meanwhile."""
+START_AGAIN_S = 1.0
+"""Who starts an agent on a machine that sleeps, or before the last one has ended, tries again after this."""
 BOOT_BASE_S_MAX = 60.0
 """CLOCK_BOOTTIME when an agent starts after a boot, at most."""
 
@@ -60,6 +62,7 @@ class Machine:
         self.has_power = True
         self.is_suspended = False
         self.is_paused = False
+        self.is_stopping = False
         self.launcher_dies: plan.LauncherCrash | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
@@ -92,10 +95,10 @@ class Machine:
 
     def start_agent(self) -> None:
         """A fresh core from what is durable and from what the launcher knows."""
-        if self.node is not None or not self.has_power or self.is_gone:
+        if not self.has_power or self.is_gone or (self.node is not None and not self.is_stopping):
             return
-        if self.is_suspended:
-            self.cluster.after(1.0, self.start_agent)
+        if self.is_suspended or self.is_stopping:
+            self.cluster.after(START_AGAIN_S, self.start_agent)
             return
         self.run += 1
         self.boot += 1
@@ -125,11 +128,12 @@ class Machine:
 
     def _agent_ends(self) -> None:
         self.cluster.traced(self.name, "agent ends")
+        self.cluster.checker.agent_ended(self)
         if self.node is not None:
             self.cluster.collect(self.node)
         self.node = None
         self.run += 1
-        self.is_paused = False
+        self.is_paused = self.is_stopping = False
         self._backlog.clear()
         self._timers.clear()
         self.release = Release(self)
@@ -163,6 +167,7 @@ class Machine:
         """`peerload down`: it says good-bye, what was decided becomes durable and goes out."""
         if self.node is None or self.is_asleep:
             return
+        self.is_stopping = True
         self.handle(events.AgentStopping())
         self._when_drained(self._agent_ends)
 
@@ -269,6 +274,8 @@ class Machine:
                 self.release.outward(action)
             else:
                 self._perform_inward(action)
+        if isinstance(event, events.MessageReceived):
+            cluster.checker.heard(self, event.message)
         self.release.end_turn()
 
     def _perform_inward(self, action: actions.Action) -> None:
