@@ -29,9 +29,10 @@ PASSED_MAX = 1024
 
 class DeviceLine:
     """One per queue. due_s: when a task that waits for certain GPUs will take others, infinite = never; lacks_cores: of
-    each priority the first whose devices are free, but not the cores that it asks for."""
+    each priority the first whose devices are free, but not the cores that it asks for; depends_on_cores: whether one might
+    start if there were others."""
 
-    __slots__ = ("_backfill", "_failed", "_ledger", "_state", "due_s", "lacks_cores")
+    __slots__ = ("_backfill", "_failed", "_ledger", "_state", "depends_on_cores", "due_s", "lacks_cores")
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
@@ -40,12 +41,14 @@ class DeviceLine:
         self._failed: set[tuple[ResourceRequest, float]] = set()
         self.due_s = NEVER_S
         self.lacks_cores: dict[int, Work] = {}
+        self.depends_on_cores = False
 
     def begin(self) -> None:
         """A new look at all that waits; nothing is reserved so far."""
         self._backfill = Backfill(self._ledger.devices, self._ledger.now_s)
         self._failed.clear()
         self.lacks_cores.clear()
+        self.depends_on_cores = False
         self.due_s = NEVER_S
 
     def is_overdue(self, work: Work) -> bool:
@@ -66,6 +69,7 @@ class DeviceLine:
             ):
                 break
             if before is not None and work.order > before.order:
+                self.depends_on_cores = True
                 continue
             request, run_s = work.spec.request, self._state.run_s_max(work)
             if (request, run_s) in failed and not self.is_overdue(work) and not request.gpu_wait_s_max:
@@ -73,6 +77,7 @@ class DeviceLine:
             if self._fits(work, run_s):
                 if self._ledger.has_cores(request):
                     return work
+                self.depends_on_cores = True
                 if lacking is None:
                     self.lacks_cores[priority] = work
             failed.add((request, run_s))

@@ -138,7 +138,7 @@ class WaitingQueue:
         version = ledger.version, ledger.devices.version
         if version == self._nothing_startable_at:
             return None
-        room = ledger.room_version if self._devices.lacks_cores else 0, ledger.devices.version
+        room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
         looks_at_all = room != self._no_room_at or self._has_urgent()
         if looks_at_all:
             self._devices.begin()
@@ -147,9 +147,10 @@ class WaitingQueue:
             if found is not None:
                 return found
             if not goes_on:
+                self._devices.depends_on_cores = True  # what is of lower priority was not looked at
                 break
         self._arrived.clear()
-        room = ledger.room_version if self._devices.lacks_cores else 0, ledger.devices.version
+        room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
         self._nothing_startable_at, self._no_room_at = version, room
         return None
 

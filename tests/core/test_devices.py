@@ -366,6 +366,18 @@ def test_a_task_whose_card_is_free_has_the_next_cores() -> None:
     assert x.spawned() == [("x/4", names(0))]
 
 
+def test_a_task_of_lower_priority_has_its_card_when_the_cores_are_no_longer_waited_for() -> None:
+    x = Node(slots=2)
+    x.submit()
+    x.submit(spec(priority=5, request=ResourceRequest(cpus=2.0)))
+    x.submit(spec(request=asked()))
+    assert x.spawned() == []
+    x.end(x.task(1).key)
+    assert x.spawned() == [("x/2", ())]
+    x.end(x.task(2).key)
+    assert x.spawned() == [("x/3", names(0))]
+
+
 def test_devices_that_are_read_are_looked_at_when_a_task_leaves_them() -> None:
     x = Given(slots=4, peers=())
     x.when(events.DevicesFound((gpu(0),)))
