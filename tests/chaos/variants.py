@@ -62,7 +62,7 @@ VARIANTS = {
     "return-queued": Variant(core.return_queued),
     "same-n-two-commits": Variant(core.same_n_two_commits),
     "n-not-burnt": Variant(core.n_not_burnt),
-    "boot-id-any-new": Variant(core.boot_id_any_new, hint=8),
+    "boot-id-any-new": Variant(core.boot_id_any_new, hint=72),
     "boot-id-no-nonce": Variant(core.boot_id_no_nonce, checks_boots=False, hint=8),
     "launcher-lost-says-not-started": Variant(core.launcher_lost_says_not_started),
     "died-then-fork": Variant(drivers.died_then_fork),
