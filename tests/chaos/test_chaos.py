@@ -16,7 +16,7 @@ from tests.chaos.required import FAULTS, too_rare
 from tests.chaos.variants import VARIANTS
 
 SEEDS = 60
-NEAR = 12
+NEAR = 30
 """Where a change of the core has moved the seed that finds a variant out, so many after it are tried."""
 
 
