@@ -6,7 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 from peerload import __version__
+from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.core.membership import PeerState
+from peerload.model.devices import GPU, MIB
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
@@ -14,10 +16,12 @@ if TYPE_CHECKING:
 
     from peerload.agent.parts import Parts
     from peerload.agent.store_read import Damage, Happened
+    from peerload.core.devices import DeviceState
     from peerload.core.membership import Peer
     from peerload.core.node import Node
+    from peerload.model.devices import Device
     from peerload.model.load import LoadReport
-    from peerload.model.resources import Profile
+    from peerload.model.resources import Profile, ResourceRequest
     from peerload.model.task import TaskRecord, TaskSpec
 
 
@@ -41,7 +45,7 @@ def task_object(record: TaskRecord, spec: TaskSpec, user: str, *, running_at: fl
         "argv": [text(word) for word in spec.argv],
         "cpus": spec.request.cpus,
         "mem_bytes": spec.request.mem_bytes,
-        "gpus": spec.request.gpus,
+        "gpus": spec.request.gpus * spec.request.gpu_fraction if spec.request.gpu_fraction < 1 else spec.request.gpus,
         "attempt": record.attempt,
         "migrations": record.migrations,
         "submitted_at": record.submitted_at,
@@ -80,6 +84,8 @@ def detail(spec: TaskSpec, record: TaskRecord) -> dict[str, object]:
         "lost": record.losses,
         "lost_on": list(record.lost_on),
         "retry_of": record.retry_of or None,
+        **asked_devices(spec.request),
+        "devices": list(record.devices),
         "placement": {
             "node": placement.node,
             "exclude": list(placement.exclude),
@@ -90,6 +96,17 @@ def detail(spec: TaskSpec, record: TaskRecord) -> dict[str, object]:
         "usage": _usage(record),
         "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
+    }
+
+
+def asked_devices(request: ResourceRequest) -> dict[str, object]:
+    """What a task asks of GPUs and other devices, beyond how many GPUs."""
+    return {
+        "gpu_mem_bytes": request.gpu_mem_bytes,
+        "gpu_prefer": list(request.gpu_prefer),
+        "gpu_wait": request.gpu_wait.value,
+        "gpu_share": request.gpu_share.value,
+        "other_devices": dict(request.devices),
     }
 
 
@@ -147,6 +164,9 @@ def _usage(record: TaskRecord) -> dict[str, object]:
 def nodes(node: Node) -> list[dict[str, object]]:
     """Every node known, this one first, the others by name."""
     own = _node_object(node.state.profile, node.sharing.shown(), 0.0)
+    own["gpus"] = [
+        _own_gpu(state, node.ledger.now_s) for state in node.ledger.devices.of_kind(GPU) if state.device.mem_bytes
+    ]
     own |= {
         "state": PeerState.ALIVE.value,
         "incarnation": node.state.identity.incarnation,
@@ -169,9 +189,26 @@ def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
     }
 
 
+def nodes_object(parts: Parts) -> list[dict[str, object]]:
+    """The same with why this node has no GPUs although there is a driver."""
+    found = nodes(parts.node)
+    why = parts.gpus.why_none
+    found[0]["no_gpus_because"] = why if why and why != NOT_INSTALLED else None
+    return found
+
+
 def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> dict[str, object]:
     told: dict[str, object] = dict.fromkeys(
-        ("load", "region", "cpus_busy", "mem_used_bytes", "tasks_running", "tasks_queued")
+        (
+            "load",
+            "region",
+            "cpus_busy",
+            "mem_used_bytes",
+            "cpu_pressure",
+            "mem_pressure",
+            "tasks_running",
+            "tasks_queued",
+        )
     )
     if report is not None:
         told = {
@@ -179,6 +216,8 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
             "region": report.region.name.lower(),
             "cpus_busy": report.cpus_busy,
             "mem_used_bytes": report.mem_used_bytes,
+            "cpu_pressure": report.cpu_pressure,
+            "mem_pressure": report.mem_pressure,
             "tasks_running": report.running,
             "tasks_queued": report.waiting,
         }
@@ -187,14 +226,85 @@ def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> d
         "slots": profile.slots,
         "cpus": profile.cpus,
         "mem_bytes": profile.mem_bytes,
-        "gpus": [],
+        "gpus": _gpus_told(profile, report),
+        "devices": _counted(profile),
         "age_s": age_s,
         "drained": profile.drained,
         "drain_reason": profile.drain_reason,
         "trouble": profile.trouble or None,
+        "no_gpus_because": None,
         "labels": list(profile.labels),
         "speed": profile.speed,
     }
+
+
+def _gpus_told(profile: Profile, report: LoadReport | None) -> list[dict[str, object]]:
+    """The GPUs of a peer, as far as it has told of them."""
+    loads = {} if report is None else {load.mark: load for load in report.devices}
+    found: list[dict[str, object]] = []
+    for device in profile.devices:
+        if device.kind != GPU:
+            continue
+        load = loads.get(device.mark)
+        facts = _gpu_facts(device)
+        if load is not None:
+            used, foreign = load.used_mib * MIB, load.foreign_mib * MIB
+            facts |= {
+                "util": load.busy_percent / 100,
+                "mem_used_bytes": used,
+                "mem_ours_bytes": max(used - foreign, 0),
+                "mem_foreign_bytes": foreign,
+                "mem_free_bytes": load.free_mib * MIB,
+                "tasks": load.tasks,
+                "mode": load.mode.name.lower(),
+                "health": load.health.name.lower(),
+            }
+        found.append(facts)
+    return found
+
+
+def _gpu_facts(device: Device) -> dict[str, object]:
+    unknown = (
+        "util",
+        "mem_used_bytes",
+        "mem_ours_bytes",
+        "mem_foreign_bytes",
+        "mem_free_bytes",
+        "tasks",
+        "mode",
+        "health",
+    )
+    return {
+        "id": device.name,
+        "index": device.index,
+        "model": device.model,
+        "mem_bytes": device.mem_bytes,
+    } | dict.fromkeys(unknown)
+
+
+def _own_gpu(state: DeviceState, now_s: float) -> dict[str, object]:
+    reading = state.reading
+    ours = sum(grant.now_bytes for grant in state.grants.values())
+    return _gpu_facts(state.device) | {
+        "util": reading.busy,
+        "mem_used_bytes": reading.mem_used_bytes,
+        "mem_ours_bytes": ours,
+        "mem_foreign_bytes": reading.mem_foreign_bytes + state.unknown_bytes,
+        "mem_free_bytes": state.free_bytes(now_s),
+        "tasks": len(state.grants),
+        "mode": state.mode.name.lower(),
+        "health": reading.health.name.lower(),
+        "why": reading.why or None,
+    }
+
+
+def _counted(profile: Profile) -> dict[str, int]:
+    """How many devices of other kinds there are."""
+    counts: dict[str, int] = {}
+    for device in profile.devices:
+        if device.kind != GPU:
+            counts[device.kind] = counts.get(device.kind, 0) + 1
+    return counts
 
 
 def agent_object(parts: Parts) -> dict[str, object]:
@@ -203,6 +313,7 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "node": parts.config.node,
         "pid": os.getpid(),
         "launcher_pid": parts.launcher.pid,
+        "no_gpus_because": parts.gpus.why_none or None,
         "version": __version__,
         "socket": parts.config.socket,
         "state": parts.config.state,

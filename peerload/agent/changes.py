@@ -74,6 +74,7 @@ class Changes:
                 directory_here=directory_here,
                 before=before,
                 held=request.held,
+                waits_for_node=request.wait_for_node,
             )
         )
 

@@ -14,12 +14,12 @@ import random
 import secrets
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from peerload import __version__
-from peerload.agent import cluster, store_notices
+from peerload.agent import cluster, settings, store_notices
 from peerload.agent.control import ControlServer
 from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
@@ -28,6 +28,7 @@ from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.agent.members import Members
 from peerload.agent.mqtt import MqttBus
+from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
 from peerload.agent.peer_link import PeerLinks
@@ -35,7 +36,7 @@ from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
-from peerload.agent.sensors import Sensors, machine_facts
+from peerload.agent.sensors.host import Sensors, machine_facts, tasks_cpu_s
 from peerload.agent.speed import find_out, kept_speed
 from peerload.agent.spool import Spool
 from peerload.agent.store import Store
@@ -43,6 +44,7 @@ from peerload.agent.tls import Credentials
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
+from peerload.model.devices import GPU
 from peerload.model.errors import InvariantBroken, SlowDown, StoreError
 from peerload.model.gossip import PRESETS
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, State
@@ -72,9 +74,13 @@ STOP_S_MAX = 5.0
 class Daemon:
     """One agent, from start to stop. `run` returns its exit code."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, gpu_library: Any = None) -> None:  # noqa: ANN401 -- a module without types
+        """gpu_library: what speaks like `pynvml`; None: this machine's driver is looked for."""
         self.config = config
-        self.core_config = CoreConfig(lease_s=config.lease_s, gossip=PRESETS[config.gossip])
+        self.core_config = CoreConfig(
+            lease_s=config.lease_s, gossip=PRESETS[config.gossip], gpu=settings.gpu_config(config.gpu)
+        )
+        self._gpu_library = gpu_library
         self.parts = Parts(config)
         self._sequence = 0
         self._is_up = False
@@ -105,6 +111,8 @@ class Daemon:
             self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
             self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
             self.parts.spool = Spool(state)
+            self.parts.gpus = node_gpus(self.parts, self._gpu_library)
+            await self.parts.gpus.find()
             self.parts.identity = Identity(
                 node=self.config.node,
                 boot=secrets.token_hex(8),
@@ -113,12 +121,14 @@ class Daemon:
                 incarnation=self.parts.store.next_incarnation(),
             )
             seed = secrets.randbits(recording.SEED_BITS)
+            self._profile_at_first = self._profile()
             chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
-            self.parts.node = Node(self.core_config, policies, self.parts.identity, self._profile(), chance)
+            self.parts.node = Node(self.core_config, policies, self.parts.identity, self._profile_at_first, chance)
             self._recorded = (preset.name, preset.text, preset.base, f"{seed:x}")
             await self._serve(loop)
         finally:
             self.parts.store.close()
+            self.parts.claims.close()
         return self.parts.exit_code
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -189,9 +199,13 @@ class Daemon:
         if self.parts.disk.state != "ok":
             self._disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
-            background = [
-                group.create_task(Sensors(self.parts.inbox.put, lambda: self.parts.node.ledger.cpus_running).run())
-            ]
+            host = Sensors(
+                self.parts.inbox.put,
+                lambda: self.parts.node.ledger.cpus_running,
+                lambda: tasks_cpu_s(self.parts.launcher.pid, self.parts.launcher.run),
+            )
+            background = [group.create_task(host.run())]
+            background.append(group.create_task(self.parts.gpus.run()))
             background.append(group.create_task(self.parts.disk.watch()))
             background.append(group.create_task(self.parts.tls.keep_valid()))
             if self._speed() is None:
@@ -268,6 +282,7 @@ class Daemon:
         self.parts.members.close(forget=self.parts.leaves)
         await self.parts.links.close()
         await self.parts.launcher.close()
+        await self.parts.gpus.close()
         if self.recorder is not None:
             self.recorder.close()
 
@@ -283,7 +298,7 @@ class Daemon:
             preset_text=preset_text,
             preset_directory=preset_directory,
             identity=self.parts.identity,
-            profile=self.parts.node.state.profile,
+            profile=self._profile_at_first,
             seed=seed,
         )
         self.recorder = Recorder(self.config.record, started)
@@ -419,7 +434,7 @@ class Daemon:
 
     def _profile(self) -> Profile:
         cpus, mem_bytes = machine_facts()
-        slots = self.config.slots
+        slots, devices = self.config.slots, self.parts.gpus.devices
         return Profile(
             node=self.config.node,
             slots=max(int(cpus), 1) if slots is None else slots,
@@ -431,6 +446,8 @@ class Daemon:
             protocol_max=PROTOCOL_MAX,
             version=int(self.parts.started_at),
             speed=self._speed() or 1.0,
+            gpus=sum(device.kind == GPU for device in devices),
+            devices=devices,
         )
 
     def _speed(self) -> float | None:

@@ -178,6 +178,11 @@ class LauncherLink:
         since they were decided upon before the attempts of the old one were found dead."""
         self._paused = False
 
+    @property
+    def run(self) -> str:
+        """What this run of the launcher calls itself; "" if it does not say."""
+        return self._run
+
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def spawn(self, action: SpawnTask, stdout: Path, stderr: Path, extra: dict[bytes, bytes]) -> None:

@@ -25,24 +25,25 @@ LOGS_KEPT_MAX = 5
 LOG_NAME = "agent.log"
 
 
-def run(flags: dict[str, Any], defaults: dict[str, Any]) -> int:
+def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None) -> int:  # noqa: ANN401 -- a module
     """Be the agent until told to stop. ``flags``: what was given on the command line; ``defaults``: where this user's
-    ``state`` and ``socket`` are. → the exit code; 125 if it could not start, said on stderr."""
+    ``state`` and ``socket`` are; ``gpu_library``: what speaks like `pynvml`, None: this machine's driver is looked for.
+    → the exit code; 125 if it could not start, said on stderr."""
     code = CANNOT
     try:
         config = settings.load(flags, defaults, settings.environment_now())
         _log_to(Path(config.state) / LOG_NAME)
-        code = serve(config)
+        code = serve(config, gpu_library)
     except* PeerloadError as group:
         for error in _leaves(group):
             sys.stderr.write(f"peerload: {explain(error)}\n")
     return code
 
 
-def serve(config: AgentConfig) -> int:
+def serve(config: AgentConfig, gpu_library: Any = None) -> int:  # noqa: ANN401 -- as above
     """Be the agent with these settings, under uvloop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(config).run())
+        return runner.run(Daemon(config, gpu_library).run())
 
 
 def _log_to(path: Path) -> None:

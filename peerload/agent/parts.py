@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.directories import SeenDirectories
+from peerload.agent.sensors.claims import Claims
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from peerload.agent.output import Output
     from peerload.agent.peer_link import PeerLinks
     from peerload.agent.release import Release
+    from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.spool import Spool
     from peerload.agent.store import Store
     from peerload.agent.tls import Credentials
@@ -69,12 +71,14 @@ class Parts:
     members: Members
     bus: MqttBus | None
     clients: Clients
+    gpus: Gpus
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
         self.bus = None
         self.counters: collections.Counter[str] = collections.Counter()
         self.directories = SeenDirectories()
+        self.claims = Claims()
         self.started_at = time.time()
         self.stopping = asyncio.Event()
         self.exit_code = 0

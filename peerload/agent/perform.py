@@ -11,6 +11,8 @@ import msgspec
 
 from peerload.agent.environment import variables_of
 from peerload.agent.mqtt_inbox import SOURCES_MAX
+from peerload.agent.task_environment import given
+from peerload.agent.task_environment import variables as task_variables
 from peerload.model import actions, events
 from peerload.model.errors import BadRequest, SlowDown
 from peerload.model.messages import ADVICE, Offer, Result, State
@@ -73,6 +75,8 @@ class Performer:
                 handle.cancel()
         elif isinstance(action, actions.SendGossip):
             self._parts.members.send(action)
+        elif isinstance(action, actions.LookAtDevices):
+            self._parts.gpus.look()
         elif isinstance(action, actions.Note):
             self._parts.journal.note(action.event)
         elif isinstance(action, actions.Decided):
@@ -124,6 +128,7 @@ class Performer:
                 | actions.Note()
                 | actions.Decided()
                 | actions.SendGossip()
+                | actions.LookAtDevices()
             ):
                 raise AssertionError("not outward")
             case _:
@@ -216,21 +221,7 @@ class Performer:
         if not parts.node.holds(action.key):
             parts.counters["spawns dropped"] += 1
             return
-        request = action.spec.request
         index = action.task.partition(".")[2]
-        variables = {
-            "PEERLOAD_TASK_ID": action.task,
-            "PEERLOAD_ATTEMPT": str(action.attempt),
-            "PEERLOAD_NODE": parts.config.node,
-            "PEERLOAD_HOME": action.home,
-            "PEERLOAD_ARRAY_INDEX": index,
-            "PEERLOAD_CPUS": f"{request.cpus:g}",
-            "PEERLOAD_MEM_BYTES": str(request.mem_bytes),
-            "OMP_NUM_THREADS": str(max(int(request.cpus), 1)),
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        if not index:
-            del variables["PEERLOAD_ARRAY_INDEX"]
         if action.spec.directory == SCRATCH:
             try:
                 scratch = os.fsencode(parts.spool.make_scratch(action.key))
@@ -240,13 +231,26 @@ class Performer:
                 return
             action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
         try:
-            variables_of(action.spec.environment)
+            own = variables_of(action.spec.environment)
         except BadRequest as error:  # its home has not looked
             self.settle(events.TaskEnded(action.key, Exit(CANNOT_EXECUTE, reason=str(error))))
             return
+        held = given(action.key, action.devices, parts.node.ledger.devices)
+        variables = {
+            "PEERLOAD_TASK_ID": action.task,
+            "PEERLOAD_ATTEMPT": str(action.attempt),
+            "PEERLOAD_NODE": parts.config.node,
+            "PEERLOAD_HOME": action.home,
+            "PEERLOAD_ARRAY_INDEX": index,
+            **task_variables(action.spec.request, held, parts.config.device, own),
+        }
+        if not index:
+            del variables["PEERLOAD_ARRAY_INDEX"]
         stdout, stderr = parts.spool.paths(action.key)
         extra = {name.encode(): value.encode() for name, value in variables.items()}
         parts.launcher.spawn(action, stdout, stderr, extra)
+        if action.devices:
+            parts.gpus.wake()
 
     def settle(self, event: events.TaskEnded) -> None:
         """An attempt has ended: its output goes to disk before anybody relies on its result; followers learn the end."""

@@ -68,7 +68,7 @@ class Requests:
             control.Leave: lambda: changes.leave(connection, request),  # type: ignore[arg-type]
             control.Forget: lambda: changes.forget(connection, request),  # type: ignore[arg-type]
             control.Info: lambda: connection.ok(request.id, answers.agent_object(self._parts)),
-            control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes(self._parts.node)}),
+            control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes_object(self._parts)}),
             control.Policy: lambda: connection.ok(request.id, self._policy()),
             control.Stats: lambda: connection.ok(request.id, {"counters": self._stats()}),
             control.Stop: lambda: self._stop(connection, request),  # type: ignore[arg-type]

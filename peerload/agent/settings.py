@@ -16,13 +16,15 @@ from typing import Any
 
 import msgspec
 
-from peerload.model.config import AgentConfig
+from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError
 from peerload.wire.expected import in_words
 
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
+TABLES = ("gpu", "device")
+"""Keys that are tables of a file, and nothing else."""
 ENVIRONMENT = "environment"
 LISTS = ("peer", "mqtt", "label")
 NODE_NAME_LENGTH_MAX = 40
@@ -68,6 +70,29 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
     return AgentConfig(**converted)
 
 
+_SIZES = {"B": 1} | {f"{unit}{end}": 1 << 10 * power for power, unit in enumerate("KMGT", 1) for end in ("", "IB")}
+_TIMES = {"S": 1.0, "M": 60.0, "H": 3600.0, "D": 86_400.0}
+
+
+def gpu_config(settings: GpuSettings) -> GpuConfig:
+    """What the core is told of the table `[gpu]`. Raises ConfigError."""
+    return GpuConfig(
+        tasks_max=settings.max_tasks,
+        memory_share_max=settings.mem_threshold,
+        reserve_bytes=int(_with_unit("gpu.reserve", settings.reserve, _SIZES)),
+        settle_s=settings.settle_s,
+        starve_after_s=_with_unit("gpu.starve_after", settings.starve_after, _TIMES),
+    )
+
+
+def _with_unit(key: str, text: str, units: dict[str, int] | dict[str, float]) -> float:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]+)", text.strip())
+    factor = units.get(found[2].upper()) if found is not None else None
+    if found is None or factor is None:
+        raise ConfigError(key, f"{text!r} cannot be used", why=f"a number and a unit, one of {' '.join(units)}")
+    return float(found[1]) * factor
+
+
 def default_node_name() -> str:
     """The host's name, lower-cased, other characters as ``-``, at most 40."""
     name = re.sub(r"[^a-z0-9-]", "-", socket.gethostname().lower())
@@ -101,7 +126,7 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
     if "PEERLOAD_TASK_ID" in environment:
         return {}
     found: dict[str, Any] = {}
-    for key in KEYS:
+    for key in [key for key in KEYS if key not in TABLES]:
         value = environment.get(f"PEERLOAD_{key.upper()}")
         if value is None:
             continue

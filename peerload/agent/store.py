@@ -363,7 +363,14 @@ class Store(StoreRecovery):
 def _task_values(record: TaskRecord) -> tuple[object, ...]:
     counter, member = order_of(record.task)
     more = More(
-        record.store, record.parked_ts, record.losses, record.lost_on, record.last_node, record.retry_of, record.grants
+        record.store,
+        record.parked_ts,
+        record.losses,
+        record.lost_on,
+        record.last_node,
+        record.retry_of,
+        record.grants,
+        record.devices,
     )
     return (
         counter,

@@ -45,6 +45,7 @@ class More(msgspec.Struct, frozen=True, omit_defaults=True):
     last_node: str = ""
     retry_of: str = ""
     grants: tuple[Grant, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 NO_MORE = More()
@@ -368,6 +369,7 @@ class StoreReader:
             last_node=more.last_node,
             retry_of=more.retry_of,
             grants=more.grants,
+            devices=more.devices,
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
-from peerload.cli import environment, options
+from peerload.cli import device_flags, environment, options
 from peerload.cli.main import UsageError
 from peerload.cli.text import printable, say, shortened, size_text
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest
@@ -36,8 +36,7 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader = options.Options(verb, says, usage=usage, epilog=epilog)
     reader.flag("-c", "--cpus", type=options.cpus, metavar="N", help="cores, may be a fraction (default 1)")
     reader.flag("--mem", type=options.size, metavar="8G", help="memory it needs")
-    reader.flag("-G", "--gpus", type=options.whole(0, 1024), metavar="N", help="whole GPUs, all on one node")
-    reader.flag("--gpu-mem", type=options.size, metavar="12G", help="memory per GPU")
+    device_flags.add(reader)
     reader.flag("-t", "--time", type=options.duration, metavar="2h", help="stop it after this (exit code 124)")
     reader.flag("-J", "--name", help="what to call it (default: from the command)")
     reader.flag("-w", "--node", metavar="NAME", help="run it on this node only")
@@ -64,6 +63,7 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
         help="how long its node may be out of touch until it is run elsewhere; auto: a tenth of the time it has run",
     )
     reader.flag("-s", "--shell", metavar="'a | b'", help="run this line in /bin/sh instead of a command")
+    reader.switch("--wait-for-node", help="wait for a node that can run it, should no node known be able to, ever")
     reader.switch("--dry-run", help="print what would be submitted, submit nothing")
     return reader
 
@@ -75,7 +75,7 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
     umask = os.umask(0o077)
     os.umask(umask)
     request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
-    request |= _given(mem_bytes=flags.mem, gpus=flags.gpus, gpu_mem_bytes=flags.gpu_mem)
+    request |= _given(mem_bytes=flags.mem, **device_flags.request(flags, verb))
     placement = _given(
         node=flags.node,
         exclude=_listed(flags.exclude),
@@ -146,7 +146,13 @@ def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **m
 
 
 def submit(
-    client: Client, spec: dict[str, Any], secret: list[str], array: list[tuple[int, int, int]], *, held: bool = False
+    client: Client,
+    spec: dict[str, Any],
+    secret: list[str],
+    array: list[tuple[int, int, int]],
+    *,
+    held: bool = False,
+    waits_for_node: bool = False,
 ) -> dict[str, Any]:
     """Queue the task, and say on a terminal what was left out of its environment."""
     if secret and sys.stderr.isatty():
@@ -155,7 +161,8 @@ def submit(
             f"to send one:  --export {secret[0]}",
         )
     try:
-        return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array, held=held)
+        more = {"wait_for_node": True} if waits_for_node else {}
+        return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array, held=held, **more)
     except AgentSilent as error:
         error.hint = f"the task is queued if it goes on; then see:  peerload ls        {error.hint}"
         raise

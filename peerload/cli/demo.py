@@ -58,10 +58,15 @@ _CONFIG = 'cluster = "{cluster}"\npeer = []\nlabel = []\n'
 
 def main(words: list[str]) -> int:
     """Run the verb: 0 if all went well and nothing is left, 1 if not."""
+    if words[:1] == ["gpu"]:
+        from peerload.cli import demo_gpu
+
+        return demo_gpu.main(words[1:])
     reader = Options(
         "demo",
         "Start three agents and an MQTT broker on this machine, submit real commands of different length to one of"
-        " the agents, show how they spread, count it up, and remove everything.",
+        " the agents, show how they spread, count it up, and remove everything. `peerload demo gpu` shows how tasks"
+        " share GPUs, on GPUs that are played.",
     )
     reader.flag("--tasks", type=whole(1, TASKS_MAX), default=TASKS, metavar="N", help="how many (default: %(default)s)")
     reader.flag("--policy", default="adaptive", metavar="NAME|FILE", help="the preset of policies (%(default)s)")
@@ -71,8 +76,8 @@ def main(words: list[str]) -> int:
     flags = reader.read(words)
     policy = os.path.abspath(flags.policy) if flags.policy.endswith(".toml") else flags.policy  # noqa: PTH100 -- no links followed
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    demo = Demo(_temporary_directory(), policy)
+        signal.signal(number, interrupt)
+    demo = Demo(temporary_directory(), policy)
     account: dict[str, Any] | None = None
     interrupted = False
     try:
@@ -84,7 +89,7 @@ def main(words: list[str]) -> int:
         raise
     finally:
         left = demo.clean()
-        _tell_left(left, demo.started)
+        tell_left(left, demo.started)
     if account is None:
         return 1 if left and not interrupted else INTERRUPTED
     account |= {"policy": flags.policy, "broker": demo.broker, "processes_left": len(left)}
@@ -98,6 +103,8 @@ def main(words: list[str]) -> int:
 
 class Demo:
     """One demonstration in one directory: `run`, then always `clean`."""
+
+    nodes: tuple[str, ...] = tuple(SLOTS)
 
     def __init__(self, directory: Path, policy: str) -> None:
         self.directory = directory
@@ -129,7 +136,7 @@ class Demo:
                 {
                     "node": node,
                     "state": str(self.directory / node),
-                    "socket": self._socket(node),
+                    "socket": self.socket(node),
                     "listen": "127.0.0.1:0",
                     "mqtt": [broker.url],
                     "slots": slots,
@@ -140,12 +147,12 @@ class Demo:
             )
             self.started |= {info["pid"], info["launcher_pid"]}
         self.started.add(broker.pid)
-        self.started.update(self._processes())  # the guards of the launchers, too
+        self.started.update(self.processes())  # the guards of the launchers, too
         clients = {
-            node: self._stack.enter_context(Client(self._socket(node), timeout_s=ANSWER_WITHIN_S)) for node in SLOTS
+            node: self._stack.enter_context(Client(self.socket(node), timeout_s=ANSWER_WITHIN_S)) for node in SLOTS
         }
         for node, client in clients.items():
-            _wait(lambda client=client: _has_met(client), f"{node} did not meet the others over MQTT")  # type: ignore[misc]
+            wait(lambda client=client: _has_met(client), f"{node} did not meet the others over MQTT")  # type: ignore[misc]
         sys.stderr.write(
             f"{kind} at port {broker.port}, three agents (slots):"
             f" {', '.join(f'{node} ({slots})' for node, slots in SLOTS.items())}.\n"
@@ -200,8 +207,8 @@ class Demo:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         told: list[str] = []
-        for node in SLOTS:
-            with contextlib.suppress(PeerloadError), Client(self._socket(node), timeout_s=GONE_WITHIN_S) as client:
+        for node in self.nodes:
+            with contextlib.suppress(PeerloadError), Client(self.socket(node), timeout_s=GONE_WITHIN_S) as client:
                 client.call("stop", all=True)
                 told.append(node)
         self._stack.close()  # the broker, and our connections
@@ -209,8 +216,8 @@ class Demo:
             [pid for pid in self._agents() if not any(self._is_agent_of(pid, node) for node in told)], self._agents
         )
         left: list[tuple[int, str]] = []
-        if not self._end(self._processes(), self._processes):  # the launcher of an agent that was interrupted early
-            left = [(pid, _command_line(pid)) for pid in self._processes()]
+        if not self._end(self.processes(), self.processes):  # the launcher of an agent that was interrupted early
+            left = [(pid, _command_line(pid)) for pid in self.processes()]
             for pid, _ in left:
                 _signal(pid, signal.SIGKILL)
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -221,29 +228,30 @@ class Demo:
         for pid in asked:
             _signal(pid, signal.SIGTERM)
         try:
-            _wait(lambda: not those(), "some processes do not end", GONE_WITHIN_S)
+            wait(lambda: not those(), "some processes do not end", GONE_WITHIN_S)
         except PeerloadError:
             return False
         return True
 
     def _agents(self) -> list[int]:
-        return [pid for pid in self._processes() if any(self._is_agent_of(pid, node) for node in SLOTS)]
+        return [pid for pid in self.processes() if any(self._is_agent_of(pid, node) for node in self.nodes)]
 
     def _is_agent_of(self, pid: int, node: str) -> bool:
-        return f" --socket {self._socket(node)} " in f"{_command_line(pid)} "
+        return f" --socket {self.socket(node)} " in f"{_command_line(pid)} "
 
     def show_logs(self) -> None:
         """The last lines of each agent's log, on stderr, before the directory goes."""
-        for node in SLOTS:
+        for node in self.nodes:
             log = self.directory / node / "agent.log"
             if log.exists():
                 for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]:
                     sys.stderr.write(f"  {node}: {printable(line)}\n")
 
-    def _socket(self, node: str) -> str:
+    def socket(self, node: str) -> str:
+        """Where this node's agent answers."""
         return str(self.directory / f"{node}.sock")
 
-    def _processes(self) -> list[int]:
+    def processes(self) -> list[int]:
         """Every living process that carries our mark, after reaping our own children."""
         mark = f"{MARK}={self.directory}".encode()
         found = []
@@ -264,14 +272,16 @@ class Demo:
         return found
 
 
-def _temporary_directory() -> Path:
+def temporary_directory() -> Path:
+    """A new one for a demonstration."""
     base = tempfile.gettempdir()
     if len(os.fsencode(base)) > PATH_BYTES_MAX:
         base = "/tmp"  # noqa: S108 -- mkdtemp makes a directory there that nobody else can enter
     return Path(tempfile.mkdtemp(prefix="peerload-demo-", dir=base))
 
 
-def _interrupt(_number: int, _frame: object) -> None:
+def interrupt(_number: int, _frame: object) -> None:
+    """For signals that mean: clean up and go."""
     raise KeyboardInterrupt
 
 
@@ -281,7 +291,7 @@ def _has_met(client: Client) -> bool:
     return alive == len(SLOTS) and client.call("info")["mqtt"] is not None
 
 
-def _wait(predicate: Callable[[], bool], otherwise: str, within_s: float = MEET_WITHIN_S) -> None:
+def wait(predicate: Callable[[], bool], otherwise: str, within_s: float = MEET_WITHIN_S) -> None:
     """Return as soon as it is true. Raises PeerloadError saying ``otherwise``."""
     pause = threading.Event()
     deadline_s = time.monotonic() + within_s
@@ -337,7 +347,7 @@ def _told(account: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _tell_left(left: Sequence[tuple[int, str]], started: set[int]) -> None:
+def tell_left(left: Sequence[tuple[int, str]], started: set[int]) -> None:
     """Say on stderr what became of the processes."""
     if not left:
         sys.stderr.write(f"\nStopped: none of {len(started)} processes is left, the directory is removed.\n")

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-WHAT = ("task", "attempt", "node", "agent", "launcher", "disk", "store")
+WHAT = ("task", "attempt", "node", "agent", "launcher", "disk", "gpu", "store")
 EVENTS_MAX = 100_000
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.options import Options
-from peerload.cli.text import duration_text, number_text, print_json, shortened, size_text, table
+from peerload.cli.text import duration_text, number_text, print_json, printable, shortened, size_text, table
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEADINGS = ("NODE", "STATE", "LOAD", "REGION", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
+GPU_HEADINGS = ("NODE", "GPU", "MODEL", "BUSY", "MEMORY", "OURS", "FOREIGN", "TASKS", "STATE")
+GPU_RIGHT = ("GPU", "BUSY", "OURS", "FOREIGN", "TASKS")
 REASON_WIDTH_MAX = 40
 RIGHT = ("LOAD", "CPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
 
@@ -22,7 +24,7 @@ def main(words: list[str]) -> int:
     reader = Options(
         "nodes",
         "Every node: state, load index and region, cpu, memory, GPUs, tasks, incarnation (which grows with each start of\n"
-        "its agent), and how old what we know is.",
+        "its agent), and how old what we know is. Then every GPU: model, how busy, memory in use by our tasks and by others.",
     )
     flags = reader.read(words)
     with Client(flags.socket) as client:
@@ -30,8 +32,38 @@ def main(words: list[str]) -> int:
     if flags.json:
         print_json({"nodes": nodes})
     else:
-        sys.stdout.write("".join(f"{line}\n" for line in table(HEADINGS, [row(node) for node in nodes], RIGHT)))
+        lines = table(HEADINGS, [row(node) for node in nodes], RIGHT)
+        gpus = [gpu_row(node, gpu) for node in nodes for gpu in node.get("gpus") or []]
+        if gpus:
+            lines += ["", *table(GPU_HEADINGS, gpus, GPU_RIGHT)]
+        lines += [
+            f"{printable(str(node.get('node', '')))} has no GPUs: {printable(str(node['no_gpus_because']))}"
+            for node in nodes
+            if node.get("no_gpus_because")
+        ]
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def gpu_row(node: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
+    """The cells of one GPU."""
+    state = str(gpu.get("health") or "-")
+    if state == "ok":
+        state = str(gpu.get("mode") or "-")
+    if gpu.get("why"):
+        state += f": {shortened(str(gpu['why']), REASON_WIDTH_MAX)}"
+    busy = gpu.get("util")
+    return [
+        str(node.get("node", "")),
+        number_text(gpu.get("index")),
+        str(gpu.get("model") or "GPU"),
+        "-" if busy is None else f"{round(100 * busy)} %",
+        f"{size_text(gpu.get('mem_used_bytes'))} / {size_text(gpu.get('mem_bytes'))}",
+        size_text(gpu.get("mem_ours_bytes")),
+        size_text(gpu.get("mem_foreign_bytes")),
+        number_text(gpu.get("tasks")),
+        state,
+    ]
 
 
 def row(node: dict[str, Any]) -> list[str]:

@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     with Client(flags.socket) as client:
         following = Following(client, print_json if flags.json else OutputWriter().write)
         with following:
-            reply = command.submit(client, spec, secret, [])
+            reply = command.submit(client, spec, secret, [], waits_for_node=flags.wait_for_node)
             command.warn_if_stranded(client, reply, spec)
             ended = following.follow(reply["id"])
     _say_if_input_was_ignored()

@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     if flags.dry_run:
         return command.print_dry_run(spec, secret, flags, array=ranges)
     with Client(flags.socket) as client:
-        reply = command.submit(client, spec, secret, ranges, held=flags.held)
+        reply = command.submit(client, spec, secret, ranges, held=flags.held, waits_for_node=flags.wait_for_node)
         members = reply.get("members")
         if flags.json:
             print_json({"id": reply["id"]} | ({"members": members} if members else {}))

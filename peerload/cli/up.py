@@ -18,6 +18,7 @@ from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 STARTS_WITHIN_S = 60.0
@@ -55,8 +56,9 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def start(settings: dict[str, Any]) -> dict[str, Any]:
+def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, Any]:
     """Start an agent in a session of its own and return what it says of itself as soon as its socket answers.
+    ``program``: what takes the flags of `peerload agent`, if that is another.
 
     Raises PeerloadError with the last lines of its log if it ends before, or does not answer in a minute (then it is
     stopped).
@@ -69,7 +71,7 @@ def start(settings: dict[str, Any]) -> dict[str, Any]:
     except OSError as error:
         raise PeerloadError(f"{log_path} cannot be written", why=error.strerror or str(error)) from None
     log_start = os.fstat(log).st_size
-    command = [*_program(), "agent", *as_words(settings)]
+    command = [*(program or [*_program(), "agent"]), *as_words(settings)]
     try:
         process = subprocess.Popen(  # noqa: S603 -- our own program, with our own words
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"

@@ -68,7 +68,11 @@ class Arrivals:
             if self._submissions.is_under_way(event):
                 return
             placeable = submission.why_not_placeable(
-                self._state, self._membership, event.spec, directory_here=event.directory_here
+                self._state,
+                self._membership,
+                event.spec,
+                directory_here=event.directory_here,
+                refuses=not event.waits_for_node,
             )
             array = self._submissions.begin(event, len(self._home.tasks))
         except BadRequest as error:

@@ -5,9 +5,11 @@ A task of this home is offered at once; a guest goes back to its home with the n
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.admission import why_never
+from peerload.core.gpu_terms import has_room
 from peerload.core.view import Movable
 from peerload.core.work import Guest, GuestPhase, HomePhase, HomeTask
 from peerload.model.messages import Need
@@ -26,7 +28,11 @@ if TYPE_CHECKING:
     from peerload.core.sender import Sender
     from peerload.core.state import CoreState
     from peerload.core.work import Work
+    from peerload.model.load import LoadReport
     from peerload.model.resources import Profile
+
+LOOKED_AT_MAX = 64
+"""Tasks that wait for devices and are held against the room of a node that asks for work."""
 
 
 class Giver:
@@ -61,11 +67,22 @@ class Giver:
                 return task
         return None
 
+    def waits_for_room_there(self, profile: Profile, report: LoadReport) -> Work | None:
+        """A task that waits for devices here while that node says that it has some: it goes, whatever the loads are."""
+        for work in islice(self._queue.waiting_for_devices(), LOOKED_AT_MAX):
+            request = work.spec.request
+            if request.gpus and has_room(request, report) and self._may_go(work, profile):
+                return work
+        return None
+
     def choose(self, profile: Profile, besides: Container[bytes] = ()) -> Work | None:
-        """The waiting task that the selection policy lets go to that node; not one of ``besides``, by uid."""
+        """The waiting task that the selection policy lets go to that node; not one of ``besides``, by uid, nor one that
+        takes devices."""
         movable = Movable(
             self._queue,
-            lambda work: work.uid not in besides and self._may_go(work, profile),
+            lambda work: (
+                work.uid not in besides and not work.spec.request.takes_devices and self._may_go(work, profile)
+            ),
             self._state,
         )
         try:

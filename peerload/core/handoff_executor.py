@@ -250,7 +250,7 @@ class Executor:
             ),
         )
         self._note(guest, "started", "room here")
-        self._ledger.start(guest.key, guest.spec.request, is_local=False)
+        self._holds_room(guest)
         self._state.actions.append(
             SpawnTask(
                 guest.key,
@@ -261,9 +261,14 @@ class Executor:
                 0.0 if guest.is_parked else guest.deadline_s,
                 guest.ts,
                 self._state.config.frozen_s_max,
+                guest.devices,
             )
         )
         return True
+
+    def _holds_room(self, guest: Guest) -> None:
+        run_s = self._state.run_s_max(guest) if guest.devices else 0.0
+        self._ledger.start(guest.key, guest.spec.request, is_local=False, devices=guest.devices, run_s=run_s)
 
     def started(self, guest: Guest, started_at: float, reason: str = "its process is there") -> None:
         """The launcher has the process: say so, which is what users see as running."""
@@ -344,6 +349,7 @@ class Executor:
             guest.ts,
             guest.lease_s,
             guest.exit,
+            guest.devices,
         )
 
     def _tell(self, guest: Guest) -> None:
@@ -432,6 +438,7 @@ class Executor:
         guest.lease_s = record.lease_s
         guest.deadline_s = record.ts + record.lease_s
         guest.phase = GuestPhase.HERE
+        guest.devices = record.devices
         self.guests[guest.key] = guest
         self.by_uid[guest.uid] = guest
         if record.state is ExecutionState.RESULT:
@@ -444,7 +451,7 @@ class Executor:
     def adopted_running(self, guest: Guest, started_at: float, ts: float) -> None:
         """It runs on: hold its room, tell its home. ts: the newest that the launcher was told with its deadline."""
         guest.ts = max(guest.ts, ts)
-        self._ledger.start(guest.key, guest.spec.request, is_local=False)
+        self._holds_room(guest)
         self.started(guest, started_at, "it runs on; the agent is back")
         self.leases.began(guest)
 

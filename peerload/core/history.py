@@ -33,6 +33,7 @@ RUNS_KNOWN_MIN = 3
 """Fewer runs than this of a very command line say less than more runs of commands like it."""
 DURATION_S_AT_FIRST = 1.0
 """What a task is taken for before any has ended."""
+NEARLY_ALL = 0.9
 FLAGS_READ_MAX = 64
 """Words of a command line that are looked at for flags and a script."""
 KEY_BYTES = 16
@@ -75,6 +76,11 @@ class PastRuns:
     def mean_s(self) -> float:
         """Their mean. There must be one."""
         return self._sum_s / len(self._durations)
+
+    def nearly_all_s(self, speed: float) -> float:
+        """What nine of ten of them would not have exceeded on a node of this speed. There must be one."""
+        ascending = self.ascending(speed)
+        return ascending[min(int(NEARLY_ALL * len(ascending)), len(ascending) - 1)]
 
     def ascending(self, speed: float) -> tuple[float, ...]:
         """How long they would have taken on a node of this speed, in order."""

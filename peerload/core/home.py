@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIGKILL = 9
 OBEYING_MAX = 10_000
 """Cancelled attempts elsewhere whose time to obey is remembered."""
-NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0}
+NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "devices": ()}
 """What the record of a task says that no node has."""
 
 
@@ -235,9 +235,18 @@ class Home:
             store=self._state.identity.store,
             lease_s=0.0,
             last_node="",
+            devices=task.devices,
         )
-        self._ledger.start(task.key, task.spec.request, is_local=True)
-        self._state.actions.append(SpawnTask(task.key, task.task, task.record.attempt, self._state.node, task.spec))
+        self.holds_room(task)
+        spawn = SpawnTask(
+            task.key, task.task, task.record.attempt, self._state.node, task.spec, devices=task.record.devices
+        )
+        self._state.actions.append(spawn)
+
+    def holds_room(self, task: HomeTask) -> None:
+        """It runs here, with the devices that its record names."""
+        run_s = self._state.run_s_max(task) if task.record.devices else 0.0
+        self._ledger.start(task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s)
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
         """The launcher has the process."""

@@ -9,7 +9,7 @@ or once for all if they are steady.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peerload.core.view import View
 from peerload.model.actions import Announce
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.work import Work
     from peerload.model.instant import Instant
+    from peerload.model.resources import ResourceRequest
     from peerload.policy.api import TransferPolicy
+
+    Standing = tuple[Region, bool, bool]
 
 MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Until the transfer policy has spoken, and while it fails."""
-NOT_SETTLED = (-1, 0)
+NOT_SETTLED = (-1, 0, 0)
 
 
 class Information:
@@ -64,7 +67,7 @@ class Information:
         self._is_quiet = False
         self._watches = state.policies.information.watches
         self.ask: Callable[[LoadReport], None] = lambda _report: None
-        self._due: tuple[Region, bool] | None = None
+        self._due: Standing | None = None
         self._marks = MARKS_AT_FIRST
         self._marks_at: Instant | None = None
         self._steady: TransferPolicy | None = None
@@ -72,13 +75,20 @@ class Information:
         self._own: View | None = None
         self.running: Callable[[], Iterable[Work]] = tuple
         self.cpus_busy = 0.0
+        self.cpus_foreign = 0.0
         self.mem_used_bytes = 0
+        self.pressure = 0.0, 0.0
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
-    def view(self, peers: Sequence[str] | None = None, uncounted: int = 0) -> View:
-        """What a policy sees of this node, and the peers in question (None: all). n leaves ``uncounted`` tasks out."""
+    def view(
+        self, peers: Sequence[str] | None = None, uncounted: int = 0, request: ResourceRequest | None = None
+    ) -> View:
+        """What a policy sees of this node, and the peers in question (None: all). n leaves ``uncounted`` tasks out.
+        request: of the task that is to be placed."""
         view = self._view(peers, uncounted)
+        view.cpus_foreign = self.cpus_foreign
+        view.for_request = request if request is not None and request.gpus else None
         view.marks = self.marks()
         if self._told is not None:
             view.told = KnownReport(self._told, self._state.now.boot_s - self._told_s)
@@ -137,7 +147,17 @@ class Information:
     def _described(self, marks: Marks) -> LoadReport:
         ledger = self._ledger
         n, slots = ledger.load_tasks, ledger.profile.slots
-        stranded = len(self._stranded)
+        stranded, devices = len(self._stranded), ledger.devices
+        if devices.states:
+            gpus: dict[str, Any] = {
+                "gpus": ledger.profile.gpus,
+                "gpus_free": devices.gpus_free(),
+                "gpu_tasks": ledger.gpu_tasks,
+                "gpu_load": self._own_view(marks).gpu_load,
+                "devices": devices.loads(ledger.now_s) if ledger.profile.devices else (),
+            }
+        else:
+            gpus = {}
         return LoadReport(
             load_tasks=n,
             slots=slots,
@@ -152,12 +172,17 @@ class Information:
             mem_used_bytes=self.mem_used_bytes,
             incarnation=self._state.identity.incarnation,
             sequence=self._sequence,
+            cpu_pressure=self.pressure[0],
+            mem_pressure=self.pressure[1],
+            **gpus,
         )
 
-    def _standing(self, report: LoadReport) -> tuple[Region, bool]:
+    def _standing(self, report: LoadReport) -> Standing:
         """What is told when it has changed: the region and, where reports choose whom to ask, whether this node has a
-        task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten."""
-        return report.region, report.gives and self._state.policies.information.reports_guide_probing
+        task to give. With a threshold of 1 a node is overloaded as soon as it runs one task, and stays so with ten. And
+        whether it has a GPU that nobody uses: whoever waits for one elsewhere hears of it."""
+        guides = self._state.policies.information.reports_guide_probing
+        return report.region, report.gives and guides, report.gpus_free > 0
 
     def _region(self, marks: Marks) -> Region:
         """Underloaded below the low mark, overloaded from the high one on."""
@@ -168,18 +193,23 @@ class Information:
 
     def _gives(self, marks: Marks) -> bool:
         """Whether it has a task that may go."""
-        if self._stranded:
+        if self._stranded or self._ledger.waits_for_devices:
             return True
         return len(self._queue) > 0 and self._ledger.load_tasks > marks.give_above * self._ledger.profile.slots
 
     def _load(self, marks: Marks) -> float:
-        """The load policy's word; a report goes with every probe and reply, so one view is kept for it."""
+        """The load policy's word."""
+        return self._own_view(marks).load
+
+    def _own_view(self, marks: Marks) -> View:
+        """A report goes with every probe and reply, so one view is kept for it."""
         view = self._own
         if view is None:
             view = self._own = self._view(None, 0)
         view.cpus_busy = self.cpus_busy
+        view.cpus_foreign = self.cpus_foreign
         view.marks = marks
-        return view.load
+        return view
 
     # -- told to everybody ---------------------------------------------------------------------------------------------
 
@@ -197,13 +227,14 @@ class Information:
 
     def _settle_standing(self, told: LoadReport, before: LoadReport) -> None:
         """Another standing counts if it holds."""
-        version = self._ledger.version, len(self._stranded)
+        devices = self._ledger.devices
+        version = self._ledger.version, devices.version if devices.states else 0, len(self._stranded)
         if version == self._settled_version and self._state.policies.transfer is self._steady:
             return  # neither a task nor a mark has changed since
         self._settled_version = version
         marks = self.marks()
         guides = self._state.policies.information.reports_guide_probing
-        standing = self._region(marks), guides and self._gives(marks)
+        standing = self._region(marks), guides and self._gives(marks), bool(devices.states and devices.gpus_free())
         if standing == self._standing(before) == self._standing(told) and self._said is None:
             if self._due is not None:
                 self._due = None

@@ -32,6 +32,7 @@ from peerload.core.state import CoreState
 from peerload.core.submission import Submissions
 from peerload.core.turns import Turns
 from peerload.model import events, messages
+from peerload.model.devices import GPU
 
 if TYPE_CHECKING:
     import random
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model.actions import Action
     from peerload.model.config import CoreConfig
+    from peerload.model.devices import Device
     from peerload.model.gossip import Load
     from peerload.model.instant import Instant
     from peerload.model.messages import Identity
@@ -64,8 +66,11 @@ class Node:
     def __init__(
         self, config: CoreConfig, policies: PolicySet, identity: Identity, profile: Profile, rng: random.Random
     ) -> None:
+        """profile: with all that is known of its devices; others are told less of these."""
+        self.ledger = Ledger(profile, config.gpu)
+        if profile.devices:
+            profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.told())
         self.state = CoreState(config, policies, identity, profile, rng)
-        self.ledger = Ledger(profile)
         self._troubles: dict[str, str] = {}
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state)
@@ -115,6 +120,7 @@ class Node:
         """What is to be done because of this event, in order. Raises InvariantBroken only for a bug of ours."""
         state = self.state
         state.now = now
+        self.ledger.now_s = now.boot_s
         state.actions = []
         if isinstance(event, events.MessageReceived):  # most are
             self._message(event)
@@ -149,7 +155,14 @@ class Node:
                 self.runs.started(event.key, event.started_at)
             case events.LoadSampled():
                 self.sharing.information.cpus_busy = event.cpus_busy
+                self.sharing.information.cpus_foreign = event.cpus_busy_foreign
                 self.sharing.information.mem_used_bytes = event.mem_used_bytes
+                self.sharing.information.pressure = event.cpu_pressure, event.mem_pressure
+            case events.DevicesSampled():
+                for key, device in self.ledger.devices.read(event.readings, event.at_s, self.state.now.boot_s):
+                    self.runs.strayed(key, device)
+            case events.DevicesFound():
+                self._devices_found(event.devices)
             case events.PeerMet():
                 self._met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
@@ -217,6 +230,12 @@ class Node:
     def _speed_measured(self, speed: float) -> None:
         """A fact of this node has changed: peers are told."""
         self._profile_changed(speed=speed)
+        self.sharing.information.tell()
+
+    def _devices_found(self, devices: tuple[Device, ...]) -> None:
+        """Another fact of this node has changed."""
+        self.ledger.devices.set_devices(devices)
+        self._profile_changed(devices=self.ledger.devices.told(), gpus=sum(device.kind == GPU for device in devices))
         self.sharing.information.tell()
 
     def _trouble(self, what: str, words: str) -> None:
@@ -420,6 +439,8 @@ class Node:
                 self.runs.stop(subject)
             case "kill":
                 self.runs.kill(subject)
+            case "devices":
+                self.runs.devices_due()
             case "frozen":
                 pass  # its room may be had from now on: `settle` looks
             case _:

@@ -160,6 +160,10 @@ class Receiver:
         stranded = self._giver.stranded_for(request.profile)
         if stranded is not None:
             return stranded
+        if self._ledger.waits_for_devices:
+            waiting = self._giver.waits_for_room_there(request.profile, request.report)
+            if waiting is not None:
+                return waiting
         give_above = self._information.marks().give_above * self._ledger.profile.slots
         if self._ledger.load_tasks <= give_above or request.profile.node != src:
             return None

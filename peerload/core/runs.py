@@ -6,13 +6,14 @@ the launcher (or another one) came back and neither runs it nor has its exit rec
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from peerload.core.frozen import Frozen
 from peerload.core.work import Guest, HomeTask
-from peerload.model.actions import ForgetTask, SignalTask
+from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ RUNS_ON = "it runs on; the agent is back"
 
 
 class Runs:
-    """The attempts that are to run here, by execution key; its timers are ``limit`` and ``kill``.
+    """The attempts that are to run here, by execution key; its timers are ``limit``, ``kill`` and ``devices``.
 
     ``completed()`` is called when one has ended and the next has been started."""
 
@@ -49,6 +50,7 @@ class Runs:
         self._works: dict[str, HomeTask | Guest] = {}
         self._launcher_away = False
         self._strangers: set[str] = set()
+        self._devices_due_s = math.inf
         self.completed: Callable[[], None] = lambda: None
 
     def holds(self, key: str) -> bool:
@@ -83,6 +85,40 @@ class Runs:
                 self._works[work.key] = work
             elif isinstance(work, Guest) and self._executor.start(work):
                 self._works[work.key] = work
+        self._wait_for_devices()
+
+    def _wait_for_devices(self) -> None:
+        """Be told when time alone may have given a waiting task room, and have a reading of devices that one has left."""
+        devices = self._ledger.devices
+        if devices.was_left:
+            devices.was_left = False
+            self._state.actions.append(LookAtDevices())
+        now_s = self._state.now.boot_s
+        due_s = min(devices.due_s(now_s), self._queue.due_s)
+        if due_s != self._devices_due_s:
+            self._devices_due_s = due_s
+            if due_s < math.inf:
+                self._state.set_timer_in(max(due_s - now_s, 0.0), "devices")
+            else:
+                self._state.clear_timer("devices")
+
+    def strayed(self, key: str, device: str) -> None:
+        """A running attempt uses a device that it was not given: for people to know. It counts as foreign there."""
+        work = self._works.get(key)
+        if work is None:
+            return
+        self._state.count("attempts on devices that they were not given")
+        given = ", ".join(self._ledger.devices.holding.get(key, ())) or "none"
+        reason = f"it uses {device}, and was given {given}"
+        if isinstance(work, HomeTask):
+            self._state.note("task", "strayed", task=work.task, attempt=work.record.attempt, reason=reason)
+        else:
+            self._state.note("attempt", "strayed", task=work.task, attempt=work.attempt, node=work.home, reason=reason)
+
+    def devices_due(self) -> None:
+        """That time has come."""
+        self._devices_due_s = math.inf
+        self._ledger.devices.expire(self._state.now.boot_s)
 
     def started(self, key: str, started_at: float) -> None:
         """The launcher has the process."""
@@ -200,7 +236,7 @@ class Runs:
                 started_at, ts = running[key]
                 work.started_s = self._state.now.boot_s - max(self._state.now.wall_s - started_at, 0.0)
                 if isinstance(work, HomeTask):
-                    self._ledger.start(key, work.spec.request, is_local=True)
+                    self._home.holds_room(work)
                     self._home.started_here(work, started_at, RUNS_ON)
                 else:
                     self._executor.adopted_running(work, started_at, ts)

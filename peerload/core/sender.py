@@ -11,10 +11,11 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from peerload.core import gpu_terms
 from peerload.core.admission import why_never
 from peerload.core.search import STEPS_MAX
 from peerload.core.view import task_view
-from peerload.core.work import HomePhase
+from peerload.core.work import HomePhase, HomeTask
 from peerload.model.actions import Decided
 from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.model.task import task_home
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
     from peerload.core.queue import WaitingQueue
     from peerload.core.search import Search, Searches
     from peerload.core.state import CoreState
-    from peerload.core.work import Guest, HomeTask
+    from peerload.core.work import Guest
+    from peerload.model.load import LoadReport
     from peerload.model.messages import Offer, StateAnswer
 
 STRANDED_ASKED_MAX = 64
@@ -84,6 +86,8 @@ class Sender:
             return False
         if not self._home.may_migrate(task) or task.spec.placement.local:
             return False
+        if task.spec.request.takes_devices:
+            return not self._ledger.fits_beside_all(task.spec.request)
         marks = self._information.marks()
         n, slots = self._ledger.load_tasks, self._ledger.profile.slots
         if n >= marks.send_at * slots:
@@ -118,12 +122,16 @@ class Sender:
         for task in list(self.stranded.values()):
             self.search_for(task)
 
-    def room_at(self, node: str) -> None:
-        """A node says that it accepts: it may have room for a stranded task."""
-        if not self.stranded:
-            return
-        for task in list(islice(self.stranded.values(), STRANDED_ASKED_MAX)):
-            if task.search is None and node in self._candidates(task):
+    def room_at(self, node: str, report: LoadReport) -> None:
+        """A node says what room it has: it may be some for a stranded task, or for one that waits for devices here."""
+        tasks = list(islice(self.stranded.values(), STRANDED_ASKED_MAX))
+        if report.gpus and self._ledger.waits_for_devices:
+            waiting = (work for work in self._queue.waiting_for_devices() if isinstance(work, HomeTask))
+            tasks += [task for task in islice(waiting, STRANDED_ASKED_MAX) if self._home.may_migrate(task)]
+        for task in tasks:
+            request = task.spec.request
+            has_room = gpu_terms.has_room(request, report) if request.gpus else report.accepts
+            if has_room and task.search is None and node in self._candidates(task):
                 self.search_for(task)
 
     def search_for(self, task: HomeTask) -> None:
@@ -151,6 +159,8 @@ class Sender:
             self.step(search, task)
 
     def _still_sends(self, task: HomeTask) -> bool:
+        if task.spec.request.takes_devices:
+            return not self._ledger.fits(task.spec.request)
         marks = self._information.marks()
         return self._ledger.load_tasks - 1 >= marks.send_at * self._ledger.profile.slots or (
             marks.send_at <= 1.0 and not self._ledger.fits(task.spec.request)
@@ -202,7 +212,8 @@ class Sender:
     def _ask_policy(
         self, search: Search, task: HomeTask, peers: Sequence[str]
     ) -> ProbeStep | Broadcast | Transfer | Keep:
-        view = self._information.view(peers, uncounted=0 if task.stranded_because else 1)
+        uncounted = 0 if task.stranded_because else 1
+        view = self._information.view(peers, uncounted, task.spec.request)
         shown = task_view(task, self._state)
         search.steps += 1
         try:
@@ -247,7 +258,8 @@ class Sender:
         """An answer to a probe; one that comes after its time is only a report."""
         search = self._searches.answered(reply.search, src)
         if search is not None and search.task is not None:
-            search.add(src, accepts=reply.accepts, report=reply.report, price_s=reply.price_s)
+            seen = gpu_terms.seen_by(search.task.spec.request, reply.report)
+            search.add(src, accepts=reply.accepts, report=seen, price_s=reply.price_s)
             if not search.pending:
                 self._searches.wait_no_more(search)
                 self.step(search, search.task)
@@ -259,7 +271,7 @@ class Sender:
         if search is None or search.task is None or not search.is_broadcast:
             return False
         if len(search.replies) < self._state.config.probes_per_search_max:
-            search.add(src, accepts=True, report=answer.report)
+            search.add(src, accepts=True, report=gpu_terms.seen_by(search.task.spec.request, answer.report))
             if search.task.phase is not HomePhase.OFFERED:
                 self.step(search, search.task)
         return True
@@ -366,6 +378,9 @@ class Sender:
             return False
         if why_never(profile, need.request, need.placement, home):
             return False
+        if need.request.takes_devices:
+            is_little = need.request.gpus > 0 and self._ledger.gpu_tasks <= load_tasks_max < ANY_LOAD
+            return is_little or self._ledger.fits_beside_all(need.request)
         if self._ledger.load_tasks <= load_tasks_max:
             return True
         marks = self._information.marks()

@@ -156,5 +156,5 @@ class Sharing:
         has_work = report.gives or is_overloaded
         if has_work and self._has_receiver:
             self.receiver.pull(first=src)
-        if report.accepts:
-            self.sender.room_at(src)
+        if report.accepts or report.gpus:
+            self.sender.room_at(src, report)

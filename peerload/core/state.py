@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from peerload.core.history import History
+from peerload.core.history import RUNS_KNOWN_MIN, History
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, Send, SetTimer
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
     import random
 
+    from peerload.core.work import Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.messages import Advice, Identity, Membership, Ownership
@@ -64,6 +66,14 @@ class CoreState:
     def node(self) -> str:
         """This node's name."""
         return self.identity.node
+
+    def run_s_max(self, work: Work) -> float:
+        """How long it will run here nearly for sure, as far as it is limited, or its command is known; else infinite."""
+        runs = self.history.past(self.history.keys_of(work))
+        if runs is None or len(runs) < RUNS_KNOWN_MIN:
+            return work.spec.time_limit_s or math.inf
+        nearly_s = runs.nearly_all_s(self.profile.speed)
+        return min(nearly_s, work.spec.time_limit_s or math.inf)
 
     @property
     def takes_guests(self) -> bool:

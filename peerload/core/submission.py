@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.admission import why_never
+from peerload.core.admission import asked_text, lacks, why_never
+from peerload.core.gpu_terms import seen_by
 from peerload.core.membership import PeerState
 from peerload.core.work import HomeTask
 from peerload.model.actions import Answer, PutSubmission, PutTask
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 PEERS_NAMED_MAX = 3
 """Peers whose reason is told; as many as fit a line."""
-NODES_HINT = "peerload nodes"
+HOPELESS_HINT = "peerload nodes        to wait for such a node:  --wait-for-node"
 USED_BEFORE = "this token was used before for another command"
 NEW_TOKEN = "submit again with a new token"  # noqa: S105 -- words
 
@@ -168,18 +169,23 @@ def why_not_here(state: CoreState, spec: TaskSpec, *, directory_here: bool) -> s
     return f"no directory {spec.directory.decode(errors='replace')} on this node"
 
 
-def why_not_placeable(state: CoreState, membership: Membership, spec: TaskSpec, *, directory_here: bool) -> str | None:
+def why_not_placeable(
+    state: CoreState, membership: Membership, spec: TaskSpec, *, directory_here: bool, refuses: bool = True
+) -> str | None:
     """Why a task waits though this node is idle: it cannot run here, and no node that could says that it has room.
-    None if there is nothing to wait for but a turn. Raises NeverRunnable if no node known could ever run it."""
+    None if there is nothing to wait for but a turn. Raises NeverRunnable if no node known could ever run it, unless it
+    may wait for one (not ``refuses``)."""
     here = why_not_here(state, spec, directory_here=directory_here)
     if not here:
         return None
     need = Need(spec.request, spec.placement)
-    if not membership.could_ever(need, state.node):
+    if refuses and not membership.could_ever(need, state.node):
         _refuse_hopeless(state, membership, spec, here, directory_here=directory_here)
     eligible = [membership.report(node) for node in membership.eligible(need, state.node)]
-    if any(known is not None and known.report.accepts for known in eligible):
+    if any(known is not None and seen_by(spec.request, known.report).accepts for known in eligible):
         return None
+    if not membership.could_ever(need, state.node):
+        return f"no node known can ever run it; {here}"
     could = [peer for peer in membership if not why_never(peer.profile, spec.request, spec.placement, state.node)]
     return "; ".join([here, *_named([(peer, _why_not_now(peer)) for peer in could])])
 
@@ -203,8 +209,20 @@ def _refuse_hopeless(
         for peer in membership
     ]
     is_the_directory = not directory_here and not why_not_here(state, spec, directory_here=True)
-    raise NeverRunnable(
-        "no node known can ever run this; nothing was submitted",
-        why="; ".join([f"{state.node}: {here}", *_named(reasons)]),
-        hint="another directory: -d DIR        a fresh scratch directory: -d -" if is_the_directory else NODES_HINT,
-    )
+    hint = "another directory: -d DIR        a fresh scratch directory: -d -" if is_the_directory else HOPELESS_HINT
+    why = "; ".join([f"{state.node}: {here}", *_named(reasons)])
+    if spec.request.takes_devices:
+        nearest, lacking = _nearest_miss(state, membership, spec)
+        others = [f"{state.node}: {here}"] if nearest != state.node else []
+        others += _named([(peer, why) for peer, why in reasons if peer.identity.node != nearest])
+        asked = asked_text(spec.request, spec.placement)
+        why = "; ".join([f"asked {asked}, nearest is {nearest}: {lacking}", *others])
+    raise NeverRunnable("no node known can ever run this; nothing was submitted", why=why, hint=hint)
+
+
+def _nearest_miss(state: CoreState, membership: Membership, spec: TaskSpec) -> tuple[str, str]:
+    """The node that lacks least, and what it lacks, in words."""
+    profiles = [state.profile, *(peer.profile for peer in membership if peer.knows_profile)]
+    lacking = [(lacks(profile, spec.request, spec.placement, state.node), profile) for profile in profiles]
+    fewest = min(lacking, key=lambda one: (len(one[0]), one[1].gpus == 0, -one[1].gpus, one[1].node))
+    return fewest[1].node, ", ".join(fewest[0])

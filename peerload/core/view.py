@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.core.gpu_terms import seen_by
 from peerload.model.messages import Need
-from peerload.policy.api import TaskView
+from peerload.policy.api import KnownReport, TaskView
 from peerload.policy.sound import sound_load
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.work import Work
     from peerload.model.load import Marks
-    from peerload.policy.api import KnownReport
+    from peerload.model.resources import ResourceRequest
 
 ANYTHING = Need()
 """The need that every node with slots can meet."""
@@ -37,6 +38,8 @@ class View:
         "_state",
         "_uncounted",
         "cpus_busy",
+        "cpus_foreign",
+        "for_request",
         "marks",
         "told",
     )
@@ -53,7 +56,8 @@ class View:
         peers: Sequence[str] | None,
         uncounted: int,
     ) -> None:
-        """peers: None = all that are usable; uncounted: tasks that n leaves out."""
+        """peers: None = all that are usable; uncounted: tasks that n leaves out. `for_request`: that of the task in question,
+        if it asks for GPUs: then loads are in GPUs (`gpu_terms.py`)."""
         self._state = state
         self._ledger = ledger
         self._membership = membership
@@ -63,6 +67,8 @@ class View:
         self._peers = peers
         self._uncounted = uncounted
         self.cpus_busy = cpus_busy
+        self.cpus_foreign = 0.0
+        self.for_request: ResourceRequest | None = None
         self.marks: Marks
         self.told: KnownReport | None = None
 
@@ -84,6 +90,8 @@ class View:
     @property
     def load(self) -> float:
         """The load policy's word."""
+        if self.for_request is not None:
+            return self.gpu_load
         try:
             return sound_load(self._state.policies.load.load(self))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
@@ -91,15 +99,49 @@ class View:
             return self.load_tasks / max(self.slots, 1)
 
     @property
+    def gpu_load(self) -> float:
+        """The same, of the GPUs."""
+        policy_load = getattr(self._state.policies.load, "gpu_load", None)
+        if policy_load is not None:
+            try:
+                return sound_load(policy_load(self))
+            except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+                self._state.count("policy errors")
+        return self.gpu_tasks / max(self.gpus, 1)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of this node."""
+        return self._ledger.profile.gpus
+
+    @property
+    def gpu_tasks(self) -> int:
+        """n in GPUs."""
+        return self._ledger.gpu_tasks
+
+    @property
+    def gpus_busy(self) -> float:
+        """GPUs kept busy."""
+        return self._ledger.devices.gpus_busy
+
+    @property
+    def gpus_foreign(self) -> float:
+        """By others."""
+        return self._ledger.devices.gpus_foreign
+
+    @property
     def load_tasks(self) -> int:
         """n."""
+        if self.for_request is not None:
+            own = self.for_request.gpus if self._uncounted else 0
+            return max(self.gpu_tasks - own, 0)
         n = self._ledger.load_tasks
         return max(n - self._uncounted, 0) if self._uncounted else n
 
     @property
     def slots(self) -> int:
         """c."""
-        return self._ledger.profile.slots
+        return self.gpus if self.for_request is not None else self._ledger.profile.slots
 
     @property
     def cpus(self) -> float:
@@ -144,7 +186,10 @@ class View:
 
     def report(self, node: str) -> KnownReport | None:
         """The newest unexpired report of a peer; this node's own is the one it told last."""
-        return self.told if node == self._state.node else self._membership.report(node)
+        known = self.told if node == self._state.node else self._membership.report(node)
+        if known is None or self.for_request is None:
+            return known
+        return KnownReport(seen_by(self.for_request, known.report), known.age_s)
 
 
 class Running:

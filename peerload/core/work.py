@@ -52,15 +52,18 @@ class Work:
     """What both have in common: enough to wait in the queue and to be started.
 
     order: the place in the order of arrival at this node; withheld: an offer is out, so it must not start here;
-    started_s: when it took its room here (boot time); keys: what its command is known by, once that was asked for.
+    started_s: when it took its room here (boot time); keys: what its command is known by, once that was asked for;
+    devices: the ids of those it was given here; reserved: of those that are kept for it, once nobody may overtake it there.
     """
 
     __slots__ = (
         "arrived_s",
+        "devices",
         "is_local",
         "keys",
         "killed_because",
         "order",
+        "reserved",
         "spec",
         "started_s",
         "task",
@@ -79,6 +82,8 @@ class Work:
         self.killed_because = ""
         self.started_s = 0.0
         self.keys: tuple[bytes, ...] = ()
+        self.devices: tuple[str, ...] = ()
+        self.reserved: tuple[str, ...] = ()
 
     def moves(self) -> int:
         """Placements away from its home by choice, so far."""

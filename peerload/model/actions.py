@@ -72,11 +72,12 @@ class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 EVENTS: dict[str, tuple[str, ...]] = {
-    "task": ("held", "queued", "leased", "running", "parked", "done", "failed", "cancelled", "unknown"),
+    "task": ("held", "queued", "leased", "running", "strayed", "parked", "done", "failed", "cancelled", "unknown"),
     "attempt": (
         "accepted",
         "started",
         "running",
+        "strayed",
         "frozen",
         "thawed",
         "evicted",
@@ -92,6 +93,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "agent": ("started", "stopping", "leaving", "draining", "undrained"),
     "launcher": ("lost", "ready", "silent", "answers"),
     "disk": ("low", "full", "ok"),
+    "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "store": ("damaged", "lost"),
 }
 """What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
@@ -163,7 +165,8 @@ class SendGossip(_Action, frozen=True):
 
 class SpawnTask(_Action, frozen=True):
     """Start the process of this attempt. ``deadline_s``: CLOCK_BOOTTIME at which the launcher freezes it, 0 = never; ``ts``:
-    what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer."""
+    what that was granted for, kept with it; frozen_s_max: it is ended after so long in the freezer; devices: the ids of
+    those that it is given."""
 
     key: str
     task: str
@@ -173,6 +176,11 @@ class SpawnTask(_Action, frozen=True):
     deadline_s: float = 0.0
     ts: float = 0.0
     frozen_s_max: float = 0.0
+    devices: tuple[str, ...] = ()
+
+
+class LookAtDevices(_Action, frozen=True):
+    """Read all devices at once, and tell what was read with DevicesSampled: an attempt has ended on some."""
 
 
 class SignalTask(_Action, frozen=True):
@@ -323,6 +331,7 @@ Action = (
     | ForgetPeer
     | SendGossip
     | SpawnTask
+    | LookAtDevices
     | SignalTask
     | SetLease
     | EvictTask

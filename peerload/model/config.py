@@ -11,11 +11,34 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from peerload.model.devices import Kind
 from peerload.model.gossip import LAN, GossipPreset
 from peerload.model.resources import Name, NodeName, Speed
 
 Positive = Annotated[float, Meta(gt=0.0, le=1e9)]
 Limit = Annotated[int, Meta(ge=1, le=100_000_000)]
+
+
+class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How GPUs are shared on one node (docs/devices.md)."""
+
+    tasks_max: Annotated[int, Meta(ge=1, le=48)] = 10
+    """Tasks on one GPU at a time, those of others counted."""
+    memory_share_max: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.90
+    """Of a GPU's memory no more than this share, less the reserve, is promised."""
+    reserve_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 512 << 20
+    """What a GPU's driver and the contexts of its tasks take besides."""
+    activity_max: Annotated[float, Meta(gt=0.0, le=48.0)] = 1.5
+    """How much work, in whole GPUs, may share one GPU in turns: above 1 they slow each other down, and fill each other's
+    pauses."""
+    activity_unknown: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
+    """The work that a task is taken for of which nothing is known."""
+    settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 5.0
+    """For so long nobody joins a task whose need is not known, unless its memory was seen to stand still before."""
+    starve_after_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 900.0
+    """A task that has waited for so long is not overtaken any more."""
+    release_s_max: Annotated[float, Meta(gt=0.0, le=3600.0)] = 5.0
+    """An ended task's GPU is given away when its processes are gone from it; what is left after this counts as foreign."""
 
 
 class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +135,34 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     commands_kept_max: Limit = 4096
     """Commands (at each level at which one is known) whose durations are remembered."""
 
+    # devices
+    gpu: GpuConfig = GpuConfig()
+
+
+class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[gpu]` of the config file. mem_threshold, reserve: of a card's memory no more than this share, less the
+    reserve, is promised to tasks; exclude: cards that are left alone: numbers, or beginnings of their names."""
+
+    max_tasks: Annotated[int, Meta(ge=1, le=48)] = GpuConfig().tasks_max
+    mem_threshold: Annotated[float, Meta(gt=0.0, le=1.0)] = GpuConfig().memory_share_max
+    reserve: str = "512MiB"
+    settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = GpuConfig().settle_s
+    starve_after: str = "15m"
+    exclude: Annotated[tuple[str | int, ...], Meta(max_length=64)] = ()
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[device]]` of the config file: what is there of one kind. env: variables for tasks that are given some, in
+    which ``{ids}`` stands for those."""
+
+    kind: Kind
+    ids: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^[A-Za-z0-9._:/@+-]{1,80}\Z")], ...], Meta(min_length=1, max_length=64)
+    ]
+    env: dict[
+        Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z")], Annotated[str, Meta(max_length=4096)]
+    ] = {}
+
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one agent; each is a flag of `peerload agent` and a key of the config file."""
@@ -141,5 +192,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Own retained state is published again this often, since a broker's memory is not durable."""
     record: str = ""
     """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
+    gpu: GpuSettings = GpuSettings()
+    """How the GPUs of this node are shared: a table of the config file."""
+    device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
+    """What else tasks may ask for by number: tables of the config file."""
     inbox_max: Limit = 200_000
     clients_max: Limit = 256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from peerload.model.devices import Device, DeviceReading
 from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
@@ -79,7 +80,7 @@ class AgentStarted(_Event, frozen=True):
 class TaskSubmitted(_Event, frozen=True):
     """A client asks to run a command. directory_here: the working directory exists on this node; before: what the store
     knows of an earlier submission with this token: (digest, id, members; 0 = a single task); held: it is kept back until
-    it is released; retry_of: the id of the task that it repeats."""
+    it is released; retry_of: the id of the task that it repeats; waits_for_node: though no node known could ever run it."""
 
     request: int
     token: str
@@ -90,6 +91,7 @@ class TaskSubmitted(_Event, frozen=True):
     before: tuple[bytes, str, int] | None = None
     held: bool = False
     retry_of: str = ""
+    waits_for_node: bool = False
 
 
 class CancelRequested(_Event, frozen=True):
@@ -303,11 +305,27 @@ class OutputArrived(_Event, frozen=True):
 
 
 class LoadSampled(_Event, frozen=True):
-    """What the sensors read: cores kept busy (0 … cpus, averaged over 5 s), memory in use."""
+    """What the sensors read: cores kept busy (0 … cpus, averaged over 5 s), memory in use, and the share of the last 10 s in
+    which somebody had to wait for a core, or for memory."""
 
     cpus_busy: float
     cpus_busy_foreign: float
     mem_used_bytes: int
+    cpu_pressure: float = 0.0
+    mem_pressure: float = 0.0
+
+
+class DevicesFound(_Event, frozen=True):
+    """This node has these devices, all of them, and no others (any more)."""
+
+    devices: tuple[Device, ...]
+
+
+class DevicesSampled(_Event, frozen=True):
+    """What was read of devices, at ``at_s`` (CLOCK_BOOTTIME)."""
+
+    at_s: float
+    readings: tuple[DeviceReading, ...]
 
 
 class SpeedMeasured(_Event, frozen=True):
@@ -363,6 +381,8 @@ Event = (
     | LauncherReady
     | OutputArrived
     | LoadSampled
+    | DevicesFound
+    | DevicesSampled
     | SpeedMeasured
     | BusChanged
     | LoadTold

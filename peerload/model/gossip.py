@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from peerload.model.devices import DeviceLoad
 from peerload.model.load import Count, LoadReport, Region, Share
 from peerload.model.resources import Address, BootId, Bytes, NodeName
 
@@ -23,6 +24,9 @@ ACCUSERS_MAX = 8
 """Accusers that are told of; more would change nothing."""
 MESSAGES_MAX = 64
 """Messages in one datagram."""
+
+DEVICES_GOSSIPED_MAX = 16
+"""Devices of a node whose room is told in a datagram; a report over the peer link tells of all."""
 
 Number = Annotated[int, Meta(ge=0, le=1 << 62)]
 CLAIM_MAX = 1 << 40
@@ -135,11 +139,19 @@ class Load(_Message, frozen=True, tag="load"):
     age_s: Age = 0.0
     """How long ago the node said so (told in a `Sync` only)."""
     is_news: bool = False
+    cpu_pressure: Share = 0.0
+    mem_pressure: Share = 0.0
+    gpus: Count = 0
+    gpu_tasks: Count = 0
+    gpu_load: Share = 0.0
+    devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_GOSSIPED_MAX)] = ()
 
     @classmethod
     def of(cls, node: str, report: LoadReport, age_s: float = 0.0, *, is_news: bool = False) -> Load:
         """The digest of a report."""
-        return cls(node=node, age_s=age_s, is_news=is_news, **msgspec.structs.asdict(report))
+        fields = msgspec.structs.asdict(report)
+        fields["devices"] = report.devices[:DEVICES_GOSSIPED_MAX]
+        return cls(node=node, age_s=age_s, is_news=is_news, **fields)
 
     def report(self) -> LoadReport:
         """The report again."""

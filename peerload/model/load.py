@@ -8,6 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from peerload.model.devices import DEVICES_MAX, DeviceLoad
+
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 LOAD_MAX = 1e12
 """A greater load index is not told."""
@@ -26,7 +28,10 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A node's own word on its load.
 
     load_tasks: n = running + waiting + inbound; load: the load index per slot (what policies compare);
-    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; gpus_free: devices that no task holds.
+    movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; cpu_pressure, mem_pressure: the
+    share of the last 10 s in which somebody had to wait for a core, or for memory (0: or it cannot be told); gpus_free: GPUs that a task which
+    wants one for itself could have; gpus: how many there are; gpu_tasks: how many are
+    asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each.
     Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
     """
 
@@ -44,6 +49,12 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     gpus_free: Count = 0
     incarnation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     sequence: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    cpu_pressure: Share = 0.0
+    mem_pressure: Share = 0.0
+    gpus: Count = 0
+    gpu_tasks: Count = 0
+    gpu_load: Share = 0.0
+    devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_MAX)] = ()
 
 
 class Marks(msgspec.Struct, frozen=True, gc=False):

@@ -7,6 +7,18 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from peerload.model.devices import (
+    DEVICES_MAX,
+    GPU,
+    KINDS_ASKED_MAX,
+    PREFERRED_MAX,
+    Device,
+    Fraction,
+    GpuShare,
+    GpuWait,
+    Kind,
+)
+
 Cpus = Annotated[float, Meta(ge=0.0, le=65536.0)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
 Name = Annotated[str, Meta(max_length=128)]
@@ -19,14 +31,39 @@ NodeName = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}\Z")]
 class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """What one task takes while it runs.
 
-    cpus: cores, may be a fraction, > 0; mem_bytes: 0 = not stated; gpus: whole devices;
-    gpu_mem_bytes: per device, 0 = not stated.
+    cpus: cores, may be a fraction, > 0; mem_bytes: 0 = not stated; gpus: how many, all of one node;
+    gpu_mem_bytes: of each, 0 = not stated; gpu_fraction: of the one GPU that is asked for; gpu_prefer: which are wanted,
+    the best first: a number, the beginning of a name, or a pattern of models such as ``A100*``; gpu_wait: what to do when
+    those have no room, and after how many seconds (0: never) "wait for exactly those" ends; devices: of other kinds, how
+    many.
     """
 
     cpus: Annotated[float, Meta(gt=0.0, le=65536.0)] = 1.0
     mem_bytes: Bytes = 0
     gpus: Annotated[int, Meta(ge=0, le=1024)] = 0
     gpu_mem_bytes: Bytes = 0
+    gpu_fraction: Fraction = 1.0
+    gpu_prefer: Annotated[tuple[Name, ...], Meta(max_length=PREFERRED_MAX)] = ()
+    gpu_wait: GpuWait = GpuWait.SCHEDULE
+    gpu_wait_s_max: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    gpu_share: GpuShare = GpuShare.AUTO
+    devices: Annotated[
+        tuple[tuple[Kind, Annotated[int, Meta(ge=1, le=1024)]], ...], Meta(max_length=KINDS_ASKED_MAX)
+    ] = ()
+
+    def __post_init__(self) -> None:
+        """ValueError, where it is decoded a ValidationError, for what makes no sense together."""
+        if self.gpu_fraction < 1.0 and self.gpus != 1:
+            raise ValueError(f"a fraction ({self.gpu_fraction:g}) is of one GPU, and {self.gpus} are asked for")
+        if self.gpu_fraction < 1.0 and self.gpu_share is GpuShare.EXCLUSIVE:
+            raise ValueError("a fraction of a GPU is shared with others, and exclusive is asked for")
+        if self.devices and len({kind for kind, _ in self.devices} | {GPU}) <= len(self.devices):
+            raise ValueError("a kind of device is asked for twice, or gpu as one of the others")
+
+    @property
+    def takes_devices(self) -> bool:
+        """Whether it needs more than cores and memory."""
+        return self.gpus > 0 or bool(self.devices)
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -44,9 +81,10 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The static facts of a node: they decide who is *eligible*, that is, who could ever run a task.
 
     slots: tasks at a time (also the c of the policies); slots_fixed: the user set them; speed: how fast it works
-    beside the reference machine (1.0): a task that takes t there takes t / speed here; trouble: what keeps it from
+    beside the reference machine (1.0): a task that takes t there takes t / speed here; devices: each one, GPUs first
+    (where there are none, ``gpus`` alone is known, and they are given whole); trouble: what keeps it from
     working as it should, for people ("": nothing);
-    version grows with every change. At most 4 KiB on the wire.
+    version grows with every change.
     """
 
     node: NodeName
@@ -63,3 +101,4 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     version: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     speed: Speed = 1.0
     trouble: Annotated[str, Meta(max_length=256)] = ""
+    devices: Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MAX)] = ()

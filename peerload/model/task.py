@@ -200,7 +200,7 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     attempt is taken back on proof alone. losses: attempts that ended without a result; lost_on: the nodes that went
     away under them; last_node: who may still have the attempt that was given up; retry_of: the task that this one
     repeats. grants: the attempts that may have a result, the newest last, at most GRANTS_KEPT_MAX: those granted to other
-    nodes, but for what these gave their word never to start.
+    nodes, but for what these gave their word never to start. devices: the ids of those that it was given on this node.
     """
 
     task: str
@@ -224,6 +224,7 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     last_node: str = ""
     retry_of: str = ""
     grants: tuple[Grant, ...] = ()
+    devices: tuple[str, ...] = ()
 
 
 class FloorKind(enum.IntEnum):
@@ -243,7 +244,8 @@ class ExecutionState(enum.StrEnum):
 
 
 class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
-    """The durable state of one attempt that was committed to this node by another home: one row."""
+    """The durable state of one attempt that was committed to this node by another home: one row. devices: the ids of those
+    that it was given."""
 
     task: str
     uid: bytes
@@ -254,6 +256,7 @@ class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
     ts: float
     lease_s: float
     exit: Exit | None = None
+    devices: tuple[str, ...] = ()
 
 
 def task_home(task: str) -> str:

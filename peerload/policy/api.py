@@ -109,6 +109,26 @@ class LoadView(Protocol):
     def cpus_busy(self) -> float:
         """Cores kept busy, by anybody, averaged over 5 s."""
 
+    @property
+    def cpus_foreign(self) -> float:
+        """Cores kept busy by programs that are no tasks, averaged over 5 s."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of this node."""
+
+    @property
+    def gpu_tasks(self) -> int:
+        """GPUs asked for by running, waiting and inbound tasks."""
+
+    @property
+    def gpus_busy(self) -> float:
+        """GPUs kept busy, by anybody: of each the share of time (averaged over 5 s) or of memory, whichever is larger."""
+
+    @property
+    def gpus_foreign(self) -> float:
+        """The same of those that programs use which are no tasks, and no task has."""
+
 
 class NodeView(LoadView, Protocol):
     """What a location policy sees: this node's load, and the peers that could ever run the task in question.
@@ -189,7 +209,10 @@ class LoadPolicy(Protocol):
     """How busy is this node? The number compared between nodes."""
 
     def load(self, view: LoadView) -> float:
-        """The load index per slot, ≥ 0."""
+        """The load index per slot, ≥ 0.
+
+        A policy may have ``gpu_load(view)`` besides: the load index per GPU, by which nodes are compared for tasks that ask
+        for GPUs. Without one it is the GPUs asked for by the tasks of a node, per GPU."""
 
 
 @runtime_checkable

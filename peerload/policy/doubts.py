@@ -38,6 +38,11 @@ class _Empty:
     cpus = 1.0
     cpus_requested = 0.0
     cpus_busy = 0.0
+    cpus_foreign = 0.0
+    gpus = 0
+    gpu_tasks = 0
+    gpus_busy = 0.0
+    gpus_foreign = 0.0
     speed = 1.0
     mean_s = 1.0
     waiting_s = 0.0

@@ -67,6 +67,7 @@ WITHOUT_MEANING = frozenset(
         actions.ForgetPeer,
         actions.AttemptGone,
         actions.SendGossip,
+        actions.LookAtDevices,
     ),
 )
 """Actions that change nothing in a world where everything is durable, known and kept for ever."""
@@ -376,6 +377,7 @@ class IdealCluster:
                 | actions.ForgetPeer()
                 | actions.AttemptGone()
                 | actions.SendGossip()
+                | actions.LookAtDevices()
             ):
                 pass  # WITHOUT_MEANING
             case _:

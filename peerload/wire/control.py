@@ -42,12 +42,14 @@ class Info(_Request, frozen=True, tag="info"):
 
 class Submit(_Request, frozen=True, tag="submit"):
     """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no node known
-    can run it now). array: inclusive (first, last, step) ranges; held: it is kept back until it is released."""
+    can run it now). array: inclusive (first, last, step) ranges; held: it is kept back until it is released;
+    wait_for_node: not refused if no node known could ever run it."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
     array: Annotated[tuple[Range, ...], Meta(max_length=RANGES_MAX)] = ()
     held: bool = False
+    wait_for_node: bool = False
 
 
 class Tasks(_Request, frozen=True, tag="tasks"):

@@ -64,7 +64,8 @@ def refused(done: subprocess.CompletedProcess[bytes], code: int, *words: str) ->
 
 def start_and_fail(agent: Agent) -> subprocess.CompletedProcess[bytes]:
     """Start an agent that cannot start: it ends before it has a launcher."""
-    had_launcher = (agent.state / "launcher").exists()
+    log = agent.state / "launcher" / "launcher.log"  # a launcher's first word
+    had_launcher = log.exists()
     done = subprocess.run(
         agent.words(),
         env=agent.cluster.environment,
@@ -74,7 +75,7 @@ def start_and_fail(agent: Agent) -> subprocess.CompletedProcess[bytes]:
         check=False,
         cwd="/",
     )
-    assert (agent.state / "launcher").exists() == had_launcher
+    assert log.exists() == had_launcher
     return done
 
 

@@ -214,11 +214,12 @@ def test_events_of_home_and_of_the_node_that_runs_it_are_told_and_followed() -> 
     with Cluster() as cluster:
         home, other = cluster.linked(2, slots=1)
         following = other.spawn_cli("events", "-f", "--json")
-        wait_until(lambda: other.submit("true") and select.select([following.stdout], [], [], 0.2)[0], 60, "it follows")
+        assert following.stdout is not None
+        told = following.stdout
+        wait_until(lambda: other.submit("true") and select.select([told], [], [], 0.2)[0], 60, "it follows")
         task = home.submit("sh", "-c", "exit 3", placement={"node": "n2"})
         home.wait(task)
         assert steps(home, task)[-4:] == ["queued", "leased", "running", "failed"]
-        assert following.stdout is not None
         seen: list[dict[str, Any]] = []
         while not seen or (seen[-1]["task"], seen[-1]["state"]) != (task, "delivered"):
             seen.append(json.loads(following.stdout.readline()))

@@ -45,7 +45,17 @@ SEEDS = (1, 2)
 TINY = 1e-9
 """Added to a bound that is itself not allowed."""
 PROBES_MAX = 64
-VIEW = ("node", "load_tasks", "slots", "cpus", "cpus_requested", "cpus_busy", "marks", "reports_guide_probing")
+VIEW = (
+    "node",
+    "load_tasks",
+    "slots",
+    "cpus",
+    "cpus_requested",
+    "cpus_busy",
+    "gpu_tasks",
+    "marks",
+    "reports_guide_probing",
+)
 SURROUNDINGS: dict[str, Any] = {
     "transfer": {"policy": "single-threshold", "threshold": 1.0},
     "information": {"policy": "region-change"},

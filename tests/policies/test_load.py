@@ -26,6 +26,11 @@ class View:
     cpus = 4.0
     cpus_requested = 0.0
     cpus_busy = 0.0
+    cpus_foreign = 0.0
+    gpus = 0
+    gpu_tasks = 0
+    gpus_busy = 0.0
+    gpus_foreign = 0.0
     speed = 1.0
     mean_s = 1.0
     waiting_s = 0.0
@@ -50,6 +55,12 @@ SEEN = (1.0, 2.0, 6.0)
     [
         ("tasks", {"load_tasks": 3}, 1.5),
         ("cpu", {"cpus_busy": 3.0, "load_tasks": 3}, 0.75 + 0.5),
+        ("composite", {"load_tasks": 3}, 1.5),
+        ("composite", {"load_tasks": 3, "cpus_foreign": 2.0}, 2.0),
+        ("composite", {"cpus_foreign": 9.0, "cpus": 0.0}, 0.0),
+        ("gpu", {"load_tasks": 3}, 1.5),
+        ("gpu", {"gpus": 4, "gpus_busy": 3.0, "load_tasks": 3}, 0.75),
+        ("gpu", {"gpus": 2, "gpus_busy": 2.0, "gpu_tasks": 5}, 2.5),
         ("demand", {"cpus_requested": 10.0}, 2.5),
         ("demand", {"cpus_requested": 0.0, "cpus": 0.0, "slots": 0}, 0.0),
         ("weighted", {"cpus_requested": 10.0, "speed": 0.5}, 5.0),
@@ -116,3 +127,16 @@ def test_a_long_queue_is_looked_at_no_further_than_that(name: str) -> None:
     assert selected(name, waiting) == "x/200"
     assert waiting.looked_at == 200
     assert selected(name, waiting, looked_at_max=10) == "x/10"
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "expected"),
+    [
+        ("composite", {"gpus": 4, "gpu_tasks": 2, "gpus_foreign": 1.0, "load_tasks": 9}, 0.75),
+        ("composite", {}, 0.0),
+        ("gpu", {"gpus": 4, "gpus_busy": 1.0, "gpu_tasks": 6}, 0.75),
+    ],
+)
+def test_the_load_of_gpus(name: str, facts: dict[str, Any], expected: float) -> None:
+    policy: Any = msgspec.convert({}, policy_class("load", name))
+    assert policy.gpu_load(View(**facts)) == expected

@@ -1,0 +1,1 @@
+"""What this machine has and how busy that is: cores and memory, GPUs, whatever else is named in the config."""

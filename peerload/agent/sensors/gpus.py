@@ -1,0 +1,308 @@
+"""The GPUs of this node, looked at in a thread of their own: a driver that hangs makes the GPUs unknown, and nothing else.
+
+The thread is given one thing to do at a time (`gpu_thread.py`). What it has not done in time is waited for no longer: the
+GPUs are told as unknown until it comes back. They are read every second while a task holds one or waits for one, and less
+often when nothing here needs to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.agent.sensors.gpu_thread import GpuThread
+from peerload.agent.sensors.nvml import CardReading, Nvml
+from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
+from peerload.agent.sensors.owners import Owners
+from peerload.agent.sensors.tenants import Averaged, shared_out
+from peerload.model.devices import Device, DeviceReading, Health
+from peerload.model.events import DevicesFound, DevicesSampled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from peerload.agent.sensors.gpu_health import Illnesses
+    from peerload.model.events import Event
+
+log = logging.getLogger("peerload.gpus")
+
+READ_S_MAX = 2.0
+"""A driver that has not told all of its cards within this hangs."""
+START_S_MAX = 2.0
+"""An agent's start waits for the GPUs no longer; a driver that wakes its cards only then takes seconds."""
+SAMPLE_S = 1.0
+"""While a task has a GPU, or waits for one, they are read this often, …"""
+IDLE_SAMPLE_S = 5.0
+"""… else this often."""
+LOOK_AGAIN_S = 0.05
+"""After an attempt has left a GPU it is read this often, for …"""
+LOOK_S = 2.0
+"""… so long, since memory may be given back a moment after its process is gone."""
+FIND_EVERY_S = 60.0
+"""Where there is no driver, or no card, it is looked for this often."""
+FIND_AGAIN_S = 2.0
+"""A driver that went away under us is looked for this often."""
+TELL_BYTES = 16 << 20
+TELL_BUSY = 0.05
+"""Smaller changes are not worth an event."""
+HANGS = "its driver does not answer"
+AWAY = "its driver has been unloaded"
+NOT_INSTALLED = f"no {LIBRARY}: the driver is not installed"
+"""Of most machines without GPUs."""
+
+Read = list[tuple[CardReading, dict[int, str | None]]]
+
+
+class Gpus:
+    """Puts DevicesFound when other GPUs are there than before, and DevicesSampled when readings have changed noticeably.
+
+    library: what speaks like `pynvml`; None: the driver of this machine is looked for. others: this node's devices of
+    other kinds, told along with the GPUs. usable(devices): those of the GPUs found that this agent may use. held(): which
+    devices each attempt was given, by ids. is_wanted(): whether a task has a GPU or waits for one. happened(what, words):
+    a GPU was found, or has another health.
+    """
+
+    def __init__(
+        self,
+        put: Callable[[Event], None],
+        library: Any = None,  # noqa: ANN401 -- a module without types
+        others: tuple[Device, ...] = (),
+        usable: Callable[[tuple[Device, ...]], tuple[Device, ...]] = lambda devices: devices,
+        *,
+        held: Callable[[], Mapping[str, tuple[str, ...]]] = dict,
+        is_wanted: Callable[[], bool] = lambda: True,
+        happened: Callable[[str, str], None] = lambda _what, _words: None,
+        illnesses: Illnesses | None = None,
+        owners: Owners | None = None,
+    ) -> None:
+        self._put = put
+        self._library = library
+        self._others = others
+        self._usable = usable
+        self._illnesses = illnesses
+        self._owners = owners or Owners()
+        self._is_contained = self._owners.is_contained()
+        self.held = held
+        self.is_wanted = is_wanted
+        self.happened = happened
+        self._nvml: Nvml | None = None
+        self._thread: GpuThread | None = None
+        self._wanted = asyncio.Event()
+        self._look_until_s = 0.0
+        self._read_s = 0.0
+        self._gpus: dict[str, Averaged] = {}
+        self._told: dict[str, DeviceReading] = {}
+        self._is_away = False
+        self._has_failed = False
+        self.devices: tuple[Device, ...] = others
+        self.why_none = ""
+        """Why there are no GPUs, in words; "" if there are some."""
+
+    async def find(self, seconds_max: float = START_S_MAX) -> tuple[Device, ...]:
+        """All devices of this node; without the GPUs if their driver does not answer in time (they are told later)."""
+        self._thread = self._thread or GpuThread()
+        try:
+            gpus, why = await self._thread.do(self._find, seconds_max)
+        except TimeoutError:
+            self._say_none(f"the driver has not answered within {seconds_max:g} s")
+            return self.devices
+        self._take(gpus, why)
+        return self.devices
+
+    def look(self) -> None:
+        """An attempt has left a GPU, or wants one: read them all now, and again for a moment."""
+        self._look_until_s = time.monotonic() + LOOK_S
+        self._wanted.set()
+
+    def wake(self) -> None:
+        """An attempt has been given a GPU: read them now, and from now on more often."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self._wait()
+            if not self._gpus or self._is_away:
+                await self._find_again()
+            else:
+                await self._sample()
+
+    async def close(self) -> None:
+        """Let go of the driver; a thread that hangs is left to itself."""
+        if self._thread is None:
+            return
+        if self._nvml is not None and not self._thread.is_busy:
+            try:
+                await self._thread.do(self._nvml.close, READ_S_MAX)
+            except TimeoutError:
+                log.warning("the driver of the GPUs does not answer")
+        self._thread.stop()
+
+    # -- in the thread -------------------------------------------------------------------------------------------------
+
+    def _find(self) -> tuple[tuple[Device, ...], str]:
+        """The GPUs, or none and why."""
+        library = self._library or find_library()
+        if library is None:
+            return (), NOT_INSTALLED
+        if self._nvml is None:
+            self._nvml = Nvml(library, self._illnesses)
+        try:
+            gpus = self._nvml.find()
+        except OSError as error:
+            return (), str(error)
+        except SessionOver as error:
+            self._nvml.close(is_over=True)
+            return (), f"the driver went away: {error}"
+        if not gpus:
+            self._nvml.close()
+        return gpus, "" if gpus else "the driver has no card that can be used"
+
+    def _read(self) -> Read | None:
+        """What was read, and whose each process is; None if the driver went away."""
+        assert self._nvml is not None
+        try:
+            cards = self._nvml.read()
+        except SessionOver as error:
+            log.warning("the driver of the GPUs went away: %s", error)
+            self._nvml.close(is_over=True)
+            return None
+        return [
+            (card, {process.pid: self._owners.key_of(process.pid) for process in card.processes or ()})
+            for card in cards
+        ]
+
+    # -- in the loop ---------------------------------------------------------------------------------------------------
+
+    async def _wait(self) -> None:
+        if self._is_away:
+            pause_s = FIND_AGAIN_S
+        elif not self._gpus:
+            # One that was late at the start is waited for; a hung one for as long as it hangs.
+            if self._thread is not None and self._thread.is_busy:
+                await self._thread.idle()
+                return
+            pause_s = FIND_EVERY_S
+        elif time.monotonic() < self._look_until_s:
+            pause_s = LOOK_AGAIN_S
+        else:
+            pause_s = SAMPLE_S if self.is_wanted() else IDLE_SAMPLE_S
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._wanted.wait()
+        except TimeoutError:
+            return
+        self._wanted.clear()
+
+    async def _find_again(self) -> None:
+        before, was_away = self.devices, self._is_away
+        if self._thread is not None and self._thread.is_busy:
+            return
+        await self.find(READ_S_MAX)
+        if was_away and not self._gpus:  # what is away stays known: its tasks may still hold it
+            return
+        if self.devices != before:
+            self._put(DevicesFound(self.devices))
+
+    def _take(self, gpus: tuple[Device, ...], why: str) -> None:
+        """These were found."""
+        found = self._usable(gpus)
+        if not found:
+            self._say_none(why or "all of them are left alone")
+            if self._is_away:
+                return
+        elif self.devices != (*found, *self._others) or self._is_away:
+            log.info("%d GPU%s: %s", len(found), "s" * (len(found) > 1), ", ".join(gpu.model for gpu in found))
+            self.why_none = ""
+        self._is_away = False
+        self.devices = (*found, *self._others)
+        self._gpus = {gpu.id: Averaged(gpu) for gpu in found}
+        if found:
+            self._wanted.set()  # they are read at once
+
+    def _say_none(self, why: str) -> None:
+        if self.why_none != why:
+            log.info("no GPUs: %s", why)
+        self.why_none = why
+
+    async def _sample(self) -> None:
+        assert self._thread is not None
+        read_s, began_s = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic()
+        is_asked = began_s < self._look_until_s
+        try:
+            cards = await self._thread.do(self._read, READ_S_MAX)
+        except TimeoutError:
+            log.warning(
+                "the driver of the GPUs has not answered within %g s: they are unknown until it does", READ_S_MAX
+            )
+            self._tell_unknown(HANGS)
+            await self._thread.idle()
+            log.warning("the driver of the GPUs answers again")
+            return  # what it has come back with is old
+        except Exception:  # whatever goes wrong with a driver, the rest of the node works
+            if not self._has_failed:
+                log.exception("the GPUs cannot be read")
+                self._tell_unknown("it cannot be read")
+            self._has_failed = True
+            return
+        self._has_failed = False
+        if cards is None:
+            self._is_away = True
+            self._tell_unknown(AWAY)
+            return
+        gap_s, self._read_s = began_s - self._read_s, began_s
+        readings = self._readings(cards, gap_s)
+        if is_asked or any(_is_news(self._told.get(reading.id), reading) for reading in readings):
+            self._tell(read_s, readings)
+
+    def _readings(self, cards: Read, gap_s: float) -> tuple[DeviceReading, ...]:
+        by_device: dict[str, list[str]] = {}
+        for key, names in self.held().items():
+            for name in names:
+                by_device.setdefault(name, []).append(key)
+        readings = []
+        for card, owners in cards:
+            averaged = self._gpus.get(card.id)
+            if averaged is None:  # another agent's, or left alone
+                continue
+            held = by_device.get(card.id, [])
+            tenants = shared_out(card.mem_used_bytes, card.processes, owners, held, is_contained=self._is_contained)
+            readings.append(averaged.reading(card, tenants, held, gap_s))
+        return tuple(readings)
+
+    def _tell(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:
+        for reading in readings:
+            self._note(self._told.get(reading.id), reading)
+        self._told = {reading.id: reading for reading in readings}
+        self._put(DevicesSampled(read_s, readings))
+
+    def _note(self, before: DeviceReading | None, now: DeviceReading) -> None:
+        """What people should see of it."""
+        if before is not None and before.health is now.health and (before.why == now.why or now.health.is_usable):
+            return
+        device = next(device for device in self.devices if device.id == now.id)
+        words = f"GPU {device.index} ({device.model})" + (f": {now.why}" if now.why else "")
+        is_new = before is None and now.health is Health.OK
+        self.happened("found" if is_new else now.health.name.lower(), words)
+
+    def _tell_unknown(self, why: str) -> None:
+        unknown = tuple(
+            msgspec.structs.replace(self._told.get(name, DeviceReading(name)), health=Health.UNKNOWN, why=why)
+            for name in self._gpus
+        )
+        self._tell(time.clock_gettime(time.CLOCK_BOOTTIME), unknown)
+
+
+def _is_news(told: DeviceReading | None, now: DeviceReading) -> bool:
+    if told is None:
+        return True
+    if (told.health, told.why, told.foreign, told.is_throttled) != (now.health, now.why, now.foreign, now.is_throttled):
+        return True
+    if abs(told.busy - now.busy) >= TELL_BUSY or abs(told.mem_used_bytes - now.mem_used_bytes) >= TELL_BYTES:
+        return True
+    before, after = dict(told.ours), dict(now.ours)
+    return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= TELL_BYTES for key in after)

@@ -1,0 +1,390 @@
+"""NVIDIA's GPUs, by way of NVML: which there are, slices too, how near one another, and what each does now.
+
+What a card can tell is found out by asking it, never by its model's name. Calls may hang, for ever even: this is used in a
+thread of its own (`gpus.py`). Nothing is ever set on a card, and no card is cut into slices or put together again: slices
+that are there are used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.agent.sensors.gpu_health import Clocks, Illnesses, judged
+from peerload.agent.sensors.nvml_library import NOT_THERE, Library, text
+from peerload.model.devices import DEVICES_MAX, GPU, Device, Health, Nearness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("peerload.gpus")
+
+MEMORY_V2 = 0x02000028
+"""The structure that tells what the driver keeps for itself apart from what is used."""
+LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+)
+GRAPHICS = LISTS[2]
+XID_EVENT = 8
+XIDS_READ_MAX = 64
+NO_INSTANCE = 0xFFFFFFFF
+SLICES_FROM = 100
+"""Slice n of GPU i is number SLICES_FROM·(i + 1) + n, so that no whole GPU has the same."""
+CLOCK_OF_MULTIPROCESSORS = 1
+NVLINK_P2P = 2
+NVLINKS_MAX = 36
+DOMAIN_DIGITS = 4
+LEVELS = {
+    0: Nearness.INTERNAL,
+    10: Nearness.PIX,
+    20: Nearness.PXB,
+    30: Nearness.PHB,
+    40: Nearness.NODE,
+    50: Nearness.SYSTEM,
+}
+"""The common ancestor of two cards, as NVML tells it."""
+CORES_PER_MULTIPROCESSOR = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
+"""By compute capability; 128 with all others that there are so far."""
+CORES_PER_MULTIPROCESSOR_ELSE = 128
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process on a card. used_bytes: None where the driver does not tell; is_graphics: it only draws."""
+
+    pid: int
+    used_bytes: int | None
+    is_graphics: bool = False
+
+
+class CardReading(msgspec.Struct, frozen=True):
+    """What was read of one device; None where it cannot tell. busy: 0 … 1, of the last moments."""
+
+    id: str
+    health: Health = Health.OK
+    why: str = ""
+    busy: float | None = None
+    mem_used_bytes: int | None = None
+    processes: tuple[Process, ...] | None = ()
+    temperature_c: int | None = None
+    is_throttled: bool = False
+
+
+class _Card:
+    """A device with its handle. ``whole``: the handle and the name of the card that a slice is a part of, else its own;
+    ``instances``: the numbers of a slice."""
+
+    __slots__ = ("clocks", "device", "handle", "instances", "whole", "whole_name")
+
+    def __init__(self, device: Device, handle: object, whole: object, whole_name: str) -> None:
+        self.device = device
+        self.handle = handle
+        self.whole = whole
+        self.whole_name = whole_name
+        self.instances: tuple[int, int] | None = None
+        self.clocks = Clocks()
+
+    @property
+    def is_slice(self) -> bool:
+        return self.instances is not None
+
+
+class Nvml:
+    """One session with the driver: `find` opens it, `read` needs it, `close` ends it. ``module`` is `pynvml`, or speaks like
+    it; ``now_s``: a clock that only goes forward."""
+
+    def __init__(
+        self,
+        module: Any,  # noqa: ANN401 -- a module without types
+        illnesses: Illnesses | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        sys: Path = Path("/sys"),
+    ) -> None:
+        self._library = Library(module)
+        self._illnesses = illnesses or Illnesses()
+        self._now_s = now_s
+        self._sys = sys
+        self._cards: list[_Card] = []
+        self._events: Any = None
+        self._is_open = False
+
+    def find(self) -> tuple[Device, ...]:
+        """All GPUs, slices in the place of the cards that are cut. Raises OSError saying why there can be none, and
+        SessionOver if the driver goes away just now."""
+        if not self._is_open:
+            why = self._library.begin()
+            if why:
+                raise OSError(why)
+            self._is_open = True
+        self._illnesses.begin(text(self._library.ask("nvmlSystemGetDriverVersion")))
+        self._cards = []
+        count = self._library.ask("nvmlDeviceGetCount") or 0
+        for index in range(min(count, DEVICES_MAX)):
+            self._library.codes.clear()
+            handle = self._library.ask("nvmlDeviceGetHandleByIndex", index)
+            if handle is None or not self._add(index, handle):
+                codes = ", ".join(f"NVML error {code}" for code in sorted(self._library.codes))
+                log.warning("GPU %d cannot be used: %s", index, codes or "it has no name")
+        if len(self._cards) > DEVICES_MAX:
+            log.warning("of %d GPUs the first %d are used", len(self._cards), DEVICES_MAX)
+        del self._cards[DEVICES_MAX:]
+        for card in self._cards:
+            card.device = msgspec.structs.replace(card.device, links=self._links(card))
+        self._listen()
+        return tuple(card.device for card in self._cards)
+
+    def close(self, *, is_over: bool = False) -> None:
+        """End the session. ``is_over``: the driver went away, and what was wrong with its cards with it."""
+        if is_over:
+            self._illnesses.forget()
+        if self._is_open:
+            self._is_open = False
+            self._events = None
+            self._cards = []
+            self._library.end()
+
+    # -- what is there -------------------------------------------------------------------------------------------------
+
+    def _add(self, index: int, handle: object) -> bool:
+        """Take in a card, or its slices. → whether it can be used."""
+        name = text(self._library.ask("nvmlDeviceGetUUID", handle))
+        if not name:
+            return False
+        mode = self._library.ask("nvmlDeviceGetMigMode", handle)
+        if not mode or not mode[0]:
+            self._cards.append(_Card(self._described(index, handle, handle, name), handle, handle, name))
+            return True
+        slices = 0
+        for number in range(self._library.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            part = self._library.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+            own = text(self._library.ask("nvmlDeviceGetUUID", part)) if part is not None else ""
+            if own:
+                slices += 1
+                numbered = SLICES_FROM * (index + 1) + number
+                card = _Card(self._described(numbered, part, handle, own), part, handle, name)
+                card.instances = (
+                    _or(self._library.ask("nvmlDeviceGetGpuInstanceId", part), NO_INSTANCE),
+                    _or(self._library.ask("nvmlDeviceGetComputeInstanceId", part), NO_INSTANCE),
+                )
+                self._cards.append(card)
+        if not slices:
+            log.warning("GPU %d is meant for slices (MIG) and has none: nothing can run on it", index)
+        return True
+
+    def _described(self, index: int, handle: object, whole: object, name: str) -> Device:
+        """What does not change of it."""
+        ask = self._library.ask
+        is_slice = handle is not whole
+        pci = self._library.ask_newest("nvmlDeviceGetPciInfo", ("_v3", ""), whole)
+        bdf = _short(text(pci.busId)) if pci is not None else ""
+        major, minor = ask("nvmlDeviceGetCudaComputeCapability", whole) or (0, 0)
+        memory = self._memory(handle)
+        utilization = None if is_slice else ask("nvmlDeviceGetUtilizationRates", handle)
+        checks = (
+            ("memory", memory),
+            ("utilization", utilization),
+            ("temperature", self._temperature(whole)),
+            ("proc_list", self._processes(handle)),
+            ("proc_util", ask("nvmlDeviceGetProcessUtilization", whole, 0)),
+            ("energy_counter", ask("nvmlDeviceGetTotalEnergyConsumption", whole)),
+            ("power", ask("nvmlDeviceGetPowerUsage", whole)),
+            ("ecc", ask("nvmlDeviceGetTotalEccErrors", whole, 1, 0)),
+            ("mig", True if is_slice else None),
+        )
+        return Device(
+            f"nvidia:{name}",
+            GPU,
+            index,
+            text(ask("nvmlDeviceGetName", handle)) or text(ask("nvmlDeviceGetName", whole)) or "GPU",
+            mem_bytes=memory[0] if memory is not None else 0,
+            is_read=True,
+            vendor="nvidia",
+            bdf=bdf,
+            numa_node=self._numa_node(bdf),
+            capability=major + minor / 10,
+            multiprocessors=self._multiprocessors(handle, (major, minor), is_slice=is_slice),
+            capabilities=tuple(what for what, found in checks if found is not None),
+        )
+
+    def _multiprocessors(self, handle: object, capability: tuple[int, int], *, is_slice: bool) -> int:
+        """0 = not known."""
+        if is_slice:
+            attributes = self._library.ask_newest("nvmlDeviceGetAttributes", ("_v2", ""), handle)
+            return int(getattr(attributes, "multiprocessorCount", 0))
+        cores = self._library.ask("nvmlDeviceGetNumGpuCores", handle) or 0
+        return int(cores) // CORES_PER_MULTIPROCESSOR.get(capability, CORES_PER_MULTIPROCESSOR_ELSE)
+
+    def _numa_node(self, bdf: str) -> int:
+        """-1 = not known, or there is but one."""
+        try:
+            return int((self._sys / "bus/pci/devices" / bdf / "numa_node").read_text(encoding="ascii")) if bdf else -1
+        except (OSError, ValueError):
+            return -1
+
+    # -- how near ------------------------------------------------------------------------------------------------------
+
+    def _links(self, card: _Card) -> tuple[tuple[str, int], ...]:
+        return tuple((other.device.id, self._nearness(card, other)) for other in self._cards if other is not card)
+
+    def _nearness(self, one: _Card, other: _Card) -> int:
+        """Slices speak to one another over PCI Express, whatever links their cards have."""
+        if one.whole_name == other.whole_name:
+            return Nearness.INTERNAL
+        if not one.is_slice and not other.is_slice and self._has_nvlink(one.whole) and self._has_nvlink(other.whole):
+            status = self._library.ask("nvmlDeviceGetP2PStatus", one.whole, other.whole, NVLINK_P2P)
+            if status == 0:
+                return Nearness.NVLINK
+        level = self._library.ask("nvmlDeviceGetTopologyCommonAncestor", one.whole, other.whole)
+        return LEVELS.get(_or(level, 50), Nearness.SYSTEM)
+
+    def _has_nvlink(self, handle: object) -> bool:
+        for link in range(NVLINKS_MAX):
+            state = self._library.ask("nvmlDeviceGetNvLinkState", handle, link)
+            if state is None:
+                return False
+            if state:
+                return True
+        return False
+
+    # -- what it does --------------------------------------------------------------------------------------------------
+
+    def read(self) -> list[CardReading]:
+        """Every device that was found. Raises SessionOver."""
+        self._hear()
+        return [self._read(card) for card in self._cards]
+
+    def _read(self, card: _Card) -> CardReading:
+        ask, handle, codes = self._library.ask, card.handle, self._library.codes
+        codes.clear()
+        memory = self._memory(handle)
+        rates = None if card.is_slice else ask("nvmlDeviceGetUtilizationRates", handle)
+        processes = self._processes(handle)
+        temperature = self._temperature(card.whole)
+        bits = self._library.ask("nvmlDeviceGetCurrentClocksEventReasons", card.whole)
+        if bits is None:
+            bits = self._library.ask("nvmlDeviceGetCurrentClocksThrottleReasons", card.whole)
+        is_throttled = card.clocks.saw(bits or 0, self._now_s())
+        health, why = self._health(card)
+        if memory is None and health is Health.OK and "memory" in card.device.capabilities:
+            health, why = Health.UNKNOWN, "its memory cannot be read just now" + _codes(codes)
+        return CardReading(
+            card.device.id,
+            health,
+            why,
+            busy=None if rates is None else min(rates.gpu, 100) / 100,
+            mem_used_bytes=None if memory is None else memory[1],
+            processes=processes,
+            temperature_c=temperature,
+            is_throttled=is_throttled,
+        )
+
+    def _health(self, card: _Card) -> tuple[Health, str]:
+        ask, whole = self._library.ask, card.whole
+        rows = ask("nvmlDeviceGetRemappedRows", whole) or (0, 0, 0, 0)
+        uncorrected = ask("nvmlDeviceGetTotalEccErrors", whole, 1, 0)
+        speed = None
+        if card.clocks.is_weak:
+            now = ask("nvmlDeviceGetClockInfo", whole, CLOCK_OF_MULTIPROCESSORS)
+            most = ask("nvmlDeviceGetMaxClockInfo", whole, CLOCK_OF_MULTIPROCESSORS)
+            speed = min(now / most, 1.0) if now and most else 1.0
+        return judged(
+            self._illnesses.of(card.device.name, card.whole_name),
+            not self._library.codes & NOT_THERE,
+            uncorrected,
+            (bool(rows[2]), bool(rows[3])),
+            speed,
+        )
+
+    def _memory(self, handle: object) -> tuple[int, int] | None:
+        """(all, in use) in bytes. What the driver keeps for itself is not in use, where it says how much that is."""
+        memory = self._library.ask("nvmlDeviceGetMemoryInfo", handle, MEMORY_V2)
+        if memory is None:
+            memory = self._library.ask("nvmlDeviceGetMemoryInfo", handle)
+        return None if memory is None else (int(memory.total), int(memory.used))
+
+    def _temperature(self, handle: object) -> int | None:
+        found = self._library.ask("nvmlDeviceGetTemperature", handle, 0)
+        if found is None:
+            found = self._library.ask("nvmlDeviceGetTemperatureV", handle, 0)
+        return None if found is None else max(int(found), 0)
+
+    def _processes(self, handle: object) -> tuple[Process, ...] | None:
+        """Each once, with the most that is said of it; None if they cannot be listed at all."""
+        found: dict[int, Process] = {}
+        can_tell = False
+        for name in LISTS:
+            listed = self._library.ask_newest(name, ("_v3", "_v2"), handle)
+            can_tell = can_tell or (listed is not None and name == LISTS[0])
+            for entry in listed or ():
+                used = None if entry.usedGpuMemory is None else int(entry.usedGpuMemory)
+                before = found.get(entry.pid)
+                if before is None:
+                    found[entry.pid] = Process(entry.pid, used, name == GRAPHICS)
+                elif used is not None:
+                    found[entry.pid] = Process(entry.pid, max(before.used_bytes or 0, used), before.is_graphics)
+        return tuple(found.values()) if can_tell or found else None
+
+    # -- errors that cards report --------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._events = self._library.ask("nvmlEventSetCreate")
+        if self._events is None:
+            return
+        wholes = {card.whole_name: card.whole for card in self._cards}
+        for whole in wholes.values():
+            kinds = self._library.ask("nvmlDeviceGetSupportedEventTypes", whole) or 0
+            if kinds & XID_EVENT:
+                self._library.ask("nvmlDeviceRegisterEvents", whole, XID_EVENT, self._events)
+
+    def _hear(self) -> None:
+        """Errors since the last time; it does not wait for any."""
+        for _ in range(XIDS_READ_MAX if self._events is not None else 0):
+            event = self._library.ask("nvmlEventSetWait", self._events, 0)
+            if event is None:
+                return
+            if int(event.eventType) == XID_EVENT:
+                self._illnesses.note(self._meant(self._name(event.device), event), int(event.eventData))
+
+    def _name(self, handle: object) -> str:
+        """Of the card of this handle; one that is lost does not tell its name any more."""
+        address = _address(handle)
+        known = (card.whole_name for card in self._cards if address and _address(card.whole) == address)
+        return next(known, "") or text(self._library.ask("nvmlDeviceGetUUID", handle))
+
+    def _meant(self, name: str, event: Any) -> str:  # noqa: ANN401 -- a ctypes structure
+        """The slice that an error is of, where it says so; else the whole card."""
+        instances = (
+            int(getattr(event, "gpuInstanceId", NO_INSTANCE)),
+            int(getattr(event, "computeInstanceId", NO_INSTANCE)),
+        )
+        for card in self._cards:
+            if card.whole_name == name and card.instances == instances and NO_INSTANCE not in instances:
+                return card.device.name
+        return name
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else int(value)
+
+
+def _address(handle: object) -> int:
+    """What tells a handle of the library's from others; 0 if it is none."""
+    if not isinstance(handle, ctypes._Pointer):  # noqa: SLF001 -- there is no other name for it
+        return 0
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _codes(codes: set[int]) -> str:
+    return f" (NVML error {', '.join(map(str, sorted(codes)))})" if codes else ""
+
+
+def _short(bdf: str) -> str:
+    """A PCI address as Linux writes it: NVML's has a domain of eight digits."""
+    domain, _, rest = bdf.lower().partition(":")
+    return f"{domain[-DOMAIN_DIGITS:]}:{rest}" if rest else ""

@@ -1,0 +1,131 @@
+"""Whose process is it: of which attempt that a launcher of peerload has started, or somebody else's.
+
+A process of a task bears the mark of its unit in the environment that it was started with. One that has cleared it is
+known by its cgroup (others there bear the mark), by the leader of its session, or by those it descends from. All else is
+foreign, also what we may not look into.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ANCESTORS_MAX = 64
+KEPT_MAX = 4096
+"""Processes whose owner is remembered: it never changes."""
+FOREIGN_KEPT_S = 10.0
+"""That a process is nobody's of ours is looked into again after this: one that was just becoming another program could not
+be told."""
+CGROUP_PROCESSES_MAX = 256
+"""So many of a cgroup are asked for their mark."""
+INITIAL_NAMESPACE = "pid:[4026531836]"
+"""The kernel's own number of the first process namespace: outside of containers."""
+_MARK = re.compile(rb"(?:^|\0)PEERLOAD_UNIT=[^\0]*/peerload-([0-9a-f]+-[0-9]+)(?:\0|$)")
+_UNIT_DIRECTORY = "/peerload."
+_STAT_FIELDS = 20
+
+
+class Owners:
+    """``proc``, ``cgroups``: where the kernel tells of processes and of cgroups."""
+
+    def __init__(
+        self,
+        proc: Path = Path("/proc"),
+        cgroups: Path = Path("/sys/fs/cgroup"),
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._proc = proc
+        self._cgroups = cgroups
+        self._now_s = now_s
+        self._known: OrderedDict[tuple[int, bytes], tuple[str, float]] = OrderedDict()
+
+    def is_contained(self) -> bool:
+        """Whether this process lives in a process namespace of its own, where the driver's pids may mean others."""
+        try:
+            return str((self._proc / "self/ns/pid").readlink()) != INITIAL_NAMESPACE
+        except OSError:
+            return False
+
+    def key_of(self, pid: int) -> str | None:
+        """The execution key of the attempt that a process is of; "" if it is of none; None if there is no such process here
+        (it has just ended, or lives where we do not see it)."""
+        _, _, start = self._stat(pid)
+        if not start:
+            return None
+        known = self._known.get((pid, start))
+        if known is not None and (known[0] or self._now_s() < known[1] + FOREIGN_KEPT_S):
+            return known[0]
+        key = self._found(pid)
+        self._known.pop((pid, start), None)
+        self._known[pid, start] = (key, self._now_s())
+        if len(self._known) > KEPT_MAX:
+            self._known.popitem(last=False)
+        return key
+
+    def _found(self, pid: int) -> str:
+        for near in self._line(pid):
+            key = self._marked(near) or self._of_its_cgroup(near)
+            if key:
+                return key
+        return ""
+
+    def _line(self, pid: int) -> Iterator[int]:
+        """The process, the leader of its session, and its ancestors, the nearest first."""
+        parent, session, start = self._stat(pid)
+        yield pid
+        if session not in (0, pid) and self._is_elder(session, start):
+            yield session
+        for _ in range(ANCESTORS_MAX):
+            if parent <= 1:
+                return
+            yield parent
+            parent, _, _ = self._stat(parent)
+
+    def _is_elder(self, leader: int, start: bytes) -> bool:
+        """Whether the process of this number is the leader that was there before, not one that has got its number since."""
+        _, _, begun = self._stat(leader)
+        return bool(begun) and int(begun) <= int(start)
+
+    def _marked(self, pid: int) -> str:
+        found = _MARK.search(self._read(pid, "environ"))
+        return found[1].decode() if found is not None else ""
+
+    def _of_its_cgroup(self, pid: int) -> str:
+        """The key of a unit of ours that the kernel keeps, by the marks of those in it."""
+        for line in self._read(pid, "cgroup").decode("utf-8", "replace").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if _UNIT_DIRECTORY not in path:
+                continue
+            directory = self._cgroups / (controllers.removeprefix("name=") or ".") / path.lstrip("/")
+            for other in _numbers(directory / "cgroup.procs"):
+                if other != pid and (key := self._marked(other)):
+                    return key
+        return ""
+
+    def _stat(self, pid: int) -> tuple[int, int, bytes]:
+        """(its parent, its session, when it started); the last is empty if it is gone."""
+        raw = self._read(pid, "stat")
+        fields = raw[raw.rfind(b")") + 2 :].split()
+        if len(fields) < _STAT_FIELDS or fields[0] in b"ZX":
+            return 0, 0, b""
+        return int(fields[1]), int(fields[3]), fields[19]
+
+    def _read(self, pid: int, name: str) -> bytes:
+        try:
+            return (self._proc / str(pid) / name).read_bytes()
+        except OSError:
+            return b""
+
+
+def _numbers(file: Path) -> list[int]:
+    try:
+        return [int(word) for word in file.read_bytes().split()[:CGROUP_PROCESSES_MAX]]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,123 @@
+"""Who uses a GPU, and how much of it: from what its driver tells to a `DeviceReading`.
+
+The driver tells of processes and of the memory in use; it need not tell of all processes (those of containers), nor how much
+each has. What no process of ours explains is foreign; what is foreign always counts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.model.devices import RUNS_SEEN_MAX, Device, DeviceReading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from peerload.agent.sensors.nvml import CardReading, Process
+
+AVERAGE_S = 5.0
+"""How busy a card is, is averaged exponentially over this."""
+FOREIGN_BYTES = 50 << 20
+FOREIGN_SHARE = 0.001
+"""So much memory, or this share of all, is in use by itself; more that nobody of ours has makes a tenant."""
+CONTEXT_BYTES = 32 << 20
+"""What the driver takes for each process beside what it says that the process has."""
+FOREIGN_BUSY = 0.1
+FOREIGN_READINGS = 3
+"""A card on which nobody of ours is, and that is busier in so many readings one after the other, has a tenant."""
+
+
+class Tenants(msgspec.Struct, frozen=True):
+    """ours: memory by execution key. foreign_bytes: that of all others. others: how many other processes compute on it;
+    drawn_bytes: what those have of it that only draw (a desktop)."""
+
+    ours: dict[str, int] = {}
+    foreign_bytes: int = 0
+    others: int = 0
+    drawn_bytes: int = 0
+
+
+def shared_out(
+    used_bytes: int | None,
+    processes: Iterable[Process] | None,
+    owners: Mapping[int, str | None],
+    held: Iterable[str],
+    *,
+    is_contained: bool,
+) -> Tenants:
+    """Whose a card's memory is. ``owners``: by pid, as `Owners.key_of` says; ``held``: the attempts that the card was given
+    to; ``is_contained``: pids may be of another namespace than ours, so that those that say nothing to us may be ours."""
+    ours: dict[str, int] = {}
+    untold: list[str] = []
+    strange: list[Process] = []
+    for process in processes or ():
+        key = owners.get(process.pid)
+        if not key:
+            strange.append(process)
+            continue
+        ours[key] = ours.get(key, 0) + (process.used_bytes or 0)
+        if process.used_bytes is None:
+            untold.append(key)
+    unseen = [key for key in held if key not in ours]
+    if processes is None or (is_contained and any(owners.get(process.pid) is None for process in strange)):
+        # The list does not tell whose they are: attempts that hold the card and are not seen on it are there.
+        strange = [process for process in strange if not unseen or owners.get(process.pid) is not None]
+        untold += unseen
+        ours.update(dict.fromkeys(unseen, 0))
+    foreign = sum(process.used_bytes or 0 for process in strange)
+    rest = max((used_bytes or 0) - sum(ours.values()) - foreign, 0)
+    if untold:  # nobody can tell whose the rest is: those have it whose memory is not told
+        for number, key in enumerate(untold):
+            ours[key] += rest // len(untold) + (number < rest % len(untold))
+        rest = 0
+    rest = max(rest - CONTEXT_BYTES * len(ours), 0)
+    return Tenants(
+        ours,
+        foreign + rest,
+        sum(not process.is_graphics for process in strange),
+        sum(process.used_bytes or 0 for process in strange if process.is_graphics),
+    )
+
+
+class Averaged:
+    """One device over its readings. ``gap_s`` is the time since the last one."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._busy: float | None = None
+        self._unexplained = 0
+
+    def reading(self, card: CardReading, tenants: Tenants, held: Iterable[str], gap_s: float) -> DeviceReading:
+        """What is told of it. A card that draws a desktop is nobody's because of that: what the desktop takes is not free,
+        but tasks may have the rest for themselves, as long as it is not kept busy."""
+        busy = self._average(card.busy, gap_s)
+        is_idle_for_us = not tenants.ours and not any(True for _ in held)
+        if is_idle_for_us and (card.busy or 0.0) > FOREIGN_BUSY:
+            self._unexplained += 1
+        else:
+            self._unexplained = 0
+        limit = max(FOREIGN_BYTES, int(FOREIGN_SHARE * self._device.mem_bytes))
+        is_there = tenants.foreign_bytes - tenants.drawn_bytes > limit or self._unexplained >= FOREIGN_READINGS
+        return DeviceReading(
+            card.id,
+            card.health,
+            card.why,
+            busy,
+            card.mem_used_bytes or 0,
+            tenants.foreign_bytes,
+            max(tenants.others, 1) if is_there else 0,
+            tuple(sorted(tenants.ours.items())[:RUNS_SEEN_MAX]),
+            card.temperature_c or 0,
+            card.is_throttled,
+        )
+
+    def _average(self, now: float | None, gap_s: float) -> float:
+        if now is None:
+            return 0.0
+        if self._busy is None:
+            self._busy = now
+        self._busy += (1.0 - math.exp(-gap_s / AVERAGE_S)) * (now - self._busy)
+        return min(max(self._busy, 0.0), 1.0)

@@ -1,0 +1,124 @@
+"""What a task sees of what it was given: the environment variables of its cores and its devices.
+
+GPUs are named by their own names, not by number: a process that is started with a part of them numbers these anew. A task
+that asked for no GPU sees none, so that nobody strays onto one. What is only good advice (threads, how frameworks take
+memory) is left as the user has set it; which devices a task has is not the user's to say.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.model.devices import GPU, MIB, Device, DeviceMode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from peerload.core.devices import DeviceLedger
+    from peerload.model.config import DeviceConfig
+    from peerload.model.resources import ResourceRequest
+
+IDS = "{ids}"
+"""In the variables of the config: the names of those devices that a task was given, with commas between."""
+KNOWN_BY_NAME = "nvidia"
+ADVICE = frozenset(
+    {"OMP_NUM_THREADS", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "TF_FORCE_GPU_ALLOW_GROWTH"}
+)
+"""What the submitter may have set otherwise."""
+SHARE_MIN = 0.01
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What one attempt was given. devices: in the order granted, GPUs and others; is_exclusive: nobody joins it on its
+    GPUs; promised_bytes: of each GPU what it asked for, or all there is to give if it is alone; 0 = nothing was said."""
+
+    devices: tuple[Device, ...] = ()
+    is_exclusive: bool = False
+    promised_bytes: int = 0
+
+    @property
+    def gpus(self) -> tuple[Device, ...]:
+        """The GPUs among them."""
+        return tuple(device for device in self.devices if device.kind == GPU)
+
+    @property
+    def mode(self) -> DeviceMode:
+        """How its GPUs are held; FREE without any."""
+        if not self.gpus:
+            return DeviceMode.FREE
+        return DeviceMode.EXCLUSIVE if self.is_exclusive else DeviceMode.TIME
+
+
+def given(key: str, names: Iterable[str], ledger: DeviceLedger) -> Given:
+    """What the attempt of this key holds of the devices of these ids."""
+    states = [ledger.states[name] for name in names if name in ledger.states]
+    grants = [state.grants[key] for state in states if state.device.kind == GPU and key in state.grants]
+    is_exclusive = any(grant.ask.is_exclusive for grant in grants)
+    promised = [grant.promised_bytes or 0 for grant in grants]
+    if is_exclusive and not all(promised):
+        promised = [state.grantable_bytes for state in states if state.device.kind == GPU]
+    return Given(tuple(state.device for state in states), is_exclusive, min(promised, default=0))
+
+
+def variables(
+    request: ResourceRequest, held: Given, config: Sequence[DeviceConfig], own: Mapping[bytes, bytes]
+) -> dict[str, str]:
+    """The variables to be added; ``own``: those that the task brings; config: the `[[device]]` of this node."""
+    found = {
+        "PEERLOAD_CPUS": f"{request.cpus:g}",
+        "PEERLOAD_MEM_BYTES": str(request.mem_bytes),
+        "OMP_NUM_THREADS": str(max(int(request.cpus), 1)),
+        **_of_gpus(held),
+        **_of_others(held, config),
+    }
+    return {name: value for name, value in found.items() if name not in ADVICE or name.encode() not in own}
+
+
+def _of_gpus(held: Given) -> dict[str, str]:
+    gpus = held.gpus
+    found = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(_cuda_name(gpu) for gpu in gpus),
+        "PEERLOAD_GPUS": ",".join(str(gpu.index) for gpu in gpus),
+    }
+    if not gpus:
+        return found
+    found["PEERLOAD_GPU_MODE"] = held.mode.name.lower()
+    if held.promised_bytes:
+        found["PEERLOAD_GPU_MEM_MB"] = str(held.promised_bytes // MIB)
+    if not held.is_exclusive:
+        found |= _of_sharing(held)
+    return found
+
+
+def _of_sharing(held: Given) -> dict[str, str]:
+    """Frameworks that take nearly the whole card at once are told not to."""
+    found = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    smallest = min((gpu.mem_bytes for gpu in held.gpus if gpu.mem_bytes), default=0)
+    if held.promised_bytes and smallest:
+        share = max(min(held.promised_bytes / smallest, 1.0), SHARE_MIN)
+        found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{int(share * 1000) / 1000:g}"
+    return found
+
+
+def _cuda_name(gpu: Device) -> str:
+    """Its own name; its number where nothing else is known of it."""
+    return gpu.name if gpu.id.startswith(KNOWN_BY_NAME + ":") else str(gpu.index)
+
+
+def _of_others(held: Given, config: Sequence[DeviceConfig]) -> dict[str, str]:
+    """`PEERLOAD_FPGA=f0,f1` for each kind, and what the config says besides."""
+    by_kind: dict[str, list[str]] = {}
+    for device in held.devices:
+        if device.kind != GPU:
+            by_kind.setdefault(device.kind, []).append(device.name)
+    found: dict[str, str] = {}
+    for kind, names in by_kind.items():
+        ids = ",".join(names)
+        found[f"PEERLOAD_{kind.upper().replace('-', '_')}"] = ids
+        for one in config:
+            if one.kind == kind:
+                found |= {name: value.replace(IDS, ids) for name, value in one.env.items()}
+    return found

@@ -1,0 +1,427 @@
+"""The devices of this node: who holds each, what was last read of it, and whether a task fits beside the others.
+
+What is claimed of a GPU's memory is the sum of max(promised, most seen) of its grants and of what others use (the larger of
+now and of nearly all of the last ten minutes). A task fits (`why_not`) if the device is sound, has a slot left, enough
+memory by promise and by reading, and does not get more work than the config allows. Pure; `placing.py` chooses among those
+that fit, `backfill.py` keeps room for whoever waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING
+
+from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
+from peerload.model.devices import MIB as _MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from peerload.model.config import GpuConfig
+    from peerload.model.resources import Profile, ResourceRequest
+
+EPSILON = 1e-9
+NEVER_S = math.inf
+FOREIGN_WINDOW_S = 600.0
+"""What others used of a GPU is remembered for so long …"""
+FOREIGN_EVERY_S = 10.0
+"""… as the most of each so many seconds."""
+FOREIGN_SHARE = 0.95
+"""They are taken to need what they did not exceed for this share of that time."""
+STABLE_READINGS = 2
+"""Memory that is the same in so many readings, one after the other, stands still."""
+ACTIVITY_HALF = 0.5
+STRAYS_MAX = 1024
+SMALL_MAX = (1 << 31) - 1
+
+
+class Ask:
+    """What one task asks of each device that it is given.
+
+    need_bytes: of memory, None = not known; activity: how much of a GPU it keeps busy; wants_empty: it starts only where
+    nobody else is; is_exclusive: nobody joins it; run_s: how long it will run nearly for sure (p90), infinite = not known.
+    """
+
+    __slots__ = ("activity", "fraction", "is_exclusive", "need_bytes", "run_s", "wants_empty")
+
+    def __init__(
+        self, request: ResourceRequest, config: GpuConfig, need_bytes: int | None = None, run_s: float = NEVER_S
+    ) -> None:
+        self.fraction = request.gpu_fraction
+        is_part = self.fraction < 1.0
+        self.need_bytes = request.gpu_mem_bytes or need_bytes
+        is_known = self.need_bytes is not None or is_part
+        self.is_exclusive = request.gpu_share is GpuShare.EXCLUSIVE
+        self.wants_empty = self.is_exclusive or (request.gpu_share is GpuShare.AUTO and not is_known)
+        self.activity = self.fraction if is_part else config.activity_unknown
+        self.run_s = run_s
+
+    def bytes_of(self, device: Device) -> int | None:
+        """The memory it needs of this device, None = not known."""
+        if self.need_bytes is None and self.fraction < 1.0:
+            return int(device.mem_bytes * self.fraction)
+        return self.need_bytes
+
+
+class Grant:
+    """One device given to one attempt. ends_s: when that is expected to be over nearly for sure, infinite = not known;
+    leaves_s: since when the attempt is over, though its processes may still be on the device; 0 = it runs. stable: how
+    many readings in a row have seen the same memory of it."""
+
+    __slots__ = ("ask", "ends_s", "key", "leaves_s", "now_bytes", "peak_bytes", "promised_bytes", "since_s", "stable")
+
+    def __init__(self, key: str, ask: Ask, device: Device, now_s: float) -> None:
+        self.key = key
+        self.ask = ask
+        self.promised_bytes = ask.bytes_of(device)
+        self.since_s = now_s
+        self.ends_s = now_s + ask.run_s
+        self.now_bytes = 0
+        self.peak_bytes = 0
+        self.stable = 0
+        self.leaves_s = 0.0
+
+    def saw(self, used_bytes: int) -> None:
+        """So much memory was read."""
+        self.stable = self.stable + 1 if used_bytes == self.now_bytes and used_bytes else 0
+        self.now_bytes = used_bytes
+        self.peak_bytes = max(self.peak_bytes, used_bytes)
+
+    def is_settled(self, now_s: float, settle_s: float) -> bool:
+        """Whether it is known by now how much it takes."""
+        return (
+            self.promised_bytes is not None
+            or now_s - self.since_s >= settle_s - EPSILON
+            or self.stable >= STABLE_READINGS - 1
+        )
+
+
+class DeviceState:
+    """One device with its grants, by execution key."""
+
+    __slots__ = ("_config", "_foreign", "_foreign_lately", "device", "grants", "reading")
+
+    def __init__(self, device: Device, config: GpuConfig) -> None:
+        self.device = device
+        self.reading = DeviceReading(device.id)
+        if device.is_read:
+            self.reading = DeviceReading(device.id, Health.UNKNOWN, "it was not read so far")
+        self.grants: dict[str, Grant] = {}
+        self._foreign: deque[tuple[float, int]] = deque(maxlen=int(FOREIGN_WINDOW_S / FOREIGN_EVERY_S) + 1)
+        self._foreign_lately = 0
+        self._config = config
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.device.id
+
+    @property
+    def is_held_alone(self) -> bool:
+        """Whether somebody has it who shares it with nobody."""
+        return any(grant.ask.is_exclusive for grant in self.grants.values())
+
+    @property
+    def mode(self) -> DeviceMode:
+        """How it is held."""
+        if not self.grants and not self.foreign:
+            return DeviceMode.FREE
+        return DeviceMode.EXCLUSIVE if self.is_held_alone or self.device.kind != GPU else DeviceMode.TIME
+
+    @property
+    def activity(self) -> float:
+        """How much work its grants are taken for, in whole GPUs."""
+        return sum(grant.ask.activity for grant in self.grants.values())
+
+    @property
+    def unknown_bytes(self) -> int:
+        """Memory of attempts that hold no grant (any more)."""
+        return sum(used for key, used in self.reading.ours if key not in self.grants)
+
+    @property
+    def foreign(self) -> int:
+        """Tenants that are none of ours."""
+        return self.reading.foreign + sum(key not in self.grants for key, _ in self.reading.ours)
+
+    @property
+    def grantable_bytes(self) -> int:
+        """What tasks may have of its memory, all together."""
+        config, device = self._config, self.device
+        return max(int(device.mem_bytes * config.memory_share_max) - config.reserve_bytes, 0)
+
+    # -- what was read -------------------------------------------------------------------------------------------------
+
+    def read(self, reading: DeviceReading, now_s: float) -> None:
+        """The newest reading."""
+        self.reading = reading
+        seen = dict(reading.ours)
+        for key, grant in self.grants.items():
+            grant.saw(seen.get(key, 0))
+        foreign_bytes = reading.mem_foreign_bytes + self.unknown_bytes
+        while self._foreign and self._foreign[0][0] < now_s - FOREIGN_WINDOW_S:
+            self._foreign.popleft()
+        if self._foreign and now_s - self._foreign[-1][0] < FOREIGN_EVERY_S:
+            since_s, most = self._foreign[-1]
+            self._foreign[-1] = since_s, max(most, foreign_bytes)
+        else:
+            self._foreign.append((now_s, foreign_bytes))
+        ascending = sorted(most for _, most in self._foreign)
+        self._foreign_lately = ascending[min(int(FOREIGN_SHARE * len(ascending)), len(ascending) - 1)]
+
+    @property
+    def foreign_bytes(self) -> int:
+        """What others are taken to need: the larger of what they have now and of nearly all of the last ten minutes."""
+        return max(self.reading.mem_foreign_bytes + self.unknown_bytes, self._foreign_lately)
+
+    # -- what is claimed -----------------------------------------------------------------------------------------------
+
+    def claimed_bytes(self, now_s: float, without: Iterable[str] = ()) -> int:
+        """What its grants, but for those ``without``, and others are taken to need; all of it while one of them has not
+        shown yet what it takes."""
+        claimed = self.foreign_bytes
+        for key, grant in self.grants.items():
+            if key in without:
+                continue
+            if not grant.is_settled(now_s, self._config.settle_s):
+                return max(self.device.mem_bytes, claimed)
+            claimed += max(grant.promised_bytes or 0, grant.peak_bytes)
+        return claimed
+
+    def free_bytes(self, now_s: float, without: Iterable[str] = ()) -> int:
+        """What may still be promised. ≥ 0."""
+        by_promise = self.grantable_bytes - self.claimed_bytes(now_s, without)
+        leaving = sum(grant.now_bytes for key, grant in self.grants.items() if key in without)
+        unused = sum(
+            max((grant.promised_bytes or 0) - grant.now_bytes, 0)
+            for key, grant in self.grants.items()
+            if key not in without
+        )
+        by_reading = self.device.mem_bytes - self.reading.mem_used_bytes + leaving - unused
+        return max(min(by_promise, by_reading), 0)
+
+    def why_not(self, ask: Ask, now_s: float, without: Sequence[str] = ()) -> str:
+        """Why it has no room for this task, if the grants ``without`` were over; "" if it has."""
+        reading = self.reading
+        if not reading.health.is_usable:
+            return reading.why or ("its driver does not answer" if reading.health is Health.UNKNOWN else "sick")
+        count = len(self.grants) - sum(key in self.grants for key in without)
+        if self.device.kind != GPU:
+            return "taken" if count else ""
+        return self._why_no_room(ask, now_s, without, count)
+
+    def _why_no_room(self, ask: Ask, now_s: float, without: Sequence[str], count: int) -> str:
+        foreign, config = self.foreign, self._config
+        others = [grant for key, grant in self.grants.items() if key not in without]
+        if any(grant.ask.is_exclusive for grant in others):
+            return "held by a task that shares it with nobody"
+        if ask.wants_empty and (count or foreign):
+            return f"{_number(count, 'task')} on it" if count else "others use it"
+        if count + foreign >= config.tasks_max:
+            return f"{_number(count + foreign, 'task')} on it, at most {config.tasks_max}"
+        if not self.device.mem_bytes:  # nothing is known of it: parts of it, as they add up
+            taken = sum(grant.ask.fraction for grant in others)
+            return f"{taken:g} of it taken" if taken + ask.fraction > 1.0 + EPSILON else ""
+        activity = sum(grant.ask.activity for grant in others)
+        if activity + ask.activity > config.activity_max + EPSILON:
+            return f"too much work on it ({activity:g} of {config.activity_max:g})"
+        unsettled = any(not grant.is_settled(now_s, config.settle_s) for grant in others)
+        if unsettled:
+            return "a task on it has not shown yet how much memory it takes"
+        need, free = ask.bytes_of(self.device), self.free_bytes(now_s, without)
+        if need is None:
+            return "" if free else "no memory free"
+        return f"{free / 2**30:.1f} GiB free, asked {need / 2**30:.1f}" if need > free else ""
+
+    def load(self, now_s: float) -> DeviceLoad:
+        """What others are told."""
+        reading, count = self.reading, len(self.grants)
+        usable = reading.health.is_usable and not self.is_held_alone
+        ends_s = min((grant.ends_s for grant in self.grants.values()), default=NEVER_S)
+        slots_max = self._config.tasks_max if self.device.kind == GPU else 1
+        return DeviceLoad(
+            self.device.mark,
+            self.mode,
+            free_mib=min(self.free_bytes(now_s) // _MIB, SMALL_MAX) if usable else 0,
+            free_slots=max(slots_max - count - self.foreign, 0) if usable else 0,
+            eta_s=min(max(math.ceil(ends_s - now_s), 1), SMALL_MAX) if ends_s < NEVER_S else 0,
+            health=reading.health,
+            busy_percent=round(reading.busy * 100),
+            used_mib=min(reading.mem_used_bytes // _MIB, SMALL_MAX),
+            foreign_mib=min((reading.mem_foreign_bytes + self.unknown_bytes) // _MIB, SMALL_MAX),
+            tasks=count,
+        )
+
+
+class DeviceLedger:
+    """All devices of this node, in the order in which they are numbered; `holding` names the devices of an attempt.
+    version grows with whatever may give a waiting task room."""
+
+    def __init__(self, profile: Profile, config: GpuConfig) -> None:
+        self.config = config
+        self.states: dict[str, DeviceState] = {}
+        self.holding: dict[str, tuple[str, ...]] = {}
+        self.version = 0
+        self.was_left = False
+        """An attempt is over whose devices have to be read."""
+        self.strays: dict[tuple[str, str], None] = {}
+        """(execution key, device id) of attempts seen on devices that they were not given, as long as they hold others or
+        none: the newest STRAYS_MAX."""
+        self._leaving: dict[str, float] = {}
+        self._present: tuple[str, ...] = ()
+        self._told: tuple[tuple[int, int], tuple[DeviceLoad, ...]] = (-1, 0), ()
+        self.set_devices(
+            profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))
+        )
+
+    def set_devices(self, devices: Iterable[Device]) -> None:
+        """These are the node's devices. One that is gone but was given to somebody stays, and is not given again."""
+        before, self.states = self.states, {}
+        for device in devices:
+            state = before.pop(device.id, None)
+            if state is None:
+                state = DeviceState(device, self.config)
+            state.device = device
+            self.states[device.id] = state
+        self._present = tuple(self.states)
+        for state in before.values():
+            if state.grants:
+                self.states[state.id] = self._gone(state)
+        self.version += 1
+
+    def _gone(self, state: DeviceState) -> DeviceState:
+        state.reading = DeviceReading(state.id, Health.SICK, "it is not there (any more)")
+        return state
+
+    def of_kind(self, kind: str) -> list[DeviceState]:
+        """Those of one kind, in order."""
+        return [state for state in self.states.values() if state.device.kind == kind]
+
+    def read(self, readings: Iterable[DeviceReading], read_s: float, now_s: float) -> list[tuple[str, str]]:
+        """What was read at ``read_s``; grants of attempts that are over end when nothing is seen of them any more. → who is
+        seen where it has no business for the first time, as (execution key, device id)."""
+        strays = []
+        for reading in readings:
+            state = self.states.get(reading.id)
+            if state is None:
+                continue
+            state.read(reading, now_s)
+            strays += [
+                (key, reading.id)
+                for key, _ in reading.ours
+                if (key, reading.id) not in self.strays and key not in state.grants
+            ]
+        for stray in strays:
+            self.strays[stray] = None
+            if len(self.strays) > STRAYS_MAX:
+                del self.strays[next(iter(self.strays))]
+        for key in [key for key, left_s in self._leaving.items() if read_s >= left_s and not self._is_seen(key)]:
+            self._release(key)
+        self.version += 1
+        return strays
+
+    def _is_seen(self, key: str) -> bool:
+        """Whether its processes are on a device still, or nobody can tell."""
+        states = [self.states[name] for name in self.holding[key]]
+        return any(
+            state.reading.health is Health.UNKNOWN or any(key == seen for seen, _ in state.reading.ours)
+            for state in states
+        )
+
+    # -- grants --------------------------------------------------------------------------------------------------------
+
+    def grant(self, key: str, names: Sequence[str], ask: Ask, now_s: float) -> None:
+        """These devices are this attempt's from now on; one that is not there (any more) is noted all the same."""
+        for name in names:
+            state = self.states.get(name)
+            if state is None:
+                state = self.states[name] = self._gone(DeviceState(Device(name, kind=_kind_of(name)), self.config))
+            state.grants[key] = Grant(key, ask, state.device, now_s)
+        if names:
+            self.version += 1
+            self.holding[key] = tuple(names)
+            self._leaving.pop(key, None)
+
+    def take_back(self, key: str) -> None:
+        """It was never given."""
+        self.version += 1
+        for name in self.holding.pop(key, ()):
+            del self.states[name].grants[key]
+
+    def end(self, key: str, now_s: float) -> None:
+        """The attempt is over. A device that is read is given away when a reading shows nothing of it there any more."""
+        names = self.holding.get(key, ())
+        if not any(self.states[name].device.is_read for name in names):
+            self._release(key)
+            return
+        self._leaving[key] = now_s
+        self.was_left = True
+        for name in names:
+            self.states[name].grants[key].leaves_s = now_s
+
+    def _release(self, key: str) -> None:
+        self.version += key in self.holding
+        for name in self.holding.pop(key, ()):
+            state = self.states[name]
+            state.grants.pop(key, None)
+            if not state.grants and state.reading.health is Health.SICK and not state.device.is_read:
+                del self.states[name]
+        self._leaving.pop(key, None)
+
+    def expire(self, now_s: float) -> None:
+        """Time has passed: what an ended attempt has left on a device counts as foreign from now on."""
+        for key in [key for key, left_s in self._leaving.items() if now_s >= left_s + self.config.release_s_max]:
+            self._release(key)
+        self.version += 1
+
+    def due_s(self, now_s: float) -> float:
+        """When time alone will have changed something; infinite = never."""
+        dues = [left_s + self.config.release_s_max for left_s in self._leaving.values()]
+        for state in self.states.values():
+            dues += [
+                grant.since_s + self.config.settle_s
+                for grant in state.grants.values()
+                if not grant.is_settled(now_s, self.config.settle_s)
+            ]
+        return min(dues, default=NEVER_S)
+
+    # -- summed up -----------------------------------------------------------------------------------------------------
+
+    def told(self) -> tuple[Device, ...]:
+        """What others are told of all that are there."""
+        return tuple(self.states[name].device.told(self.states[name].grantable_bytes) for name in self._present)
+
+    def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
+        """What others are told of each; worked out anew once a second, or when something has changed."""
+        moment = self.version, int(now_s)
+        if self._told[0] != moment:
+            self._told = moment, tuple(state.load(now_s) for state in self.states.values())
+        return self._told[1]
+
+    @property
+    def gpus_busy(self) -> float:
+        """GPUs kept busy by anybody: of each the share of its time, or of its memory, whichever is larger."""
+        return sum(_busy(state) for state in self.of_kind(GPU))
+
+    @property
+    def gpus_foreign(self) -> float:
+        """The same of those that others use."""
+        return sum(_busy(state) for state in self.of_kind(GPU) if state.foreign and not state.grants)
+
+    def gpus_free(self) -> int:
+        """GPUs that a task could have for itself now."""
+        return sum(state.mode is DeviceMode.FREE and state.reading.health.is_usable for state in self.of_kind(GPU))
+
+
+def _busy(state: DeviceState) -> float:
+    size = state.device.mem_bytes
+    return max(state.reading.busy, min(state.reading.mem_used_bytes / size, 1.0) if size else 0.0)
+
+
+def _kind_of(name: str) -> str:
+    maker = name.partition(":")[0]
+    return GPU if maker in ("nvidia", "amd", "intel", GPU) else maker
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

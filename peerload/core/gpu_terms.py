@@ -1,0 +1,45 @@
+"""The load of nodes as a task that asks for GPUs sees it: in GPUs instead of slots, and accepted where it has room now.
+
+So every policy that compares nodes by their tasks and slots places such tasks by GPUs, without knowing of any.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.model.devices import MIB
+
+if TYPE_CHECKING:
+    from peerload.model.devices import DeviceLoad
+    from peerload.model.load import LoadReport
+    from peerload.model.resources import ResourceRequest
+
+
+def seen_by(request: ResourceRequest, report: LoadReport) -> LoadReport:
+    """A node's report in the terms of this task."""
+    if not request.gpus:
+        return report
+    return msgspec.structs.replace(
+        report,
+        load_tasks=report.gpu_tasks,
+        slots=report.gpus,
+        load=report.gpu_load,
+        accepts=has_room(request, report),
+    )
+
+
+def has_room(request: ResourceRequest, report: LoadReport) -> bool:
+    """Whether a node has room for its GPUs, as far as its report tells."""
+    if report.gpus_free >= request.gpus:
+        return True
+    return sum(_could_join(request, device) for device in report.devices) >= request.gpus
+
+
+def _could_join(request: ResourceRequest, device: DeviceLoad) -> bool:
+    """On a GPU that others use: only a task whose need is known."""
+    if device.is_free:
+        return True
+    need_bytes = request.gpu_mem_bytes
+    return bool(need_bytes) and device.free_slots > 0 and device.free_mib * MIB >= need_bytes

@@ -1,0 +1,158 @@
+"""A real agent with the real pynvml on cards that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.nvml import environment
+from tests.gpu.cards import GIB, Cards
+from tests.integration.cluster import Cluster, processes_with
+from tests.support import wait_until
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cards(cluster: Cluster) -> Cards:
+    cards = Cards(cluster.directory)
+    cluster.environment |= cards.environment
+    return cards
+
+
+SHOWN = "echo $CUDA_VISIBLE_DEVICES; echo $CUDA_DEVICE_ORDER"
+
+
+def test_a_task_sees_the_card_it_was_given_and_no_other(cluster: Cluster, cards: Cards) -> None:
+    agent = cluster.agent(slots=8)
+    task = agent.submit("sh", "-c", SHOWN, request={"gpus": 1, "gpu_prefer": ["2"]})
+    none = agent.submit("sh", "-c", SHOWN)
+    agent.wait(task, none)
+    assert agent.output(task)[0] == f"{cards.name(2)}\nPCI_BUS_ID\n".encode()
+    assert agent.output(none)[0] == b"\nPCI_BUS_ID\n"
+
+
+def test_grants_survive_an_agent_that_is_killed(cluster: Cluster, cards: Cards) -> None:
+    agent = cluster.agent(slots=8)
+    blocking = [agent.submit("sleep", "60", request={"gpus": 1}) for _ in range(4)]
+    for task in blocking:
+        agent.await_state(task, "running")
+    agent.kill()
+    agent.start()
+    for task in blocking:
+        agent.await_state(task, "running")
+    waits = agent.submit("true", request={"gpus": 1})
+    agent.submit("true")
+    assert agent.wait(agent.submit("true"))
+    assert agent.show(waits)["state"] == "queued"
+    agent.call("cancel", tasks=[blocking[1]])
+    assert agent.wait(waits)[waits]["exit_code"] == 0
+    agent.call("cancel", tasks=blocking)
+
+
+def test_a_foreign_process_counts(cluster: Cluster, cards: Cards) -> None:
+    for number in range(3):
+        cards.use(number, 999_000 + number, 20 * GIB)
+    agent = cluster.agent(slots=8)
+    tasks = [agent.submit("sh", "-c", SHOWN, request={"gpus": 1}) for _ in range(3)]
+    for how in agent.wait(*tasks).values():
+        assert how["exit_code"] == 0
+    assert {agent.output(task)[0].split()[0] for task in tasks} == {cards.name(3).encode()}
+    small = agent.submit("sh", "-c", SHOWN, request={"gpus": 1, "gpu_mem_bytes": 1 * GIB, "gpu_prefer": ["1"]})
+    agent.wait(small)
+    assert agent.output(small)[0].split()[0] == cards.name(1).encode()
+
+
+def test_a_card_that_another_agent_has_is_left_alone_and_its_tasks_go_there(cluster: Cluster, cards: Cards) -> None:
+    first, second = cluster.linked(2, slots=4)
+    shown = {node["node"]: node for node in second.call("nodes")["nodes"]}
+    assert (len(shown["n1"]["gpus"]), len(shown["n2"]["gpus"])) == (4, 0)
+    assert "another agent has it" in second.log_end()
+    tasks = [second.submit("sh", "-c", SHOWN, request={"gpus": 1}) for _ in range(6)]
+    for task, how in second.wait(*tasks).items():
+        assert (how["node"], how["exit_code"]) == ("n1", 0)
+        assert second.output(task)[0].startswith(cards.prefix.encode())
+    assert first.runs
+
+
+def test_what_no_node_can_ever_run_is_refused_with_the_nearest_miss(cluster: Cluster, cards: Cards) -> None:
+    agent = cluster.agent(slots=4)
+    refused = agent.cli("submit", "-G9", "true")
+    assert refused.returncode == 125
+    told = refused.stderr.decode()
+    assert "asked 9 GPUs, nearest is n1: 4 x 24 GiB, asked 9" in told
+    assert "--wait-for-node" in told
+    waits = agent.cli("submit", "-G9", "--wait-for-node", "true")
+    assert waits.returncode == 0
+    assert "no node known can ever run it" in waits.stderr.decode()
+    large = agent.cli("submit", "-G1", "--gpu-mem", "24G", "true")
+    assert "of which tasks may have 21.1 GiB, asked 24 GiB" in large.stderr.decode()
+
+
+def test_nodes_shows_cards_with_what_is_ours_and_foreign(cluster: Cluster, cards: Cards) -> None:
+    cards.use(1, 999_001, 3 * GIB)
+    agent = cluster.agent(slots=4)
+    task = agent.submit("sleep", "60", request={"gpus": 1, "gpu_mem_bytes": GIB, "gpu_prefer": ["0"]})
+    agent.await_state(task, "running")
+
+    def gpus() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = agent.call("nodes")["nodes"][0]["gpus"]
+        return found
+
+    pid = next(pid for pid, line in processes_with(str(cluster.directory)).items() if line.strip() == "sleep 60")
+    cards.use(0, pid, 2 * GIB)
+    wait_until(lambda: gpus()[0]["mem_ours_bytes"] == 2 * GIB, what="the task's memory to be seen")
+    wait_until(lambda: gpus()[1]["mem_foreign_bytes"] == 3 * GIB, what="the other's memory to be seen")
+    assert [gpu["tasks"] for gpu in gpus()] == [1, 0, 0, 0]
+    assert [gpu["mode"] for gpu in gpus()] == ["time", "time", "free", "free"]
+    table = agent.cli("nodes").stdout.decode()
+    assert "Fake-A10" in table
+    cards.set(2, lost=1)
+    wait_until(lambda: gpus()[2]["health"] == "sick", what="the lost card to be noticed")
+    assert agent.wait(agent.submit("true"))  # the cores go on
+    agent.call("cancel", tasks=[task])
+
+
+def test_other_devices_are_given_one_by_one(cluster: Cluster) -> None:
+    agent = cluster.add("n1", slots=8)
+    config = agent.directory / "devices.toml"
+    config.write_text('[[device]]\nkind = "fpga"\nids = ["a", "b"]\nenv = { BOARDS = "{ids}" }\n', encoding="utf-8")
+    agent.more += ["--config", str(config)]
+    agent.start()
+    holds = agent.submit("sleep", "60", request={"devices": [["fpga", 1]]})
+    agent.await_state(holds, "running")
+    one = agent.submit("sh", "-c", "echo $BOARDS $PEERLOAD_FPGA", request={"devices": [["fpga", 1]]})
+    both = agent.submit("true", request={"devices": [["fpga", 2]]})
+    agent.wait(one)
+    assert agent.output(one)[0] == b"b b\n"
+    assert agent.show(both)["state"] == "queued"
+    agent.call("cancel", tasks=[holds])
+    agent.wait(both)
+    assert agent.cli("submit", "-l", "fpga=3", "true").returncode == 125
+
+
+def test_an_agent_without_a_driver_is_as_any_other(cluster: Cluster) -> None:
+    cluster.environment |= environment(Path("/nowhere"))
+    agent = cluster.agent(slots=2)
+    assert agent.call("nodes")["nodes"][0]["gpus"] == []
+    assert agent.wait(agent.submit("true"))
+    assert "no GPUs: the driver does not work" in agent.log_end()
+    assert b"no GPU" in agent.cli("submit", "-G1", "true").stderr
+
+
+def test_a_recording_of_a_node_with_cards_is_decided_again(cluster: Cluster, cards: Cards) -> None:
+    recording = cluster.directory / "recording"
+    agent = cluster.agent("n1", "--record", str(recording), slots=4)
+    tasks = [agent.submit("true", request={"gpus": 1 + number % 3}) for number in range(6)]
+    agent.wait(*tasks)
+    agent.cli("down", "--all")
+    agent.reap()
+    replayed = cluster.cli(agent.socket, "replay", str(recording))
+    assert replayed.returncode == 0, replayed.stdout.decode() + replayed.stderr.decode()

@@ -1,0 +1,331 @@
+"""The GPUs of a node over time: the loop's side of the sensors, on the real `pynvml` and a stand-in for the library."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peerload.agent.sensors import gpus as module
+from peerload.agent.sensors import nvml_library
+from peerload.agent.sensors.gpus import Gpus
+from peerload.model.devices import Device, DeviceReading, Health
+from peerload.model.events import DevicesFound, DevicesSampled
+from tests.fakes.nvml import GIB, Machine, load
+
+MIB = 1 << 20
+KEY = "ab12-1"
+
+
+class FakeOwners:
+    def __init__(self) -> None:
+        self.of: dict[int, str | None] = {}
+
+    def is_contained(self) -> bool:
+        return False
+
+    def key_of(self, pid: int) -> str | None:
+        return self.of.get(pid)
+
+
+class Bench:
+    """One `Gpus` under test, with what it has put."""
+
+    def __init__(self, library: object, **more: Any) -> None:
+        self.events: list[DevicesFound | DevicesSampled] = []
+        self.owners = FakeOwners()
+        self.granted: dict[str, tuple[str, ...]] = {}
+        self.happened: list[tuple[str, str]] = []
+        self.gpus = Gpus(
+            self.events.append,  # type: ignore[arg-type]
+            library,
+            held=lambda: self.granted,
+            happened=lambda state, words: self.happened.append((state, words)),
+            owners=self.owners,  # type: ignore[arg-type]
+            **more,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await self.gpus.find()
+        task = asyncio.create_task(self.gpus.run())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await self.gpus.close()
+
+    def last(self) -> dict[str, DeviceReading]:
+        sampled = [event for event in self.events if isinstance(event, DevicesSampled)]
+        return {reading.id: reading for reading in sampled[-1].readings} if sampled else {}
+
+    def healths(self) -> set[Health]:
+        return {reading.health for reading in self.last().values()}
+
+
+async def until(predicate: Callable[[], object], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not predicate():  # noqa: ASYNC110 -- nothing tells when
+            await asyncio.sleep(0.01)
+
+
+def in_loop(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path / "machine")
+
+
+@pytest.fixture
+def pynvml(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> object:
+    monkeypatch.setattr(module, "SAMPLE_S", 0.02)
+    monkeypatch.setattr(module, "FIND_EVERY_S", 0.05)
+    monkeypatch.setattr(module, "FIND_AGAIN_S", 0.05)
+    monkeypatch.setattr(module, "READ_S_MAX", 0.3)
+    return load(monkeypatch, machine.path)
+
+
+def test_what_is_there_is_found_and_changes_are_told(machine: Machine, pynvml: object) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    other = Device("fpga:f0", "fpga")
+
+    async def test() -> None:
+        bench = Bench(pynvml, others=(other,))
+        bench.owners.of = {10: KEY, 11: ""}
+        bench.granted = {KEY: ("nvidia:GPU-0",)}
+        async with bench.running():
+            assert [device.id for device in bench.gpus.devices] == ["nvidia:GPU-0", "fpga:f0"]
+            await until(lambda: bench.events)
+            machine.process("0", 10, 2 * GIB)
+            machine.process("0", 11, GIB)
+            await until(lambda: bench.last()["nvidia:GPU-0"].mem_used_bytes == 3 * GIB)
+            reading = bench.last()["nvidia:GPU-0"]
+            assert (reading.ours, reading.mem_foreign_bytes, reading.foreign) == (((KEY, 2 * GIB),), GIB, 1)
+            count = len(bench.events)
+            await asyncio.sleep(0.2)
+            assert len(bench.events) == count  # nothing new
+
+    in_loop(test)
+
+
+def test_a_driver_that_hangs_makes_gpus_unknown_and_nothing_else(machine: Machine, pynvml: object) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    machine.gpu(1, uuid="GPU-1")
+    threads = threading.active_count()
+
+    async def test() -> None:
+        bench = Bench(pynvml)
+        async with bench.running():
+            await until(lambda: bench.healths() == {Health.OK})
+            machine.say("hang")
+            turns = 0
+            while bench.healths() != {Health.UNKNOWN}:
+                await asyncio.sleep(0.005)  # the loop goes on
+                turns += 1
+            assert turns > 5
+            assert {reading.why for reading in bench.last().values()} == {"its driver does not answer"}
+            for _ in range(20):
+                bench.gpus.look()
+                await asyncio.sleep(0.01)
+            assert threading.active_count() <= threads + 1
+            machine.unsay("hang")
+            await until(lambda: bench.healths() == {Health.OK})
+
+    in_loop(test)
+
+
+def test_an_agent_starts_and_ends_while_the_driver_hangs(
+    machine: Machine, pynvml: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    machine.say("hang")
+
+    async def test() -> None:
+        bench = Bench(pynvml)
+        assert await bench.gpus.find(0.05) == ()
+        assert "has not answered" in bench.gpus.why_none
+        await bench.gpus.close()
+        machine.unsay("hang")  # so that the thread ends
+
+    in_loop(test)
+
+
+def test_gpus_that_were_late_at_the_start_are_told_when_they_come(machine: Machine, pynvml: object) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    machine.say("hang")
+
+    async def test() -> None:
+        bench = Bench(pynvml)
+        assert await bench.gpus.find(0.05) == ()
+        task = asyncio.create_task(bench.gpus.run())
+        await asyncio.sleep(0.1)
+        assert bench.events == []
+        machine.unsay("hang")
+        await until(lambda: len(bench.events) >= 2)
+        assert isinstance(bench.events[0], DevicesFound)
+        assert [device.id for device in bench.events[0].devices] == ["nvidia:GPU-0"]
+        assert bench.gpus.why_none == ""
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await bench.gpus.close()
+
+    in_loop(test)
+
+
+def test_a_driver_that_is_unloaded_and_loaded_again(machine: Machine, pynvml: object) -> None:
+    machine.gpu(0, uuid="GPU-0")
+
+    async def test() -> None:
+        bench = Bench(pynvml)
+        async with bench.running():
+            await until(lambda: bench.healths() == {Health.OK})
+            machine.xid(0, 79)
+            await until(lambda: bench.healths() == {Health.SICK})
+            machine.say("init 9")
+            await until(lambda: bench.healths() == {Health.UNKNOWN})
+            assert bench.last()["nvidia:GPU-0"].why == "its driver has been unloaded"
+            await asyncio.sleep(0.2)
+            assert [event for event in bench.events if isinstance(event, DevicesFound)] == []  # its tasks may hold it
+            machine.unsay("init")
+            machine.gpu(1, uuid="GPU-1")
+            await until(lambda: len(bench.last()) == 2)
+            assert bench.healths() == {Health.OK}
+            (found,) = [event for event in bench.events if isinstance(event, DevicesFound)]
+            assert len(found.devices) == 2
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [(("init 9",), "the driver does not work: Driver Not Loaded"), ((), "the driver has no card that can be used")],
+)
+def test_why_there_are_none_is_said_once(
+    machine: Machine, pynvml: object, lines: tuple[str, ...], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.say(*lines)
+    caplog.set_level("INFO", "peerload.gpus")
+
+    async def test() -> None:
+        bench = Bench(pynvml)
+        async with bench.running():
+            assert bench.gpus.why_none == why
+            await asyncio.sleep(0.2)
+            assert [record.message for record in caplog.records] == [f"no GPUs: {why}"]
+            machine.unsay("init")
+            machine.gpu(0)
+            await until(lambda: bench.gpus.devices)
+
+    in_loop(test)
+
+
+def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_library, "LIBRARY", "libnvidia-ml-that-is-nowhere.so.1")
+
+    async def test() -> None:
+        bench = Bench(None)
+        assert await bench.gpus.find() == ()
+        assert "the driver is not installed" in bench.gpus.why_none
+        await bench.gpus.close()
+
+    in_loop(test)
+
+
+def test_a_card_that_is_lost_in_the_middle_leaves_the_others_alone(machine: Machine, pynvml: object) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    machine.gpu(1, uuid="GPU-1")
+
+    async def test() -> None:
+        bench = Bench(pynvml)
+        async with bench.running():
+            await until(lambda: bench.healths() == {Health.OK})
+            machine.gpu(0, lost=1)
+            await until(lambda: bench.last()["nvidia:GPU-0"].health is Health.SICK)
+            assert bench.last()["nvidia:GPU-1"].health is Health.OK
+            machine.gpu(0, lost=0)
+            await until(lambda: bench.healths() == {Health.OK})
+        assert bench.happened == [
+            ("found", "GPU 0 (Fake)"),
+            ("found", "GPU 1 (Fake)"),
+            ("sick", "GPU 0 (Fake): it is lost: the driver does not reach it any more"),
+            ("ok", "GPU 0 (Fake)"),
+        ]
+
+    in_loop(test)
+
+
+def test_cards_that_are_left_alone_are_not_told(machine: Machine, pynvml: object) -> None:
+    for index in range(3):
+        machine.gpu(index, uuid=f"GPU-{index}")
+
+    async def test() -> None:
+        bench = Bench(pynvml, usable=lambda devices: devices[1:2])
+        async with bench.running():
+            await until(lambda: bench.events)
+            assert list(bench.last()) == ["nvidia:GPU-1"]
+
+    in_loop(test)
+
+
+def test_it_looks_less_often_when_nothing_needs_to_know(
+    machine: Machine, pynvml: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    monkeypatch.setattr(module, "IDLE_SAMPLE_S", 30.0)
+    wanted = [False]
+
+    async def test() -> None:
+        bench = Bench(pynvml, is_wanted=lambda: wanted[0])
+        async with bench.running():
+            await until(lambda: bench.events)
+            machine.gpu(0, used=GIB)
+            await asyncio.sleep(0.1)
+            assert len(bench.events) == 1
+            bench.gpus.look()
+            await until(lambda: len(bench.events) > 1, 2.0)
+
+    in_loop(test)
+
+
+def test_after_an_attempt_has_left_every_reading_is_told(
+    machine: Machine, pynvml: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    monkeypatch.setattr(module, "SAMPLE_S", 30.0)
+
+    async def test() -> None:
+        bench = Bench(pynvml)
+        async with bench.running():
+            bench.gpus.look()
+            await until(lambda: len(bench.events) >= 3, 2.0)
+
+    in_loop(test)
+
+
+def test_a_bug_in_reading_ends_nothing(machine: Machine, pynvml: object, caplog: pytest.LogCaptureFixture) -> None:
+    machine.gpu(0, uuid="GPU-0")
+
+    async def test() -> None:
+        bench = Bench(pynvml)
+        async with bench.running():
+            await until(lambda: bench.healths() == {Health.OK})
+
+            def wrong(pid: int) -> str:
+                raise ZeroDivisionError
+
+            right, bench.owners.key_of = bench.owners.key_of, wrong  # type: ignore[method-assign]
+            machine.process("0", 10, GIB)
+            await until(lambda: bench.healths() == {Health.UNKNOWN})
+            bench.owners.key_of = right  # type: ignore[method-assign]
+            await until(lambda: bench.healths() == {Health.OK})
+
+    in_loop(test)
+    assert "the GPUs cannot be read" in caplog.text

@@ -1,0 +1,20 @@
+"""Devices that the configuration names."""
+
+from __future__ import annotations
+
+import pytest
+
+from peerload.agent.sensors.listed import listed
+from peerload.model.config import DeviceConfig
+from peerload.model.errors import ConfigError
+
+
+def test_devices_of_the_config() -> None:
+    config = (DeviceConfig(kind="fpga", ids=("a", "b")), DeviceConfig(kind="licence", ids=("1",)))
+    assert [device.id for device in listed(config)] == ["fpga:a", "fpga:b", "licence:1"]
+
+
+@pytest.mark.parametrize("bad", [(DeviceConfig(kind="gpu", ids=("0",)),), (DeviceConfig(kind="fpga", ids=("a", "a")),)])
+def test_a_gpu_is_found_by_itself_and_nothing_is_there_twice(bad: tuple[DeviceConfig, ...]) -> None:
+    with pytest.raises(ConfigError):
+        listed(bad)

@@ -1,0 +1,52 @@
+"""The flags by which a task asks for devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peerload.cli import command, device_flags
+from peerload.cli.main import UsageError
+
+
+def asked(*words: str) -> dict[str, Any]:
+    flags, _ = command.command_options("submit", "", usage="").read_command([*words, "true"])
+    return {name: value for name, value in device_flags.request(flags, "submit").items() if value is not None}
+
+
+def test_what_is_asked_for() -> None:
+    assert asked() == {}
+    assert asked("-G2", "--gpu-mem", "12G") == {"gpus": 2, "gpu_mem_bytes": 12 << 30}
+    assert asked("-G", "0.25") == {"gpus": 1, "gpu_fraction": 0.25}
+    assert asked("-G1", "--gpu-prefer", "0,1", "--gpu-prefer", "A100*")["gpu_prefer"] == ["0", "1", "A100*"]
+    assert asked("-G1", "--gpu-wait", "queue", "--gpu-wait-max", "10m") == {
+        "gpus": 1,
+        "gpu_wait": "queue",
+        "gpu_wait_s_max": 600.0,
+    }
+    assert asked("-G1", "--gpu-share", "exclusive")["gpu_share"] == "exclusive"
+    assert asked("-l", "fpga=2", "-l", "licence") == {"devices": [("fpga", 2), ("licence", 1)]}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("-G", "1.5"), "neither whole GPUs nor a part of one"),
+        (("-G", "-1"), "no number of GPUs"),
+        (("-G", "many"), "no number of GPUs"),
+        (("-G", "nan"), "no number of GPUs"),
+        (("-G1", "--gpu-mem", "12"), "12G is 12 GiB"),
+        (("--gpu-mem", "12G"), "--gpu-mem is about GPUs, and none is asked for"),
+        (("--gpu-wait", "queue"), "--gpu-wait is about GPUs"),
+        (("-G1", "--gpu-wait-max", "1m"), "--gpu-wait-max is when waiting ends"),
+        (("-G", "0.5", "--gpu-share", "exclusive"), "a part of a GPU is shared"),
+        (("-l", "fpga=0"), "no kind of device and number"),
+        (("-l", "gpu=1"), "GPUs are asked for with -G"),
+        (("-l", "fpga", "-l", "fpga=2"), "asked for twice"),
+    ],
+)
+def test_what_makes_no_sense_is_said(words: tuple[str, ...], says: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        asked(*words)
+    assert says in str(raised.value)
