@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,11 @@ import pytest
 INSTALL_TIMEOUT_S = 300
 SYSTEM_DIRECTORIES = "/usr/local/sbin:/usr/sbin:/sbin"
 """Where daemons lie; they are not on an ordinary user's PATH."""
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So a shell starts what it runs in the background; programs that the tests interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _find(program: str) -> str | None:

@@ -73,11 +73,19 @@ def local_credentials_of(node: str) -> Credentials:
     return Credentials(cluster_of()._replace(is_local=True), node, _scratch() / f"default-{node}")
 
 
-def stands_still(pid: int) -> bool:
-    """Whether this process executes nothing: stopped by a signal, or frozen by its cgroup of either version."""
+def _state(pid: int) -> str:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
-    if text[text.rindex(")") + 2] in "Tt":
+    return text[text.rindex(")") + 2]
+
+
+def stands_still(pid: int) -> bool:
+    """Whether this process executes nothing: stopped by a signal, waiting for a child that was stopped before its exec
+    (vfork), or frozen by its cgroup of either version."""
+    if _state(pid) in "Tt":
         return True
+    if _state(pid) == "D":
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+        return any(_state(int(child)) in "Tt" for child in children)
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)

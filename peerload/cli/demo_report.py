@@ -153,7 +153,7 @@ def lines(told: Mapping[str, Any]) -> list[str]:
     least_s = told["cpu_s"] / told["cpus"]
     handoffs = told["handoffs"]
     slower, faster = makespan_s / ideal_s, alone_s / makespan_s
-    of_tasks = f"{told['sum_s']:.1f} s of tasks on {slots} slots; this took {slower:.2f} times as long"
+    of_tasks = f"{told['sum_s']:.1f} s of tasks on {slots} slots; took {slower:.2f} times as long"
     of_home = f"on its {home['slots']} slot{'s' if home['slots'] > 1 else ''}; sharing was {faster:.1f} times as fast"
     of_work = f"at least: {told['cpu_s']:.1f} s of work for the {told['cpus']} of this machine"
     of_offers = f"{handoffs['offers sent']} offers ({handoffs['offers declined']} declined)"
