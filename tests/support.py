@@ -85,7 +85,8 @@ def stands_still(pid: int) -> bool:
         return True
     if _state(pid) == "D":
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
-        return any(_state(int(child)) in "Tt" for child in children)
+        if any(_state(int(child)) in "Tt" for child in children):
+            return True
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
