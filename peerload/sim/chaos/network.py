@@ -87,7 +87,7 @@ class Network:
         """The next message over a link comes so late, but it comes."""
         self._said: dict[tuple[str, str, bytes], list[tuple[int, events.MessageReceived]]] = {}
         """What a home has said to a node about a task, with the start of the node that it was for: to be said again."""
-        self._hellos: dict[tuple[str, str], events.PeerMet] = {}
+        self._hellos: dict[tuple[str, str], tuple[int, events.PeerMet]] = {}
         self._cuts: Counter[tuple[str, str]] = Counter()
         self.broker = Broker(cluster, self._rng) if cluster.plan.has_broker else None
         self.sent = 0
@@ -164,11 +164,14 @@ class Network:
         hello = other.node.membership.hello(report)
         met = events.PeerMet(hello.identity, hello.profile, report, refutation=hello.refutation)
         machine.addresses[other.name] = hello.identity
-        earlier = self._hellos.get((machine.name, other.name))
+        run, earlier = self._hellos.get((machine.name, other.name), (0, None))
         if earlier is not None and self._is_evil() and self._rng.random() < LATE_HELLO:
-            self._cluster.gauges.count("a Hello is read late")
-            machine.later(self._late_s(), machine.handle, earlier)  # a later agent has connections of its own
-        self._hellos[machine.name, other.name] = met
+            late_s = self._late_s()
+            # A later agent has connections of its own, and a machine without power sends no more.
+            if run == machine.run and earlier.identity.machine_boot == met.identity.machine_boot:
+                self._cluster.gauges.count("a Hello is read late")
+                machine.later(late_s, machine.handle, earlier)
+        self._hellos[machine.name, other.name] = (machine.run, met)
         machine.deliver(met)
 
     def break_link(self, link: Link, reason: str) -> None:
