@@ -1,5 +1,5 @@
 # `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest, in
-# WORKERS=3 processes: half the time of a test is waiting, so that two processors are busy with three.
+# WORKERS=2 processes: half the time of a test is waiting, so that two processors are busy with three.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .PHONY: help setup test ci-long chaos chaos-real fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
-WORKERS ?= 3
+WORKERS ?= 2
 CASES ?= tests/theory/cases.json
 OUT ?= build/theory.json
 BUDGET_S ?= 600

@@ -356,7 +356,7 @@ def test_a_kill_ends_what_forks_all_the_time(bench: Bench) -> None:
     bomb.write_text('trap "" TERM HUP; [ $1 -lt 200 ] || exit; setsid sh "$0" $(($1+1)) & sleep 0.06\n')
     agent.spawn("a", b"sh", b"-c", b'for i in 1 2 3 4 5 6 7 8; do sh "$0" 0 & done; sleep 1000', os.fsencode(bomb))
     agent.started("a")
-    wait_until(lambda: len(marked(bomb)) > 12, what="it has spread")
+    wait_until(lambda: len(marked(bomb)) > 5, 30, "it has spread")
     agent.send({"do": "signal", "key": "a", "signal": 9})
     assert agent.ended("a")["signal"] == signal.SIGKILL
     assert not marked(bomb)
