@@ -1,5 +1,5 @@
 # `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest, in
-# WORKERS=2 processes: half the time of a test is waiting, so that two processors are busy with three.
+# WORKERS=2 processes.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
