@@ -203,6 +203,9 @@ def _result(model: Handoff, state: State, message: Message, emit: Emit) -> None:
     if home.state is At.OVER:
         if acknowledged != state:
             emit(Step("RESULT_ACK", attempt, node), acknowledged)
+    elif attempt < home.attempt and state.history.killed >> attempt & 1:  # R9: it was revoked, that is no result
+        history = state.history._replace(rows=state.history.rows & ~(1 << attempt))
+        emit(Step("dropped", attempt, node), acknowledged._replace(history=history))
     elif home.state is not At.NEW and attempt <= home.attempt:  # R9: the first result of any attempt granted
         over = home._replace(state=At.OVER, result=attempt, offered=NOBODY, deadline=0)
         history = state.history._replace(recorded=min(2, state.history.recorded + 1))

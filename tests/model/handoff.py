@@ -71,7 +71,7 @@ class Handoff:
         self.returns = returns
         self.nonces = nonces
         self.reinstates = reinstates
-        self._loose = loose
+        self.loose = loose
         self.nodes = nodes
         self.without = frozenset(without)
         self.wire = Wire(attempts, nodes, lease, budget.parks)
@@ -143,7 +143,7 @@ class Handoff:
             parked = home._replace(parked=True, away=True, deadline=0, unsynced="park-not-durable" in self.without)
             budget = state.budget._replace(parks=state.budget.parks - 1)
             emit(Step("park", home.attempt), state._replace(home=parked, messages=state.messages | park, budget=budget))
-        if is_away and self._loose and not home.parked and 0 <= home.holder < self.nodes:
+        if is_away and self.loose and not home.parked and 0 <= home.holder < self.nodes:
             self._takes_back(state, emit)
         if home.away:
             emit(Step("home is back"), state._replace(home=home._replace(away=False)))
@@ -231,7 +231,7 @@ class Handoff:
     def _executor(self, state: State, node: int, emit: Emit) -> None:
         x = state.executors[node]
         waiting = x.waiting
-        if waiting and (x.left != 0 or self._loose) and waiting > x.floor:
+        if waiting and (x.left != 0 or self.loose) and waiting > x.floor:
             begun = x._replace(floor=waiting, kept=Kept.START, kept_attempt=waiting)  # D3
             emit(Step("START", waiting, node), self.replaced(state, node, begun))
         if x.has_begun and x.left != 0:
@@ -239,13 +239,16 @@ class Handoff:
             emit(Step("forks", waiting, node), forked._replace(history=self.started(state.history, waiting)))
         if waiting and not x.has_begun and self.returns and waiting > x.floor:
             self._returns(state, node, emit)
-        if x.reserved and self._loose:
+        if x.reserved and self.loose:
             emit(Step("reservation ends", x.reserved, node), self.replaced(state, node, x._replace(reserved=0)))
-        if x.runs and x.left != UNWATCHED and (x.left or self._loose):
-            what = "process ends" if x.left else "is killed"
+        if x.runs and x.left != UNWATCHED and (x.left or self.loose):
             ended = x._replace(kept=Kept.EXIT, kept_attempt=x.runs, runs=0, left=0, applied=0, waiting=0)
             history = state.history._replace(finished=state.history.finished | 1 << x.runs)
-            emit(Step(what, x.runs, node), self.replaced(state, node, ended)._replace(history=history))
+            if x.left:
+                emit(Step("process ends", x.runs, node), self.replaced(state, node, ended)._replace(history=history))
+            if self.loose:
+                history = history._replace(killed=history.killed | 1 << x.runs)
+                emit(Step("is killed", x.runs, node), self.replaced(state, node, ended)._replace(history=history))
         if x.kept is Kept.EXIT:
             result = self.wire.bit(RESULT, x.kept_attempt, node)  # D4
             after = self.replaced(state, node, x._replace(kept=Kept.RESULT), result)
@@ -280,7 +283,7 @@ class Handoff:
                 applied %= 2
             back = x._replace(reserved=0, waiting=0, left=x.left if x.runs else 0, applied=applied)
             emit(Step("agent crashes", 0, node), self.replaced(spent, node, back))
-            if x.has_begun and self._loose:
+            if x.has_begun and self.loose:
                 asked = x._replace(reserved=0, applied=applied)
                 emit(
                     Step("agent crashes", 0, node, "the launcher was asked to fork"), self.replaced(spent, node, asked)

@@ -28,6 +28,7 @@ UNSEEN = frozenset(
         "parked",
         "revoked",
         "acknowledged",
+        "dropped",
         "RENEW_OK",
         "COMMIT again",
         "REVOKE",

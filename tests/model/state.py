@@ -77,14 +77,15 @@ class Executor(NamedTuple):
 
 
 class History(NamedTuple):
-    """What happened, for the invariants only: the protocol does not know it. finished, rows: sets of attempts (bits) that
-    have ended, and whose RESULT row was synced."""
+    """What happened, for the invariants only: the protocol does not know it. finished, rows, killed: sets of attempts
+    (bits) that have ended, whose RESULT row was synced, and that a signal ended."""
 
     acknowledged: bool = False
     recorded: int = 0
     starts: tuple[int, ...] = ()
     finished: int = 0
     rows: int = 0
+    killed: int = 0
     error: str = ""
 
 

@@ -107,9 +107,10 @@ class Watching(Invariants):
         self._specs_of[process.uid] = spec
         self._note(machine, process, "forks")
 
-    def finished(self, process: Process) -> None:
-        super().finished(process)
-        self.lines.append(Noted(process.uid, "", ("process ends", "is killed"), int(process.key.rpartition("-")[2])))
+    def finished(self, process: Process, signal: int) -> None:
+        super().finished(process, signal)
+        what = "is killed" if signal else "process ends"
+        self.lines.append(Noted(process.uid, "", (what,), int(process.key.rpartition("-")[2])))
 
     def _note(self, machine: Machine, process: Process, what: str) -> None:
         self.lines.append(Noted(process.uid, machine.name, (what,), int(process.key.rpartition("-")[2])))

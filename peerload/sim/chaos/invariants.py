@@ -80,8 +80,8 @@ class Invariants:
             if not copies:
                 del self._executing[process.uid]
 
-    def finished(self, process: Process) -> None:
-        """It has ended, and this is what its exit record is known by."""
+    def finished(self, process: Process, signal: int) -> None:  # noqa: ARG002 -- who writes down what happens wants it
+        """It has ended, by this signal if not 0, and this is what its exit record is known by."""
         self._finished[process.serial] = process.key
 
     def promised(self, machine: Machine, key: str) -> None:

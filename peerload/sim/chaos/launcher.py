@@ -239,7 +239,7 @@ class Launcher:
         usage = Usage(memory_bytes_max=process.serial)
         started_at = min(process.started_at, ended_at)
         exit_ = Exit(exit_code, signal, reason, started_at=started_at, ended_at=ended_at, usage=usage)
-        self._cluster.checker.finished(process)
+        self._cluster.checker.finished(process, signal)
         self.ended[process.key] = exit_
         if self._machine.node is None and process.task.partition("/")[0] != self._machine.name:
             self._cluster.gauges.count("row agent down: a task of another home ends meanwhile")
