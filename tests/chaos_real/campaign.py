@@ -100,10 +100,11 @@ class Campaign:
                     share = (time.monotonic() - began_at) / options.seconds
                     self.lab.ledger.follow()
                     begun = 1.0 - len(coming) / options.faults
-                    is_early = self.work.progress > min(share, begun + AHEAD) or self.work.waiting > WAITING_MAX
+                    self.work.drawn_max = int(min(share, begun + AHEAD) * options.tasks)
+                    is_crowded = self.work.waiting > WAITING_MAX
                     hot = int((time.monotonic() - began_at) / HOT_S) % len(self.submitters)
                     for number, submitter in enumerate(self.submitters):
-                        (submitter.held.set if is_early or number != hot else submitter.held.clear)()
+                        (submitter.held.set if is_crowded or number != hot else submitter.held.clear)()
                     self._end_faults()
                     if coming and len(self._active) < options.faults_at_a_time:
                         due = coming[0].number / options.faults

@@ -54,13 +54,15 @@ class Job(NamedTuple):
 
 
 class Work:
-    """All jobs of a campaign, and what became of them. Every method may be called from any thread."""
+    """All jobs of a campaign, and what became of them. Every method may be called from any thread. ``drawn_max``: so many
+    tasks may have been drawn by now, not counting bursts."""
 
     def __init__(
         self, program: Path, ledger: Ledger, tasks: int, seed: int, guarantees: Sequence[str], long_percent: int
     ) -> None:
         self.ledger = ledger
         self.tasks = tasks
+        self.drawn_max = 0
         self.clients_gone = 0
         self._program = program
         self._often = (100 - 2 * long_percent, long_percent, long_percent)
@@ -72,9 +74,9 @@ class Work:
         self._tokens: dict[str, str] = {}
 
     def draw(self) -> Job | None:
-        """The next job; None when all tasks have been drawn."""
+        """The next job; None when as many tasks have been drawn as may be by now."""
         with self._lock:
-            if self._drawn >= self.tasks:
+            if self._drawn >= min(self.drawn_max, self.tasks):
                 return None
             chance = self._chance
             lengths, counts = chance.choices(_LENGTHS, self._often)[0]

@@ -103,7 +103,7 @@ def test_with_all_rules_the_second_copy_comes_after_the_first() -> None:
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize(("variant", "is_good"), [("ack-submit-early", False), ("slow-disk", True)])
 def test_acknowledging_too_early_is_noticed(variant: str, is_good: bool) -> None:
-    options = Options(tasks=200, faults=12, seconds=30.0, kinds=("killed when acknowledged",), long_percent=0)
+    options = Options(tasks=600, faults=12, seconds=30.0, kinds=("killed when acknowledged",), long_percent=0)
     verdict = hold(options, None, broken_program(variant))
     shutil.rmtree(verdict.directory, ignore_errors=True)
     assert verdict.is_good is is_good
