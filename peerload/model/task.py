@@ -7,7 +7,7 @@ started is a view kept in memory, told by the node that runs it.
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -128,18 +128,21 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What an ended process used: cpu seconds, the largest resident set in bytes."""
+    """What an ended process used: cpu seconds, the largest resident set in bytes; the most memory in bytes that was seen of
+    it on any one of its GPUs, and what these are (0 and "": it had none, or nobody could tell)."""
 
     user_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
     system_s: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
     memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    gpu_memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    gpu_model: Annotated[str, Meta(max_length=96)] = ""
 
 
 class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """How an attempt ended. ``exit_code`` is what a shell would show: the process's own, 128 + signal,
     124 time limit, 126 cannot execute, 127 not found. ``signal`` is 0 unless a signal ended it.
     The sizes are those of the captured output; the capture's own limit is in the config. ``speed`` is that of the node
-    where it ran."""
+    where it ran. ``out_of``: what it had too little of, as far as can be told; "" if that is not why it ended."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -150,6 +153,7 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     stdout_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     stderr_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     speed: Speed = 1.0
+    out_of: Literal["", "memory", "gpu memory"] = ""
 
 
 SIGNALS = {
