@@ -61,10 +61,15 @@ CUT_OFF = "its connection broke; it is there, and so are its tasks"
 _LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError, AttributeError)
 """What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
 
+SHORTAGES = ("", "memory", "gpu memory")
+"""What the model has a word for."""
 IS_FROZEN = 2
 """The place in what is told of a lease, after ts and deadline."""
 EVICTS = 3
 """The launcher's protocol from which on it knows `evict`."""
+
+
+MEMORY_FREE = "memory: this launcher is of an earlier version, and limits none"
 
 
 class LauncherError(PeerloadError):
@@ -94,6 +99,8 @@ class LauncherLink:
         self._protocol = 1
         self.units = ""
         """How the launcher holds the processes of a task together: cgroup2, cgroup1 or bare; "" until it has answered."""
+        self.memory = ""
+        """How it limits their memory: cgroup2, cgroup1 or rlimit; "" if it does not, being of an earlier version."""
         self.unenforced: tuple[str, ...] = ()
         """What it cannot hold, in words for people."""
         self._writer: asyncio.StreamWriter | None = None
@@ -135,7 +142,8 @@ class LauncherLink:
     def tell(self) -> None:
         """Say in the log which launcher this is, and what it cannot hold. After `start` that is left to the caller, since
         an agent that does not come up has only to say why."""
-        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._protocol, self.units)
+        by = f"{self.units}, their memory by {self.memory or 'nothing'}"
+        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._protocol, by)
         for what in self.unenforced:
             log.info("not held: %s", what)
 
@@ -204,6 +212,7 @@ class LauncherLink:
                 "once": spec.guarantee is Guarantee.ONCE,
                 "output_bytes_max": self._output_bytes_max,
                 **({"run": self._run} if self._run else {}),
+                **_memory(spec.request.mem_bytes, extra),
             }
         )
 
@@ -295,7 +304,7 @@ class LauncherLink:
                     for (key, started_at), lease in zip(event["running"], leases, strict=True):
                         running.append((key, float(started_at), float(lease[0])))
                         frozen += [key] * (len(lease) > IS_FROZEN and bool(lease[IS_FROZEN]))
-                    ended += [(key, msgspec.convert(exit_, Exit)) for key, exit_ in event["ended"]]
+                    ended += [(key, _exit(exit_)) for key, exit_ in event["ended"]]
                     if not more:
                         self._met(event)
         return LauncherReady(tuple(running), tuple(ended), tuple(frozen))
@@ -309,6 +318,9 @@ class LauncherLink:
             map(str, hello.get("unenforced", ("a process that leaves the process group of its task",)))
         )
         self._protocol = int(hello.get("protocol", 1))
+        self.memory = str(hello.get("memory", ""))
+        if not self.memory:
+            self.unenforced += (MEMORY_FREE,)
         self._is_asked = self._protocol >= PINGED_SINCE
 
     async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -416,7 +428,7 @@ class LauncherLink:
             reason = event.get("reason", "its lease ran out before it could be started")
             self._put(TaskLost(event["key"], reason, never_started=bool(event.get("never_started", True))))
         elif kind == "ended":
-            self._put(TaskEnded(event["key"], msgspec.convert(event["exit"], Exit)))
+            self._put(TaskEnded(event["key"], _exit(event["exit"])))
         elif kind in ("frozen", "thawed"):
             self._put(TaskFrozen(event["key"], frozen=kind == "frozen"))
 
@@ -435,6 +447,20 @@ def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes]
         return {**msgpack.unpackb(packed), **extra}
     except (ValueError, TypeError):
         return None
+
+
+def _memory(limit_bytes: int, extra: dict[bytes, bytes]) -> dict[str, object]:
+    """The limit that a task asked for, with the name of this node for the words that tell of it; nothing without one."""
+    if not limit_bytes:
+        return {}
+    return {"memory_bytes_max": limit_bytes, "node": extra.get(b"PEERLOAD_NODE", b"").decode()}
+
+
+def _exit(record: dict[str, Any]) -> Exit:
+    """An exit record, also of a launcher that knows of more to be short of than we do. Raises ValidationError."""
+    if record.get("out_of", "") not in SHORTAGES:
+        record = {**record, "out_of": ""}
+    return msgspec.convert(record, Exit)
 
 
 def _frame(requests: list[dict[str, Any]]) -> bytes:

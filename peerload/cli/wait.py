@@ -47,6 +47,8 @@ def _line(task: dict[str, object]) -> str:
     how = f"signal {task['signal']}" if task.get("signal") else f"exit {exit_code_of(task)}"
     if task.get("exit_code") is None and not task.get("signal"):
         how = str(task.get("reason") or "")
+    elif task.get("out_of"):
+        how += f" ({task.get('reason')})"
     return (
         f"{printable(task.get('id', ''))}  {printable(task.get('state', ''))}  {printable(how)}  {printable(task.get('node') or '')}".rstrip()
         + "\n"
