@@ -96,6 +96,8 @@ class Executor:
         refusal = self._refusal(src, offer, directory_here=directory_here)
         if refusal is not None:
             code, reason = refusal
+            if reason == STUCK:
+                self._state.turned_away = offer
             if offer.uid not in self.by_uid:
                 self._ledger.expect_no_more(offer.uid)
             self._state.count(f"offers declined here: {code}")
@@ -167,11 +169,11 @@ class Executor:
             return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
         if not self._state.has_disk_room:
             return "disk", "little room is left on its disk"
-        if self._state.is_stuck or profile.trouble:
-            return "room", STUCK if self._state.is_stuck else profile.trouble
+        if profile.trouble:
+            return "room", profile.trouble
         never = why_never(profile, offer.spec.request, offer.spec.placement, src)
-        if never:
-            return "cannot", never
+        if never or self._state.is_stuck:
+            return ("cannot", never) if never else ("room", STUCK)
         if not directory_here:
             return "directory", f"no directory {offer.spec.directory.decode(errors='replace')} there"
         if known is None and len(self.guests) >= self._state.config.guests_max:

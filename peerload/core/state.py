@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from peerload.core.work import Guest, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
-    from peerload.model.messages import Advice, Identity, Membership, Ownership
+    from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
     from peerload.model.resources import Profile
     from peerload.policy.preset import PolicySet
 
@@ -26,7 +26,7 @@ FOREVER_S = 1e8
 class CoreState:
     """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters; ``history`` is
     how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks; ``is_stuck``: whether
-    nothing runs here but what is frozen."""
+    nothing runs here but what is frozen; ``turned_away``: who was declined for that in this event."""
 
     __slots__ = (
         "actions",
@@ -40,6 +40,7 @@ class CoreState:
         "policies",
         "profile",
         "rng",
+        "turned_away",
     )
 
     def __init__(
@@ -60,6 +61,7 @@ class CoreState:
         self.counts: dict[str, int] = {}
         self.has_disk_room = True
         self.is_stuck = False
+        self.turned_away: Offer | None = None
         self.history = History(config.commands_kept_max, config.durations_kept_max)
 
     @property
