@@ -24,21 +24,17 @@ import time
 from typing import Any
 
 from peerload.agent.launcher_births import Births, memory_bytes_max
-from peerload.agent.launcher_cgroup import ROOT_PREFIX, cgroup_units
 from peerload.agent.launcher_endings import Endings
 from peerload.agent.launcher_exits import Exits
+from peerload.agent.launcher_kinds import choose
 from peerload.agent.launcher_leases import CHECK_S, Leases, boot_s
-from peerload.agent.launcher_memory import memory_limits
 from peerload.agent.launcher_records import LOG_BYTES_MAX, say
 from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
 from peerload.agent.launcher_spawn import CannotStart, Capture, Holes
-from peerload.agent.launcher_takeover import Guard, end_left_overs, note_units
+from peerload.agent.launcher_takeover import Guard, end_left_overs
 from peerload.agent.launcher_task import FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from peerload.agent.launcher_memory import Memory
-    from peerload.agent.launcher_units import Units
 
 PROTOCOL = 5
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
@@ -87,7 +83,7 @@ class Launcher:
         self._exits = Exits(self._directory)
         end_left_overs(self._directory, set(self._exits.ended))
         self._run = os.urandom(4).hex()
-        self._units, self._memory = self._choose()
+        self._units, self._memory = choose(self._directory, self._run, self._units_wanted, self._memory_wanted)
         self._births = Births(self._directory, self._run, self._tasks, self._units, self._memory)
         self._endings = Endings(self._units, self._end)
         self._leases = Leases(self._tasks, self._units, self._events)
@@ -104,17 +100,6 @@ class Launcher:
         fd = os.open(f"{self._directory}/launcher.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, b"%d\n" % os.getpid())
         os.close(fd)
-
-    def _choose(self) -> tuple[Units, Memory]:
-        name = ROOT_PREFIX + self._run
-        units: Units | None = cgroup_units(self._units_wanted, name)
-        if units is None:
-            from peerload.agent.launcher_bare import Bare  # noqa: PLC0415 -- most launchers have no use for it
-
-            units = Bare(self._run)
-        memory = memory_limits(self._memory_wanted, units, name)
-        note_units(self._directory, units.name, units.root, memory.root)
-        return units, memory
 
     def _set_guard(self) -> None:
         try:

@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgpack
-import msgspec
 
 from peerload.agent.launcher_process import GONE_S, LauncherProcess, is_alive, stays, wait_gone
 from peerload.agent.launcher_pulse import Pulse
+from peerload.agent.launcher_words import exit_of, spawn_request
 from peerload.model.errors import PeerloadError
 from peerload.model.events import (
     LauncherLost,
@@ -25,7 +25,6 @@ from peerload.model.events import (
     TaskLost,
     TaskStarted,
 )
-from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from peerload.model.actions import SpawnTask
     from peerload.model.events import Event
+    from peerload.model.task import Exit
 
 log = logging.getLogger("peerload.launcher")
 
@@ -55,8 +55,6 @@ CUT_OFF = "its connection broke; it is there, and so are its tasks"
 _LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError, AttributeError)
 """What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
 
-SHORTAGES = ("", "memory", "gpu memory")
-"""What the model has a word for."""
 IS_FROZEN = 2
 """The place in what is told of a lease, after ts and deadline."""
 EVICTS = 3
@@ -188,26 +186,11 @@ class LauncherLink:
 
     def spawn(self, action: SpawnTask, stdout: Path, stderr: Path, extra: dict[bytes, bytes]) -> None:
         """Start a process; ``extra`` is added to its environment."""
-        spec = action.spec
-        self._request(
-            {
-                "do": "spawn",
-                "key": action.key,
-                "argv": list(spec.argv),
-                "environment": _environment(spec.environment, extra),
-                "directory": spec.directory,
-                "umask": spec.umask,
-                "stdout": str(stdout),
-                "stderr": str(stderr),
-                "deadline_s": action.deadline_s,
-                "ts": action.ts,
-                "frozen_s_max": action.frozen_s_max,
-                "once": spec.guarantee is Guarantee.ONCE,
-                "output_bytes_max": self._output_bytes_max,
-                **({"run": self._run} if self._run else {}),
-                **_memory(spec.request.mem_bytes, extra),
-            }
-        )
+        request = spawn_request(action, (str(stdout), str(stderr)), extra)
+        request["output_bytes_max"] = self._output_bytes_max
+        if self._run:
+            request["run"] = self._run
+        self._request(request)
 
     def signal(self, key: str, number: int) -> None:
         """Send a signal to a task."""
@@ -297,7 +280,7 @@ class LauncherLink:
                     for (key, started_at), lease in zip(event["running"], leases, strict=True):
                         running.append((key, float(started_at), float(lease[0])))
                         frozen += [key] * (len(lease) > IS_FROZEN and bool(lease[IS_FROZEN]))
-                    ended += [(key, _exit(exit_)) for key, exit_ in event["ended"]]
+                    ended += [(key, exit_of(exit_)) for key, exit_ in event["ended"]]
                     if not more:
                         self._met(event)
         return LauncherReady(tuple(running), tuple(ended), tuple(frozen))
@@ -389,7 +372,7 @@ class LauncherLink:
             reason = event.get("reason", "its lease ran out before it could be started")
             self._put(TaskLost(event["key"], reason, never_started=bool(event.get("never_started", True))))
         elif kind == "ended":
-            self._put(TaskEnded(event["key"], _exit(event["exit"])))
+            self._put(TaskEnded(event["key"], exit_of(event["exit"])))
         elif kind in ("frozen", "thawed"):
             self._put(TaskFrozen(event["key"], frozen=kind == "frozen"))
 
@@ -400,28 +383,6 @@ async def _read_frame(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
         raise ValueError(f"a frame of {size} bytes from the launcher")
     events: list[dict[str, Any]] = msgpack.unpackb(await reader.readexactly(size))
     return events
-
-
-def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes] | None:
-    """The variables of a task; None if what its home sent is no map: the launcher then ends it with a reason."""
-    try:
-        return {**msgpack.unpackb(packed), **extra}
-    except (ValueError, TypeError):
-        return None
-
-
-def _memory(limit_bytes: int, extra: dict[bytes, bytes]) -> dict[str, object]:
-    """The limit that a task asked for, with the name of this node for the words that tell of it; nothing without one."""
-    if not limit_bytes:
-        return {}
-    return {"memory_bytes_max": limit_bytes, "node": extra.get(b"PEERLOAD_NODE", b"").decode()}
-
-
-def _exit(record: dict[str, Any]) -> Exit:
-    """An exit record, also of a launcher that knows of more to be short of than we do. Raises ValidationError."""
-    if record.get("out_of", "") not in SHORTAGES:
-        record = {**record, "out_of": ""}
-    return msgspec.convert(record, Exit)
 
 
 def _frame(requests: list[dict[str, Any]]) -> bytes:
