@@ -34,8 +34,6 @@ from peerload.agent.launcher_spawn import CannotStart, Capture, Holes
 from peerload.agent.launcher_takeover import Guard, end_left_overs
 from peerload.agent.launcher_task import FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
 
-TYPE_CHECKING = False
-
 PROTOCOL = 5
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
 there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing.

@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
                 continue
             code = code or exit_code_of(task)
             if flags.json:
-                print_json({key: task.get(key) for key in ("id", "state", "exit_code", "signal", "node")})
+                print_json({key: task.get(key) for key in ("id", "state", "exit_code", "signal", "node", "out_of")})
             else:
                 sys.stdout.write(_line(task))
                 sys.stdout.flush()
