@@ -15,10 +15,10 @@ REFUSED_SHARE = 0.97
 """Who fails with this much of what one process may have was refused more."""
 TAIL_BYTES = 4096
 """So much of the end of its stderr is looked at."""
-SAYINGS = (b"memoryerror", b"bad_alloc", b"cannot allocate memory", b"outofmemoryerror", b"not enough memory")
+SAYINGS = (b"memoryerror", b"bad_alloc", b"cannot allocate", b"out of memory", b"not enough memory")
 """What programs say, in small letters, when memory is refused to them …"""
-NOT_OF_MEMORY = (b"cuda", b"gpu", b"hip")
-"""… if it is not a GPU's that they speak of."""
+NOT_OF_MEMORY = (b"cuda", b"gpu", b"hip error", b"rocm", b"heap")
+"""… if they speak neither of a GPU's nor of what they allow themselves (Java, JavaScript)."""
 _GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}
 """How programs end to which memory is refused: by themselves, or by one of these; the others come from outside."""
 

@@ -132,6 +132,8 @@ def test_who_succeeds_though_a_process_was_killed_has_succeeded() -> None:
         (record(1, peak_bytes=98 * MIB), b"", True),
         (record(1), b"Traceback ...\nMemoryError\n", True),
         (record(134, signal.SIGABRT), b"terminate called ... what():  std::bad_alloc\n", True),
+        (record(12), b"Out of memory!\npanic: in the ship's log\n", True),
+        (record(134, signal.SIGABRT), b"FATAL ERROR: JavaScript heap out of memory\n", False),
         (record(139, signal.SIGSEGV), b"", False),
         (record(1), b"ValueError: no\n", False),
         (record(1), b"MemoryError\n" + b"and so on\n" * 1000, False),
