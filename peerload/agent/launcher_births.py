@@ -55,10 +55,8 @@ class Births:
         try:
             self._units.enter(key, is_fresh=limit_bytes > 0)
             try:
-                self._memory.enter(key, limit_bytes)
-                pid = spawn(request["argv"], environment, request["directory"], int(request["umask"]), paths)
+                pid = self._spawn(key, request, paths)
             finally:
-                self._memory.leave()
                 self._units.leave()
         except (CannotStart, OSError):
             self._memory.close(key)
@@ -72,6 +70,13 @@ class Births:
         if limit_bytes:
             self._limit(key, pid, limit_bytes)
         return pid
+
+    def _spawn(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
+        try:
+            self._memory.enter(key, memory_bytes_max(request))
+            return spawn(request["argv"], request["environment"], request["directory"], int(request["umask"]), paths)
+        finally:
+            self._memory.leave()
 
     def _limit(self, key: str, pid: int, limit_bytes: int) -> None:
         """It runs already: a limit that cannot be set is no reason to say that it does not."""
