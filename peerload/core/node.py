@@ -428,7 +428,7 @@ class Node:
             case "floors":
                 self.executor.floors.expire()
             case "result":
-                self.executor.repeat_result(subject)
+                self.executor.results.repeat(subject)
             case "offer" | "ask" | "lease" | "rest":
                 task = self.home.tasks.get(bytes.fromhex(subject))
                 if task is not None:

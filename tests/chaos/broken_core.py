@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from peerload.core.guest_leases import GuestLeases
+from peerload.core.guest_results import GuestResults
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.home import Home
@@ -300,7 +301,7 @@ def amo_requeue(patch: pytest.MonkeyPatch) -> None:
 def launcher_lost_says_not_started(patch: pytest.MonkeyPatch) -> None:
     """After its launcher died an executor says that the attempt was never started."""
 
-    def died(self: Executor, guest: Guest, reason: str) -> None:
+    def died(self: GuestResults, guest: Guest, reason: str) -> None:
         self.never_started(guest, reason)
 
-    patch.setattr(Executor, "died", died)
+    patch.setattr(GuestResults, "died", died)
