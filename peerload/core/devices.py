@@ -12,11 +12,13 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
 from peerload.model.devices import MIB as _MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.model.config import GpuConfig
     from peerload.model.resources import Profile, ResourceRequest
@@ -267,9 +269,11 @@ class DeviceLedger:
         self.strays: dict[tuple[str, str], None] = {}
         """(execution key, device id) of attempts seen on devices that they were not given, as long as they hold others or
         none: the newest STRAYS_MAX."""
+        self.kept: Mapping[str, object] = {}
+        """Ids of those that are kept for somebody who waits for them."""
         self._leaving: dict[str, float] = {}
         self._present: tuple[str, ...] = ()
-        self._told: tuple[tuple[int, int], tuple[DeviceLoad, ...]] = (-1, 0), ()
+        self._told: tuple[tuple[int, int, tuple[str, ...]], tuple[DeviceLoad, ...]] = (-1, 0, ()), ()
         self.set_devices(
             profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))
         )
@@ -392,11 +396,16 @@ class DeviceLedger:
         return tuple(self.states[name].device.told(self.states[name].grantable_bytes) for name in self._present)
 
     def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
-        """What others are told of each; worked out anew once a second, or when something has changed."""
-        moment = self.version, int(now_s)
+        """What others are told of each; worked out anew once a second, or when something has changed. One that is kept
+        for somebody has no room for others."""
+        moment = self.version, int(now_s), tuple(self.kept)
         if self._told[0] != moment:
-            self._told = moment, tuple(state.load(now_s) for state in self.states.values())
+            self._told = moment, tuple(self._load(state, now_s) for state in self.states.values())
         return self._told[1]
+
+    def _load(self, state: DeviceState, now_s: float) -> DeviceLoad:
+        load = state.load(now_s)
+        return load if state.id not in self.kept else msgspec.structs.replace(load, free_mib=0, free_slots=0)
 
     @property
     def gpus_busy(self) -> float:
@@ -409,8 +418,11 @@ class DeviceLedger:
         return sum(_busy(state) for state in self.of_kind(GPU) if state.foreign and not state.grants)
 
     def gpus_free(self) -> int:
-        """GPUs that a task could have for itself now."""
-        return sum(state.mode is DeviceMode.FREE and state.reading.health.is_usable for state in self.of_kind(GPU))
+        """GPUs that one more task could have for itself now."""
+        return sum(
+            state.mode is DeviceMode.FREE and state.reading.health.is_usable and state.id not in self.kept
+            for state in self.of_kind(GPU)
+        )
 
 
 def _busy(state: DeviceState) -> float:
