@@ -240,19 +240,32 @@ class DeviceState:
         reading, count = self.reading, len(self.grants)
         usable = reading.health.is_usable and not self.is_held_alone
         ends_s = min((grant.ends_s for grant in self.grants.values()), default=NEVER_S)
-        slots_max = self._config.tasks_max if self.device.kind == GPU else 1
+        slots, share = self._left(now_s) if usable else (0, 0.0)
         return DeviceLoad(
             self.device.mark,
             self.mode,
             free_mib=min(self.free_bytes(now_s) // _MIB, SMALL_MAX) if usable else 0,
-            free_slots=max(slots_max - count - self.foreign, 0) if usable else 0,
+            free_slots=slots,
             eta_s=min(max(math.ceil(ends_s - now_s), 1), SMALL_MAX) if ends_s < NEVER_S else 0,
             health=reading.health,
             busy_percent=round(reading.busy * 100),
             used_mib=min(reading.mem_used_bytes // _MIB, SMALL_MAX),
             foreign_mib=min((reading.mem_foreign_bytes + self.unknown_bytes) // _MIB, SMALL_MAX),
             tasks=count,
+            free_percent=int(share * 100 + EPSILON),
         )
+
+    def _left(self, now_s: float) -> tuple[int, float]:
+        """How many tasks of unknown work could join, and the largest part of it that one could have."""
+        config, count = self._config, len(self.grants) + self.foreign
+        if self.device.kind != GPU:
+            return (0, 0.0) if count else (1, 1.0)
+        slots = max(config.tasks_max - count, 0)
+        work = max(config.activity_max - self.activity, 0.0)
+        size = self.device.mem_bytes
+        memory = self.free_bytes(now_s) / size if size else 1.0 - sum(one.ask.fraction for one in self.grants.values())
+        share = min(memory, work, 1.0) if slots else 0.0
+        return min(slots, int(work / config.activity_unknown + EPSILON)), max(share, 0.0)
 
 
 class DeviceLedger:
@@ -405,7 +418,7 @@ class DeviceLedger:
 
     def _load(self, state: DeviceState, now_s: float) -> DeviceLoad:
         load = state.load(now_s)
-        return load if state.id not in self.kept else msgspec.structs.replace(load, free_mib=0, free_slots=0)
+        return load if state.id not in self.kept else msgspec.structs.replace(load, free_mib=0, free_slots=0, free_percent=0)
 
     @property
     def gpus_busy(self) -> float:
