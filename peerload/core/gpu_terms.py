@@ -35,7 +35,8 @@ def has_room(request: ResourceRequest, report: LoadReport) -> bool:
     """Whether a node has room for its GPUs, as far as its report tells."""
     if report.gpus_free >= request.gpus:
         return True
-    return sum(_could_join(request, device) for device in report.devices) >= request.gpus
+    gpus = report.devices[: report.gpus]  # they come first
+    return sum(_could_join(request, device) for device in gpus) >= request.gpus
 
 
 def _could_join(request: ResourceRequest, device: DeviceLoad) -> bool:

@@ -24,7 +24,7 @@ from peerload.sim.device_cluster import DeviceArrival
 
 GIB = 1 << 30
 TASKS = 600
-LOAD = 0.85
+LOAD = 1.2
 """Work that comes, of what all GPUs could do one task at a time, while tasks come."""
 BURST_MEAN = 6.0
 SPREAD = 0.45
