@@ -194,9 +194,8 @@ class Home:
         else:
             self.become(task, reason, state=TaskState.LEASED, node=node, lease_s=lease_s)
 
-    def resume(self, task: HomeTask) -> bool:
-        """The result that was on its way home has not come: on from where its record says that it is. → whether another
-        node has a lease of it."""
+    def resume(self, task: HomeTask) -> None:
+        """The result that was on its way home has not come: on from where its record says that it is."""
         match task.record.state:
             case TaskState.LEASED:
                 task.phase = HomePhase.AWAY
@@ -208,7 +207,6 @@ class Home:
                 task.phase = HomePhase.WAITING
                 self._queue.add(task)
                 self.requeued(task, task.record.reason)
-        return task.phase is HomePhase.AWAY
 
     def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
         """A task that waits, or that another node had, is kept back."""
