@@ -62,7 +62,7 @@ class Drain:
         self._leaving: dict[bytes, HomeTask] = {}
         self._candidates: deque[tuple[int, HomeTask]] = deque()  # by `Work.order`: one that came back is another
         self._newest = 0
-        self._awaiting: list[int] = []
+        self._awaiting: dict[int, None] = {}
         self.arrives: Callable[[HomeTask], None]
 
     def restore(self, reason: str) -> None:
@@ -71,11 +71,16 @@ class Drain:
 
     def begin(self, reason: str) -> tuple[int, int]:
         """→ how many tasks of others went back, and how many run on."""
-        self._state.persist(PutDrain(reason))
-        self._set(is_on=True, reason=reason)
+        profile = self._state.profile
+        is_news = not profile.drained or profile.drain_reason != reason
+        if is_news:
+            self._state.note("agent", "draining", reason=reason)
+            self._state.persist(PutDrain(reason))
+            self._set(is_on=True, reason=reason)
         said = f"{self._state.node} is drained" + (f": {reason}" if reason else "")
         returned = self._executor.give_all_back(said)
-        self._information.tell()
+        if is_news:
+            self._information.tell()
         return returned, len(self._ledger.running)
 
     def await_empty(self, request: int) -> None:
@@ -86,7 +91,11 @@ class Drain:
             error = SlowDown("too many wait for this node to be empty", why=f"at most {AWAITING_MAX} may")
             self._state.actions.append(Answer(request, error=error))
         else:
-            self._awaiting.append(request)
+            self._awaiting[request] = None
+
+    def await_no_more(self, request: int) -> None:
+        """Nobody waits for this answer any more."""
+        self._awaiting.pop(request, None)
 
     def _refuse(self, request: int) -> None:
         error = BadRequest(f"{self._state.node} is not drained", hint="peerload drain --wait")
@@ -99,6 +108,7 @@ class Drain:
         for request in self._awaiting:
             self._refuse(request)
         self._awaiting.clear()
+        self._state.note("agent", "undrained")
         self._state.persist(PutDrain(None))
         self._set(is_on=False, reason="")
         leaving, self._leaving = self._leaving, {}

@@ -203,6 +203,36 @@ def test_who_waits_for_a_drained_node_is_told_when_it_is_drained_no_more() -> No
     assert "refuse BadRequest" in x.when(events.UndrainRequested(7))
 
 
+def test_who_has_given_up_waiting_is_not_answered_and_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerload.core.drain.AWAITING_MAX", 2)
+    x = Given(peers=())
+    x.submit()
+    x.when(events.DrainRequested(1))
+    for request in range(2, 20):
+        assert x.when(events.EmptyAwaited(request)) == []
+        assert x.when(events.EmptyAwaitedNoMore(request)) == []
+    assert [x.when(events.EmptyAwaited(request)) for request in (20, 21, 22)] == [[], [], ["refuse SlowDown"]]
+    x.when(events.EmptyAwaitedNoMore(20))
+    did = x.end(x.task().key)
+    assert did.count("answer") == 1
+    assert x.done(Answer).request == 21
+
+
+def test_a_drain_that_is_asked_for_again_is_noted_once() -> None:
+    x = Given(peers=())
+    x.when(events.DrainRequested(1, "new disks"))
+    assert [(note.what, note.state, note.reason) for note in x.notes] == [("agent", "draining", "new disks")]
+    version = x.node.state.profile.version
+    assert x.when(events.DrainRequested(2, "new disks")) == ["answer"]
+    assert x.notes == []
+    assert x.node.state.profile.version == version
+    assert "persist drained" in x.when(events.DrainRequested(3, "newer disks"))
+    x.when(events.UndrainRequested(4))
+    assert [(note.what, note.state) for note in x.notes] == [("agent", "undrained")]
+    x.when(events.UndrainRequested(5))
+    assert x.notes == []
+
+
 # -- room on the disk --------------------------------------------------------------------------------------------------
 
 
