@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.options import Options
+from peerload.cli.main import UsageError
+from peerload.cli.options import NODE_NAME_SAYS, Options, is_node_name
 from peerload.cli.text import print_json, printable
 from peerload.client import Client
 
@@ -18,6 +19,9 @@ def main(words: list[str]) -> int:
     )
     reader.add_argument("node", metavar="NODE")
     flags = reader.read(words)
+    if not is_node_name(flags.node):
+        what = f"forget: {flags.node!r} cannot be a node's name"
+        raise UsageError(what, why=NODE_NAME_SAYS, hint="the nodes known here:  peerload nodes")
     with Client(flags.socket) as client:
         reply = client.call("forget", node=flags.node)
     if flags.json:

@@ -70,7 +70,7 @@ def test_no_socket(tmp_path: Path) -> None:
         Client(path)
     assert str(caught.value) == f"no agent is running here (no socket at {path})."
     assert caught.value.hint == (
-        "for yourself:  peerload up        for everyone on this machine:  sudo systemctl enable --now peerload"
+        "start one:  peerload up"
     )
 
 

@@ -117,7 +117,7 @@ def test_no_agent() -> None:
     assert done.returncode == 125
     assert done.stderr.decode() == (
         "peerload: no agent is running here (no socket at /tmp/none/agent.sock).\n"
-        "  for yourself:  peerload up        for everyone on this machine:  sudo systemctl enable --now peerload\n"
+        "  start one:  peerload up\n"
     )
 
 
