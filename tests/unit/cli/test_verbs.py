@@ -201,7 +201,7 @@ def test_show_tells_which_devices_are_asked_for_and_given(agent: FakeAgent) -> N
     told = {line[0]: line[1] for line in lines}
     assert told["needs"] == "1 cpus, 2 GPUs with 12 GiB each, 2 fpga, 1 licence"
     assert told["GPUs"] == "prefer: 0, A100*  wait: queue  wait max: 10m00s  share: exclusive"
-    assert told["given"] == "nvidia:GPU-a, nvidia:GPU-b, fpga:0000:3b:00.0, fpga:0000:af:00.0, licence:1"
+    assert told["devices"] == "nvidia:GPU-a, nvidia:GPU-b, fpga:0000:3b:00.0, fpga:0000:af:00.0, licence:1"
 
 
 def test_show_says_nothing_of_devices_that_nobody_asked_for(agent: FakeAgent) -> None:
@@ -210,7 +210,7 @@ def test_show_says_nothing_of_devices_that_nobody_asked_for(agent: FakeAgent) ->
     first, _, second = peerload("show", "42", "43", agent=agent).stdout.decode().partition("\n\n")
     assert "  needs      1 cpus\n" in first
     assert "GPU" not in first
-    assert "given" not in first + second
+    assert "devices" not in first + second
     assert "  needs      1 cpus, 0.25 of a GPU with 1 GiB\n" in second
 
 
@@ -334,14 +334,24 @@ def test_wait(agent: FakeAgent) -> None:
         agent,
         {},
         {"id": "ws1/43", "state": "failed", "exit_code": 4},
-        {"id": "ws1/44", "state": "failed", "exit_code": 5},
+        {
+            "id": "ws1/44",
+            "state": "failed",
+            "exit_code": 137,
+            "signal": 9,
+            "out_of": "memory",
+            "reason": "out of memory",
+        },
     )
     done = peerload("wait", "42", "43", "44", agent=agent)
     assert done.returncode == 4
-    assert done.stdout.decode().splitlines()[:2] == ["ws1/42  done  exit 0  ws2", "ws1/43  failed  exit 4  ws2"]
+    lines = done.stdout.decode().splitlines()
+    assert lines[:2] == ["ws1/42  done  exit 0  ws2", "ws1/43  failed  exit 4  ws2"]
+    assert lines[2] == "ws1/44  failed  signal 9 (out of memory)  ws2"
     done = peerload("wait", "--json", "--any", "42", agent=agent)
     first = json.loads(done.stdout.splitlines()[0])
-    assert first == {"v": 1, "id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "ws2"}
+    keys = {"v": 1, "id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "ws2", "out_of": None}
+    assert first == keys
     assert agent.asked(control.Wait)[1].any
 
 
