@@ -27,5 +27,6 @@ def main(words: list[str]) -> int:
     if flags.json:
         print_json({"node": reply.get("node"), "was": reply.get("was")})
     else:
-        sys.stdout.write(f"{printable(reply.get('node', ''))} is forgotten; it was {printable(reply.get('was', ''))}\n")
+        was = f"it was {printable(reply['was'])}" if reply.get("was") else "only tasks at it were known here"
+        sys.stdout.write(f"{printable(reply.get('node', ''))} is forgotten; {was}\n")
     return 0

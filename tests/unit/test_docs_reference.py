@@ -240,6 +240,7 @@ def test_the_keys_of_nodes_and_their_gpus_are_told() -> None:
     assert set(own) == set(peer) == set(told_keys("node"))
     text = section("cli.md", "## JSON")
     (told,) = re.findall(r"`gpus` of a node: `([^`]+)`", text)
+    assert isinstance(own["gpus"], list)
     (gpu_told,) = own["gpus"]
     assert [*told.split(), "why"] == list(gpu_told)
 

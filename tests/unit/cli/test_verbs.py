@@ -257,6 +257,8 @@ def test_forget(agent: FakeAgent) -> None:
     assert agent.asked(control.Forget)[0].node == "ws2"
     assert json.loads(peerload("forget", "ws2", "--json", agent=agent).stdout) == {"v": 1, "node": "ws2", "was": "dead"}
     assert peerload("forget", agent=agent).returncode == 2
+    agent.answer("forget", node="ws2", was=None, tasks=3)
+    assert peerload("forget", "ws2", agent=agent).stdout == b"ws2 is forgotten; only tasks at it were known here\n"
     refused = peerload("forget", "bad name!", agent=agent)
     assert refused.returncode == 2
     assert refused.stderr.decode() == (
