@@ -172,7 +172,8 @@ class Executor:
         if profile.trouble:
             return "room", profile.trouble
         never = why_never(profile, offer.spec.request, offer.spec.placement, src)
-        if never or self._state.is_stuck:
+        waits_for_frozen = self._state.runs_frozen_only and not self._ledger.fits(offer.spec.request)
+        if never or waits_for_frozen:
             return ("cannot", never) if never else ("room", STUCK)
         if not directory_here:
             return "directory", f"no directory {offer.spec.directory.decode(errors='replace')} there"
