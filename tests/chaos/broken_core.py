@@ -260,11 +260,6 @@ def n_not_burnt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Home, "requeue", requeue_unburnt)
 
 
-def boot_id_no_nonce(patch: pytest.MonkeyPatch) -> None:
-    """R6 with the machine boot id of the ACCEPT, but any COMMIT of its attempt is taken."""
-    ignore_nonces(patch)
-
-
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from peerload.core.parking import Parking
 from peerload.core.work import GuestPhase, HomeTask
 from peerload.model import actions, messages
 from peerload.sim.chaos.launcher import Launcher
-from tests.chaos.broken_core import ignore_nonces
 from tests.chaos.broken_drivers import goes_out_early
 
 
@@ -83,11 +82,6 @@ def park_ts_volatile(patch: pytest.MonkeyPatch) -> None:
         return msgspec.structs.replace(ready, running=running)
 
     patch.setattr(Launcher, "listing", forgetful)
-
-
-def park_no_nonce(patch: pytest.MonkeyPatch) -> None:
-    """Nonces are ignored: an old COMMIT makes an old PARK look new."""
-    ignore_nonces(patch)
 
 
 def revoke_forgets(patch: pytest.MonkeyPatch) -> None:
