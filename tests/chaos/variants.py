@@ -62,7 +62,7 @@ VARIANTS = {
     "same-n-two-commits": Variant(core.same_n_two_commits),
     "n-not-burnt": Variant(core.n_not_burnt),
     "boot-id-any-new": Variant(core.boot_id_any_new, hint=76),
-    "no-nonce": Variant(core.ignore_nonces, checks_boots=False, hint=8),
+    "no-nonce": Variant(core.ignore_nonces, checks_boots=False, hint=10),
     "launcher-lost-says-not-started": Variant(core.launcher_lost_says_not_started),
     "died-then-fork": Variant(drivers.died_then_fork),
     "launcher-unbound": Variant(drivers.launcher_unbound),
