@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from peerload import __version__
 from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.core.membership import PeerState
+from peerload.core.work import HomePhase
 from peerload.model.devices import GPU, MIB
 from peerload.model.task import TaskState
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from peerload.core.devices import DeviceState
     from peerload.core.membership import Peer
     from peerload.core.node import Node
+    from peerload.core.work import HomeTask
     from peerload.model.devices import Device
     from peerload.model.load import LoadReport
     from peerload.model.resources import Profile, ResourceRequest
@@ -55,6 +57,22 @@ def task_object(record: TaskRecord, spec: TaskSpec, user: str, *, running_at: fl
         "signal": exit_.signal if exit_ is not None and exit_.signal else None,
         "reason": f"started on {record.node}" if state == "running" else record.reason,
     }
+
+
+def running_since(task: HomeTask | None, record: TaskRecord) -> float:
+    """Since when the current attempt is seen running (Unix s), 0 = it is not. ``task``: of this home, if unfinished."""
+    return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
+
+
+def why_waiting(task: HomeTask | None, record: TaskRecord) -> str:
+    """Why a queued task waits, in a few words; `why` tells more."""
+    if task is None:
+        return record.reason
+    if task.stranded_because:
+        return f"waits for another node: {task.stranded_because}"
+    if task.phase is HomePhase.OFFERED:
+        return f"offered to {task.offered_to}"
+    return "waits for room"
 
 
 def ended_object(record: TaskRecord) -> dict[str, object]:

@@ -51,6 +51,11 @@ class DeviceLine:
         self.depends_on_cores = False
         self.due_s = NEVER_S
 
+    @property
+    def kept(self) -> Backfill:
+        """What is kept for whom, as of the last look."""
+        return self._backfill
+
     def is_overdue(self, work: Work) -> bool:
         """Whether it has waited so long that nobody may overtake it."""
         return self._ledger.now_s - work.arrived_s >= self._ledger.devices.config.starve_after_s
@@ -88,6 +93,8 @@ class DeviceLine:
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
         ask = Ask(request, self._ledger.devices.config, run_s=run_s)
+        if len(self._backfill.seen) < PASSED_MAX:
+            self._backfill.seen[work.task] = self._backfill.number
         names = place(self._ledger.devices, request, ask, now_s, waited_s, self._backfill.allows)
         if names is not None:
             work.devices = names
@@ -95,7 +102,7 @@ class DeviceLine:
         if self._backfill.is_full and not self.is_overdue(work):
             kept = None
         else:
-            kept = self._backfill.reserve(request, ask, waited_s, work.reserved)
+            kept = self._backfill.reserve(request, ask, waited_s, work.reserved, work.task)
         work.reserved = kept.devices if kept is not None and kept.is_hard else ()
         if request.gpu_wait_s_max and waited_s < request.gpu_wait_s_max:
             self.due_s = min(self.due_s, work.arrived_s + request.gpu_wait_s_max)
