@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Decisions, Pending
     from peerload.model.actions import TaskChanged
-    from peerload.model.task import TaskRecord
+    from peerload.model.task import TaskRecord, TaskSpec
 
 SHOWN_AT_A_TIME = 256
 """Tasks put together before they are sent and others have their turn."""
@@ -97,8 +97,8 @@ class Requests:
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
-    def _running_at(self, record: TaskRecord) -> float:
-        return answers.running_since(self._parts.node.home.tasks.get(record.uid), record)
+    def _task_object(self, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
+        return answers.task_here(self._parts.node, record, spec, user)
 
     async def _tasks(self, connection: Connection, request: control.Tasks) -> None:
         await self._durable()
@@ -114,7 +114,7 @@ class Requests:
         for record, spec in listing.rows:
             if len(tasks) >= SHOWN_AT_A_TIME:
                 tasks = await self._hand_over(connection, request.id, tasks)
-            shown = answers.task_object(record, spec, user, running_at=self._running_at(record))
+            shown = self._task_object(record, spec, user)
             if request.states and shown["state"] not in request.states:
                 continue
             if shown["state"] == "queued":
@@ -147,7 +147,7 @@ class Requests:
                     break
             after = page.last
             damaged += answers.damaged(page.damaged)
-            tasks = [answers.task_object(record, spec, user) | answers.used(record) for record, spec in rows]
+            tasks = [self._task_object(record, spec, user) | answers.used(record) for record, spec in rows]
             tasks = await self._hand_over(connection, request.id, tasks)
         connection.ok(request.id, {"tasks": tasks, "truncated": truncated, "damaged": damaged})
 
@@ -181,11 +181,10 @@ class Requests:
             for record, spec in rows:
                 if len(shown) >= SHOWN_AT_A_TIME:
                     shown = await self._hand_over(connection, request.id, shown)
-                running_at = self._running_at(record)
-                task = answers.task_object(record, spec, self._user(), running_at=running_at)
+                task = self._task_object(record, spec, self._user())
                 if task["state"] == "queued":
                     task["reason"] = self._why_waiting(record)
-                task |= answers.detail(spec, record)
+                task |= answers.detail(spec, record, answers.devices_of(self._parts.node, record))
                 task["history"] = [answers.step(event) for event in store.history(record.task)]
                 task["decision"] = self._decisions.about(record.task)
                 shown.append(task)

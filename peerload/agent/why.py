@@ -30,6 +30,13 @@ STEPS_MAX = 8
 WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
 
 
+def waits(task: HomeTask | None) -> bool:
+    """Whether it waits for room: at home, or in the queue of another node."""
+    if task is None:
+        return False
+    return task.phase in WAITS or (task.phase is HomePhase.AWAY and not task.running_at)
+
+
 class Why:
     """One per agent."""
 
@@ -53,8 +60,10 @@ class Why:
 
     def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         task = self._parts.node.home.tasks.get(record.uid)
-        told = self._about(record, spec, task)
-        return told | self._waiting(task) if task is not None and task.phase in WAITS else told
+        told = self._about(record, spec)
+        if task is not None and task.phase is HomePhase.COLLECTING:
+            told["says"] = holds_words(task)
+        return told | self._waiting(task) if task is not None and waits(task) else told
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
         """How many members are in which state and why, and all that is told of one about the next to start."""
@@ -62,14 +71,14 @@ class Why:
         groups: Counter[tuple[str, str]] = Counter()
         for record in records:
             task = home.tasks.get(record.uid)
-            waits = task is not None and task.phase in WAITS
+            is_queued = task is not None and task.phase in WAITS
             state = "running" if task is not None and task.running_at else record.state.value
-            reason = answers.why_waiting(task, record) if waits else record.reason
+            reason = answers.why_waiting(task, record) if is_queued else record.reason
             groups[state, reason] += 1
         name = records[0].task.rpartition(".")[0]
         unfinished = home.arrays.get(name, {}).values()
-        next_one = next((task for task in unfinished if task.phase in WAITS), None)
-        told = self._about(records[0], spec, None) if next_one is None else self._about(next_one.record, spec, next_one)
+        next_one = next((task for task in unfinished if waits(task)), None)
+        told = self._about(records[0] if next_one is None else next_one.record, spec)
         told["array"] = {
             "id": name,
             "looked_at": len(records),
@@ -81,10 +90,9 @@ class Why:
         }
         return told | self._waiting(next_one) if next_one is not None else told
 
-    def _about(self, record: TaskRecord, spec: TaskSpec, task: HomeTask | None) -> dict[str, object]:
+    def _about(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         """What is told of every task, whatever has become of it."""
-        running_at = answers.running_since(task, record)
-        shown = answers.task_object(record, spec, "", running_at=running_at)
+        shown = answers.task_here(self._parts.node, record, spec, "")
         history = self._parts.store.history(record.task)
         return {
             "id": record.task,
@@ -95,7 +103,7 @@ class Why:
             "says": _says(record),
             "since": history[-1].at if history else record.submitted_at,
             "steps": [answers.step(event) for event in history[-STEPS_MAX:]],
-            "devices": [],
+            "devices": shown["device_names"],
             "decision": self._decisions.about(record.task),
             "nodes": [],
             "could_ever": None,

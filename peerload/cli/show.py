@@ -46,6 +46,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("user", task.get("user") or ""),
         ("home", task.get("home") or ""),
         ("node", task.get("node") or ""),
+        ("devices", ", ".join(map(str, task.get("device_names") or []))),
         ("needs", _needs(task)),
         ("placement", _placement(task.get("placement"))),
         ("priority", task.get("priority") or ""),

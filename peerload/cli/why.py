@@ -45,7 +45,7 @@ def described(told: dict[str, Any], now: float) -> list[str]:
     head = f"{printable(told.get('id', ''))} {printable(name)}"
     needs = f"needs {printable(told.get('needs') or 'nothing')}"
     if told.get("nodes"):
-        lines += _waiting(told, f"{head} {needs}.")
+        lines += _waiting(told, f"{head} {needs}.", now)
     else:
         lines += _placed(told, f"{head} {needs}.", now)
     return lines
@@ -62,23 +62,24 @@ def _of_array(array: dict[str, Any], first: str) -> list[str]:
     return [*lines, "", f"One of them, {printable(first)}:"]
 
 
-def _waiting(told: dict[str, Any], head: str) -> list[str]:
+def _waiting(told: dict[str, Any], head: str, now: float) -> list[str]:
     nodes = told["nodes"]
     could = told.get("could_ever") or 0
-    lines = [f"{head} It waits: {could} of {counted(len(nodes), 'node')} could ever run it."]
+    where = f" at {printable(told['node'])}" if told.get("node") else ""
+    lines = [f"{head} It waits{where}: {could} of {counted(len(nodes), 'node')} could ever run it."]
     if told.get("says"):
         lines.append(f"  {printable(told['says'])}")
     rows = [(node["node"], _yes(node["can_ever"]), _now(node), node["reason"]) for node in nodes]
     lines += [f"  {line}" for line in table(HEADINGS, rows)]
     if told.get("oldest_node"):
-        freshest, oldest = number_text(told.get("freshest_s"), 1), number_text(told.get("oldest_s"), 1)
-        lines.append(f"Facts: freshest {freshest} s old, oldest {oldest} s ({printable(told['oldest_node'])}).")
+        freshest, oldest = told["freshest_s"], told["oldest_s"]
+        lines.append(f"Facts: freshest {freshest:.1f} s old, oldest {oldest:.1f} s ({printable(told['oldest_node'])}).")
     change = told.get("change")
     if change:
         lines.append(
             f"{printable(change['words'])[:1].upper()}{printable(change['words'])[1:]} it would start now on {printable(change['node'])}."
         )
-    lines += _decided(told.get("decision"))
+    lines += _decided(told.get("decision"), now)
     return lines
 
 
@@ -93,7 +94,7 @@ def _placed(told: dict[str, Any], head: str, now: float) -> list[str]:
     lines = [head, stands.removesuffix(": ")]
     if told.get("devices"):
         lines.append(f"  with {printable(', '.join(map(str, told['devices'])))}")
-    lines += _decided(told.get("decision"))
+    lines += _decided(told.get("decision"), now)
     steps = told.get("steps") or []
     if steps:
         rows = [
@@ -109,19 +110,19 @@ def _placed(told: dict[str, Any], head: str, now: float) -> list[str]:
     return lines
 
 
-def _decided(decision: object) -> list[str]:
+def _decided(decision: object, now: float) -> list[str]:
     """What the policy said last, and what it knew."""
     if not isinstance(decision, dict):
         return []
     asked = [
-        f"{one['node']} (load {number_text(one['load'])}, {number_text(one['age_s'], 1)} s old)"
-        if one["load"] >= 0
-        else f"{one['node']} (no answer)"
+        f"{one['node']} (load {number_text(one['load'])})" if one["load"] >= 0 else f"{one['node']} (no answer)"
         for one in decision.get("inputs") or []
     ]
     knew = f" It asked {', '.join(asked)}." if asked else ""
     chosen = f"{decision.get('choice', '')}: {decision.get('reason', '')}"
-    return [f"The policy {printable(decision.get('policy', ''))} said {printable(chosen)}.{printable(knew)}"]
+    at = decision.get("at")
+    when = f" {duration_text(now - at)} ago" if at else ""
+    return [f"The policy {printable(decision.get('policy', ''))} said{when}, {printable(chosen)}.{printable(knew)}"]
 
 
 def _yes(value: object) -> str:

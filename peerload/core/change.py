@@ -44,45 +44,45 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
 def smallest_change(node: Node, reasons: Reasons, spec: TaskSpec) -> Change | None:
     """The first change that is sure to help; None if no single one is."""
-    for words, changed, ignores_turn in _changes(node, spec):
-        for verdict in reasons.verdicts(changed, ignores_turn=ignores_turn):
-            if verdict.now:
-                return Change(words, verdict.node)
-            if ignores_turn:  # that helps at home only
-                break
-    return None
-
-
-def _changes(node: Node, spec: TaskSpec) -> Iterator[tuple[str, TaskSpec, bool]]:
-    """Flags as they are typed, the spec with them, and whether the task goes before all others of this node then."""
-    for words, changes in (*_other_gpus(node, spec.request), *_less(node, spec.request)):
-        yield words, msgspec.structs.replace(spec, request=msgspec.structs.replace(spec.request, **changes)), False
+    for same in (*_other_gpus(node, spec.request), *_less(node, spec.request)):
+        asking = [
+            (words, msgspec.structs.replace(spec, request=msgspec.structs.replace(spec.request, **changes)))
+            for words, changes in same
+        ]
+        if len(asking) > 1 and not reasons.has_room(asking[-1][1]):
+            continue  # where the most that it could do without does not help, less does not
+        for words, changed in asking:
+            if name := reasons.has_room(changed):
+                return Change(words, name)
     for words, changes in _elsewhere(spec.placement):
-        yield words, msgspec.structs.replace(spec, placement=msgspec.structs.replace(spec.placement, **changes)), False
+        changed = msgspec.structs.replace(spec, placement=msgspec.structs.replace(spec.placement, **changes))
+        if name := reasons.has_room(changed):
+            return Change(words, name)
     highest = max((work.spec.priority for work in islice(node.queue.oldest_first(), 1)), default=spec.priority)
-    yield f"with --prio {highest + 1}", spec, True
+    name = reasons.has_room_here(spec, ignores_turn=True)
+    return Change(f"with --prio {highest + 1}", name) if name else None
 
 
-def _other_gpus(node: Node, request: ResourceRequest) -> Iterator[Told]:
-    """Other GPUs, or less of them."""
+def _other_gpus(node: Node, request: ResourceRequest) -> Iterator[list[Told]]:
+    """Other GPUs, or less of them; each kind of change by itself, what takes the least away first."""
     if not request.gpus:
         return
     if request.gpu_wait is GpuWait.QUEUE and request.gpu_prefer:
-        yield "with --gpu-wait schedule", {"gpu_wait": GpuWait.SCHEDULE}
-    is_unknown = Ask(request, node.ledger.devices.config).wants_empty
-    for mem_bytes in _gpu_memory(node, request):
-        doubt = ", if that is enough for it," if is_unknown else ""
-        yield f"with --gpu-mem {mem_bytes / GIB:g}G{doubt}", {"gpu_mem_bytes": mem_bytes}
-    for fewer in range(1, min(request.gpus, FEWER_MAX + 1)):
-        yield f"with -G{request.gpus - fewer}", {"gpus": request.gpus - fewer}
+        yield [("with --gpu-wait schedule", {"gpu_wait": GpuWait.SCHEDULE})]
+    doubt = ", if that is enough for it," if Ask(request, node.ledger.devices.config).wants_empty else ""
+    yield [
+        (f"with --gpu-mem {mem_bytes / GIB:g}G{doubt}", {"gpu_mem_bytes": mem_bytes})
+        for mem_bytes in _gpu_memory(node, request)
+    ]
+    fewer = range(request.gpus - 1, max(request.gpus - 1 - FEWER_MAX, 0), -1)
+    yield [(f"with -G{gpus}", {"gpus": gpus}) for gpus in fewer]
 
 
-def _less(node: Node, request: ResourceRequest) -> Iterator[Told]:
+def _less(node: Node, request: ResourceRequest) -> Iterator[list[Told]]:
     """Fewer cores, less memory."""
-    for cpus in _cores(node, request.cpus):
-        yield f"with -c {cpus:g}", {"cpus": cpus}
-    for mem_bytes in _memory(node, request.mem_bytes):
-        yield f"with --mem {mem_bytes / GIB:g}G", {"mem_bytes": mem_bytes}
+    yield [(f"with -c {cpus:g}", {"cpus": cpus}) for cpus in _cores(node, request.cpus)]
+    memory = _memory(node, request.mem_bytes)
+    yield [(f"with --mem {mem_bytes / GIB:g}G", {"mem_bytes": mem_bytes}) for mem_bytes in memory]
 
 
 def _elsewhere(placement: Placement) -> Iterator[Told]:

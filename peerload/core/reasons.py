@@ -7,6 +7,7 @@ or decided, so that asking changes nothing. `change.py` asks the same for a task
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from peerload.core.membership import Peer
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
+    from peerload.model.load import LoadReport
     from peerload.model.resources import Placement, ResourceRequest
     from peerload.model.task import TaskSpec
 
@@ -40,21 +42,52 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reasons:
-    """About one unfinished task of this home that no node has; ``now_s`` is this moment (boot time)."""
+    """About one task of this home that waits, here or in the queue of another node; ``now_s`` is this moment (boot
+    time)."""
 
     def __init__(self, node: Node, task: HomeTask, now_s: float) -> None:
         self._node = node
         self._task = task
         self._now_s = now_s
+        self._peers = sorted(node.membership, key=lambda peer: peer.identity.node)
         self._names = {work.key: work.task for work in node.runs.works()}
 
-    def verdicts(self, spec: TaskSpec | None = None, *, ignores_turn: bool = False) -> Iterator[Verdict]:
-        """Of every node known, this one first, the others by name. ``spec``: as if the task had asked for this;
-        ``ignores_turn``: as if it came before all others here."""
+    def verdicts(self, spec: TaskSpec | None = None) -> Iterator[Verdict]:
+        """Of every node known, this one first, the others by name. ``spec``: as if the task had asked for this."""
         spec = spec or self._task.spec
-        yield self._here(spec.request, spec.placement, ignores_turn=ignores_turn)
-        for peer in sorted(self._node.membership, key=lambda peer: peer.identity.node):
+        yield self._here(spec.request, spec.placement, ignores_turn=False)
+        for peer in self._peers:
             yield self._there(peer, spec.request, spec.placement)
+
+    def has_room(self, spec: TaskSpec) -> str:
+        """The first node that has room for the task as if it had asked for this; "" if none is known to have."""
+        here = self.has_room_here(spec)
+        if here:
+            return here
+        home = self._node.state.node
+        for peer, report in self._reachable:
+            if not why_never(peer.profile, spec.request, spec.placement, home):
+                now, _ = room_told(peer.profile, report, spec.request)
+                if now:
+                    return peer.identity.node
+        return ""
+
+    def has_room_here(self, spec: TaskSpec, *, ignores_turn: bool = False) -> str:
+        """This node, if it has room; ``ignores_turn``: as if the task came before all others here."""
+        here = self._here(spec.request, spec.placement, ignores_turn=ignores_turn)
+        return here.node if here.now else ""
+
+    @cached_property
+    def _reachable(self) -> list[tuple[Peer, LoadReport]]:
+        """The peers to which the task could be given now, if they had room, with what they told."""
+        believed_s = self._node.state.config.report_age_s_max
+        found = []
+        for peer in self._peers:
+            heard = self._node.membership.last_report(peer.identity.node)
+            is_fresh = heard is not None and self._now_s - heard.at_s <= believed_s
+            if heard is not None and is_fresh and peer.knows_profile and not self._not_now_there(peer):
+                found.append((peer, heard.report))
+        return found
 
     # -- this node -----------------------------------------------------------------------------------------------------
 
@@ -96,7 +129,7 @@ class Reasons:
     # -- the others ----------------------------------------------------------------------------------------------------
 
     def _there(self, peer: Peer, request: ResourceRequest, placement: Placement) -> Verdict:
-        node, home = peer.identity.node, self._node.state.node
+        node, home, task = peer.identity.node, self._node.state.node, self._task
         heard = self._node.membership.last_report(node)
         age_s = max(self._now_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
         if not peer.knows_profile:
@@ -118,6 +151,8 @@ class Reasons:
             reason = f"its last word on its load is {duration_words(age_s)} old"
             return Verdict(node, can_ever=True, now=None, reason=reason, age_s=age_s)
         now, reason = room_told(peer.profile, heard.report, request)
+        if task.phase is HomePhase.AWAY and task.record.node == node and request == task.spec.request:
+            reason = f"{'it is to start' if now else 'it waits'} there: {reason}"
         return Verdict(node, can_ever=True, now=now, reason=reason, age_s=age_s)
 
     def _gone(self, peer: Peer) -> str:
@@ -168,6 +203,8 @@ def holds_words(task: HomeTask) -> str:
             return f"it is offered to {task.offered_to}, which has not answered yet"
         case HomePhase.RESTING:
             return f"an attempt of it was lost ({task.record.reason}); it is considered again shortly"
+        case HomePhase.AWAY:
+            return f"it waits in the queue of {task.record.node}, which has taken it: {task.record.reason}"
         case HomePhase.COLLECTING:
             return f"it has ended on {task.collected_from}; its output is on the way"
         case _:
