@@ -12,7 +12,7 @@ from peerload.model.instant import Instant
 if TYPE_CHECKING:
     import random
 
-    from peerload.core.work import Work
+    from peerload.core.work import Guest, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
@@ -99,6 +99,10 @@ class CoreState:
     ) -> None:
         """Keep an event for people (`EVENTS` lists what can happen); nothing waits for it."""
         self.actions.append(Note(PutEvent(self.now.wall_s, what, state, task, attempt, node, reason)))
+
+    def note_guest(self, guest: Guest, state: str, reason: str) -> None:
+        """The same of an attempt of another home that is here."""
+        self.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)
 
     def set_timer_in(self, seconds: float, *timer: str) -> None:
         """Be told after ``seconds``, if that is not FOREVER_S or more."""
