@@ -8,6 +8,7 @@ or decided, so that asking changes nothing. `change.py` asks the same for a task
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from peerload.core.admission import lacks, why_never
 from peerload.core.devices import Ask
 from peerload.core.membership import PeerState
-from peerload.core.reasons_here import cores_words, devices_words, duration_words, turn_words
+from peerload.core.reasons_here import cores_words, devices_words, duration_words, named, turn_words
 from peerload.core.reasons_there import room_told
 from peerload.core.work import HomePhase
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from peerload.model.load import LoadReport
     from peerload.model.resources import Placement, ResourceRequest
     from peerload.model.task import TaskSpec
+
+
+LOOKED_AT_MAX = 1000
+"""Tasks of this home at one other node that are looked at."""
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -151,9 +156,17 @@ class Reasons:
             reason = f"its last word on its load is {duration_words(age_s)} old"
             return Verdict(node, can_ever=True, now=None, reason=reason, age_s=age_s)
         now, reason = room_told(peer.profile, heard.report, request)
+        if request.takes_devices and not now:
+            reason += self._own_there(node)
         if task.phase is HomePhase.AWAY and task.record.node == node and request == task.spec.request:
             reason = f"{'it is to start' if now else 'it waits'} there: {reason}"
         return Verdict(node, can_ever=True, now=now, reason=reason, age_s=age_s)
+
+    def _own_there(self, node: str) -> str:
+        """Which tasks of this home have devices there; whose the others are is not told."""
+        tasks = islice(self._node.home.elsewhere.get(node, {}).values(), LOOKED_AT_MAX)
+        holders = [f"{task.task} ({len(task.devices)})" for task in tasks if task.devices and task.running_at]
+        return f"; of this home: {named(holders)}" if holders else ""
 
     def _gone(self, peer: Peer) -> str:
         """That nobody is there to be asked."""

@@ -138,8 +138,8 @@ def _why_not(ledger: Ledger, ask: Ask, task: str, kept: Backfill | None, state: 
     if other.is_hard:
         return f"kept for {other.task}, which has waited so long that nobody overtakes it"
     left_s = other.starts_s - ledger.now_s
-    until = "until that has started" if math.isinf(left_s) else f"which is to start in about {duration_words(left_s)}"
-    return f"kept for {other.task}, which waits longer, {until}"
+    until = "" if math.isinf(left_s) else f" and is to start in about {duration_words(left_s)}"
+    return f"kept for {other.task}, which waits longer{until}"
 
 
 def _holders(busy: Mapping[DeviceState, str], names: Mapping[str, str], before: str = ": ") -> str:

@@ -127,9 +127,19 @@ def test_what_is_kept_for_who_waits_longer_is_told() -> None:
     x.submit(asks(1, gpu_prefer=("1",)))
     assert here(x, 2) == "1 of 2 GPUs busy, asked 2: x/1"
     assert here(x, 3) == (
-        "2 of 2 GPUs without room: GPU 1: kept for x/2, which waits longer, until that has started; "
-        "GPU 0: 1 task on it (x/1)"
+        "2 of 2 GPUs without room: GPU 1: kept for x/2, which waits longer; GPU 0: 1 task on it (x/1)"
     )
+
+
+def test_when_who_waits_longer_is_to_start_is_told() -> None:
+    x = node(2, slots=16)
+    x.submit(msgspec.structs.replace(asks(1, gpu_prefer=("0",)), time_limit_s=600.0))
+    x.after(120)
+    x.submit(asks(2))
+    x.submit(asks(1, gpu_prefer=("1",), gpu_wait=GpuWait.QUEUE))
+    assert here(x, 3) == ("it waits for exactly GPU 1: kept for x/2, which waits longer and is to start in about 8 min")
+    x.submit(msgspec.structs.replace(asks(1), time_limit_s=60.0))
+    assert x.task(4).phase is HomePhase.HERE  # it ends before that
 
 
 def test_others_programs_and_sick_cards_are_told() -> None:

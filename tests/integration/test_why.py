@@ -65,7 +65,7 @@ class Lab:
     def reasons(self, ref: str = "@") -> dict[str, tuple[bool | None, bool | None, str]]:
         return {node["node"]: (node["can_ever"], node["now"], node["reason"]) for node in self.why_json(ref)["nodes"]}
 
-    def fill(self, *words: str, count: int = 4) -> list[str]:
+    def fill(self, count: int = 4) -> list[str]:
         """As many tasks on gpu1, submitted there, each alone on a card."""
         tasks = [self.gpu1.submit("sleep", "120", request={"gpus": 1}) for _ in range(count)]
         for task in tasks:
@@ -113,7 +113,9 @@ def test_a_task_that_runs_elsewhere_shows_its_cards_at_home_also_after_a_restart
 
 
 def test_a_reason_for_every_node(lab: Lab) -> None:
-    blocking = lab.fill()
+    blocking = lab.fill(count=3)
+    own = lab.home.submit("sleep", "120", request={"gpus": 1}, directory=b"-")
+    lab.home.await_state(own, "running")
     wait_until(lambda: all(gpu["tasks"] for gpu in lab.node("gpu1")["gpus"]), what="the full GPUs to be heard of")
     task = lab.submit(*TYPED, "nvidia-smi", "-L")
     found = lab.reasons()
@@ -121,7 +123,7 @@ def test_a_reason_for_every_node(lab: Lab) -> None:
     assert found["lab4"] == (False, None, "no GPU, drained")
     assert found["gpu1"][:2] == (True, False)
     assert found["gpu1"][2].startswith("it waits there: 4 of 4 GPUs without room (at most ")
-    assert found["gpu1"][2].endswith("GiB free, asked 12.0)")
+    assert found["gpu1"][2].endswith(f"GiB free, asked 12.0); of this home: {own} (1)")
     told = lab.why_json()
     assert told["could_ever"] == 1
     assert told["oldest_s"] >= told["freshest_s"] >= 0.0
@@ -136,6 +138,7 @@ def test_a_reason_for_every_node(lab: Lab) -> None:
     lab.home.wait(task)
     assert lab.home.output(task)[0] == b"GPU 2: -L\n"
     lab.gpu1.call("cancel", tasks=blocking)
+    lab.home.call("cancel", tasks=[own])
 
 
 def test_drained_dead_and_full(lab: Lab) -> None:
@@ -154,7 +157,7 @@ def test_drained_dead_and_full(lab: Lab) -> None:
     lab.home.call("cancel", tasks=[blocking, task])
 
 
-def test_an_array_held_ended_and_unknown(lab: Lab) -> None:
+def test_an_array_what_is_held_and_what_is_no_task(lab: Lab) -> None:
     blocking = lab.submit("submit", "-d", "-", "--local", "sleep", "120")
     lab.home.await_state(blocking, "running")
     array = lab.submit("submit", "-d", "-", "--array", "1-5", "--local", "true")
