@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from peerload.model.task import Exit, TaskSpec
 from tests.core.given import WALL_S, Given, identity, spec
 
 GIB = 1 << 30
-FINAL = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
+WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
 
 
 def gpu(number: int, gib: int = 24) -> Device:
@@ -251,91 +252,79 @@ def test_how_old_the_facts_are() -> None:
 
 # -- what is said is so ------------------------------------------------------------------------------------------------
 
-requests = st.builds(
-    lambda gpus, gib, fraction, more: ResourceRequest(
+
+def drawn(rng: random.Random) -> ResourceRequest:
+    """What a task might ask for."""
+    gpus = rng.choice([0, 0, 1, 1, 1, 2])
+    share = rng.choice([GpuShare.AUTO, GpuShare.AUTO, GpuShare.TIME, GpuShare.EXCLUSIVE])
+    is_part = gpus == 1 and share is not GpuShare.EXCLUSIVE
+    return ResourceRequest(
+        cpus=rng.choice([0.5, 1.0, 1.0, 2.0]),
+        mem_bytes=rng.choice([0, 0, 0, 8 * GIB]),
         gpus=gpus,
-        gpu_mem_bytes=gib * GIB if gpus else 0,
-        gpu_fraction=fraction if gpus == 1 and more.get("gpu_share") is not GpuShare.EXCLUSIVE else 1.0,
-        **more,
-    ),
-    st.integers(0, 3),
-    st.sampled_from([0, 0, 4, 9, 18]),
-    st.sampled_from([1.0, 1.0, 0.25]),
-    st.fixed_dictionaries(
-        {
-            "cpus": st.sampled_from([0.5, 1.0, 1.0, 3.0]),
-            "mem_bytes": st.sampled_from([0, 0, 0, 8 * GIB]),
-            "gpu_prefer": st.sampled_from([(), (), ("0",), ("1", "2")]),
-            "gpu_wait": st.sampled_from(list(GpuWait)),
-            "gpu_share": st.sampled_from([GpuShare.AUTO, GpuShare.AUTO, GpuShare.TIME, GpuShare.EXCLUSIVE]),
-        }
-    ),
-)
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), requests, st.sampled_from([0, 0, 0, 1])),
-        st.tuples(st.just("submit"), requests, st.just(0)),
-        st.tuples(st.just("end"), st.integers(0, 20), st.just(0)),
-        st.tuples(st.just("later"), st.sampled_from([1, 6, 1000]), st.just(0)),
-    ),
-    min_size=4,
-    max_size=14,
-)
-nodes = st.fixed_dictionaries(
-    {
-        "gpus": st.sampled_from([0, 2, 3, 3]),
-        "slots": st.sampled_from([2, 4, 8]),
-        "facts": st.sampled_from([{}, {"slots_fixed": False}, {"slots_fixed": False, "mem_bytes": 32 * GIB}]),
-    }
-)
+        gpu_mem_bytes=rng.choice([0, 4, 9, 9, 18]) * GIB if gpus else 0,
+        gpu_fraction=rng.choice([1.0, 1.0, 0.25]) if is_part else 1.0,
+        gpu_prefer=rng.choice([(), (), ("0",), ("1",)]),
+        gpu_wait=rng.choice(list(GpuWait)),
+        gpu_share=share,
+    )
 
 
-def walk(x: Given, taken: list[Any]) -> None:
-    """What happens to a node."""
-    for what, one, priority in taken:
-        if what == "submit":
-            x.submit(spec(request=one, priority=priority), waits_for_node=True)
-        elif what == "later":
-            x.after(one)
-            x.when(events.TimerExpired(("devices",)))
-        else:
-            running = list(x.node.runs.works())
-            if running:
-                work = running[one % len(running)]
-                x.when(events.TaskEnded(work.key, Exit(0, started_at=WALL_S, ended_at=WALL_S + 1.0)))
-        seen = [DeviceReading(name) for name in x.node.ledger.devices.states]
-        x.when(events.DevicesSampled(x.at_s, tuple(seen)))
+def somewhere(rng: random.Random, name: str) -> Given:
+    """A node with or without GPUs, fixed slots, memory."""
+    facts = rng.choice([{}, {"slots_fixed": False}, {"slots_fixed": False, "mem_bytes": 32 * GIB}])
+    return node(rng.choice([0, 2, 3, 3]), node=name, slots=rng.choice([2, 4, 8]), facts=facts)
 
 
-@settings(max_examples=40, deadline=None)
-@given(nodes, steps)
-def test_no_task_waits_where_it_is_said_to_have_room(made: dict[str, Any], taken: list[Any]) -> None:
-    x = node(**made)
-    walk(x, taken)
+def happens(x: Given, rng: random.Random, submits: float) -> None:
+    """Something: a task comes (that likely), or ends, or time goes by; then the cards are read."""
+    running = list(x.node.runs.works())
+    if rng.random() < submits:
+        x.submit(spec(request=drawn(rng), priority=rng.choice([0, 0, 0, 1])), waits_for_node=True)
+    elif running and rng.random() < 0.6:
+        work = rng.choice(running)
+        x.when(events.TaskEnded(work.key, Exit(0, started_at=WALL_S, ended_at=WALL_S + 1.0)))
+    else:
+        x.after(rng.choice([1.0, 6.0, 1000.0])).timer("devices")
+    seen = tuple(DeviceReading(name) for name in x.node.ledger.devices.states)
+    x.when(events.DevicesSampled(x.at_s, seen))
+
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_no_task_waits_where_it_is_said_to_have_room(seed: int) -> None:
+    rng = random.Random(seed)
+    x = somewhere(rng, "x")
+    for _ in range(rng.randint(6, 24)):
+        happens(x, rng, 0.75)
     for task in x.node.home.tasks.values():
-        if task.phase in FINAL and not task.withheld:
+        if task.phase in WAITS and not task.withheld:
             (verdict,) = Reasons(x.node, task, x.at_s).verdicts()
             assert not verdict.now, verdict
             assert verdict.reason
 
 
-@settings(max_examples=40, deadline=None)
-@given(nodes, steps, requests)
-def test_what_is_said_to_help_does(made: dict[str, Any], taken: list[Any], request: ResourceRequest) -> None:
-    x = node(**made)
-    walk(x, taken)
-    last = spec(request=request, priority=-1)
+@settings(max_examples=60, deadline=None)
+@given(SEEDS)
+def test_what_is_said_to_help_does(seed: int) -> None:
+    rng = random.Random(seed)
+    x = somewhere(rng, "x")
+    for _ in range(rng.randint(4, 16)):
+        happens(x, rng, 0.75)
+    last = spec(request=drawn(rng), priority=-1)  # behind all others, and so is what replaces it
     x.submit(last, waits_for_node=True)
     task = list(x.node.home.tasks.values())[-1]
-    if task.phase not in FINAL:
+    if task.phase not in WAITS:
         return
     found = smallest_change(x.node, Reasons(x.node, task, x.at_s), last)
     if found is None:
         return
     assert found.node == "x"
-    changed = typed(last, found.words)
     x.when(events.CancelRequested(1000, (task.task,), 15, force=False))
-    x.submit(changed, waits_for_node=True)
+    x.submit(typed(last, found.words), waits_for_node=True)
     assert list(x.node.home.tasks.values())[-1].phase is HomePhase.HERE, found.words
 
 
@@ -360,21 +349,24 @@ def typed(task: TaskSpec, words: str) -> TaskSpec:
     return msgspec.structs.replace(task, request=msgspec.structs.replace(task.request, **changes))
 
 
-@settings(max_examples=60, deadline=None)
-@given(nodes, steps, requests)
-def test_a_peer_said_to_have_room_admits_it(made: dict[str, Any], taken: list[Any], request: ResourceRequest) -> None:
-    y = node(node="y", **made)
-    walk(y, taken)
+@settings(max_examples=40, deadline=None)
+@given(SEEDS)
+def test_a_peer_said_to_have_room_admits_it_and_one_said_to_have_none_does_not(seed: int) -> None:
+    rng = random.Random(seed)
+    y = somewhere(rng, "y")
     x = waiting()
-    report = msgspec.structs.replace(y.node.sharing.shown(), incarnation=1, sequence=99)
-    x.when(events.PeerMet(identity("y"), y.node.state.profile, report))
-    reasons = Reasons(x.node, x.task(2), x.at_s)
-    verdict = list(reasons.verdicts(spec(request=request)))[1]
-    admits = y.node.sharing.sender.would_accept("x", Need(request))
-    if verdict.now:
-        assert admits, verdict.reason
-    elif verdict.now is False or verdict.can_ever is False:
-        assert not (admits and y.node.ledger.fits(request)), verdict.reason
+    for step in range(rng.randint(2, 12)):
+        happens(y, rng, 0.6)
+        report = msgspec.structs.replace(y.node.sharing.shown(), incarnation=1, sequence=step + 1)
+        x.when(events.PeerMet(identity("y"), y.node.state.profile, report))
+        reasons = Reasons(x.node, x.task(2), x.at_s)
+        for request in [drawn(rng) for _ in range(12)]:
+            verdict = list(reasons.verdicts(spec(request=request)))[1]
+            admits = y.node.sharing.sender.would_accept("x", Need(request))
+            if verdict.now:
+                assert admits, (verdict.reason, request)
+            elif verdict.now is False or verdict.can_ever is False:
+                assert not (admits and y.node.ledger.fits(request)), (verdict.reason, request)
 
 
 def test_asking_changes_nothing() -> None:
