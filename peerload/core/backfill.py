@@ -52,6 +52,7 @@ class Backfill:
         self.number = 0
         self.seen: dict[str, int] = {}
         self._by_device: dict[str, Reservation] = {}
+        ledger.kept = self._by_device
 
     @property
     def is_full(self) -> bool:

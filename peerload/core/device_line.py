@@ -32,12 +32,11 @@ class DeviceLine:
     each priority the first whose devices are free, but not the cores that it asks for; depends_on_cores: whether one might
     start if there were others."""
 
-    __slots__ = ("_backfill", "_failed", "_ledger", "_state", "depends_on_cores", "due_s", "lacks_cores")
+    __slots__ = ("_failed", "_ledger", "_state", "depends_on_cores", "due_s", "lacks_cores")
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self._ledger = ledger
-        self._backfill = Backfill(ledger.devices, 0.0)
         self._failed: set[tuple[ResourceRequest, float]] = set()
         self.due_s = NEVER_S
         self.lacks_cores: dict[int, Work] = {}
@@ -45,16 +44,11 @@ class DeviceLine:
 
     def begin(self) -> None:
         """A new look at all that waits; nothing is reserved so far."""
-        self._backfill = Backfill(self._ledger.devices, self._ledger.now_s)
+        self._ledger.kept = Backfill(self._ledger.devices, self._ledger.now_s)
         self._failed.clear()
         self.lacks_cores.clear()
         self.depends_on_cores = False
         self.due_s = NEVER_S
-
-    @property
-    def kept(self) -> Backfill:
-        """What is kept for whom, as of the last look."""
-        return self._backfill
 
     def is_overdue(self, work: Work) -> bool:
         """Whether it has waited so long that nobody may overtake it."""
@@ -64,7 +58,7 @@ class DeviceLine:
         """The first that may start now, with its devices. ``before``: only those that came earlier than this one may
         start."""
         failed, now_s = self._failed, self._ledger.now_s
-        self._backfill.now_s = now_s
+        self._ledger.kept.now_s = now_s
         for passed, work in enumerate(line):
             lacking = self.lacks_cores.get(priority)
             if (
@@ -93,16 +87,16 @@ class DeviceLine:
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
         ask = Ask(request, self._ledger.devices.config, run_s=run_s)
-        if len(self._backfill.seen) < PASSED_MAX:
-            self._backfill.seen[work.task] = self._backfill.number
-        names = place(self._ledger.devices, request, ask, now_s, waited_s, self._backfill.allows)
+        if len(self._ledger.kept.seen) < PASSED_MAX:
+            self._ledger.kept.seen[work.task] = self._ledger.kept.number
+        names = place(self._ledger.devices, request, ask, now_s, waited_s, self._ledger.kept.allows)
         if names is not None:
             work.devices = names
             return True
-        if self._backfill.is_full and not self.is_overdue(work):
+        if self._ledger.kept.is_full and not self.is_overdue(work):
             kept = None
         else:
-            kept = self._backfill.reserve(request, ask, waited_s, work.reserved, work.task)
+            kept = self._ledger.kept.reserve(request, ask, waited_s, work.reserved, work.task)
         work.reserved = kept.devices if kept is not None and kept.is_hard else ()
         if request.gpu_wait_s_max and waited_s < request.gpu_wait_s_max:
             self.due_s = min(self.due_s, work.arrived_s + request.gpu_wait_s_max)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from peerload.core.admission import Ledger
-    from peerload.core.backfill import Backfill
     from peerload.core.state import CoreState
     from peerload.core.work import Work
 
@@ -156,11 +155,6 @@ class WaitingQueue:
         return None
 
     # -- for whoever asks why -----------------------------------------------------------------------------------------
-
-    @property
-    def kept(self) -> Backfill:
-        """Which devices are kept for whom, as of the last look at those that wait for some."""
-        return self._devices.kept
 
     def goes_before(self, work: Work) -> Work | None:
         """Who has to start before this waiting work does, though there may be room for it; None: it is its turn. A look

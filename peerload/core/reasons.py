@@ -125,7 +125,7 @@ class Reasons:
             run_s = node.state.run_s_max(task)
             waited_s = ledger.now_s - task.arrived_s
             ask = Ask(request, ledger.devices.config, run_s=run_s)
-            kept = None if ignores_turn else node.queue.kept
+            kept = None if ignores_turn else ledger.kept
             words.append(devices_words(ledger, request, ask, task.task, waited_s, kept, self._names))
         words.append(cores_words(ledger, request, self._names))
         found = "; ".join(filter(None, words))

@@ -6,7 +6,7 @@ decide that: how much memory is promised there is not told, nor which devices th
 
 from __future__ import annotations
 
-from fractions import Fraction
+import math
 from typing import TYPE_CHECKING
 
 from peerload.core.admission import EPSILON
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from peerload.model.resources import Profile, ResourceRequest
 
 Told = tuple[bool | None, str]
-ALL_OF_IT = 1.0
-"""The work of a task of another node, at most, in whole GPUs: nobody is taken for more."""
 
 
 def room_told(profile: Profile, report: LoadReport, request: ResourceRequest) -> Told:
@@ -108,7 +106,7 @@ def _devices(profile: Profile, report: LoadReport, request: ResourceRequest) -> 
     if possible < request.gpus:
         return False, words
     if sure < request.gpus:
-        return None, f"{words}; whether the work on them leaves room is not told"
+        return None, f"{words}; whether there is room beside the others is not told"
     return (True if is_sure else None), _waits(report, words)
 
 
@@ -120,17 +118,20 @@ def _has_room(gpu: Device, load: DeviceLoad | None, ask: Ask) -> bool | None:
     """Whether this GPU has room for the task; None: that depends on what is not told."""
     if load is None:
         return None
-    if not load.health.is_usable or load.mode is DeviceMode.EXCLUSIVE or not load.free_slots:
+    if not load.health.is_usable or load.mode is DeviceMode.EXCLUSIVE:
         return False
     if load.is_free or ask.wants_empty:
         return load.is_free
     need = ask.bytes_of(gpu)
-    if not gpu.mem_bytes or need is None:
-        return None
-    if load.free_mib * MIB < need:
+    if gpu.mem_bytes and load.free_mib * MIB < (need or 1):
         return False
-    work = Fraction(load.tasks) * Fraction(ALL_OF_IT) + Fraction(ask.activity)
-    return True if not load.tasks or work <= GpuConfig().activity_max else None
+    if ask.fraction < 1.0:
+        percent = math.ceil(ask.fraction * 100)
+        could = ask.need_bytes is not None or load.free_percent + 1 >= percent  # that was rounded down
+        return True if load.free_percent >= percent else None if could else False
+    if not load.free_slots:
+        return False
+    return True if gpu.mem_bytes else None
 
 
 def _words(

@@ -250,6 +250,17 @@ def test_how_old_the_facts_are() -> None:
     assert verdicts(x, 2)["x"].age_s is None
 
 
+def test_what_a_peer_does_not_tell_is_not_guessed() -> None:
+    y = node(node="y", slots=16, facts={"mem_bytes": 64 * GIB})
+    y.submit(asks(mem_bytes=GIB))
+    x = waiting()
+    report = msgspec.structs.replace(y.node.sharing.shown(), incarnation=1, sequence=9)
+    x.when(events.PeerMet(identity("y"), y.node.state.profile, report))
+    verdict = list(Reasons(x.node, x.task(2), x.at_s).verdicts(asks(mem_bytes=GIB)))[1]
+    assert (verdict.can_ever, verdict.now) == (True, None)
+    assert verdict.reason == "1 of 16 slots taken; how much memory is promised there is not told"
+
+
 # -- what is said is so ------------------------------------------------------------------------------------------------
 
 
@@ -260,9 +271,9 @@ def drawn(rng: random.Random) -> ResourceRequest:
     is_part = gpus == 1 and share is not GpuShare.EXCLUSIVE
     return ResourceRequest(
         cpus=rng.choice([0.5, 1.0, 1.0, 2.0]),
-        mem_bytes=rng.choice([0, 0, 0, 8 * GIB]),
+        mem_bytes=rng.choice([0, 0, 8, 16]) * GIB,
         gpus=gpus,
-        gpu_mem_bytes=rng.choice([0, 4, 9, 9, 18]) * GIB if gpus else 0,
+        gpu_mem_bytes=rng.choice([0, 3, 3, 9, 18]) * GIB if gpus else 0,
         gpu_fraction=rng.choice([1.0, 1.0, 0.25]) if is_part else 1.0,
         gpu_prefer=rng.choice([(), (), ("0",), ("1",)]),
         gpu_wait=rng.choice(list(GpuWait)),
