@@ -418,7 +418,11 @@ class DeviceLedger:
 
     def _load(self, state: DeviceState, now_s: float) -> DeviceLoad:
         load = state.load(now_s)
-        return load if state.id not in self.kept else msgspec.structs.replace(load, free_mib=0, free_slots=0, free_percent=0)
+        return (
+            load
+            if state.id not in self.kept
+            else msgspec.structs.replace(load, free_mib=0, free_slots=0, free_percent=0)
+        )
 
     @property
     def gpus_busy(self) -> float:

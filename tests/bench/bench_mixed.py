@@ -80,9 +80,7 @@ def main() -> int:
         jobs=(int, 2, "processes (default: %(default)s)"),
     )
     with ProcessPoolExecutor(options.jobs) as pool:
-        futures = [
-            pool.submit(one_round, options.tasks, options.load, seed) for seed in range(1, options.rounds + 1)
-        ]
+        futures = [pool.submit(one_round, options.tasks, options.load, seed) for seed in range(1, options.rounds + 1)]
         rounds = [future.result() for future in futures]
     figures: dict[str, Any] = {
         name: {figure: summary([getattr(one[name], figure) for one in rounds]) for figure in FIGURES} for name in NAMES
