@@ -1,7 +1,8 @@
 """Whether another node has room for a task now, as far as its profile and its newest report tell.
 
 True only where that node, if it stood as it told, would accept an offer and start it; None where what it told does not
-decide that: how much memory is promised there is not told, nor which devices those have in mind that wait there.
+decide that: how much memory is promised there is not told, nor which devices those have in mind that wait there. A device
+that is kept there for one that waits is told as taken, also where a small task could start on it meanwhile.
 """
 
 from __future__ import annotations

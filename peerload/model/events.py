@@ -129,8 +129,8 @@ class SignalRequested(_Event, frozen=True):
 
 
 class HoldRequested(_Event, frozen=True):
-    """A client wants waiting tasks of this home kept back: ids of tasks or of whole arrays. Answered with ``held`` and
-    ``not_waiting`` (names of which no task waited)."""
+    """A client wants waiting tasks of this home kept back: ids of tasks or of whole arrays. Answered with ``held``,
+    ``already_held`` and ``not_waiting`` (names of which no task waited)."""
 
     request: int
     tasks: tuple[str, ...]
@@ -155,6 +155,12 @@ class DrainRequested(_Event, frozen=True):
 class EmptyAwaited(_Event, frozen=True):
     """Somebody waits until nothing runs on this drained node and no task of another home is here. Answered then, with
     nothing; or refused as soon as it is no longer drained."""
+
+    request: int
+
+
+class EmptyAwaitedNoMore(_Event, frozen=True):
+    """Whoever waited for that has gone, or given up. Not answered."""
 
     request: int
 
@@ -360,6 +366,7 @@ Event = (
     | ReleaseRequested
     | DrainRequested
     | EmptyAwaited
+    | EmptyAwaitedNoMore
     | UndrainRequested
     | ForgetRequested
     | DiskRoomChanged

@@ -436,6 +436,44 @@ def test_after_a_restart_the_devices_are_whose_they_were() -> None:
     assert not [action for action in y.last if isinstance(action, actions.SpawnTask)]
 
 
+def test_waiting_tasks_are_judged_again_when_the_devices_change() -> None:
+    x = Node(2)
+    x.submit(spec(request=asked(2)))
+    x.submit(spec(request=asked(2)))
+    x.submit(spec(request=asked()))
+    x.submit(spec(request=asked(3)), waits_for_node=True)
+    second, third, fourth = (x.task(number) for number in (2, 3, 4))
+    assert (second.stranded_because, fourth.stranded_because) == ("", "2 x 24 GiB, asked 3")
+    x.when(events.DevicesFound((gpu(0, is_read=False),)))
+    assert second.stranded_because == "1 x 24 GiB, asked 2"
+    assert (second.uid in x.node.queue, third.uid in x.node.queue) == (False, True)
+    assert fourth.stranded_because == "1 x 24 GiB, asked 3"
+    x.when(events.DevicesFound(()))
+    assert {task.stranded_because for task in (second, third, fourth)} == {"no GPU"}
+    assert x.when(events.DevicesFound(tuple(gpu(number, is_read=False) for number in range(3))))
+    assert {task.stranded_because for task in (second, third, fourth)} == {""}
+    assert x.spawned() == []  # x/2 came first and waits for two of them
+    x.end(x.task(1).key)
+    assert [task for task, _ in x.spawned()] == ["x/2", "x/3"]
+
+
+def test_what_a_node_can_no_longer_run_goes_to_others() -> None:
+    x = Given(slots=8, peers=(), policies=SENDER)
+    x.when(events.DevicesFound((gpu(0, is_read=False),)))
+    x.meet("y", gpus=1)
+    x.submit(spec(request=asked(gpu_share=GpuShare.EXCLUSIVE)))
+    x.hear("y", offer(home="y", only=True, request=asked()))
+    accept = x.sent(messages.Accept)
+    x.hear("y", messages.Commit("y/1", accept.uid, 1, accept.nonce, accept.ts, 60.0))
+    x.submit(spec(request=asked(), placement=Placement(exclude=("y",))))
+    own = x.task(2)
+    did = x.when(events.DevicesFound(()))
+    assert "Return to y" in did
+    assert x.sent(messages.Return).reason == "no GPU"
+    assert own.stranded_because == "no GPU"
+    assert own.uid not in x.node.queue
+
+
 # -- between nodes -----------------------------------------------------------------------------------------------------
 
 
@@ -596,6 +634,22 @@ def test_the_nearest_miss_is_named_first() -> None:
     assert "--wait-for-node" in error.hint
     x.submit(spec(request=asked(9)), waits_for_node=True)
     assert x.done(actions.Answer).reply["placeable"] == "no node known can ever run it; 2 x 24 GiB, asked 9"
+
+
+@pytest.mark.parametrize("fraction", [0.85, 0.87, 0.88, 0.95])
+def test_a_part_of_a_card_that_an_idle_one_has_no_room_for_is_refused(fraction: float) -> None:
+    x = Node(2)  # 24 GiB, 21.1 of them for tasks: 0.879
+    did = x.submit(spec(request=asked(gpu_fraction=fraction)))
+    if fraction < 0.88:
+        assert x.spawned() == [("x/1", names(0))]
+        return
+    assert did == ["refuse NeverRunnable"]
+    need = f"{24 * fraction:.3g} GiB"
+    lacking = f"2 x 24 GiB of which tasks may have 21.1 GiB, asked {fraction:g} of one, {need}"
+    assert x.done(actions.Answer).error.why == f"asked {fraction:g} of a GPU, nearest is x: {lacking}"
+    x.meet("y", gpus=1, devices=(gpu(0, gib=96, grantable_bytes=94 * GIB),))  # more of it is for tasks
+    did = x.submit(spec(request=asked(gpu_fraction=fraction)))
+    assert did[:2] == ["persist submission queued", "answer"]
 
 
 def test_a_request_that_makes_no_sense_is_none() -> None:
