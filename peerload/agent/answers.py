@@ -107,6 +107,7 @@ def asked_devices(request: ResourceRequest) -> dict[str, object]:
         "gpu_mem_bytes": request.gpu_mem_bytes,
         "gpu_prefer": list(request.gpu_prefer),
         "gpu_wait": request.gpu_wait.value,
+        "gpu_wait_s_max": request.gpu_wait_s_max,
         "gpu_share": request.gpu_share.value,
         "other_devices": dict(request.devices),
     }
@@ -329,10 +330,12 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "cluster": parts.cluster.name,
         "cluster_id": parts.cluster.id,
         "cluster_directory": str(parts.cluster.directory),
+        "cluster_local": parts.cluster.is_local,
         "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
         "mqtt_configured": bool(parts.config.mqtt),
         "peers": len(list(parts.node.membership)),
         "sought": parts.links.sought,
+        "remembered": len(parts.node.membership.gossip.contacts.known),
         "started_at": parts.started_at,
         "notices": parts.notices,
     }

@@ -37,7 +37,8 @@ class _Request(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fie
 
 class Info(_Request, frozen=True, tag="info"):
     """Who is there → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
-    cluster_id cluster_directory mqtt (url in use or null) peers sought ({address: why}: where no peer has answered yet)."""
+    cluster_id cluster_directory cluster_local (no other machine can belong to it) mqtt (url in use or null) peers sought
+    ({address: why}: where no peer has answered yet) remembered (members of earlier starts that were not met yet)."""
 
 
 class Submit(_Request, frozen=True, tag="submit"):
