@@ -123,7 +123,7 @@ class Retry(_Request, frozen=True, tag="retry"):
 
 
 class Hold(_Request, frozen=True, tag="hold"):
-    """Keep waiting tasks back → held, not_waiting (names of which no task waited)."""
+    """Keep waiting tasks back → held, already_held, not_waiting (names of which no task waited)."""
 
     tasks: TaskRefs
 
@@ -144,7 +144,7 @@ class Drain(_Request, frozen=True, tag="drain"):
 
 
 class Undrain(_Request, frozen=True, tag="undrain"):
-    """This node takes tasks again → nothing."""
+    """This node takes tasks again → was_drained."""
 
 
 class Output(_Request, frozen=True, tag="output"):
