@@ -81,6 +81,12 @@ class Show(_Request, frozen=True, tag="show"):
     tasks: TaskRefs
 
 
+class Why(_Request, frozen=True, tag="why"):
+    """Why a task waits, or why it went where it went → the keys of docs/cli.md; of an array one answer for all."""
+
+    task: TaskRef
+
+
 class Events(_Request, frozen=True, tag="events"):
     """What happened → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
     also what happens from now on, until the client hangs up. tasks: only of these (of an array: of its members, too);
@@ -123,7 +129,7 @@ class Retry(_Request, frozen=True, tag="retry"):
 
 
 class Hold(_Request, frozen=True, tag="hold"):
-    """Keep waiting tasks back → held, not_waiting (names of which no task waited)."""
+    """Keep waiting tasks back → held, already_held, not_waiting (names of which no task waited)."""
 
     tasks: TaskRefs
 
@@ -144,7 +150,7 @@ class Drain(_Request, frozen=True, tag="drain"):
 
 
 class Undrain(_Request, frozen=True, tag="undrain"):
-    """This node takes tasks again → nothing."""
+    """This node takes tasks again → was_drained."""
 
 
 class Output(_Request, frozen=True, tag="output"):
@@ -202,6 +208,7 @@ Request = (
     | Tasks
     | History
     | Show
+    | Why
     | Events
     | Wait
     | Cancel

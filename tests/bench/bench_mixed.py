@@ -59,7 +59,7 @@ def table(rounds: list[dict[str, Outcome]]) -> list[str]:
 
 
 def _median(rounds: list[dict[str, Outcome]], name: str, figure: str) -> float:
-    return statistics.median(getattr(one[name], figure) for one in rounds)
+    return float(statistics.median(getattr(one[name], figure) for one in rounds))
 
 
 def _cell(rounds: list[dict[str, Outcome]], name: str, figure: str, unit: float = 1.0) -> str:
@@ -68,7 +68,8 @@ def _cell(rounds: list[dict[str, Outcome]], name: str, figure: str, unit: float 
 
 def ratio(rounds: list[dict[str, Outcome]], name: str, to: str, figure: str) -> float:
     """Median over the rounds."""
-    return statistics.median(getattr(one[name], figure) / max(getattr(one[to], figure), 1e-9) for one in rounds)
+    ratios = [getattr(one[name], figure) / max(getattr(one[to], figure), 1e-9) for one in rounds]
+    return float(statistics.median(ratios))
 
 
 def main() -> int:
