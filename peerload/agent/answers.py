@@ -93,6 +93,7 @@ def detail(spec: TaskSpec, record: TaskRecord) -> dict[str, object]:
             "local": placement.local,
             "migrations_max": placement.migrations_max,
         },
+        "memory_retries": record.memory_retries,
         "usage": _usage(record),
         "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
@@ -106,6 +107,7 @@ def asked_devices(request: ResourceRequest) -> dict[str, object]:
         "gpu_prefer": list(request.gpu_prefer),
         "gpu_wait": request.gpu_wait.value,
         "gpu_share": request.gpu_share.value,
+        "gpu_oom_retries": request.gpu_oom_retries,
         "other_devices": dict(request.devices),
     }
 
@@ -158,6 +160,8 @@ def _usage(record: TaskRecord) -> dict[str, object]:
         "user_s": exit_.usage.user_s if exit_ is not None else 0.0,
         "system_s": exit_.usage.system_s if exit_ is not None else 0.0,
         "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
+        "gpu_memory_bytes_max": exit_.usage.gpu_memory_bytes_max if exit_ is not None else 0,
+        "gpu_model": exit_.usage.gpu_model or None if exit_ is not None else None,
     }
 
 

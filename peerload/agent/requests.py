@@ -12,7 +12,7 @@ from peerload.agent.changes import Changes
 from peerload.agent.endings import Endings
 from peerload.agent.naming import Names
 from peerload.agent.streams import OutputStream, Watch
-from peerload.core.work import HomePhase
+from peerload.core.work import HomePhase, with_more_memory
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import TaskState, execution_key
 from peerload.policy import registry
@@ -179,9 +179,10 @@ class Requests:
             rows = store.task_rows(counter, index)
             if not rows:
                 raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
-            for record, spec in rows:
+            for record, submitted in rows:
                 if len(shown) >= SHOWN_AT_A_TIME:
                     shown = await self._hand_over(connection, request.id, shown)
+                spec = with_more_memory(submitted, record.gpu_mem_bytes, alone=record.gpu_alone)
                 running_at = self._running_at(record)
                 task = answers.task_object(record, spec, self._user(), running_at=running_at)
                 if task["state"] == "queued":

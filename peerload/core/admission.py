@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.core.devices import Ask, DeviceLedger
 from peerload.core.placing import is_meant, place
 from peerload.model.config import GpuConfig
@@ -68,6 +70,21 @@ def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
         if len(meant) < request.gpus:
             return f"no GPU {', '.join(request.gpu_prefer)}" if not meant else f"only {len(meant)} of those GPUs"
     return ""
+
+
+def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> int | None:
+    """How much memory of each GPU a node could ever give this task: 0 if it cannot run there at all, None if nobody knows
+    how much there is."""
+    anything = msgspec.structs.replace(request, gpu_mem_bytes=0)
+    if why_never(profile, anything, placement, home):
+        return 0
+    gpus = [device for device in profile.devices if device.kind == GPU]
+    if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE and not request.gpu_wait_s_max:
+        gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in request.gpu_prefer)]
+    sizes = sorted((gpu.grantable_bytes or gpu.mem_bytes for gpu in gpus if gpu.mem_bytes), reverse=True)
+    if len(sizes) < len(gpus) or len(sizes) < request.gpus:
+        return None
+    return sizes[request.gpus - 1]
 
 
 def lacks(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.leases import Leases
 from peerload.core.losses import Losses
+from peerload.core.memory_retries import MemoryRetries
 from peerload.core.parking import Parking
 from peerload.core.work import HomePhase
 from peerload.model.actions import FetchOutput, KeepOutput
@@ -40,6 +41,7 @@ class Handoff:
         self._membership = membership
         self._home = home
         self.losses = Losses(state, membership, home)
+        self.memory = MemoryRetries(state, membership, home)
         self.parking = Parking(state, home)
         self.leases = Leases(state, home, self.losses, self.parking)
         self.declined: Callable[[HomeTask, str, str], None] = lambda _task, _node, _reason: None
@@ -225,6 +227,9 @@ class Handoff:
             # It was revoked: that it was killed there is no result.
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
+        if self._ran_out_of_memory(task, message):
+            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            return
         if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
             return  # it will be repeated
         if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
@@ -250,6 +255,21 @@ class Handoff:
                 )
             )
 
+    def _ran_out_of_memory(self, task: HomeTask, message: Result) -> bool:
+        """Whether this is no result, since the task is (or was by now) queued again with more GPU memory. That is durable
+        before it is acknowledged; said again after that, or of an attempt that was given up, it is dropped."""
+        if not self.memory.concerns(task, message.exit):
+            if task.phase is not HomePhase.COLLECTING:
+                task.why_over = ""
+            return False
+        if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
+            task.why_over = self.memory.again(task, message.exit)
+            return not task.why_over
+        if task.phase is HomePhase.COLLECTING and message.attempt == task.collected_attempt:
+            return False  # it has been decided that this is its result
+        self._state.count("results that are not recorded")
+        return True
+
     def output_arrived(self, uid: bytes, attempt: int, error: str) -> None:
         """Its output lies here, synced: record the result (D5), then acknowledge it."""
         task = self._home.tasks.get(uid)
@@ -266,7 +286,7 @@ class Handoff:
                 self.leases.extend(task, task.record.lease_s)
             return
         other = task.record.node
-        self._home.finish(task, task.exit, node=task.collected_from)
+        self._home.finish(task, task.exit, task.why_over, node=task.collected_from)
         if task.record.attempt != attempt and other:
             reason = "another attempt has ended"
             self._state.send(other, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))

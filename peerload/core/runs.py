@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.frozen import Frozen
+from peerload.core.gpu_use import with_gpu_use
 from peerload.core.work import Guest, HomeTask
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
@@ -138,8 +139,9 @@ class Runs:
             self._forget_exit(key)
             return
         del self._works[key]
+        devices = work.record.devices if isinstance(work, HomeTask) else work.devices
+        exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, _limited(exit_, work))
         self._ledger.end(key)
-        exit_ = _limited(exit_, work)
         speed = self._state.profile.speed
         if exit_.speed != speed:
             exit_ = msgspec.structs.replace(exit_, speed=speed)
