@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.devices import Ask, DeviceLedger
+from peerload.core.devices import NOTHING_LEARNED, Ask, DeviceLedger
 from peerload.core.placing import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.model.resources import Placement, Profile, ResourceRequest
 
@@ -275,11 +275,13 @@ class Ledger:
         is_local: bool,
         devices: Sequence[str] = (),
         run_s: float = math.inf,
+        learned: Mapping[str, int] = NOTHING_LEARNED,
     ) -> None:
-        """An attempt starts to hold what it asked for: these devices, for ``run_s`` nearly for sure."""
+        """An attempt starts to hold what it asked for: these devices, for ``run_s`` nearly for sure; ``learned``: as of
+        `Ask`."""
         if key not in self.running:
             if devices:
-                self.devices.grant(key, devices, Ask(request, self.devices.config, run_s=run_s), self.now_s)
+                self.devices.grant(key, devices, Ask(request, self.devices.config, learned, run_s), self.now_s)
             self.running[key] = (request, is_local)
             self.running_local += is_local
             self.cpus_running += request.cpus

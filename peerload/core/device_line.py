@@ -14,7 +14,7 @@ from peerload.core.devices import NEVER_S, Ask
 from peerload.core.placing import place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from peerload.core.admission import Ledger
     from peerload.core.state import CoreState
@@ -38,7 +38,7 @@ class DeviceLine:
         self._state = state
         self._ledger = ledger
         self._backfill = Backfill(ledger.devices, 0.0)
-        self._failed: set[tuple[ResourceRequest, float]] = set()
+        self._failed: set[tuple[ResourceRequest, float, tuple[tuple[str, int], ...]]] = set()
         self.due_s = NEVER_S
         self.lacks_cores: dict[int, Work] = {}
         self.depends_on_cores = False
@@ -71,23 +71,25 @@ class DeviceLine:
             if before is not None and work.order > before.order:
                 self.depends_on_cores = True
                 continue
-            request, run_s = work.spec.request, self._state.run_s_max(work)
-            if (request, run_s) in failed and not self.is_overdue(work) and not request.gpu_wait_s_max:
+            request, run_s = work.spec.request, self._state.run_s_max(work, self._ledger.devices.models)
+            learned = self._state.learned_gpu_bytes(work, self._ledger.devices.models)
+            asked = request, run_s, tuple(learned.items())
+            if asked in failed and not self.is_overdue(work) and not request.gpu_wait_s_max:
                 continue
-            if self._fits(work, run_s):
+            if self._fits(work, run_s, learned):
                 if self._ledger.has_cores(request):
                     return work
                 self.depends_on_cores = True
                 if lacking is None:
                     self.lacks_cores[priority] = work
-            failed.add((request, run_s))
+            failed.add(asked)
         return None
 
-    def _fits(self, work: Work, run_s: float) -> bool:
+    def _fits(self, work: Work, run_s: float, learned: Mapping[str, int]) -> bool:
         """Whether its devices are free; if not, some are kept for it."""
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
-        ask = Ask(request, self._ledger.devices.config, run_s=run_s)
+        ask = Ask(request, self._ledger.devices.config, learned, run_s)
         names = place(self._ledger.devices, request, ask, now_s, waited_s, self._backfill.allows)
         if names is not None:
             work.devices = names

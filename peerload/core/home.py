@@ -247,8 +247,11 @@ class Home:
 
     def holds_room(self, task: HomeTask) -> None:
         """It runs here, with the devices that its record names."""
-        run_s = self._state.run_s_max(task) if task.record.devices else 0.0
-        self._ledger.start(task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s)
+        run_s = self._state.run_s_max(task, self._ledger.devices.models) if task.record.devices else 0.0
+        learned = self._state.learned_gpu_bytes(task, self._ledger.devices.models) if task.record.devices else {}
+        self._ledger.start(
+            task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s, learned=learned
+        )
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
         """The launcher has the process."""
