@@ -23,6 +23,7 @@ from peerload.agent import cluster, settings, store_notices
 from peerload.agent.control import ControlServer
 from peerload.agent.disk import Disk
 from peerload.agent.inbox import Inbox
+from peerload.agent.introduction import Introduction
 from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import IN_THE_STATE, directory_in, machine_boot_id, private_directory
@@ -36,23 +37,20 @@ from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
-from peerload.agent.sensors.host import Sensors, machine_facts, tasks_cpu_s
-from peerload.agent.speed import find_out, kept_speed
+from peerload.agent.sensors.host import Sensors, tasks_cpu_s
+from peerload.agent.speed import find_out
 from peerload.agent.spool import Spool
 from peerload.agent.store import Store
 from peerload.agent.tls import Credentials
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
-from peerload.model.devices import GPU
 from peerload.model.errors import InvariantBroken, SlowDown, StoreError
 from peerload.model.gossip import PRESETS
-from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, State
-from peerload.model.resources import Profile
+from peerload.model.messages import Identity, State
 from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.wire import recording
-from peerload.wire.seal import Sealer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,8 +60,7 @@ if TYPE_CHECKING:
     from peerload.model.config import AgentConfig
     from peerload.model.errors import PeerloadError
     from peerload.model.events import Event
-    from peerload.model.load import LoadReport
-    from peerload.model.messages import Message
+    from peerload.model.messages import Envelope, Hello, Message
 
 log = logging.getLogger("peerload.agent")
 
@@ -82,7 +79,7 @@ class Daemon:
         )
         self._gpu_library = gpu_library
         self.parts = Parts(config)
-        self._sequence = 0
+        self.introduction = Introduction(self.parts)
         self._is_up = False
         self._early: list[Event] | None = []
         self.recorder: Recorder | None = None
@@ -121,7 +118,7 @@ class Daemon:
                 incarnation=self.parts.store.next_incarnation(),
             )
             seed = secrets.randbits(recording.SEED_BITS)
-            self._profile_at_first = self._profile()
+            self._profile_at_first = self.introduction.profile()
             chance = random.Random(seed)  # noqa: S311 -- draws peers and nonces, guards no secret
             self.parts.node = Node(self.core_config, policies, self.parts.identity, self._profile_at_first, chance)
             self._recorded = (preset.name, preset.text, preset.base, f"{seed:x}")
@@ -161,8 +158,8 @@ class Daemon:
         self.parts.links = PeerLinks(
             identity=self.parts.identity,
             tls=self.parts.tls,
-            hello=self._hello,
-            envelope=self.envelope,
+            hello=self.introduction.hello,
+            envelope=self.introduction.envelope,
             deliver=self._from_peer,
             met=self._met,
             unreachable=lambda node, reason: self.parts.inbox.put(events.PeerUnreachable(node, reason)),
@@ -170,7 +167,9 @@ class Daemon:
             serve_output=self.parts.output.serve,
             counters=self.parts.counters,
         )
-        self.parts.members = Members(self.parts, self.sealer("gossip"), Path(self.config.state) / "addresses")
+        self.parts.members = Members(
+            self.parts, self.introduction.sealer("gossip"), Path(self.config.state) / "addresses"
+        )
         self.parts.links.whereabouts = self.parts.members.identity_of
         address = await self.parts.members.listen()
         self.parts.identity = self.parts.links.identity  # its address is known by now
@@ -181,11 +180,11 @@ class Daemon:
                 cluster=self.parts.cluster.name,
                 site=self.config.site,
                 identity=self.parts.identity,
-                sealer=self.sealer("mqtt"),
-                envelope=self.envelope,
+                sealer=self.introduction.sealer("mqtt"),
+                envelope=self.introduction.envelope,
                 deliver=self._from_bus,
                 on_change=lambda connected: self.parts.inbox.put(events.BusChanged(connected)),
-                state=self._state,
+                state=self.introduction.state,
                 counters=self.parts.counters,
                 state_every_s=self.config.mqtt_state_every_s,
             )
@@ -208,8 +207,8 @@ class Daemon:
             background.append(group.create_task(self.parts.gpus.run()))
             background.append(group.create_task(self.parts.disk.watch()))
             background.append(group.create_task(self.parts.tls.keep_valid()))
-            if self._speed() is None:
-                background.append(group.create_task(find_out(self._speed_file(), self.parts.inbox.put)))
+            if self.introduction.speed() is None:
+                background.append(group.create_task(find_out(self.introduction.speed_file, self.parts.inbox.put)))
             if self.parts.bus is not None:
                 background.append(group.create_task(self.parts.bus.run()))
             self.parts.members.start()
@@ -269,7 +268,7 @@ class Daemon:
         await self.control.close()
         self.parts.journal.happened("agent", "stopping")
         self.parts.inbox.put(events.AgentStopping())
-        with _suppressed(TimeoutError):
+        try:
             async with asyncio.timeout(STOP_S_MAX):
                 if self.parts.bus is not None:
                     await self.parts.bus.close()
@@ -277,6 +276,8 @@ class Daemon:
                     await self.parts.launcher.stop_all()
                 if not self.parts.has_failed:
                     await self.performer.drained()
+        except TimeoutError:
+            log.warning("the stop took longer than %g s; the rest is cut", STOP_S_MAX)
         await self.parts.output.close()
         await self.performer.close()
         self.parts.members.close(forget=self.parts.leaves)
@@ -398,86 +399,11 @@ class Daemon:
         self.parts.counters["peer sends failed"] += 1
         self.parts.inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
 
-    # -- how this node shows itself ------------------------------------------------------------------------------------
-
-    def envelope(self, message: Message, dst: str = "", dst_boot: str = "") -> Envelope:
-        """A message in its envelope, with the next sequence number of this start."""
-        self._sequence += 1
-        return Envelope(
-            v=PROTOCOL_MAX,
-            cluster=self.parts.cluster.name,
-            src=self.parts.identity.node,
-            src_boot=self.parts.identity.boot,
-            seq=self._sequence,
-            body=message,
-            dst=dst,
-            dst_boot=dst_boot,
-        )
-
-    def sealer(self, purpose: str) -> Sealer:
-        """What this start of this node seals with for one purpose; to be made once for each."""
-        of, identity = self.parts.cluster, self.parts.identity
-        return Sealer(of.key, of.id, identity.node, identity.boot, purpose=purpose)
-
-    def _hello(self) -> Hello:
-        return self.parts.node.membership.hello(self._report())
-
-    def _state(self) -> State:
-        state = self.parts.node.state
-        return State(state.identity, state.profile, self._report())
-
-    def _report(self) -> LoadReport:
-        """This node's load as it is told to others now."""
-        report = self.parts.node.sharing.shown()
-        self.parts.inbox.put(events.LoadTold(report))
-        return report
-
-    def _profile(self) -> Profile:
-        cpus, mem_bytes = machine_facts()
-        slots, devices = self.config.slots, self.parts.gpus.devices
-        return Profile(
-            node=self.config.node,
-            slots=max(int(cpus), 1) if slots is None else slots,
-            cpus=cpus if slots is None else max(cpus, float(slots)),
-            mem_bytes=mem_bytes,
-            labels=self.config.label,
-            slots_fixed=slots is not None,
-            protocol_min=PROTOCOL_MIN,
-            protocol_max=PROTOCOL_MAX,
-            version=int(self.parts.started_at),
-            speed=self._speed() or 1.0,
-            gpus=sum(device.kind == GPU for device in devices),
-            devices=devices,
-        )
-
-    def _speed(self) -> float | None:
-        """As it was set, else as it was measured, None if it was not yet."""
-        return self.config.speed or kept_speed(self._speed_file())
-
-    def _speed_file(self) -> Path:
-        return Path(self.config.state) / "speed"
-
 
 def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
     """Call in the loop's thread; a loop that is closed already needs it no more."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(call)
-
-
-class _suppressed:  # noqa: N801 -- reads as a statement where it is used
-    """A time-out here is not an error: the stop goes on without what was late."""
-
-    def __init__(self, kind: type[BaseException]) -> None:
-        self._kind = kind
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if kind is not None and issubclass(kind, self._kind):
-            log.warning("the stop took longer than %g s; the rest is cut", STOP_S_MAX)
-            return True
-        return False
 
 
 def explain(error: PeerloadError) -> str:

@@ -23,15 +23,16 @@ import sys
 import time
 from typing import Any
 
+from peerload.agent.launcher_births import Births
 from peerload.agent.launcher_cgroup import ROOT_PREFIX, cgroup_units
+from peerload.agent.launcher_endings import Endings
 from peerload.agent.launcher_exits import Exits
 from peerload.agent.launcher_leases import CHECK_S, Leases, boot_s
-from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
+from peerload.agent.launcher_records import LOG_BYTES_MAX, say
 from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
-from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, Capture, Holes, spawn
-from peerload.agent.launcher_takeover import SPAWNS_NAME, Guard, end_left_overs, note_units
+from peerload.agent.launcher_spawn import CannotStart, Capture, Holes
+from peerload.agent.launcher_takeover import Guard, end_left_overs, note_units
 from peerload.agent.launcher_task import FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
-from peerload.agent.launcher_units import PREFIX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,10 +44,6 @@ there, no ``reason`` and ``never_started`` (always true) with expired, and no ``
 2 had no ``evict``."""
 KEY_CHARS_MAX = 128
 STOP_GRACE_S = 2.0
-REMAINS_S_MAX = 10.0
-"""What an ended task has left and cannot be killed (it waits for a disk) keeps its exit back no longer than this."""
-DESCRIPTORS_RESERVED = 64
-"""Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
 LOCK_S_MAX = 0.3
 """So long a directory may seem taken by a launcher that was killed: a process it was just starting still has its lock …"""
 LOCK_LOOK_S = 0.01
@@ -71,15 +68,11 @@ class Launcher:
         self._holes = Holes()
         self._tasks: dict[str, Task] = {}
         self._by_pidfd: dict[int, Task] = {}
-        self._ending: list[Task] = []
-        self._unclosed: list[Task] = []
         self._events: list[dict[str, Any]] = []
         self._kill_at_s = 0.0
         self._stopping = False
         self._guard: Guard | None = None
         self._limit_due_s = 0.0
-        descriptors = os.sysconf("SC_OPEN_MAX")
-        self._tasks_max = max(descriptors - DESCRIPTORS_RESERVED, 1) if descriptors > 0 else sys.maxsize
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -88,9 +81,9 @@ class Launcher:
         self._exits = Exits(self._directory)
         end_left_overs(self._directory, set(self._exits.ended))
         self._run = os.urandom(4).hex()
-        self._boot = machine_boot()
-        self._spawns = RecordLog(f"{self._directory}/{SPAWNS_NAME}")
         self._units = self._choose_units()
+        self._births = Births(self._directory, self._run, self._tasks, self._units)
+        self._endings = Endings(self._units, self._end)
         self._leases = Leases(self._tasks, self._units, self._events)
         self._epoll = select.epoll()
         self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -140,7 +133,7 @@ class Launcher:
                     self._replace_guard(self._guard)
             self._agent.ready(masks)
             self._enforce()
-            self._settle()
+            self._endings.settle()
             self._flush()
         self._agent.close()
         self._units.remove()
@@ -150,8 +143,7 @@ class Launcher:
 
     def _timeout_s(self) -> float | None:
         now_s = time.monotonic()
-        dues_s = [task.close_due_s for task in self._ending]
-        dues_s += [task.close_due_s for task in self._unclosed]
+        dues_s = self._endings.dues_s()
         if self._kill_at_s:
             dues_s.append(self._kill_at_s)
         if self._tasks:
@@ -179,38 +171,14 @@ class Launcher:
             for task in self._tasks.values():
                 self._units.kill(task.key)
 
-    def _settle(self) -> None:
-        """What has ended is told when nothing is left of it: neither its background nor its unit."""
-        if not (self._ending or self._unclosed):
-            return
-        now_s = time.monotonic()
-        for task in [task for task in self._unclosed if task.close_due_s <= now_s]:
-            if self._units.close(task.key):
-                self._unclosed.remove(task)
-            else:
-                task.wait_longer()
-        for task in [task for task in self._ending if task.close_due_s <= now_s]:
-            if self._units.close(task.key):
-                self._end(task)
-            elif not task.lost_because and now_s >= task.ended_s + REMAINS_S_MAX:
-                say(f"{task.key} has ended, but not what it left: {self._units.processes(task.key)}")
-                self._unclosed.append(task)
-                self._end(task)
-            else:
-                task.wait_longer()
-
     def _leader_ended(self, task: Task) -> None:
-        """It is reaped later, by `_settle`: until then its pid is nobody else's."""
-        task.ended_at = time.time()
-        task.ended_s = time.monotonic()
+        self._endings.add(task)
         self._leases.drop(task)
         self._epoll.unregister(task.pidfd)
         del self._by_pidfd[task.pidfd]
         os.close(task.pidfd)
-        self._ending.append(task)
 
     def _end(self, task: Task) -> None:
-        self._ending.remove(task)
         del self._tasks[task.key]
         record = task.reap(self._holes)
         if task.lost_because:
@@ -324,7 +292,7 @@ class Launcher:
         captures = (Capture(paths[0], limit), Capture(paths[1], limit))
         started_at = time.time()
         try:
-            pid = self._make(key, request, paths)
+            pid = self._births.make(key, request, paths)
         except CannotStart as failure:
             for capture in captures:
                 capture.close(self._holes)
@@ -360,32 +328,6 @@ class Launcher:
             return False
         return True
 
-    def _make(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
-        """The process, in its unit. Raises CannotStart, or OSError if there can be no unit."""
-        if len(self._tasks) >= self._tasks_max:
-            why = f"{len(self._tasks)} tasks run already, as many as this system allows"
-            raise CannotStart(NOT_EXECUTABLE, why)
-        environment = request["environment"]
-        if isinstance(environment, dict):
-            environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()
-        if self._units.is_bare:  # were we killed now, its output would give it away
-            self._spawns.append([[key, 0, 0, self._boot, paths, self._run]])
-        try:
-            self._units.enter(key)
-            try:
-                pid = spawn(request["argv"], environment, request["directory"], int(request["umask"]), paths)
-            finally:
-                self._units.leave()
-        except (CannotStart, OSError):
-            self._units.close(key)
-            raise
-        if self._units.is_bare:
-            start = process_start(pid)
-            self._spawns.append([[key, pid, start, self._boot, [], self._run]])
-            self._units.born(key, pid, start)
-            self._tidy()
-        return pid
-
     def _signal(self, task: Task, number: int) -> None:
         """To its process group, and to what has left that; a KILL ends all of it for certain."""
         if number == signal.SIGKILL:
@@ -401,12 +343,6 @@ class Launcher:
                     os.kill(pid, number)
             except (ProcessLookupError, PermissionError):
                 continue
-
-    def _tidy(self) -> None:
-        if self._spawns.size_bytes > LOG_BYTES_MAX:
-            tasks = self._tasks.values()
-            rows = [[task.key, task.pid, process_start(task.pid), self._boot, [], self._run] for task in tasks]
-            self._spawns.tidy(rows, len(rows))
 
     def _stop(self, *_: object) -> None:
         """TERM to all, KILL after STOP_GRACE_S, then exit. What is frozen has no lease to run under, not even to end: it

@@ -6,19 +6,14 @@ import asyncio
 import contextlib
 import logging
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 import msgspec
 
-import peerload
-from peerload.agent.launcher import ALREADY_RUNS
+from peerload.agent.launcher_process import GONE_S, LauncherProcess, is_alive, stays, wait_gone
 from peerload.agent.launcher_pulse import Pulse
 from peerload.model.errors import PeerloadError
 from peerload.model.events import (
@@ -34,6 +29,7 @@ from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from peerload.model.actions import SpawnTask
     from peerload.model.events import Event
@@ -54,8 +50,6 @@ FRAME_FILL_BYTES = 1 << 20
 
 PINGED_SINCE = 4
 """The first version of its protocol that knows `ping`."""
-GONE_S = 0.2
-"""A launcher that hangs up is given so long to be gone: then another one is needed."""
 CUT_OFF = "its connection broke; it is there, and so are its tasks"
 
 _LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError, AttributeError)
@@ -102,7 +96,7 @@ class LauncherLink:
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._paused = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process = LauncherProcess(directory)
         self._pulse = pulse(lambda: self._request({"do": "ping"}), lambda silent: put(LauncherSilent(silent)))
         self._is_asked = False
 
@@ -151,7 +145,7 @@ class LauncherLink:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        self._let_go()
+        self._process.let_go()
 
     async def stop_all(self) -> None:
         """End its tasks and the launcher itself."""
@@ -166,12 +160,11 @@ class LauncherLink:
         self.resume()
         self._request({"do": "stop"})
         self._flush()
-        await asyncio.to_thread(_wait_gone, pid, STOP_S_MAX)
-        if _is_alive(pid):
+        await asyncio.to_thread(wait_gone, pid, STOP_S_MAX)
+        if is_alive(pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self._process is not None:
-            await asyncio.to_thread(self._process.wait)
+        await asyncio.to_thread(self._process.wait)
 
     def resume(self) -> None:
         """LauncherReady was taken note of: from here on requests go to the new launcher. Before that they are dropped,
@@ -276,7 +269,7 @@ class LauncherLink:
             except _LOST as error:
                 why = str(error) or type(error).__name__
                 log.warning("the launcher hung up: %s", why)
-        self._let_go()
+        self._process.let_go()
         raise LauncherError("the launcher does not answer", why=why)
 
     async def _list(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> LauncherReady:
@@ -320,11 +313,11 @@ class LauncherLink:
             except OSError as error:
                 if not started:
                     started = True
-                    await asyncio.to_thread(self._start_process)
-                elif time.monotonic() > deadline_s or self._has_failed():
-                    self._let_go()
+                    await asyncio.to_thread(self._process.start)
+                elif time.monotonic() > deadline_s or self._process.has_failed():
+                    self._process.let_go()
                     raise LauncherError(
-                        "the launcher does not answer", why=self._last_words() or str(error.strerror)
+                        "the launcher does not answer", why=self._process.last_words() or str(error.strerror)
                     ) from None
                 await asyncio.sleep(START_LOOK_S)
 
@@ -336,36 +329,6 @@ class LauncherLink:
         finally:
             os.close(fd)
 
-    def _start_process(self) -> None:
-        root = str(Path(peerload.__file__).resolve().parent.parent)
-        places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
-        code = f"import sys; sys.path[:0] = {places!r}; from peerload.agent.launcher import main; main()"
-        self._let_go()
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code, "--directory", str(self._directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            close_fds=True,
-        )
-
-    def _let_go(self) -> None:
-        """What we started is meant to outlive us, and may outlive this object: Popen would warn that it does."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.returncode = 0
-
-    def _has_failed(self) -> bool:
-        """Whether what we started has ended, other than because a launcher is there that does not answer yet."""
-        return self._process is not None and self._process.poll() not in {None, ALREADY_RUNS}
-
-    def _last_words(self) -> str:
-        try:
-            lines = (self._directory / "launcher.log").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return ""
-        return lines[-1] if lines else ""
-
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Events until the launcher is lost; then another one, for ever."""
         while True:
@@ -373,7 +336,7 @@ class LauncherLink:
             if self._closing:
                 return
             self._pulse.stop()
-            is_there = await asyncio.to_thread(_stays, self._pid)
+            is_there = await asyncio.to_thread(stays, self._pid)
             log.warning("%s (%s)", CUT_OFF if is_there else "the launcher is lost; another one is started", lost)
             self._pid = 0
             if self._writer is not None:
@@ -398,9 +361,7 @@ class LauncherLink:
             return str(error) or type(error).__name__
 
     async def _reconnect(self) -> tuple[asyncio.StreamReader, LauncherReady]:
-        if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the connection broke a moment before it was gone
-                await asyncio.to_thread(self._process.wait, 0.2)
+        await asyncio.to_thread(self._process.wait, GONE_S)  # the connection broke a moment before it was gone
         while True:
             try:
                 return await self._connect()
@@ -440,32 +401,3 @@ def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes]
 def _frame(requests: list[dict[str, Any]]) -> bytes:
     body: bytes = msgpack.packb(requests)
     return len(body).to_bytes(4, "big") + body
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    if not pid:
-        return False
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
-
-
-def _stays(pid: int) -> bool:
-    """Whether a launcher that hung up is there all the same."""
-    _wait_gone(pid, GONE_S)
-    return _is_alive(pid)
-
-
-def _wait_gone(pid: int, seconds_max: float) -> None:
-    """Return when this process has ended, or after that long. It need not be our child: the kernel tells by pidfd."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except (ProcessLookupError, OSError):
-        return
-    try:
-        select.select([pidfd], [], [], seconds_max)
-    finally:
-        os.close(pidfd)

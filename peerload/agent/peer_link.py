@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent import peer_streams
 from peerload.agent.peer_address import join_address, parse_address
-from peerload.agent.peer_book import Bans, Peer, backoff_s
+from peerload.agent.peer_book import Bans, Peer
 from peerload.agent.peer_connection import Owner, PeerConnection, dial
 from peerload.agent.peer_idle import IDLE, IdleLinks, spoke
-from peerload.agent.peer_listen import STRANGERS_MAX, Listener
+from peerload.agent.peer_listen import Listener
+from peerload.agent.peer_seeds import Seeds
+from peerload.agent.peer_streams import OutputStreams
 from peerload.model.errors import LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import Envelope, Hello, Identity, Message, OutputChunk, OutputEnd, OutputRequest, WrongBoot
 from peerload.wire import peer as wire
@@ -26,25 +27,13 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-    from peerload.agent.peer_streams import Piece
+    from peerload.agent.peer_streams import Piece, ServeOutput
     from peerload.agent.tls import Credentials
 
 CLOSE_S = 2.0
 LINKS_PER_PEER_MAX = 4
-NOTICE_EVERY_S = 60.0
-"""Strangers who are not let in are logged so often for each reason; all are counted."""
-STREAMS_MAX = 256
-"""Output streams served at a time, and as many fetched."""
 
 _log = logging.getLogger("peerload.peer")
-
-
-class ServeOutput(Protocol):
-    """Where output comes from: called with the asking node and what it asks for."""
-
-    def __call__(self, src: str, request: OutputRequest, /) -> AsyncIterator[Piece]:
-        """Pieces, OutputEnd the last."""
-        raise NotImplementedError
 
 
 class PeerLinks:
@@ -80,20 +69,27 @@ class PeerLinks:
         self._met = met
         self._unreachable = unreachable
         self._send_failed = send_failed
-        self._serve_output = serve_output
         self._counters = counters
         self._peers_max = peers_max
         self._peers: dict[str, Peer] = {}
-        self._strangers: set[PeerConnection] = set()
         self._connections: set[PeerConnection] = set()
-        self._served: dict[PeerConnection, asyncio.Task[None] | None] = {}
-        self._fetched = 0
         self._bans = Bans()
-        self._turned_away_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._seeds: dict[str, str] = {}
-        self._own_addresses: set[str] = set()
-        self._listener = Listener(tls, self)
+        self._seeds = Seeds(
+            lambda: self.identity.address,
+            lambda address: self._open(address, address, self),
+            self._spawn,
+            loopback_only=tls.cluster.is_local,
+        )
+        self._streams = OutputStreams(
+            serve_output,
+            lambda: self._greeting(stream=True),
+            envelope,
+            lambda address, who, owner: self._open(address, who, owner, stream=True),
+            self._drop,
+            self._spawn,
+        )
+        self._listener = Listener(tls, lambda: self._connection(self, dialled=False), self._drop)
         self._is_closing = False
         self._idle = IdleLinks(lambda: [link for peer in self._peers.values() for link in peer.links])
         self.whereabouts: Callable[[str], Identity | None] = lambda _node: None
@@ -113,15 +109,12 @@ class PeerLinks:
 
         Raises ConfigError if it is not `HOST:PORT`, or another machine's and we have no cluster directory.
         """
-        parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
-        if address not in self._seeds and address not in self._own_addresses and address != self.identity.address:
-            self._seeds[address] = ""
-            self._spawn(self._find(address), f"seed {address}")
+        self._seeds.dial(address)
 
     @property
     def sought(self) -> dict[str, str]:
         """The addresses that were dialled and at which no peer has answered yet, and why (empty: no word so far)."""
-        return dict(self._seeds)
+        return dict(self._seeds.sought)
 
     def learn(self, identity: Identity) -> None:
         """Keep where a node can be dialled; a later start of its agent replaces what was known."""
@@ -162,34 +155,21 @@ class PeerLinks:
         """The nodes there is a live link to."""
         return sorted(node for node, peer in self._peers.items() if peer.links)
 
-    async def fetch_output(self, dst: str, request: OutputRequest) -> AsyncIterator[Piece]:
+    def fetch_output(self, dst: str, request: OutputRequest) -> AsyncIterator[Piece]:
         """The output of an attempt from the node that ran it: pieces as they come, OutputEnd the last.
 
         Raises LinkUnavailable if ``dst`` cannot be reached, or is lost before the end; ask again from where it broke.
         """
         known = self._peers.get(dst)
-        if known is None or known.identity is None or not known.identity.address:
-            raise LinkUnavailable(dst, f"no address of {dst} is known")
-        if self._fetched >= STREAMS_MAX:
-            raise LinkUnavailable(dst, "too many output streams", why=f"at most {STREAMS_MAX} at a time")
-        self._fetched += 1
-        connection: PeerConnection | None = None
-        try:
-            reader = peer_streams.OutputReader(dst, lambda: self._greeting(stream=True), self._envelope)
-            connection = await self._open(known.identity.address, dst, reader, stream=True)
-            async for piece in reader.pieces(connection, request):
-                yield piece
-        finally:
-            self._fetched -= 1
-            if connection is not None:
-                connection.abort("the output is no longer wanted")
+        address = known.identity.address if known is not None and known.identity is not None else ""
+        return self._streams.fetch(dst, address, request)
 
     async def close(self) -> None:
         """Stop listening, write what is gathered, close every link; at most about twice CLOSE_S."""
         self._is_closing = True
         self._idle.stop()
         await self._listener.close()
-        for task in [*self._tasks, *(task for task in self._served.values() if task is not None)]:
+        for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(list(self._tasks))
@@ -247,44 +227,6 @@ class PeerLinks:
         self._fail(peer.node, peer.take_all())
         asyncio.get_running_loop().call_soon(self._unreachable, peer.node, reason)
 
-    async def _find(self, address: str) -> None:
-        failures = 0
-        while True:
-            try:
-                await self._open(address, address, self)
-            except LinkUnavailable as error:
-                if address == self.identity.address or "this agent itself" in error.why:
-                    self._own_addresses.add(address)
-                    break
-                self._seeds[address] = error.why or error.what
-                if failures == 0:
-                    _log.warning("no peer at %s yet (%s); trying on", address, error.why)
-                failures += 1
-                await asyncio.sleep(backoff_s(failures))
-            else:
-                break
-        self._seeds.pop(address, None)
-
-    # -- who comes (Door) ----------------------------------------------------------------------------------------------
-
-    def stranger(self) -> PeerConnection | None:
-        """A connection for somebody who has yet to prove who it is, if there is room."""
-        if self._is_closing or len(self._strangers) >= STRANGERS_MAX:
-            self._drop("too many strangers")
-            return None
-        connection = self._connection(self, dialled=False)
-        self._strangers.add(connection)
-        return connection
-
-    def turned_away(self, connection: PeerConnection, address: str, why: str) -> None:
-        """Count why, and say it now and then: it was told nothing itself."""
-        self._strangers.discard(connection)
-        self._drop(f"no proof: {why}")
-        now_s = asyncio.get_running_loop().time()
-        if now_s - self._turned_away_at.get(why, -NOTICE_EVERY_S) >= NOTICE_EVERY_S:
-            self._turned_away_at[why] = now_s
-            _log.warning("somebody at %s was not let in: %s", address, why)
-
     # -- what connections say (Owner) ----------------------------------------------------------------------------------
 
     def opened(self, connection: PeerConnection) -> None:
@@ -298,7 +240,7 @@ class PeerLinks:
 
     def introduced(self, connection: PeerConnection, hello: Hello) -> bool:
         """Take a peer in, unless it is ourselves, somebody under a taken name, banned, or one too many."""
-        self._strangers.discard(connection)
+        self._listener.is_no_stranger(connection)
         told = hello.identity
         if told.node == self.identity.node and told.boot == self.identity.boot:
             connection.reason = "this agent itself answers there"
@@ -308,7 +250,7 @@ class PeerLinks:
         if connection.reason:
             return False
         if connection.stream:
-            self._served[connection] = None
+            self._streams.opened(connection)
             return True
         if peer is None:
             return False
@@ -348,7 +290,7 @@ class PeerLinks:
         if self._bans.holds((told.node, told.boot), asyncio.get_running_loop().time()):
             self._drop("banned")
             return "banned for malformed frames"
-        if hello.stream and len(self._served) >= STREAMS_MAX:
+        if hello.stream and self._streams.is_full:
             self._drop("too many streams")
             return "too many output streams"
         return ""
@@ -363,7 +305,7 @@ class PeerLinks:
             if not isinstance(message, WrongBoot):
                 self._write(connection, node, WrongBoot(boot=self.identity.boot))
         elif connection.stream:
-            self._serve(connection, node, message)
+            self._streams.received(connection, node, message)
         elif isinstance(message, Hello):  # who speaks was said, and proven, when the link was made
             self._drop("a second introduction")
             connection.close("a second introduction")
@@ -401,11 +343,9 @@ class PeerLinks:
 
     def closed(self, connection: PeerConnection, reason: str) -> None:
         """Give back what was not sent; if that was the last link to a peer, say so."""
-        self._strangers.discard(connection)
+        self._listener.is_no_stranger(connection)
         self._connections.discard(connection)
-        task = self._served.pop(connection, None)
-        if task is not None:
-            task.cancel()
+        self._streams.closed(connection)
         peer = self._peers.get(connection.hello.identity.node) if connection.hello is not None else None
         if peer is None or connection not in peer.links:
             return
@@ -423,17 +363,6 @@ class PeerLinks:
         self.writable(peer.links[-1])
 
     # -- within ------------------------------------------------------------------------------------------------------
-
-    def _serve(self, connection: PeerConnection, node: str, message: Message) -> None:
-        if not isinstance(message, OutputRequest) or self._served.get(connection) is not None:
-            self._drop("no output request")
-            connection.close("no output request")
-            return
-        told = connection.hello
-        boot = told.identity.boot if told is not None else ""
-        pieces = self._serve_output(node, message)
-        work = peer_streams.serve(connection, pieces, lambda piece: self._envelope(piece, node, boot))
-        self._served[connection] = self._spawn(work, f"output for {node}")
 
     def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
         boot = link.hello.identity.boot if link.hello is not None else ""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from peerload.agent.peer_address import join_address, numeric, reachable
 from peerload.agent.peer_connection import HANDSHAKE_S, SHUTDOWN_S, operating_system_says
@@ -18,7 +18,7 @@ from peerload.agent.tls import tls_says
 from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from peerload.agent.peer_connection import PeerConnection
     from peerload.agent.tls import Credentials
@@ -29,28 +29,29 @@ BACKLOG_MAX = 256
 ACCEPT_PAUSE_S = 1.0
 """The pause after a connection could not be accepted, for want of descriptors say."""
 
+NOTICE_EVERY_S = 60.0
+"""Strangers who are not let in are logged so often for each reason; all are counted."""
+
 _log = logging.getLogger("peerload.peer")
 
 
-class Door(Protocol):
-    """Who decides on strangers, and makes connections of them."""
-
-    def stranger(self) -> PeerConnection | None:
-        """Somebody connects: the connection it will be, or None if there is no room."""
-        raise NotImplementedError
-
-    def turned_away(self, connection: PeerConnection, address: str, why: str) -> None:
-        """It has not proven to be of the cluster, and is gone; ``address``: where it came from."""
-
-
 class Listener:
-    """Listens for peers. `start`, then `close`; what becomes of strangers is told to ``door``."""
+    """Listens for peers. `start`, then `close`. ``make()``: the connection that somebody will be who has proven to be of the
+    cluster; ``drop(why)`` counts those who have not."""
 
-    def __init__(self, tls: Credentials, door: Door) -> None:
+    def __init__(self, tls: Credentials, make: Callable[[], PeerConnection], drop: Callable[[str], None]) -> None:
         self._tls = tls
-        self._door = door
+        self._make = make
+        self._drop = drop
         self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turned_away_at: dict[str, float] = {}
+        self.strangers: set[PeerConnection] = set()
+        """The connections of those who have not introduced themselves yet."""
+
+    def is_no_stranger(self, connection: PeerConnection) -> None:
+        """It has introduced itself, or is gone."""
+        self.strangers.discard(connection)
 
     async def start(self, host: str, port: int) -> str:
         """Listen → the `HOST:PORT` others can dial. Raises ConfigError."""
@@ -83,10 +84,12 @@ class Listener:
                     _log.warning("no peer can be let in for a moment: %s", operating_system_says(error))
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                     continue
-                connection = self._door.stranger()
-                if connection is None:
+                if len(self.strangers) >= STRANGERS_MAX:
+                    self._drop("too many strangers")
                     accepted.close()
                 else:
+                    connection = self._make()
+                    self.strangers.add(connection)
                     self._spawn(self._secure(accepted, str(came_from[0]), connection), "handshake")
 
     async def _secure(self, accepted: socket.socket, address: str, connection: PeerConnection) -> None:
@@ -100,7 +103,16 @@ class Listener:
                 ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except OSError as error:  # an SSLError is one too, and so are ours for a handshake that takes too long
-            self._door.turned_away(connection, address, tls_says(error))
+            self._turned_away(connection, address, tls_says(error))
+
+    def _turned_away(self, connection: PeerConnection, address: str, why: str) -> None:
+        """Count why, and say it now and then: it was told nothing itself."""
+        self.strangers.discard(connection)
+        self._drop(f"no proof: {why}")
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._turned_away_at.get(why, -NOTICE_EVERY_S) >= NOTICE_EVERY_S:
+            self._turned_away_at[why] = now_s
+            _log.warning("somebody at %s was not let in: %s", address, why)
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

@@ -78,20 +78,9 @@ def main(words: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     demo = Demo(temporary_directory(), policy)
-    account: dict[str, Any] | None = None
-    interrupted = False
-    try:
-        account = demo.run(flags.tasks, flags.broker)
-    except KeyboardInterrupt:
-        interrupted = True
-    except (PeerloadError, OSError):
-        demo.show_logs()
-        raise
-    finally:
-        left = demo.clean()
-        tell_left(left, demo.started)
+    account, left = carried_out(demo, lambda: demo.run(flags.tasks, flags.broker))
     if account is None:
-        return 1 if left and not interrupted else INTERRUPTED
+        return INTERRUPTED
     account |= {"policy": flags.policy, "broker": demo.broker, "processes_left": len(left)}
     if flags.json:
         print_json(account)
@@ -99,6 +88,22 @@ def main(words: list[str]) -> int:
         sys.stdout.write("\n" + "".join(f"{line}\n" for line in _told(account)))
     good = not left and not account["failed"] and account["outputs_right"] == account["tasks"]
     return 0 if good else 1
+
+
+def carried_out(demo: Demo, act: Callable[[], dict[str, Any]]) -> tuple[dict[str, Any] | None, list[tuple[int, str]]]:
+    """Do it, and remove everything whatever comes of it → its account, None if it was interrupted, and what did
+    not end when asked. Raises what ``act`` raises, with the agents' last words shown."""
+    account: dict[str, Any] | None = None
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            account = act()
+    except (PeerloadError, OSError):
+        demo.show_logs()
+        raise
+    finally:
+        left = demo.clean()
+        tell_left(left, demo.started)
+    return account, left
 
 
 class Demo:

@@ -17,7 +17,7 @@ from pathlib import Path
 import peerload
 from peerload.agent import cluster
 from peerload.cli import environment, up
-from peerload.cli.demo import ANSWER_WITHIN_S, MARK, Demo, interrupt, tell_left, temporary_directory, wait
+from peerload.cli.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
 from peerload.cli.main import INTERRUPTED
 from peerload.cli.options import Options
 from peerload.cli.text import coloured, print_json, table
@@ -82,29 +82,17 @@ THEN = (
 
 def main(words: list[str]) -> int:
     """Run it: 0 if each task went where it should and nothing is left, 1 if not."""
-    reader = Options(
+    flags = Options(
         "demo gpu",
         "Start an agent with four played GPUs on this machine; three tasks fill GPU 0, and three more ask for it: one that"
         " still fits, one that waits (queue), one that takes another (schedule). Show both queues, and remove everything.",
-    )
-    flags = reader.read(words)
+    ).read(words)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     demo = GpuDemo(temporary_directory(), "adaptive")
-    account: dict[str, Any] | None = None
-    interrupted = False
-    try:
-        account = demo.play(is_quiet=flags.json)
-    except KeyboardInterrupt:
-        interrupted = True
-    except (PeerloadError, OSError):
-        demo.show_logs()
-        raise
-    finally:
-        left = demo.clean()
-        tell_left(left, demo.started)
+    account, left = carried_out(demo, lambda: demo.play(is_quiet=flags.json))
     if account is None:
-        return 1 if left and not interrupted else INTERRUPTED
+        return INTERRUPTED
     account["processes_left"] = len(left)
     if flags.json:
         print_json(account)

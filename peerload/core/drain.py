@@ -9,8 +9,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from peerload.core.work import HomeTask
 from peerload.model.actions import Answer, PutDrain
 from peerload.model.errors import BadRequest, SlowDown
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from peerload.core.home import Home
     from peerload.core.information import Information
     from peerload.core.membership import Membership
+    from peerload.core.own_profile import OwnProfile
     from peerload.core.queue import WaitingQueue
     from peerload.core.sender import Sender
     from peerload.core.state import CoreState
@@ -46,6 +45,7 @@ class Drain:
         membership: Membership,
         home: Home,
         executor: Executor,
+        own_profile: OwnProfile,
         sender: Sender,
         information: Information,
     ) -> None:
@@ -55,6 +55,7 @@ class Drain:
         self._membership = membership
         self._home = home
         self._executor = executor
+        self._own_profile = own_profile
         self._sender = sender
         self._information = information
         self._leaving: dict[bytes, HomeTask] = {}
@@ -129,6 +130,4 @@ class Drain:
         return not placement.local and placement.node != self._state.node and task.search is None
 
     def _set(self, *, is_on: bool, reason: str) -> None:
-        profile = self._state.profile
-        profile = msgspec.structs.replace(profile, drained=is_on, drain_reason=reason, version=profile.version + 1)
-        self._state.profile = self._ledger.profile = profile
+        self._own_profile.change(drained=is_on, drain_reason=reason)

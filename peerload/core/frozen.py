@@ -1,8 +1,9 @@
 """Guests whose lease has run out, and the room they hold: their home is silent, and may come back (R11) or never (R5).
 
-Frozen, they keep their room for `frozen_kept_s` at least, and for as long as no task of this home needs it; then the one
-that has been frozen longest is ended, without a result, and those that may run once only are the last. While nothing
-here runs but what is frozen, this node takes no guests, and those that wait go home: nobody can say how long it takes.
+Frozen, they keep their room for `frozen_kept_s` at least, and for as long as nobody needs it: no task of this home, and
+none that another home could give to nobody else. Then the one that has been frozen longest is ended, without a result,
+and those that may run once only are the last. While nothing here runs but what is frozen, this node takes no guests, and
+those that wait go home: nobody can say how long it takes. Who asks all the same finds room the next time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core.work import HomeTask
 from peerload.model.actions import EvictTask
-from peerload.model.task import Guarantee
+from peerload.model.task import Guarantee, task_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,16 +57,18 @@ class Frozen:
         for key in [key for key in self._since_s if key not in self._ledger.running]:
             self.thawed(key)
         self._state.is_stuck = 0 < len(self._since_s) == len(self._ledger.running)
-        if self._since_s and len(self._queue):
-            if self._state.is_stuck:
+        if self._since_s:
+            if self._state.is_stuck and len(self._queue):
                 self._executor.give_waiting_back()
             self._make_room()
+        self._state.turned_away = None
 
     def _make_room(self) -> None:
-        """For the first task of this home that waits, if that is enough for it."""
+        """For the first task of this home that waits, or who was just turned away, if that is enough for it."""
         if self._evicted in self._since_s:
             return  # it is on its way
-        task = next((work for work in self._queue.oldest_first() if isinstance(work, HomeTask)), None)
+        own = next((work for work in self._queue.oldest_first() if isinstance(work, HomeTask)), None)
+        task = own or self._state.turned_away
         kept_since_s = self._state.now.boot_s - self._state.config.frozen_kept_s
         due = [key for key, since_s in self._since_s.items() if since_s <= kept_since_s]
         if task is None or not due or not self._ledger.fits_without(due, task.spec.request):
@@ -81,7 +84,7 @@ class Frozen:
             node=guest.home,
             reason=f"{task.task} needs its room",
         )
-        reason = f"{guest.home} was silent, and a task of {self._state.node} needed its room"
+        reason = f"{guest.home} was silent, and a task of {task_home(task.task)} needed its room"
         self._state.actions.append(EvictTask(guest.key, reason))
 
     def _order(self, guest: Guest) -> tuple[bool, float]:

@@ -1,9 +1,8 @@
-"""The executor's side of the handoff: reservations, guests, leases, results. docs/wire.md names the rules (D3 … R11).
+"""The executor's side of the handoff: reservations and guests. docs/wire.md names the rules (D3 … R11).
 
 A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *floor*:
 the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
-(D3), RESULT before it is said (D4), and a RESULT is kept and repeated until it is acknowledged (R10). How long a guest may
-run is `guest_leases.py`'s.
+(D3). How long a guest may run is `guest_leases.py`'s, how its home learns of its end `guest_results.py`'s.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from typing import TYPE_CHECKING
 from peerload.core.admission import why_never
 from peerload.core.floors import Floors
 from peerload.core.guest_leases import GuestLeases
+from peerload.core.guest_results import GuestResults
 from peerload.core.work import Guest, GuestPhase
 from peerload.model.actions import (
-    DropExecution,
-    ForgetTask,
     PutExecution,
-    SendResult,
     SignalTask,
     SpawnTask,
 )
@@ -41,7 +38,6 @@ from peerload.model.task import (
     FloorKind,
     Guarantee,
     execution_key,
-    how_it_ended,
     task_home,
 )
 
@@ -52,7 +48,6 @@ if TYPE_CHECKING:
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
     from peerload.model.load import LoadReport
-    from peerload.model.task import Exit
 
 STUCK = "nothing runs there but tasks that are frozen, since their homes are silent"
 NOT_ITS_HOME = "words of others than its home"
@@ -74,6 +69,7 @@ class Executor:
         self.by_uid: dict[bytes, Guest] = {}
         self.floors = Floors(state, self.by_uid.__contains__)
         self.leases = GuestLeases(state, self.guests, self._guest_of, self._tell, self.give_back)
+        self.results = GuestResults(state, ledger, self.floors, self.guests, self._remove)
         self.accepts: Callable[[Offer], bool]
         self.report: Callable[[], LoadReport]
         self.arrived: Callable[[Guest], None] = lambda _guest: None
@@ -100,6 +96,8 @@ class Executor:
         refusal = self._refusal(src, offer, directory_here=directory_here)
         if refusal is not None:
             code, reason = refusal
+            if reason == STUCK:
+                self._state.turned_away = offer
             if offer.uid not in self.by_uid:
                 self._ledger.expect_no_more(offer.uid)
             self._state.count(f"offers declined here: {code}")
@@ -171,11 +169,11 @@ class Executor:
             return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
         if not self._state.has_disk_room:
             return "disk", "little room is left on its disk"
-        if self._state.is_stuck or profile.trouble:
-            return "room", STUCK if self._state.is_stuck else profile.trouble
+        if profile.trouble:
+            return "room", profile.trouble
         never = why_never(profile, offer.spec.request, offer.spec.placement, src)
-        if never:
-            return "cannot", never
+        if never or self._state.is_stuck:
+            return ("cannot", never) if never else ("room", STUCK)
         if not directory_here:
             return "directory", f"no directory {offer.spec.directory.decode(errors='replace')} there"
         if known is None and len(self.guests) >= self._state.config.guests_max:
@@ -202,7 +200,7 @@ class Executor:
                 guest.arrived_s = self._state.now.boot_s
                 self._queue.add(guest)
                 self._state.count("guests committed")
-                self._note(guest, "accepted", "committed by its home")
+                self._state.note_guest(guest, "accepted", "committed by its home")
                 self.leases.began(guest)
                 self.arrived(guest)
                 return
@@ -244,12 +242,12 @@ class Executor:
         guest.phase = GuestPhase.HERE
         is_once = guest.spec.guarantee is Guarantee.ONCE
         self._state.persist(
-            PutExecution(self._record(guest, ExecutionState.START)),
+            PutExecution(guest.record(ExecutionState.START)),
             self.floors.row(
                 guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED, guest.home
             ),
         )
-        self._note(guest, "started", "room here")
+        self._state.note_guest(guest, "started", "room here")
         self._holds_room(guest)
         self._state.actions.append(
             SpawnTask(
@@ -276,89 +274,24 @@ class Executor:
     def started(self, guest: Guest, started_at: float, reason: str = "its process is there") -> None:
         """The launcher has the process: say so, which is what users see as running."""
         guest.running_at = started_at
-        self._note(guest, "running", reason)
+        self._state.note_guest(guest, "running", reason)
         if guest.spec.time_limit_s:
             left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
             self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), "limit", guest.key)
         self._tell(guest)
 
-    def ended(self, guest: Guest, exit_: Exit) -> None:
-        """RESULT, durable, then said until it is acknowledged."""
-        if guest.phase is GuestPhase.ENDED:
-            return
-        guest.phase = GuestPhase.ENDED
-        guest.exit = exit_
-        self._state.history.learn(guest.spec, exit_)
-        guest.repeat_s = self._state.config.repeat_s
-        if guest.spec.time_limit_s:
-            self._state.clear_timer("limit", guest.key)
-        self._state.persist(PutExecution(self._record(guest, ExecutionState.RESULT)))
-        self._note(guest, "ended", how_it_ended(exit_))
-        self._say_result(guest)
-
-    def died(self, guest: Guest, reason: str) -> None:
-        """START without a result, and its processes are gone."""
-        self._ledger.end(guest.key)
-        self._state.persist(DropExecution(guest.uid, guest.attempt))
-        self._note(guest, "lost", reason)
-        store = self._state.identity.store
-        self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason, store))
-        self._remove(guest)
-
-    def never_started(self, guest: Guest, reason: str) -> None:
-        """START is durable, but the launcher gives its word that there never was a process, and will be none (D6)."""
-        self._ledger.end(guest.key)
-        refused = self.floors.row(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
-        self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
-        self._note(guest, "refused", reason)
-        store = self._state.identity.store
-        self._state.send(guest.home, NotStarted(guest.task, guest.uid, guest.attempt, reason, store))
-        self._remove(guest)
-
-    def _say_result(self, guest: Guest) -> None:
-        if guest.exit is not None:
-            self._state.actions.append(SendResult(guest.home, guest.task, guest.uid, guest.attempt, guest.exit))
-            self._state.set_timer_in(guest.repeat_s, "result", guest.key)
-
-    def repeat_result(self, key: str) -> None:
-        """No RESULT_ACK yet."""
-        guest = self.guests.get(key)
-        if guest is not None and guest.phase is GuestPhase.ENDED:
-            guest.repeat_s = min(guest.repeat_s * 2, self._state.config.repeat_s_max)
-            self._say_result(guest)
-
     def ack_received(self, src: str, ack: ResultAck) -> None:
-        """Recorded at home: what is kept of it here may go; the floor stays."""
+        """Recorded at home."""
         guest = self._guest_of(src, ack.uid)
         if ack.uid not in self.by_uid and not self._has_no_say(src, ack.task, ack.uid):
             self.floors.noted(ack.uid, ack.attempt)  # that it died
-        if guest is None or guest.attempt != ack.attempt or guest.phase is not GuestPhase.ENDED:
-            return
-        self._state.clear_timer("result", guest.key)
-        self._state.persist(DropExecution(guest.uid, guest.attempt))
-        self.floors.noted(ack.uid, ack.attempt)
-        self._note(guest, "delivered", "its home has the result")
-        self._state.actions.append(ForgetTask(guest.key, output=True))
-        self._remove(guest)
-
-    def _record(self, guest: Guest, state: ExecutionState) -> ExecutionRecord:
-        return ExecutionRecord(
-            guest.task,
-            guest.uid,
-            guest.attempt,
-            guest.home,
-            state,
-            guest.spec,
-            guest.ts,
-            guest.lease_s,
-            guest.exit,
-            guest.devices,
-        )
+        if guest is not None and guest.attempt == ack.attempt and guest.phase is GuestPhase.ENDED:
+            self.results.acknowledged(guest)
 
     def _tell(self, guest: Guest) -> None:
         """What its home should know of an attempt that is here."""
         if guest.phase is GuestPhase.ENDED:
-            self._say_result(guest)
+            self.results.say(guest)
         elif guest.phase is not GuestPhase.RESERVED:
             self.leases.renew_one(guest)
 
@@ -388,7 +321,7 @@ class Executor:
         elif guest.phase is GuestPhase.WAITING:
             self.give_back(guest, revoke.reason or "revoked")
         elif guest.phase is GuestPhase.HERE:
-            self._note(guest, "revoked", revoke.reason)
+            self._state.note_guest(guest, "revoked", revoke.reason)
             self._state.actions.append(SignalTask(guest.key, revoke.signal))
             self._state.set_timer_in(self._state.config.kill_after_s, "kill", guest.key)
 
@@ -405,7 +338,7 @@ class Executor:
         self._queue.remove(guest)
         self._remove(guest)
         self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
-        self._note(guest, "returned", reason)
+        self._state.note_guest(guest, "returned", reason)
         store = self._state.identity.store
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))
 
@@ -436,19 +369,12 @@ class Executor:
 
     def adopt(self, record: ExecutionRecord) -> Guest:
         """An attempt found in the store; the caller says whether it runs, has ended or died."""
-        guest = Guest(record.task, record.uid, record.attempt, record.home, record.spec, self._state.now.boot_s)
-        guest.ts = record.ts
-        guest.lease_s = record.lease_s
-        guest.deadline_s = record.ts + record.lease_s
-        guest.phase = GuestPhase.HERE
-        guest.devices = record.devices
+        guest = Guest.of(record, self._state.now.boot_s)
         self.guests[guest.key] = guest
         self.by_uid[guest.uid] = guest
         if record.state is ExecutionState.RESULT:
-            guest.phase = GuestPhase.ENDED
-            guest.exit = record.exit
             guest.repeat_s = self._state.config.repeat_s
-            self._say_result(guest)
+            self.results.say(guest)
         return guest
 
     def adopted_running(self, guest: Guest, started_at: float, ts: float) -> None:
@@ -459,9 +385,6 @@ class Executor:
         self.leases.began(guest)
 
     # -- inside --------------------------------------------------------------------------------------------------------
-
-    def _note(self, guest: Guest, state: str, reason: str) -> None:
-        self._state.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)
 
     def _drop(self, guest: Guest) -> None:
         """A reservation ends; nothing was started and nothing is promised."""

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 LEAVING_SAID_MAX = 4
 """Members that are told over the peer link that this node stops, besides what gossip tells."""
 
+BOOTS_KEPT_MAX = 8
+"""Starts of a peer that are remembered, so that a late word of one is not taken for news."""
+
 
 class PeerState(enum.StrEnum):
     """What is believed of a peer."""
@@ -59,9 +62,10 @@ STANDINGS = {
 
 class Peer:
     """One peer as seen from here. heard_s: boot time of its last word to this node; since_s: since when it is in this
-    state; knows_profile: whether its profile is that of this run, else it is an old one or, at first, an empty one."""
+    state; knows_profile: whether its profile is that of this run, else it is an old one or, at first, an empty one; boots:
+    those of its starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX."""
 
-    __slots__ = ("heard_s", "identity", "knows_profile", "profile", "since_s", "state")
+    __slots__ = ("boots", "heard_s", "identity", "knows_profile", "profile", "since_s", "state")
 
     def __init__(self, identity: Identity, profile: Profile | None, heard_s: float) -> None:
         self.identity = identity
@@ -69,6 +73,19 @@ class Peer:
         self.knows_profile = profile is not None
         self.heard_s = self.since_s = heard_s
         self.state = PeerState.ALIVE
+        self.boots: tuple[str, ...] = ()
+
+    def was_later_than(self, identity: Identity) -> bool:
+        """Whether this is a late word of an earlier start. Where the disk was lost since, only its boot tells:
+        incarnations began anew."""
+        mine = self.identity
+        is_earlier = identity.store == mine.store and identity.incarnation < mine.incarnation
+        return is_earlier or identity.boot in self.boots[:-1]
+
+    def introduced(self, identity: Identity) -> None:
+        """It said so in person."""
+        if identity.boot not in self.boots:
+            self.boots = (*self.boots, identity.boot)[-BOOTS_KEPT_MAX:]
 
 
 class Membership:
@@ -187,12 +204,8 @@ class Membership:
             return False
         known = self.get(node)
         is_new = known is None or known.identity.boot != identity.boot
-        if (
-            known is not None
-            and identity.incarnation < known.identity.incarnation
-            and identity.store == known.identity.store
-        ):
-            return False  # a late word of an earlier start
+        if known is not None and known.was_later_than(identity):
+            return False
         if not self._is_listed(node):  # of those in a directory nobody need gossip
             was_back = list(self._back)
             self.gossip.told(rumour_of(identity, profile, refutation), node, spread=in_person)
@@ -208,6 +221,7 @@ class Membership:
         peer.identity = identity
         self.profiles.has(peer, profile, is_new=is_new)
         if in_person:
+            peer.introduced(identity)
             if profile.version < peer.profile.version:  # a late word, or others were wrong: it knows
                 self.profiles.want(node, node)
             peer.heard_s = self._state.now.boot_s

@@ -23,7 +23,9 @@ from peerload.core.endings import WORDS, Endings
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.home import Home
+from peerload.core.meetings import Meetings
 from peerload.core.membership import Membership
+from peerload.core.own_profile import OwnProfile
 from peerload.core.queue import WaitingQueue
 from peerload.core.restart import restart
 from peerload.core.runs import Runs
@@ -32,7 +34,6 @@ from peerload.core.state import CoreState
 from peerload.core.submission import Submissions
 from peerload.core.turns import Turns
 from peerload.model import events, messages
-from peerload.model.devices import GPU
 
 if TYPE_CHECKING:
     import random
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
     from peerload.model.actions import Action
     from peerload.model.config import CoreConfig
-    from peerload.model.devices import Device
-    from peerload.model.gossip import Load
     from peerload.model.instant import Instant
     from peerload.model.messages import Identity
     from peerload.model.resources import Profile
@@ -71,7 +70,7 @@ class Node:
         if profile.devices:
             profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.told())
         self.state = CoreState(config, policies, identity, profile, rng)
-        self._troubles: dict[str, str] = {}
+        self.own_profile = OwnProfile(self.state, self.ledger)
         self.queue = WaitingQueue(self.state, self.ledger)
         self.membership = Membership(self.state)
         self.home = Home(self.state, self.queue, self.ledger)
@@ -94,9 +93,11 @@ class Node:
             self.membership,
             self.home,
             self.executor,
+            self.own_profile,
             self.sharing.sender,
             self.sharing.information,
         )
+        self.meetings = Meetings(self.membership, self.handoff, self.executor, self.sharing)
         self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain, turns)
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
         self.membership.died = self.handoff.leases.peer_died
@@ -108,7 +109,7 @@ class Node:
         self.executor.is_own = self.home.tasks.__contains__
         self.sharing.information.running = self.runs.works
         self.runs.completed = self.sharing.completed
-        self.membership.gossip.load_heard = self._load_gossiped
+        self.membership.gossip.load_heard = self.meetings.load_gossiped
         self.membership.gossip.shared.own_load = self.sharing.report
         self.home.requeued = self.arrivals.requeued
         self.home.placed = self.sharing.sender.placed
@@ -163,9 +164,10 @@ class Node:
                 for key, device in self.ledger.devices.read(event.readings, event.at_s, self.state.now.boot_s):
                     self.runs.strayed(key, device)
             case events.DevicesFound():
-                self._devices_found(event.devices)
+                self.own_profile.set_devices(event.devices)
+                self.sharing.information.tell()
             case events.PeerMet():
-                self._met(event, told_by_itself=not event.retained)
+                self.meetings.met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():
                 self.membership.unreachable(event.node)
             case events.SendFailed():
@@ -181,15 +183,16 @@ class Node:
             case events.TaskFrozen():
                 self.runs.froze(event.key, frozen=event.frozen)
             case events.LauncherLost():
-                self._trouble("launcher", "")
+                self.own_profile.trouble("launcher", "")
                 self.runs.launcher_lost(event.reason)
             case events.LauncherSilent():
-                self._trouble("launcher", "launcher does not answer" if event.is_silent else "")
+                self.own_profile.trouble("launcher", "launcher does not answer" if event.is_silent else "")
                 self.runs.launcher_silent(is_silent=event.is_silent)
             case events.LauncherReady():
                 self.runs.launcher_ready(event.running, dict(event.ended), event.frozen)
             case events.SpeedMeasured():
-                self._speed_measured(event.speed)
+                self.own_profile.change(speed=event.speed)
+                self.sharing.information.tell()
             case events.BusChanged():
                 self.membership.has_bus = event.connected
                 if event.connected:
@@ -210,7 +213,7 @@ class Node:
                 self.clients.forget(event)
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
-                self._trouble("disk", event.trouble)
+                self.own_profile.trouble("disk", event.trouble)
                 self.sharing.information.tell()
             case events.MachineSleeping():
                 self.handoff.parking.go_away("this machine goes to sleep")
@@ -222,77 +225,11 @@ class Node:
                 self.membership.leave()
             case events.GossipReceived() | events.LoopLagged():
                 self.membership.gossip.handle(event)
-                self._gossiped()
+                self.meetings.gossiped()
             case _:
                 assert_never(event)
 
-    # -- start and restart ---------------------------------------------------------------------------------------------
-
-    def _speed_measured(self, speed: float) -> None:
-        """A fact of this node has changed: peers are told."""
-        self._profile_changed(speed=speed)
-        self.sharing.information.tell()
-
-    def _devices_found(self, devices: tuple[Device, ...]) -> None:
-        """Another fact of this node has changed."""
-        self.ledger.devices.set_devices(devices)
-        self._profile_changed(devices=self.ledger.devices.told(), gpus=sum(device.kind == GPU for device in devices))
-        self.sharing.information.tell()
-
-    def _trouble(self, what: str, words: str) -> None:
-        """This node has some trouble, or ("") no longer: others are told when they next look."""
-        troubles = {name: said for name, said in self._troubles.items() if name != what} | (
-            {what: words} if words else {}
-        )
-        if troubles != self._troubles:
-            self._troubles = troubles
-            self._profile_changed(trouble=", ".join(troubles.values()))
-
-    def _profile_changed(self, **changes: object) -> None:
-        profile = self.state.profile
-        profile = msgspec.structs.replace(profile, version=profile.version + 1, **changes)
-        self.state.profile = self.ledger.profile = profile
-
     # -- peers ---------------------------------------------------------------------------------------------------------
-
-    def _met(self, event: events.PeerMet, *, told_by_itself: bool) -> None:
-        """``told_by_itself``: over its own link, just now; what came by way of a broker is no proof of anything."""
-        node = event.identity.node
-        is_new = self.membership.meet(
-            event.identity,
-            event.profile,
-            event.report if not event.retained else None,  # how old it is, nobody knows
-            refutation=event.refutation,
-            in_person=told_by_itself,
-        )
-        peer = self.membership.get(node)
-        if told_by_itself and peer is not None and peer.identity == event.identity:  # not a late word
-            self.handoff.leases.machine_changed(event.identity)
-        if is_new:
-            self._is_back(node)
-        for identity in event.known:
-            self.membership.gossip.contacts.learn(identity)
-        newest = self.membership.last_report(node)
-        if newest is not None and newest.report is event.report:
-            self.sharing.report_met(node, event.report)
-
-    def _is_back(self, node: str) -> None:
-        """A peer is there anew, or again: what is between us is settled at once."""
-        self.handoff.leases.peer_is_back(node)
-        self.executor.home_is_back(node)
-        self.sharing.sender.peer_met()
-
-    def _gossiped(self) -> None:
-        for node in self.membership.back():
-            self._is_back(node)
-
-    def _load_gossiped(self, load: Load, src: str) -> bool:
-        """A load that came by gossip: kept, and acted upon."""
-        report = load.report()
-        is_news = self.membership.heard_report(load.node, report, load.age_s, by_itself=src == load.node)
-        if is_news:
-            self.sharing.report_met(load.node, report)
-        return is_news
 
     def _send_failed(self, event: events.SendFailed) -> None:
         message = event.message
@@ -369,7 +306,7 @@ class Node:
                 self.sharing.report_received(src, message.report)
             case messages.Sync():
                 self.membership.gossip.synced(src, message)
-                self._gossiped()
+                self.meetings.gossiped()
             case messages.ProfileRequest():
                 self.membership.profiles.requested(src, message)
             case messages.ProfileTold():
@@ -378,7 +315,7 @@ class Node:
             case messages.State():
                 if message.identity.node == message.profile.node == src:
                     met = events.PeerMet(message.identity, message.profile, message.report)
-                    self._met(met, told_by_itself=False)
+                    self.meetings.met(met, told_by_itself=False)
                 else:
                     self.state.count("states told in another's name")
             case messages.Leaving():
@@ -405,7 +342,7 @@ class Node:
                 self.executor.leases.renew()
             case "gossip":
                 self.membership.timer(subject, timer[2] if len(timer) > 2 else "")  # noqa: PLR2004 -- a name of three parts
-                self._gossiped()
+                self.meetings.gossiped()
             case "region":
                 self.sharing.information.region_held()
             case "period":
@@ -429,7 +366,7 @@ class Node:
             case "floors":
                 self.executor.floors.expire()
             case "result":
-                self.executor.repeat_result(subject)
+                self.executor.results.repeat(subject)
             case "offer" | "ask" | "lease" | "rest":
                 task = self.home.tasks.get(bytes.fromhex(subject))
                 if task is not None:

@@ -114,7 +114,7 @@ class Runs:
         if isinstance(work, HomeTask):
             self._state.note("task", "strayed", task=work.task, attempt=work.record.attempt, reason=reason)
         else:
-            self._state.note("attempt", "strayed", task=work.task, attempt=work.attempt, node=work.home, reason=reason)
+            self._state.note_guest(work, "strayed", reason)
 
     def devices_due(self) -> None:
         """That time has come."""
@@ -148,7 +148,7 @@ class Runs:
         if isinstance(work, HomeTask):
             self._home.ended_here(work, exit_)
         else:
-            self._executor.ended(work, exit_)
+            self._executor.results.ended(work, exit_)
         self._ledger.devices.version += bool(devices)  # what was learned of it may let others join where they did not fit
         self.fill()
         self.completed()
@@ -174,7 +174,7 @@ class Runs:
             reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
             state = "frozen" if frozen else "thawed"
             (self.frozen.froze if frozen else self.frozen.thawed)(key)
-            self._state.note("attempt", state, task=work.task, attempt=work.attempt, node=work.home, reason=reason)
+            self._state.note_guest(work, state, reason)
 
     def stop(self, key: str) -> None:
         """A task past its time limit gets SIGTERM, later SIGKILL."""
@@ -195,7 +195,7 @@ class Runs:
         if isinstance(work, HomeTask):
             self._home.died_here(work, reason)
         else:
-            self._executor.died(work, reason)
+            self._executor.results.died(work, reason)
         self._state.actions.append(ForgetTask(key, output=True))  # nobody will ask for what a lost attempt wrote
 
     def _never_started(self, key: str, work: HomeTask | Guest, reason: str) -> None:
@@ -204,7 +204,7 @@ class Runs:
             self._ledger.end(key)
             self._home.never_started_here(work, reason)
         else:
-            self._executor.never_started(work, reason)
+            self._executor.results.never_started(work, reason)
         self._state.actions.append(ForgetTask(key, output=True))
 
     def _forget_exit(self, key: str) -> None:

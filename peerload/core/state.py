@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.core.work import Work
+    from peerload.core.work import Guest, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
-    from peerload.model.messages import Advice, Identity, Membership, Ownership
+    from peerload.model.messages import Advice, Identity, Membership, Offer, Ownership
     from peerload.model.resources import Profile
     from peerload.policy.preset import PolicySet
 
@@ -29,7 +29,7 @@ FOREVER_S = 1e8
 class CoreState:
     """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters; ``history`` is
     how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks; ``is_stuck``: whether
-    nothing runs here but what is frozen."""
+    nothing runs here but what is frozen; ``turned_away``: who was declined for that in this event."""
 
     __slots__ = (
         "actions",
@@ -43,6 +43,7 @@ class CoreState:
         "policies",
         "profile",
         "rng",
+        "turned_away",
     )
 
     def __init__(
@@ -63,6 +64,7 @@ class CoreState:
         self.counts: dict[str, int] = {}
         self.has_disk_room = True
         self.is_stuck = False
+        self.turned_away: Offer | None = None
         self.history = History(config.commands_kept_max, config.durations_kept_max)
 
     @property
@@ -117,6 +119,10 @@ class CoreState:
     ) -> None:
         """Keep an event for people (`EVENTS` lists what can happen); nothing waits for it."""
         self.actions.append(Note(PutEvent(self.now.wall_s, what, state, task, attempt, node, reason)))
+
+    def note_guest(self, guest: Guest, state: str, reason: str) -> None:
+        """The same of an attempt of another home that is here."""
+        self.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)
 
     def set_timer_in(self, seconds: float, *timer: str) -> None:
         """Be told after ``seconds``, if that is not FOREVER_S or more."""

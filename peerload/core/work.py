@@ -9,7 +9,7 @@ import msgspec
 
 from peerload.model.devices import GpuShare
 from peerload.model.messages import Need
-from peerload.model.task import execution_key
+from peerload.model.task import ExecutionRecord, ExecutionState, execution_key
 
 if TYPE_CHECKING:
     from peerload.model.task import Exit, TaskRecord, TaskSpec
@@ -203,6 +203,35 @@ class Guest(Work):
         self.running_at = 0.0
         self.repeat_s = 0.0
         self.exit: Exit | None = None
+
+    @classmethod
+    def of(cls, record: ExecutionRecord, arrived_s: float) -> Guest:
+        """One that was durable: started (whether it still runs, its launcher knows) or ended."""
+        guest = cls(record.task, record.uid, record.attempt, record.home, record.spec, arrived_s)
+        guest.ts = record.ts
+        guest.lease_s = record.lease_s
+        guest.deadline_s = record.ts + record.lease_s
+        guest.devices = record.devices
+        guest.phase = GuestPhase.HERE
+        if record.state is ExecutionState.RESULT:
+            guest.phase = GuestPhase.ENDED
+            guest.exit = record.exit
+        return guest
+
+    def record(self, state: ExecutionState) -> ExecutionRecord:
+        """What is durable of it, once it has come so far."""
+        return ExecutionRecord(
+            self.task,
+            self.uid,
+            self.attempt,
+            self.home,
+            state,
+            self.spec,
+            self.ts,
+            self.lease_s,
+            self.exit,
+            self.devices,
+        )
 
     def moves(self) -> int:
         """As its home said with the offer."""

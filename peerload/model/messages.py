@@ -1,5 +1,6 @@
-"""What nodes say to each other: one struct per message, told apart by the tag ``t``; the whole vocabulary in one file.
+"""What nodes say to each other, in one file because it is one vocabulary: a frame is decoded into the union of all.
 
+One struct per message, told apart by the tag ``t``.
 Advice (`Advice`) may be late, lost or wrong and reserves nothing; it travels over MQTT or the peer link.
 Ownership (`Ownership`) travels over the peer link only; every message of it is idempotent and repeatable.
 Fields are only ever added, with a default; unknown fields are skipped. Sizes: docs/wire.md.

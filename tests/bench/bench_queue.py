@@ -25,9 +25,7 @@ from tests.bench.support import (
     agents,
     arguments,
     cpu_s,
-    median_text,
-    report,
-    summary,
+    report_taken,
 )
 
 TASKS = 100_000
@@ -122,12 +120,8 @@ def main() -> int:
         agent.client = Client(agent.socket, timeout_s=ANSWER_WITHIN_S)
         agent.client.call("cancel", tasks=[task], force=True)
         taken["cancel the last submission s"] = [time.perf_counter() - began_s]
-    text = [f"{count:,} tasks at one home, {SLOTS} of them running; medians of {options.rounds} rounds"]
-    figures: dict[str, Any] = {"tasks": count}
-    for name, values in taken.items():
-        text.append(f"  {name:36} {median_text(values, '.3f' if name.endswith(' s') else '.0f')}")
-        figures[name] = summary(values)
-    report(text, figures, as_json=options.json)
+    head = f"{count:,} tasks at one home, {SLOTS} of them running; medians of {options.rounds} rounds"
+    report_taken(head, {"tasks": count}, taken, as_json=options.json)
     return 0
 
 

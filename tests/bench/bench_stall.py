@@ -16,7 +16,7 @@ from typing import Any, Self
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peerload.client import Client
-from tests.bench.support import ANSWER_WITHIN_S, ENVIRONMENT, agents, arguments, median_text, report, summary
+from tests.bench.support import ANSWER_WITHIN_S, ENVIRONMENT, agents, arguments, report_taken
 
 TASKS = 100_000
 SLOTS = 2
@@ -75,12 +75,8 @@ def main() -> int:
             timed("cancel", "cancel", tasks=[task], force=True)
             again = timed("retry", "retry", token=token(), task=task)["id"]
             timed("cancel the repeated", "cancel", tasks=[again], force=True)
-    text = [f"{count:,} tasks at one home, {SLOTS} of them running; medians of {options.rounds} rounds"]
-    figures: dict[str, Any] = {"tasks": count}
-    for name, values in taken.items():
-        text.append(f"  {name:40} {median_text(values, '.3f')}")
-        figures[name] = summary(values)
-    report(text, figures, as_json=options.json)
+    head = f"{count:,} tasks at one home, {SLOTS} of them running; medians of {options.rounds} rounds"
+    report_taken(head, {"tasks": count}, taken, as_json=options.json)
     return 0
 
 

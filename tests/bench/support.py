@@ -23,7 +23,7 @@ from peerload.cli.environment import packed
 from peerload.client import Client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 TRUE = "/bin/true"
 ROUNDS = 5
@@ -250,6 +250,17 @@ def arguments(says: str, *, rounds: int = ROUNDS, **options: tuple[type, object,
         else:
             parser.add_argument(f"--{name}", type=kind, default=default, help=explains)
     return parser.parse_args()
+
+
+def report_taken(head: str, figures: dict[str, Any], taken: Mapping[str, Sequence[float]], *, as_json: bool) -> None:
+    """Print a line for each thing that was measured, seconds by the thousandth; a name that ends otherwise is no time.
+    ``figures``: what else belongs to them."""
+    width = max(map(len, taken))
+    times = {name for name in taken if name.endswith(" s")}
+    lines = [
+        f"  {name:{width}} {median_text(values, '.3f' if name in times else '.0f')}" for name, values in taken.items()
+    ]
+    report([head, *lines], figures | {name: summary(values) for name, values in taken.items()}, as_json=as_json)
 
 
 def report(text: Sequence[str], figures: dict[str, Any], *, as_json: bool) -> None:

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 
 from peerload.core.guest_leases import GuestLeases
+from peerload.core.guest_results import GuestResults
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.home import Home
 from peerload.core.leases import Leases
 from peerload.core.losses import Losses
-from peerload.core.node import Node
+from peerload.core.meetings import Meetings
 from peerload.core.work import Guest, GuestPhase, HomePhase, HomeTask
 from peerload.model import actions, events, messages
 from peerload.model.task import TaskRecord
@@ -113,20 +114,20 @@ def no_expiry(patch: pytest.MonkeyPatch) -> None:
 def boot_id_any_new(patch: pytest.MonkeyPatch) -> None:
     """R6: a machine boot id is new if it is another than home saw last, not another than that of the ACCEPT."""
     seen: dict[tuple[str, str], str] = {}
-    met = Node._met
+    met = Meetings.met
 
-    def any_new(self: Node, event: events.PeerMet, *, told_by_itself: bool) -> None:
-        identity = event.identity
-        pair = (self.state.node, identity.node)
+    def any_new(self: Meetings, event: events.PeerMet, *, told_by_itself: bool) -> None:
+        identity, losses, home = event.identity, self._handoff.losses, self._handoff._home
+        pair = (self._membership._state.node, identity.node)
         before = seen.get(pair, identity.machine_boot)
         met(self, event, told_by_itself=told_by_itself)
         if told_by_itself:
             seen[pair] = identity.machine_boot
-        for task in self.home.at(identity.node) if told_by_itself and before != identity.machine_boot else ():
+        for task in home.at(identity.node) if told_by_itself and before != identity.machine_boot else ():
             if task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN):
-                self.handoff.losses.died(task, f"{identity.node} was rebooted")
+                losses.died(task, f"{identity.node} was rebooted")
 
-    patch.setattr(Node, "_met", any_new)
+    patch.setattr(Meetings, "met", any_new)
 
 
 # -- attempts, reservations and promises (R7, D6) -----------------------------------------------------------------------
@@ -300,7 +301,7 @@ def amo_requeue(patch: pytest.MonkeyPatch) -> None:
 def launcher_lost_says_not_started(patch: pytest.MonkeyPatch) -> None:
     """After its launcher died an executor says that the attempt was never started."""
 
-    def died(self: Executor, guest: Guest, reason: str) -> None:
+    def died(self: GuestResults, guest: Guest, reason: str) -> None:
         self.never_started(guest, reason)
 
-    patch.setattr(Executor, "died", died)
+    patch.setattr(GuestResults, "died", died)

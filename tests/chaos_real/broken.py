@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent import launcher_link
+from peerload.agent import launcher_process
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.release import Release
 from peerload.agent.store import Store
@@ -37,7 +37,7 @@ def no_self_fence() -> None:
         assert found
         return start([*words[:4], places + leave_out + found + rest, *words[5:]], **more)
 
-    launcher_link.subprocess.Popen = patched  # type: ignore[attr-defined]
+    launcher_process.subprocess.Popen = patched  # type: ignore[attr-defined]
 
 
 def slow_disk() -> None:

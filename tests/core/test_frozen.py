@@ -99,3 +99,21 @@ def test_the_next_agent_learns_from_the_launcher_what_is_frozen() -> None:
     assert f"timer frozen {KEPT_S:g}" in x.started
     x.submit()
     assert "EvictTask" in x.after(KEPT_S).timer("frozen", KEY)
+
+
+def test_who_can_go_nowhere_else_finds_room_the_next_time() -> None:
+    x = guest()
+    freeze(x)
+    assert "EvictTask" not in x.after(KEPT_S - 1).hear("i", other(8, "i"))
+    assert "EvictTask" in x.after(1).hear("i", other(8, "i"))
+    assert x.sent(messages.Decline).code == "room"
+    assert x.done(actions.EvictTask) == actions.EvictTask(KEY, "h was silent, and a task of i needed its room")
+    x.when(events.TaskLost(KEY, "h was silent", never_started=False))
+    assert "Accept to i" in x.hear("i", other(8, "i"))
+
+
+def test_nothing_is_ended_for_who_could_never_run_here() -> None:
+    x = guest()
+    freeze(x)
+    assert "EvictTask" not in x.after(KEPT_S).hear("i", other(8, "i", request=ResourceRequest(cpus=64.0)))
+    assert x.sent(messages.Decline).code == "cannot"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from peerload.core.work import HomePhase
 from peerload.model import events, messages
@@ -206,6 +207,25 @@ def test_only_another_machine_boot_told_by_itself_proves_death() -> None:
     x.meet("y", start=1, machine=7)  # a late word of an earlier start
     assert task.phase is HomePhase.AWAY
     assert "persist queued" in x.meet("y", start=3, machine=2)
+    assert task.record.reason == "y was rebooted"
+
+
+def test_a_late_word_from_before_a_disk_was_lost_proves_nothing() -> None:
+    """With its disk a node loses the count of its starts: its first word after that looks older than the last before."""
+    x = Given(policies=SENDER)
+    before = events.PeerMet(identity("y", 5, 1), Profile("y", slots=1, cpus=1.0, slots_fixed=True), LoadReport())
+    anew = replace(identity("y", 1, 2), boot="y-anew", store="another")
+    x.when(before)
+    x.when(replace(before, identity=anew))
+    x.submit()
+    x.submit()
+    x.hear("z", messages.ProbeReply(1, accepts=False, report=ACCEPTS))  # if it was the one asked first
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    task = x.task(2)
+    x.hear("y", messages.Accept(task.task, task.uid, 1, 77, 5.0, anew.machine_boot, anew.store))
+    x.when(before)
+    assert task.phase is HomePhase.AWAY
+    x.when(replace(before, identity=replace(anew, boot="y-once-more", machine_boot="y-machine-3")))
     assert task.record.reason == "y was rebooted"
 
 

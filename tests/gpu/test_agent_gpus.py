@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.fakes.nvml import environment
 from tests.gpu.cards import GIB, Cards
 from tests.integration.cluster import Cluster, processes_with
 from tests.support import wait_until
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cards(cluster: Cluster) -> Cards:
-    cards = Cards(cluster.directory)
-    cluster.environment |= cards.environment
-    return cards
-
 
 SHOWN = "echo $CUDA_VISIBLE_DEVICES; echo $CUDA_DEVICE_ORDER"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,18 +18,10 @@ SHARED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH":
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with Cluster() as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cards(cluster: Cluster) -> Cards:
-    cards = Cards(cluster.directory)
+def cards(cards: Cards, cluster: Cluster) -> Cards:
     (cluster.directory / "on").mkdir()
     cards.more = [f"procs {cluster.directory / 'on'}"]
     cards.write()
-    cluster.environment |= cards.environment
     return cards
 
 

@@ -186,9 +186,9 @@ def test_a_launcher_that_does_not_answer_yet_is_waited_for(directory: Path) -> N
         with (place / "launcher.lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             starting = asyncio.get_running_loop().create_task(node.link.start())
-            while node.link._process is None or node.link._process.poll() is None:  # noqa: ASYNC110 -- no event tells
+            while node.link._process.exit_code() is None:  # noqa: ASYNC110 -- no event tells
                 await asyncio.sleep(0.01)
-            assert node.link._process.returncode == ALREADY_RUNS
+            assert node.link._process.exit_code() == ALREADY_RUNS
             assert not starting.done()
         bench = Bench(place)
         first = bench.start()

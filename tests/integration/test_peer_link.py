@@ -360,7 +360,7 @@ def test_strangers_are_bounded(nodes: Nodes) -> None:
     assert a.counters["peer dropped: too many strangers"] == 1
     for stranger in strangers:
         stranger.close()
-    wait_until(lambda: not a.links._strangers, what="all gone")
+    wait_until(lambda: not a.links._listener.strangers, what="all gone")
     b = nodes("b")
     b.dial(a.address)
     wait_until(lambda: a.met, what="room again")
@@ -446,7 +446,7 @@ def test_seeds_are_tried_until_somebody_is_there_and_ourselves_are_dropped(nodes
     b.loop.run(start())
     wait_until(lambda: a.met, what="found")
     assert a.met[0].identity.node == "b"
-    wait_until(lambda: len(a.links._seeds) <= 1, what="ourselves dropped")
+    wait_until(lambda: len(a.links._seeds.sought) <= 1, what="ourselves dropped")
 
 
 def test_the_memory_of_peers_is_bounded(nodes: Nodes) -> None:
@@ -515,7 +515,7 @@ def test_fifty_mebibytes_come_as_fast_as_they_are_taken(nodes: Nodes) -> None:
         assert isinstance(piece, OutputChunk)
         total = len(piece.data)
         b.links.send("a", Ping(sequence=1))
-        while not a.heard or not any(link.paused for link in b.links._served):  # noqa: ASYNC110 -- no event tells it
+        while not a.heard or not any(link.paused for link in b.links._streams.served):  # noqa: ASYNC110 -- no event tells it
             await asyncio.sleep(0)
         stalled.append(len(b.served))
         async for rest in stream:
@@ -561,5 +561,5 @@ def test_who_leaves_an_output_stream_ends_it(nodes: Nodes) -> None:
         await stream.aclose()  # type: ignore[attr-defined]
 
     a.loop.run(leave())
-    wait_until(lambda: not b.links._served, what="it has ended")
+    wait_until(lambda: not b.links._streams.served, what="it has ended")
     assert len(b.served) < 100_000

@@ -117,12 +117,12 @@ def test_who_says_nothing_is_shut_out(nodes: Nodes, monkeypatch: pytest.MonkeyPa
 def test_strangers_without_proof_are_bounded(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a = nodes("a")
     silent = [plain(a) for _ in range(peer_listen.STRANGERS_MAX)]
-    wait_until(lambda: len(a.links._strangers) == peer_listen.STRANGERS_MAX, what="all wait")
+    wait_until(lambda: len(a.links._listener.strangers) == peer_listen.STRANGERS_MAX, what="all wait")
     assert answer(plain(a)) == b""
     assert a.counters["peer dropped: too many strangers"] == 1
     for sock in silent:
         sock.close()
-    wait_until(lambda: not a.links._strangers, what="room again")
+    wait_until(lambda: not a.links._listener.strangers, what="room again")
     b = nodes("b")
     b.dial(a.address)
     wait_until(lambda: a.met, what="a member")

@@ -121,7 +121,8 @@ class Invariants:
     def _still_frozen(self, machine: Machine, process: Process) -> None:
         if not process.frozen or (machine.name, process.key) not in self._parked:
             return
-        if machine.is_suspended or machine.launcher.is_paused or machine.is_asleep:
+        is_held_up = machine.launcher.is_paused or machine.is_asleep or machine.release.is_waiting
+        if machine.is_suspended or is_held_up:  # what the launcher is told waits for the disk, as all that goes out
             self._cluster.after(FROZEN_S, self._still_frozen, machine, process)
         elif machine.launcher.running.get(process.key) is process:
             raise self._broken("R12", f"{process.task} was parked by its home and is frozen on {machine.name}")

@@ -167,8 +167,7 @@ class Network:
         run, earlier = self._hellos.get((machine.name, other.name), (0, None))
         if earlier is not None and self._is_evil() and self._rng.random() < LATE_HELLO:
             late_s = self._late_s()
-            # A later agent has connections of its own, and a machine without power sends no more.
-            if run == machine.run and earlier.identity.machine_boot == met.identity.machine_boot:
+            if run == machine.run:  # a later agent has connections of its own
                 self._cluster.gauges.count("a Hello is read late")
                 machine.later(late_s, machine.handle, earlier)
         self._hellos[machine.name, other.name] = (machine.run, met)

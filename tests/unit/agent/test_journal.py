@@ -86,7 +86,7 @@ def test_a_store_that_is_stuck_is_told_of() -> None:
 
 def test_what_can_happen_is_what_the_code_notes() -> None:
     assert tuple(EVENTS) == WHAT
-    literal = re.compile(r'(?:\.note|\.happened|\b_note)\(\s*(?:guest, )?"(\w+)"(?:,\s*"(\w+)")?')
+    literal = re.compile(r'(?:\.note|\.note_guest|\.happened)\(\s*(?:(?:guest|work), )?"(\w+)"(?:,\s*"(\w+)")?')
     seen = set()
     for room in ("core", "agent"):
         for path in (ROOT / "peerload" / room).glob("*.py"):

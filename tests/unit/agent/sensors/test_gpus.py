@@ -79,6 +79,17 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
+def while_running(library: object, story: Callable[[Bench], Awaitable[None]], **more: Any) -> None:
+    """``story`` happens to a bench that runs."""
+
+    async def test() -> None:
+        bench = Bench(library, **more)
+        async with bench.running():
+            await story(bench)
+
+    in_loop(test)
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "machine")
@@ -121,25 +132,23 @@ def test_a_driver_that_hangs_makes_gpus_unknown_and_nothing_else(machine: Machin
     machine.gpu(1, uuid="GPU-1")
     threads = threading.active_count()
 
-    async def test() -> None:
-        bench = Bench(pynvml)
-        async with bench.running():
-            await until(lambda: bench.healths() == {Health.OK})
-            machine.say("hang")
-            turns = 0
-            while bench.healths() != {Health.UNKNOWN}:
-                await asyncio.sleep(0.005)  # the loop goes on
-                turns += 1
-            assert turns > 5
-            assert {reading.why for reading in bench.last().values()} == {"its driver does not answer"}
-            for _ in range(20):
-                bench.gpus.look()
-                await asyncio.sleep(0.01)
-            assert threading.active_count() <= threads + 1
-            machine.unsay("hang")
-            await until(lambda: bench.healths() == {Health.OK})
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.healths() == {Health.OK})
+        machine.say("hang")
+        turns = 0
+        while bench.healths() != {Health.UNKNOWN}:
+            await asyncio.sleep(0.005)  # the loop goes on
+            turns += 1
+        assert turns > 5
+        assert {reading.why for reading in bench.last().values()} == {"its driver does not answer"}
+        for _ in range(20):
+            bench.gpus.look()
+            await asyncio.sleep(0.01)
+        assert threading.active_count() <= threads + 1
+        machine.unsay("hang")
+        await until(lambda: bench.healths() == {Health.OK})
 
-    in_loop(test)
+    while_running(pynvml, story)
 
 
 def test_an_agent_starts_and_ends_while_the_driver_hangs(
@@ -183,25 +192,23 @@ def test_gpus_that_were_late_at_the_start_are_told_when_they_come(machine: Machi
 def test_a_driver_that_is_unloaded_and_loaded_again(machine: Machine, pynvml: object) -> None:
     machine.gpu(0, uuid="GPU-0")
 
-    async def test() -> None:
-        bench = Bench(pynvml)
-        async with bench.running():
-            await until(lambda: bench.healths() == {Health.OK})
-            machine.xid(0, 79)
-            await until(lambda: bench.healths() == {Health.SICK})
-            machine.say("init 9")
-            await until(lambda: bench.healths() == {Health.UNKNOWN})
-            assert bench.last()["nvidia:GPU-0"].why == "its driver has been unloaded"
-            await asyncio.sleep(0.2)
-            assert [event for event in bench.events if isinstance(event, DevicesFound)] == []  # its tasks may hold it
-            machine.unsay("init")
-            machine.gpu(1, uuid="GPU-1")
-            await until(lambda: len(bench.last()) == 2)
-            assert bench.healths() == {Health.OK}
-            (found,) = [event for event in bench.events if isinstance(event, DevicesFound)]
-            assert len(found.devices) == 2
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.healths() == {Health.OK})
+        machine.xid(0, 79)
+        await until(lambda: bench.healths() == {Health.SICK})
+        machine.say("init 9")
+        await until(lambda: bench.healths() == {Health.UNKNOWN})
+        assert bench.last()["nvidia:GPU-0"].why == "its driver has been unloaded"
+        await asyncio.sleep(0.2)
+        assert [event for event in bench.events if isinstance(event, DevicesFound)] == []  # its tasks may hold it
+        machine.unsay("init")
+        machine.gpu(1, uuid="GPU-1")
+        await until(lambda: len(bench.last()) == 2)
+        assert bench.healths() == {Health.OK}
+        (found,) = [event for event in bench.events if isinstance(event, DevicesFound)]
+        assert len(found.devices) == 2
 
-    in_loop(test)
+    while_running(pynvml, story)
 
 
 @pytest.mark.parametrize(
@@ -214,17 +221,15 @@ def test_why_there_are_none_is_said_once(
     machine.say(*lines)
     caplog.set_level("INFO", "peerload.gpus")
 
-    async def test() -> None:
-        bench = Bench(pynvml)
-        async with bench.running():
-            assert bench.gpus.why_none == why
-            await asyncio.sleep(0.2)
-            assert [record.message for record in caplog.records] == [f"no GPUs: {why}"]
-            machine.unsay("init")
-            machine.gpu(0)
-            await until(lambda: bench.gpus.devices)
+    async def story(bench: Bench) -> None:
+        assert bench.gpus.why_none == why
+        await asyncio.sleep(0.2)
+        assert [record.message for record in caplog.records] == [f"no GPUs: {why}"]
+        machine.unsay("init")
+        machine.gpu(0)
+        await until(lambda: bench.gpus.devices)
 
-    in_loop(test)
+    while_running(pynvml, story)
 
 
 def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,13 +271,11 @@ def test_cards_that_are_left_alone_are_not_told(machine: Machine, pynvml: object
     for index in range(3):
         machine.gpu(index, uuid=f"GPU-{index}")
 
-    async def test() -> None:
-        bench = Bench(pynvml, usable=lambda devices: devices[1:2])
-        async with bench.running():
-            await until(lambda: bench.events)
-            assert list(bench.last()) == ["nvidia:GPU-1"]
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.events)
+        assert list(bench.last()) == ["nvidia:GPU-1"]
 
-    in_loop(test)
+    while_running(pynvml, story, usable=lambda devices: devices[1:2])
 
 
 def test_it_looks_less_often_when_nothing_needs_to_know(
@@ -280,19 +283,16 @@ def test_it_looks_less_often_when_nothing_needs_to_know(
 ) -> None:
     machine.gpu(0, uuid="GPU-0")
     monkeypatch.setattr(module, "IDLE_SAMPLE_S", 30.0)
-    wanted = [False]
 
-    async def test() -> None:
-        bench = Bench(pynvml, is_wanted=lambda: wanted[0])
-        async with bench.running():
-            await until(lambda: bench.events)
-            machine.gpu(0, used=GIB)
-            await asyncio.sleep(0.1)
-            assert len(bench.events) == 1
-            bench.gpus.look()
-            await until(lambda: len(bench.events) > 1, 2.0)
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.events)
+        machine.gpu(0, used=GIB)
+        await asyncio.sleep(0.1)
+        assert len(bench.events) == 1
+        bench.gpus.look()
+        await until(lambda: len(bench.events) > 1, 2.0)
 
-    in_loop(test)
+    while_running(pynvml, story, is_wanted=lambda: False)
 
 
 def test_after_an_attempt_has_left_every_reading_is_told(
@@ -301,31 +301,27 @@ def test_after_an_attempt_has_left_every_reading_is_told(
     machine.gpu(0, uuid="GPU-0")
     monkeypatch.setattr(module, "SAMPLE_S", 30.0)
 
-    async def test() -> None:
-        bench = Bench(pynvml)
-        async with bench.running():
-            bench.gpus.look()
-            await until(lambda: len(bench.events) >= 3, 2.0)
+    async def story(bench: Bench) -> None:
+        bench.gpus.look()
+        await until(lambda: len(bench.events) >= 3, 2.0)
 
-    in_loop(test)
+    while_running(pynvml, story)
 
 
 def test_a_bug_in_reading_ends_nothing(machine: Machine, pynvml: object, caplog: pytest.LogCaptureFixture) -> None:
     machine.gpu(0, uuid="GPU-0")
 
-    async def test() -> None:
-        bench = Bench(pynvml)
-        async with bench.running():
-            await until(lambda: bench.healths() == {Health.OK})
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.healths() == {Health.OK})
 
-            def wrong(pid: int) -> str:
-                raise ZeroDivisionError
+        def wrong(pid: int) -> str:
+            raise ZeroDivisionError
 
-            right, bench.owners.key_of = bench.owners.key_of, wrong  # type: ignore[method-assign]
-            machine.process("0", 10, GIB)
-            await until(lambda: bench.healths() == {Health.UNKNOWN})
-            bench.owners.key_of = right  # type: ignore[method-assign]
-            await until(lambda: bench.healths() == {Health.OK})
+        right, bench.owners.key_of = bench.owners.key_of, wrong  # type: ignore[method-assign]
+        machine.process("0", 10, GIB)
+        await until(lambda: bench.healths() == {Health.UNKNOWN})
+        bench.owners.key_of = right  # type: ignore[method-assign]
+        await until(lambda: bench.healths() == {Health.OK})
 
-    in_loop(test)
+    while_running(pynvml, story)
     assert "the GPUs cannot be read" in caplog.text

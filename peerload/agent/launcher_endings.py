@@ -1,0 +1,63 @@
+"""The tasks of the launcher whose leader has ended: told when nothing is left of them, neither their background nor their
+unit. Used by the launcher alone; the imports are few.
+"""
+
+from __future__ import annotations
+
+import time
+
+from peerload.agent.launcher_records import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.agent.launcher_task import Task
+    from peerload.agent.launcher_units import Units
+
+REMAINS_S_MAX = 10.0
+"""What an ended task has left and cannot be killed (it waits for a disk) keeps its exit back no longer than this."""
+
+
+class Endings:
+    """In ``units``; ``end(task)`` is called once for each, when its leader may be reaped and its exit told."""
+
+    def __init__(self, units: Units, end: Callable[[Task], None]) -> None:
+        self._units = units
+        self._end = end
+        self._ending: list[Task] = []
+        self._unclosed: list[Task] = []
+
+    def add(self, task: Task) -> None:
+        """Its leader has ended, and is not reaped before `end`: until then its pid is nobody else's."""
+        task.ended_at = time.time()
+        task.ended_s = time.monotonic()
+        self._ending.append(task)
+
+    def dues_s(self) -> list[float]:
+        """The moments (monotonic) at which `settle` has something to do."""
+        return [task.close_due_s for task in self._ending + self._unclosed]
+
+    def settle(self) -> None:
+        """End those of which nothing is left; kill what is left of the others."""
+        if not (self._ending or self._unclosed):
+            return
+        now_s = time.monotonic()
+        for task in [task for task in self._unclosed if task.close_due_s <= now_s]:
+            if self._units.close(task.key):
+                self._unclosed.remove(task)
+            else:
+                task.wait_longer()
+        for task in [task for task in self._ending if task.close_due_s <= now_s]:
+            if self._units.close(task.key):
+                self._over(task)
+            elif not task.lost_because and now_s >= task.ended_s + REMAINS_S_MAX:
+                say(f"{task.key} has ended, but not what it left: {self._units.processes(task.key)}")
+                self._unclosed.append(task)
+                self._over(task)
+            else:
+                task.wait_longer()
+
+    def _over(self, task: Task) -> None:
+        self._ending.remove(task)
+        self._end(task)

@@ -1,0 +1,98 @@
+"""The launcher as a process, seen by the agent: started in a session of its own, and looked after until it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import msgpack
+
+import peerload
+from peerload.agent.launcher import ALREADY_RUNS
+
+GONE_S = 0.2
+"""A launcher that hangs up is given so long to be gone: then another one is needed."""
+
+
+class LauncherProcess:
+    """The one that was started here for ``directory``, if any was: a launcher may be there that an earlier agent has
+    started."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._popen: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start one. It takes milliseconds, with a large heap more: not for the loop's thread."""
+        root = str(Path(peerload.__file__).resolve().parent.parent)
+        places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
+        code = f"import sys; sys.path[:0] = {places!r}; from peerload.agent.launcher import main; main()"
+        self.let_go()
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, "--directory", str(self._directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            close_fds=True,
+        )
+
+    def let_go(self) -> None:
+        """What we started is meant to outlive us, and may outlive this object: Popen would warn that it does."""
+        if self._popen is not None and self._popen.poll() is None:
+            self._popen.returncode = 0
+
+    def exit_code(self) -> int | None:
+        """Of the one that was started here; None if it runs, or none was."""
+        return self._popen.poll() if self._popen is not None else None
+
+    def has_failed(self) -> bool:
+        """Whether what we started has ended, other than because a launcher is there that does not answer yet."""
+        return self.exit_code() not in {None, ALREADY_RUNS}
+
+    def wait(self, seconds_max: float | None = None) -> None:
+        """Return when it has ended, or after that long; at once if none was started here."""
+        if self._popen is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._popen.wait(seconds_max)
+
+    def last_words(self) -> str:
+        """The last line of its log; "" if there is none."""
+        try:
+            lines = (self._directory / "launcher.log").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    if not pid:
+        return False
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def stays(pid: int) -> bool:
+    """Whether a launcher that hung up is there all the same."""
+    wait_gone(pid, GONE_S)
+    return is_alive(pid)
+
+
+def wait_gone(pid: int, seconds_max: float) -> None:
+    """Return when this process has ended, or after that long. It need not be our child: the kernel tells by pidfd."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (ProcessLookupError, OSError):
+        return
+    try:
+        select.select([pidfd], [], [], seconds_max)
+    finally:
+        os.close(pidfd)
