@@ -149,7 +149,9 @@ class Runs:
             self._home.ended_here(work, exit_)
         else:
             self._executor.results.ended(work, exit_)
-        self._ledger.devices.version += bool(devices)  # what was learned of it may let others join where they did not fit
+        self._ledger.devices.version += bool(
+            devices
+        )  # what was learned of it may let others join where they did not fit
         self.fill()
         self.completed()
 
