@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.backfill import Backfill
 from peerload.core.devices import NOTHING_LEARNED, Ask, DeviceLedger
 from peerload.core.placing import is_meant, place
 from peerload.model.config import GpuConfig
@@ -153,6 +154,7 @@ class Ledger:
         "cpus_running",
         "devices",
         "inbound",
+        "kept",
         "load_tasks",
         "now_s",
         "profile",
@@ -168,6 +170,8 @@ class Ledger:
     def __init__(self, profile: Profile, gpu: GpuConfig = GpuConfig()) -> None:  # noqa: B008 -- frozen
         self.profile = profile
         self.devices = DeviceLedger(profile, gpu)
+        self.kept = Backfill(self.devices, 0.0)
+        """Devices that are kept for those who wait for them here."""
         self.running: dict[str, tuple[ResourceRequest, bool]] = {}
         self.inbound: dict[bytes, ResourceRequest] = {}
         self.running_local = 0
@@ -208,8 +212,8 @@ class Ledger:
         return len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
 
     def fits(self, request: ResourceRequest) -> bool:
-        """Whether it could be started now beside what is running."""
-        return self.has_cores(request) and (not request.takes_devices or self._has_devices(request))
+        """Whether it could be started now beside what is running, after all that waits for devices."""
+        return self.has_cores(request) and (not request.takes_devices or self._has_devices(request, leaves_kept=True))
 
     def has_cores(self, request: ResourceRequest) -> bool:
         """The same of cores and memory alone."""
@@ -227,13 +231,18 @@ class Ledger:
         for waiting, number in self._waiting_for_devices.items():
             others += [waiting] * number
             cpus += waiting.cpus * number
-        return self._fits(request, count, cpus) and self._has_devices(request, others)
+        return self._fits(request, count, cpus) and self._has_devices(request, others, leaves_kept=True)
 
     def _has_devices(
-        self, request: ResourceRequest, others: Sequence[ResourceRequest] = (), without: Sequence[str] = ()
+        self,
+        request: ResourceRequest,
+        others: Sequence[ResourceRequest] = (),
+        without: Sequence[str] = (),
+        *,
+        leaves_kept: bool = False,
     ) -> bool:
         """Whether its devices are free, also when the others, as far as there is room for them, have theirs; and the
-        attempts ``without`` none."""
+        attempts ``without`` none. ``leaves_kept``: what is kept for one that waits here is not free."""
         devices, tried = self.devices, []
         for number, other in enumerate(others):
             ask = Ask(other, devices.config)
@@ -243,7 +252,10 @@ class Ledger:
                 devices.grant(tried[-1], names, ask, self.now_s)
         try:
             ask = Ask(request, devices.config)
-            return place(devices, request, ask, self.now_s, without=without) is not None
+            if not leaves_kept:
+                return place(devices, request, ask, self.now_s, without=without) is not None
+            self.kept.now_s = self.now_s
+            return place(devices, request, ask, self.now_s, allows=self.kept.allows) is not None
         finally:
             for key in tried:
                 devices.take_back(key)

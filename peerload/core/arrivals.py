@@ -126,6 +126,8 @@ class Arrivals:
         if to is None:
             return
         task = self._home.tasks[message.uid]
+        if task.phase is HomePhase.RESTING:
+            return
         here = self._state.node
         spec = task.spec
         runs_here = not task.cannot_here and not why_never(self._state.profile, spec.request, spec.placement, here)

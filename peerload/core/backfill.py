@@ -46,6 +46,7 @@ class Backfill:
         self._ledger = ledger
         self.now_s = now_s
         self._by_device: dict[str, Reservation] = {}
+        ledger.kept = self._by_device
 
     @property
     def is_full(self) -> bool:

@@ -32,12 +32,11 @@ class DeviceLine:
     each priority the first whose devices are free, but not the cores that it asks for; depends_on_cores: whether one might
     start if there were others."""
 
-    __slots__ = ("_backfill", "_failed", "_ledger", "_state", "depends_on_cores", "due_s", "lacks_cores")
+    __slots__ = ("_failed", "_ledger", "_state", "depends_on_cores", "due_s", "lacks_cores")
 
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self._ledger = ledger
-        self._backfill = Backfill(ledger.devices, 0.0)
         self._failed: set[tuple[ResourceRequest, float, tuple[tuple[str, int], ...]]] = set()
         self.due_s = NEVER_S
         self.lacks_cores: dict[int, Work] = {}
@@ -45,7 +44,7 @@ class DeviceLine:
 
     def begin(self) -> None:
         """A new look at all that waits; nothing is reserved so far."""
-        self._backfill = Backfill(self._ledger.devices, self._ledger.now_s)
+        self._ledger.kept = Backfill(self._ledger.devices, self._ledger.now_s)
         self._failed.clear()
         self.lacks_cores.clear()
         self.depends_on_cores = False
@@ -59,7 +58,7 @@ class DeviceLine:
         """The first that may start now, with its devices. ``before``: only those that came earlier than this one may
         start."""
         failed, now_s = self._failed, self._ledger.now_s
-        self._backfill.now_s = now_s
+        self._ledger.kept.now_s = now_s
         for passed, work in enumerate(line):
             lacking = self.lacks_cores.get(priority)
             if (
@@ -90,14 +89,14 @@ class DeviceLine:
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
         ask = Ask(request, self._ledger.devices.config, learned, run_s)
-        names = place(self._ledger.devices, request, ask, now_s, waited_s, self._backfill.allows)
+        names = place(self._ledger.devices, request, ask, now_s, waited_s, self._ledger.kept.allows)
         if names is not None:
             work.devices = names
             return True
-        if self._backfill.is_full and not self.is_overdue(work):
+        if self._ledger.kept.is_full and not self.is_overdue(work):
             kept = None
         else:
-            kept = self._backfill.reserve(request, ask, waited_s, work.reserved)
+            kept = self._ledger.kept.reserve(request, ask, waited_s, work.reserved)
         work.reserved = kept.devices if kept is not None and kept.is_hard else ()
         if request.gpu_wait_s_max and waited_s < request.gpu_wait_s_max:
             self.due_s = min(self.due_s, work.arrived_s + request.gpu_wait_s_max)

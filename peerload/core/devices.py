@@ -13,6 +13,8 @@ from collections import deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.model.devices import GPU, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, Health
 from peerload.model.devices import MIB as _MIB
 
@@ -260,19 +262,32 @@ class DeviceState:
         reading, count = self.reading, len(self.grants)
         usable = reading.health.is_usable and not self.is_held_alone
         ends_s = min((grant.ends_s for grant in self.grants.values()), default=NEVER_S)
-        slots_max = self._config.tasks_max if self.device.kind == GPU else 1
+        slots, share = self._left(now_s) if usable else (0, 0.0)
         return DeviceLoad(
             self.device.mark,
             self.mode,
             free_mib=min(self.free_bytes(now_s) // _MIB, SMALL_MAX) if usable else 0,
-            free_slots=max(slots_max - count - self.foreign, 0) if usable else 0,
+            free_slots=slots,
             eta_s=min(max(math.ceil(ends_s - now_s), 1), SMALL_MAX) if ends_s < NEVER_S else 0,
             health=reading.health,
             busy_percent=round(reading.busy * 100),
             used_mib=min(reading.mem_used_bytes // _MIB, SMALL_MAX),
             foreign_mib=min((reading.mem_foreign_bytes + self.unknown_bytes) // _MIB, SMALL_MAX),
             tasks=count,
+            free_percent=int(share * 100 + EPSILON),
         )
+
+    def _left(self, now_s: float) -> tuple[int, float]:
+        """How many tasks of unknown work could join, and the largest part of it that one could have."""
+        config, count = self._config, len(self.grants) + self.foreign
+        if self.device.kind != GPU:
+            return (0, 0.0) if count else (1, 1.0)
+        slots = max(config.tasks_max - count, 0)
+        work = max(config.activity_max - self.activity, 0.0)
+        size = self.device.mem_bytes
+        memory = self.free_bytes(now_s) / size if size else 1.0 - sum(one.ask.fraction for one in self.grants.values())
+        share = min(memory, work, 1.0) if slots else 0.0
+        return min(slots, int(work / config.activity_unknown + EPSILON)), max(share, 0.0)
 
 
 class DeviceLedger:
@@ -289,11 +304,13 @@ class DeviceLedger:
         self.strays: dict[tuple[str, str], None] = {}
         """(execution key, device id) of attempts seen on devices that they were not given, as long as they hold others or
         none: the newest STRAYS_MAX."""
+        self.kept: Mapping[str, object] = {}
+        """Ids of those that are kept for somebody who waits for them."""
         self._leaving: dict[str, float] = {}
         self._present: tuple[str, ...] = ()
         self.models: tuple[str, ...] = ()
         """Of the GPUs that are there."""
-        self._told: tuple[tuple[int, int], tuple[DeviceLoad, ...]] = (-1, 0), ()
+        self._told: tuple[tuple[int, int, tuple[str, ...]], tuple[DeviceLoad, ...]] = (-1, 0, ()), ()
         self.set_devices(
             profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))
         )
@@ -417,11 +434,20 @@ class DeviceLedger:
         return tuple(self.states[name].device.told(self.states[name].grantable_bytes) for name in self._present)
 
     def loads(self, now_s: float) -> tuple[DeviceLoad, ...]:
-        """What others are told of each; worked out anew once a second, or when something has changed."""
-        moment = self.version, int(now_s)
+        """What others are told of each; worked out anew once a second, or when something has changed. One that is kept
+        for somebody has no room for others."""
+        moment = self.version, int(now_s), tuple(self.kept)
         if self._told[0] != moment:
-            self._told = moment, tuple(state.load(now_s) for state in self.states.values())
+            self._told = moment, tuple(self._load(state, now_s) for state in self.states.values())
         return self._told[1]
+
+    def _load(self, state: DeviceState, now_s: float) -> DeviceLoad:
+        load = state.load(now_s)
+        return (
+            load
+            if state.id not in self.kept
+            else msgspec.structs.replace(load, free_mib=0, free_slots=0, free_percent=0)
+        )
 
     @property
     def gpus_busy(self) -> float:
@@ -434,8 +460,11 @@ class DeviceLedger:
         return sum(_busy(state) for state in self.of_kind(GPU) if state.foreign and not state.grants)
 
     def gpus_free(self) -> int:
-        """GPUs that a task could have for itself now."""
-        return sum(state.mode is DeviceMode.FREE and state.reading.health.is_usable for state in self.of_kind(GPU))
+        """GPUs that one more task could have for itself now."""
+        return sum(
+            state.mode is DeviceMode.FREE and state.reading.health.is_usable and state.id not in self.kept
+            for state in self.of_kind(GPU)
+        )
 
 
 def _busy(state: DeviceState) -> float:

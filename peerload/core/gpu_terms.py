@@ -5,11 +5,12 @@ So every policy that compares nodes by their tasks and slots places such tasks b
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.devices import MIB
+from peerload.model.devices import MIB, GpuShare
 
 if TYPE_CHECKING:
     from peerload.model.devices import DeviceLoad
@@ -34,12 +35,16 @@ def has_room(request: ResourceRequest, report: LoadReport) -> bool:
     """Whether a node has room for its GPUs, as far as its report tells."""
     if report.gpus_free >= request.gpus:
         return True
-    return sum(_could_join(request, device) for device in report.devices) >= request.gpus
+    gpus = report.devices[: report.gpus]  # they come first
+    return sum(_could_join(request, device) for device in gpus) >= request.gpus
 
 
 def _could_join(request: ResourceRequest, device: DeviceLoad) -> bool:
-    """On a GPU that others use: only a task whose need is known."""
+    """On a GPU that others use: only a task whose need is known, and that shares."""
     if device.is_free:
         return True
-    need_bytes = request.gpu_mem_bytes
-    return bool(need_bytes) and device.free_slots > 0 and device.free_mib * MIB >= need_bytes
+    if request.gpu_share is GpuShare.EXCLUSIVE or device.free_mib * MIB < request.gpu_mem_bytes:
+        return False
+    if request.gpu_fraction < 1.0:
+        return device.free_percent >= math.ceil(request.gpu_fraction * 100)
+    return request.gpu_mem_bytes > 0 and device.free_slots > 0

@@ -172,15 +172,25 @@ class Executor:
         if profile.trouble:
             return "room", profile.trouble
         never = why_never(profile, offer.spec.request, offer.spec.placement, src)
-        if never or self._state.is_stuck:
+        waits_for_frozen = self._state.runs_frozen_only and not self._ledger.fits(offer.spec.request)
+        if never or waits_for_frozen:
             return ("cannot", never) if never else ("room", STUCK)
         if not directory_here:
             return "directory", f"no directory {offer.spec.directory.decode(errors='replace')} there"
         if known is None and len(self.guests) >= self._state.config.guests_max:
             return "busy", f"{len(self.guests)} tasks of other homes are here already"
-        if known is None and offer.uid not in self._ledger.inbound and not offer.only and not self.accepts(offer):
+        if known is None and not offer.only and not self._is_promised(offer) and not self.accepts(offer):
             return "room", "no room there by now"
         return None
+
+    def _is_promised(self, offer: Offer) -> bool:
+        """Whether this node has asked for it, and keeps room. What devices a promised task would take was not known when
+        it was promised: that is looked at now."""
+        is_expected = offer.uid in self._ledger.inbound
+        if is_expected and offer.spec.request.takes_devices:
+            self._ledger.expect_no_more(offer.uid)
+            return False
+        return is_expected
 
     def commit_received(self, src: str, commit: Commit) -> None:
         """Run it, if it answers the live reservation; else refuse for good."""

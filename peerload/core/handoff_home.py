@@ -162,10 +162,10 @@ class Handoff:
         task = self._home.tasks.get(message.uid)
         if task is None or not self._may_say(task, src, message):
             return None
-        to = message.to if isinstance(message, Return) else ""
         reason = message.reason or f"{src} has not started it"
-        self._home.requeue(task, reason, arrives=False, grants=self._other_grants(task))
-        return to
+        rests_s = 0.0 if isinstance(message, Return) else self.losses.refused(task)
+        self._home.requeue(task, reason, arrives=False, rests_s=rests_s, grants=self._other_grants(task))
+        return message.to if isinstance(message, Return) else ""
 
     def died_received(self, src: str, message: Died) -> None:
         """The attempt started, its processes are gone, and there is no result."""
@@ -208,6 +208,11 @@ class Handoff:
         is_current = attempt == record.attempt and attempt > 0 and src in (record.node, record.last_node)
         return is_current or Grant(attempt, src) in record.grants
 
+    def _may_have(self, task: HomeTask, src: str, attempt: int) -> bool:
+        """Whether it is src's still, or may become so again (R11)."""
+        record = task.record
+        return attempt == record.attempt and src in (record.node, record.last_node)
+
     # -- results -------------------------------------------------------------------------------------------------------
 
     def result_received(self, src: str, message: Result) -> None:
@@ -223,8 +228,8 @@ class Handoff:
         if not self._was_granted(task, src, message.attempt):
             self._state.count("results of attempts not granted")
             return
-        if message.attempt != task.record.attempt and message.exit.signal:
-            # It was revoked: that it was killed there is no result.
+        if message.exit.signal and not self._may_have(task, src, message.attempt):
+            # It was given up, and revoked: that it was killed there is no result.
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if self._ran_out_of_memory(task, message):

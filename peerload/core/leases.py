@@ -141,7 +141,7 @@ class Leases:
             case HomePhase.AWAY:
                 return record.node == src
             case HomePhase.UNKNOWN:
-                is_back = record.node == src
+                is_back = src in (record.node, record.last_node)
             case HomePhase.WAITING | HomePhase.OFFERED | HomePhase.RESTING:
                 is_back = record.last_node == src
             case HomePhase.HELD:  # for nodes that went away, which this one did not

@@ -42,6 +42,12 @@ class Losses:
         task.false_starts += 1
         self._home.requeue(task, reason, rests_s=self._pause_s(task.false_starts))
 
+    def refused(self, task: HomeTask) -> float:
+        """Another node had taken it, and has not started it. → how long it rests: not at all at first, since mostly a
+        reservation has ended, then longer each time, as with `never_started`."""
+        task.false_starts += 1
+        return self._pause_s(task.false_starts - 1) if task.false_starts > 1 else 0.0
+
     def expired(self, task: HomeTask) -> None:
         """Its lease ran out: the node has frozen it for sure, and may come back with it."""
         node = task.record.node
@@ -94,7 +100,8 @@ class Losses:
             self._home.requeue(task, reason, rests_s=rests_s, losses=losses, lost_on=lost_on, last_node=last_node)
 
     def _unknown(self, task: HomeTask, reason: str, *, is_gone: bool) -> None:
-        """``is_gone``: its node has nothing of it left, so that there is nobody to ask."""
+        """``is_gone``: its node has nothing of it left, or so a user said, so that there is nobody to ask. If it comes back
+        with it all the same, it goes on (R11)."""
         self._state.count("outcomes unknown")
         name = task.uid.hex()
         node = task.record.node
@@ -111,7 +118,7 @@ class Losses:
             state=TaskState.UNKNOWN,
             node="" if is_gone else node,
             parked_ts=0.0,
-            last_node="",
+            last_node=node if is_gone else "",
         )
 
     def _pause_s(self, losses: int) -> float:

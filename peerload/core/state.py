@@ -28,8 +28,9 @@ FOREVER_S = 1e8
 
 class CoreState:
     """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters; ``history`` is
-    how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks; ``is_stuck``: whether
-    nothing runs here but what is frozen; ``turned_away``: who was declined for that in this event."""
+    how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks; ``runs_frozen_only``:
+    whether nothing runs here but what is frozen; ``is_stuck``: and there is no core left beside that; ``turned_away``: who
+    was declined for that in this event."""
 
     __slots__ = (
         "actions",
@@ -43,6 +44,7 @@ class CoreState:
         "policies",
         "profile",
         "rng",
+        "runs_frozen_only",
         "turned_away",
     )
 
@@ -63,6 +65,7 @@ class CoreState:
         self.actions: list[Action] = []
         self.counts: dict[str, int] = {}
         self.has_disk_room = True
+        self.runs_frozen_only = False
         self.is_stuck = False
         self.turned_away: Offer | None = None
         self.history = History(config.commands_kept_max, config.durations_kept_max)

@@ -151,7 +151,8 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What other nodes are told of one device, in at most 64 bytes.
 
-    mark: `Device.mark`; free_mib: memory that could be promised now; free_slots: tasks that could join; eta_s: when the
+    mark: `Device.mark`; free_mib: memory that could be promised now; free_slots: tasks that could join, whose work is not
+    known; free_percent: how much of it one that asks for a part could have; eta_s: when the
     next of its tasks is expected to end, 0 = not known; price: of a second of work, in joules, 0 = not known;
     used_mib, foreign_mib: memory in use, by anybody and by others than this node's tasks; tasks: how many it has.
     """
@@ -167,6 +168,7 @@ class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):
     used_mib: Small = 0
     foreign_mib: Small = 0
     tasks: Small = 0
+    free_percent: Annotated[int, Meta(ge=0, le=100)] = 0
 
     @property
     def is_free(self) -> bool:

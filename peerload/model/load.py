@@ -31,7 +31,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; cpu_pressure, mem_pressure: the
     share of the last 10 s in which somebody had to wait for a core, or for memory (0: or it cannot be told); gpus_free: GPUs that a task which
     wants one for itself could have; gpus: how many there are; gpu_tasks: how many are
-    asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each.
+    asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each, GPUs first.
     Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
     """
 

@@ -133,23 +133,35 @@ class _Unfinished:
         self.node = arrival.node
 
 
+def _profiles(slots: Sequence[int], speeds: Sequence[float], gpus: int) -> list[Profile]:
+    """Of nodes that differ in their slots and speeds alone."""
+    return [
+        Profile(
+            f"n{index}", count, float(count), gpus=gpus, slots_fixed=True, speed=speeds[index - 1] if speeds else 1.0
+        )
+        for index, count in enumerate(slots, 1)
+    ]
+
+
 class IdealCluster:
     """Nodes n1 … nN with these many slots each, and so many GPUs. transfer_s: how long a task is on its way; it counts at
     its destination meanwhile. message_s: how long any message between two nodes takes (a task's way comes on top).
     speeds: a task takes its time divided by the speed of the node that runs it; none given: 1.0 everywhere.
+    profiles: the nodes as they are, in the place of slots, speeds and gpus.
     ``ended`` is called with each task at its end, numbered 1, 2, … by arrival; ``watch`` sees every change."""
 
     def __init__(
         self,
         policies: PolicySet,
         *,
-        slots: Sequence[int],
+        slots: Sequence[int] = (),
         seed: int,
         ended: Ended,
         transfer_s: float = 0.0,
         message_s: float = 0.0,
         speeds: Sequence[float] = (),
         gpus: int = 0,
+        profiles: Sequence[Profile] = (),
         watch: Watch | None = None,
         config: CoreConfig = IDEAL_CONFIG,
     ) -> None:
@@ -172,14 +184,13 @@ class IdealCluster:
         self._arriving: Arrival | None = None
         self._hearers: tuple[str, ...] = ()
         self._specs: dict[tuple[float, int], TaskSpec] = {}
-        kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(slots), 1), 1))
+        profiles = profiles or _profiles(slots, speeds, gpus)
+        kept_max = min(config.reports_kept_max, max(REPORTS_IN_ALL_MAX // max(len(profiles), 1), 1))
         config = msgspec.structs.replace(config, reports_kept_max=kept_max)
-        for index, count in enumerate(slots, 1):
-            name = f"n{index}"
-            speed = speeds[index - 1] if speeds else 1.0
-            profile = Profile(name, count, float(count), gpus=gpus, slots_fixed=True, speed=speed)
+        for profile in profiles:
+            name = profile.node
             if watch is not None:
-                watch.add(name, count)
+                watch.add(name, profile.slots)
             identity = Identity(name, f"{name}-boot-1", f"{name}-machine-1", f"{name}-store", 1, f"{name}:1")
             rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
             self.nodes[name] = Node(config, policies, identity, profile, rng)

@@ -18,7 +18,7 @@ from peerload.model.devices import Device, DeviceLoad, DeviceMode, DeviceReading
 from peerload.model.errors import NeverRunnable
 from peerload.model.load import LoadReport
 from peerload.model.resources import Placement, Profile, ResourceRequest
-from tests.core.given import SENDER, WALL_S, Given, spec
+from tests.core.given import SENDER, UID, WALL_S, Given, offer, spec
 
 GIB = 1 << 30
 CONFIG = GpuConfig()
@@ -463,7 +463,7 @@ def test_a_probe_for_a_card_is_answered_by_whether_there_is_room() -> None:
     reply = x.sent(messages.ProbeReply)
     assert reply.accepts
     assert (reply.report.gpus, reply.report.gpus_free, reply.report.gpu_tasks) == (1, 1, 0)
-    assert reply.report.devices[0].free_slots == CONFIG.tasks_max
+    assert reply.report.devices[0].free_slots == CONFIG.activity_max / CONFIG.activity_unknown
     x.submit(spec(request=asked(cpus=0.5)))
     x.hear("y", messages.Probe(9, need, LoadReport()))
     assert not x.sent(messages.ProbeReply).accepts
@@ -493,6 +493,62 @@ def test_room_as_it_is_told() -> None:
     assert not has_room(asked(gib=5), told)
     assert not has_room(asked(), told)
     assert not has_room(asked(2, gib=1), told)
+    assert not has_room(asked(gib=4, gpu_share=GpuShare.EXCLUSIVE), told)
+
+
+def test_room_for_a_part_of_a_card_as_it_is_told() -> None:
+    told = LoadReport(gpus=1, devices=(DeviceLoad(1, DeviceMode.TIME, free_mib=4096, free_percent=30),))
+    assert has_room(asked(gpu_fraction=0.3), told)
+    assert not has_room(asked(gpu_fraction=0.31), told)
+    assert not has_room(asked(gib=5, gpu_fraction=0.3), told)
+    assert not has_room(asked(gib=1), told)  # a whole one, of whose work nothing is known
+
+
+def test_what_is_told_of_a_card_counts_the_work_on_it() -> None:
+    cards = Cards(gpu(0))
+    cards.start("a", asked(gib=4))
+    load = cards.devices.loads(cards.now_s)[0]
+    assert (load.free_slots, load.free_percent) == (2, 71)  # 21.1 - 4 of 24 GiB
+    cards.start("b", asked(gib=1))
+    cards.start("c", asked(gpu_fraction=0.25))
+    load = cards.devices.loads(cards.now_s)[0]
+    assert (load.free_slots, load.free_percent) == (0, 25)
+    assert has_room(asked(gpu_fraction=0.25), LoadReport(gpus=1, devices=(load,)))
+    assert cards.place(asked(gpu_fraction=0.25)) is not None
+    assert cards.place(asked(gib=1)) is None
+
+
+def test_a_card_that_is_kept_for_one_that_waits_here_is_no_room_for_others() -> None:
+    x = Node(2, policies=SENDER, peers=("y",))
+    x.submit(spec(request=asked()))
+    x.submit(spec(request=asked(2)))  # waits, and the free card is kept for it
+    x.hear("y", messages.Probe(7, messages.Need(asked()), LoadReport()))
+    reply = x.sent(messages.ProbeReply)
+    assert not reply.accepts
+    assert reply.report.gpus_free == 0
+    assert not has_room(asked(), reply.report)
+    assert "Decline to h" in x.hear("h", offer(request=asked()))
+    x.when(events.CancelRequested(9, ("x/2",)))
+    x.hear("y", messages.Probe(8, messages.Need(asked()), LoadReport()))
+    assert x.sent(messages.ProbeReply).accepts
+
+
+def test_a_task_that_waits_behind_a_card_kept_for_another_looks_for_one_elsewhere() -> None:
+    x = Node(2, policies=SENDER, peers=())
+    x.meet("y", gpus=1)
+    x.submit(spec(request=asked()))
+    x.submit(spec(request=asked(2)))
+    assert "Probe to y" in x.submit(spec(request=asked()))
+
+
+def test_a_promised_task_is_declined_if_the_card_that_it_needs_is_taken() -> None:
+    x = Node(1, policies=SENDER, peers=("h",))
+    x.node.sharing.giver.expect(UID)
+    x.submit(spec(request=asked()))
+    assert "Decline to h" in x.hear("h", offer(request=asked()))
+    assert not x.node.ledger.inbound
+    x.end(x.task().key)
+    assert "Accept to h" in x.hear("h", offer(request=asked()))
 
 
 def test_a_node_that_asks_for_work_is_given_what_its_card_has_room_for() -> None:

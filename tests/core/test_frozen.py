@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from peerload.model import actions, events, messages
-from peerload.model.resources import ResourceRequest
+from peerload.model.resources import Placement, ResourceRequest
 from peerload.model.task import ExecutionRecord, ExecutionState, Guarantee
 from tests.core.given import UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
@@ -99,6 +99,40 @@ def test_the_next_agent_learns_from_the_launcher_what_is_frozen() -> None:
     assert f"timer frozen {KEPT_S:g}" in x.started
     x.submit()
     assert "EvictTask" in x.after(KEPT_S).timer("frozen", KEY)
+
+
+def test_one_frozen_task_does_not_close_a_node_that_has_room_beside_it() -> None:
+    x = guest(slots=4)
+    freeze(x)
+    assert x.node.sharing.report().accepts
+    assert "Accept to i" in x.hear("i", other(8, "i", request=ResourceRequest(cpus=3.0)))
+    x.hear("i", other(7, "i", request=ResourceRequest(cpus=4.0)))
+    assert x.sent(messages.Decline).code == "room"
+
+
+def test_nothing_is_ended_where_nothing_starts() -> None:
+    x = guest()
+    freeze(x)
+    x.when(events.DrainRequested(3, "repair"))
+    x.submit(spec(placement=Placement(local=True)))
+    assert "EvictTask" not in x.after(KEPT_S).timer("frozen", KEY)
+    x = guest()
+    freeze(x)
+    x.when(events.LauncherSilent(is_silent=True))
+    x.submit()
+    assert "EvictTask" not in x.after(KEPT_S).timer("frozen", KEY)
+
+
+def test_who_waits_for_something_else_does_not_stand_before_those_that_need_the_room() -> None:
+    x = Given(slots=2, peers=("h",))
+    x.hear("h", offer())
+    x.hear("h", commit(x))
+    x.submit()
+    freeze(x)
+    x.submit(spec(request=ResourceRequest(cpus=2.0)))  # a task of this home runs, too
+    x.submit()
+    assert "EvictTask" in x.after(KEPT_S).timer("frozen", KEY)
+    assert x.notes[-1].reason == "x/3 needs its room"
 
 
 def test_who_can_go_nowhere_else_finds_room_the_next_time() -> None:

@@ -7,12 +7,13 @@ from msgspec.structs import replace
 
 from peerload.core.work import HomePhase
 from peerload.model import events, messages
-from peerload.model.actions import Answer, Persist
+from peerload.model.actions import Answer, Persist, Send, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NoSuchTask
+from peerload.model.gossip import Standing
 from peerload.model.load import LoadReport
 from peerload.model.resources import Placement, Profile, ResourceRequest
-from peerload.model.task import Exit, TaskRecord, TaskState, execution_key
+from peerload.model.task import Exit, Guarantee, TaskRecord, TaskState, execution_key
 from tests.core.given import ACCEPTS, RECEIVER, SENDER, UID, Given, identity, offer, spec
 
 LEASED = ["persist leased", "changed leased"]
@@ -20,11 +21,11 @@ LOCAL = ["persist submission queued", "answer", *LEASED, "spawn 1"]
 RESULT = Exit(0, started_at=5.0, ended_at=6.0)
 
 
-def away(**given: object) -> Given:
+def away(guarantee: Guarantee = Guarantee.AT_LEAST_ONCE, **given: object) -> Given:
     """x/1 runs here, x/2 is leased to y and reported waiting there."""
     x = Given(policies=SENDER, **given)  # type: ignore[arg-type]
     x.submit()
-    x.submit()
+    x.submit(spec(guarantee=guarantee))
     x.hear("z", messages.ProbeReply(1, accepts=False, report=ACCEPTS))  # if it was the one asked first
     x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
     task = x.task(2)
@@ -227,6 +228,57 @@ def test_a_late_word_from_before_a_disk_was_lost_proves_nothing() -> None:
     assert task.phase is HomePhase.AWAY
     x.when(replace(before, identity=replace(anew, boot="y-once-more", machine_boot="y-machine-3")))
     assert task.record.reason == "y was rebooted"
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_that_a_task_given_up_for_good_was_killed_is_no_result(released: bool) -> None:
+    x = away()
+    task = x.task(2)
+    x.after(120).timer("lease", task.uid.hex())
+    x.when(events.HoldRequested(5, (task.task,)))
+    if released:
+        x.when(events.ReleaseRequested(6, (task.task,)))
+    state = task.record.state
+    assert "Revoke to y" in x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 90.0),)))
+    did = x.hear("y", messages.Result(task.task, task.uid, 1, Exit(137, 9), inline=True))
+    assert did == ["ResultAck to y"]
+    assert task.record.state is state
+    x.hear("y", messages.Result(task.task, task.uid, 1, RESULT, inline=True))  # that it had ended by then is one (R9)
+    assert task.phase is HomePhase.COLLECTING
+
+
+def test_one_that_may_run_once_is_taken_back_from_a_node_that_was_forgotten() -> None:
+    x = away(guarantee=Guarantee.ONCE)
+    task = x.task(2)
+    x.after(120).timer("lease", task.uid.hex())
+    x.rumour("y", Standing.DEAD)
+    x.when(events.ForgetRequested(9, "y"))
+    assert (task.record.state, task.record.node) == (TaskState.UNKNOWN, "")
+    x.meet("y", start=1)
+    assert "RenewOk to y" in x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 90.0),)))
+    assert (task.record.state, task.record.node) == (TaskState.LEASED, "y")
+
+
+def test_a_node_that_takes_a_task_and_never_starts_it_is_not_asked_again_and_again() -> None:
+    x = Given(policies=SENDER, peers=("y",))
+    x.submit(spec(placement=Placement(exclude=("x",))))
+    task = x.task(1)
+    pauses = []
+    for _ in range(20):
+        rests = [
+            action.at_s - x.at_s for action in x.last if isinstance(action, SetTimer) and action.timer[0] == "rest"
+        ]
+        if rests:
+            pauses.append(rests[0])
+            x.after(rests[0]).timer("rest", task.uid.hex())
+        elif task.phase is HomePhase.OFFERED:
+            offered = x.sent(messages.Offer)
+            x.hear(task.offered_to, messages.Accept(task.task, task.uid, offered.attempt, 77, 5.0))
+            x.hear(task.record.node, messages.NotStarted(task.task, task.uid, offered.attempt, "no unit to be had"))
+        else:
+            probe = next(a for a in x.last if isinstance(a, Send) and isinstance(a.message, messages.Probe))
+            x.hear(probe.dst, messages.ProbeReply(probe.message.search, accepts=True, report=ACCEPTS))
+    assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
 
 
 def test_the_output_is_home_before_the_result_is_recorded_and_acknowledged() -> None:

@@ -177,6 +177,12 @@ class Invariants:
         key = self._finished.get(record.exit.usage.memory_bytes_max, "")
         if not key.startswith(record.uid.hex()):
             raise self._broken("I6", f"{record.task} has a result that no process of it had", story=repr(record))
+        if (
+            record.exit.signal and record.state is not TaskState.CANCELLED
+        ):  # only a home's REVOKE ends one by a signal here
+            raise self._broken(
+                "I6", f"{record.task} was revoked, and that it was killed is its result", story=repr(record)
+            )
         if key not in self._granted:
             raise self._broken("I6", f"{record.task} has the result of {key}, which was never granted")
 
