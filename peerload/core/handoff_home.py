@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from peerload.core.asking import asked_of
 from peerload.core.leases import Leases
 from peerload.core.losses import Losses
 from peerload.core.memory_retries import MemoryRetries
@@ -67,6 +70,9 @@ class Handoff:
         task.offer_only = only
         task.on_decline_search = search
         limit = self._home.migrations_max(task)
+        peer = self._membership.get(node)
+        asked = asked_of(self._state, task, peer.profile if peer is not None else None)
+        spec = task.spec if asked is task.spec.request else msgspec.structs.replace(task.spec, request=asked)
         self._state.count("offers sent")
         self._state.send(
             node,
@@ -74,7 +80,7 @@ class Handoff:
                 task.task,
                 task.uid,
                 task.record.attempt + 1,
-                task.spec,
+                spec,
                 self.leases.first_s(task.spec),
                 task.record.migrations + voluntary,
                 -1 if limit is None else limit,

@@ -12,11 +12,12 @@ import pytest
 
 from peerload.core.gpu_history import GpuHistory, GpuRuns
 from peerload.core.past_runs import PastRuns
-from peerload.model import actions, events
-from peerload.model.devices import MIB, Device, DeviceReading, GpuShare
+from peerload.model import actions, events, messages
+from peerload.model.devices import MIB, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare
+from peerload.model.load import LoadReport
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, Usage
-from tests.core.given import WALL_S, Given
+from tests.core.given import SENDER, WALL_S, Given
 
 GIB = 1024 * MIB
 KEYS = (b"line", b"shape", b"program")
@@ -307,3 +308,30 @@ def test_durations_are_foretold_well_enough(kind: Series) -> None:
     covers, loss, last_loss = judged([kind(random.Random(seed)) for seed in range(40)])
     assert covers >= 0.85
     assert loss <= 0.9 * last_loss
+
+
+# -- other nodes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_home_tells_other_nodes_what_it_has_learned_unless_they_could_not_promise_it() -> None:
+    past = tuple(events.PastRun(training("small.py"), run_of(4.0)) for _ in range(3))
+    x = Given(policies=SENDER, peers=(), slots=1, started=events.AgentStarted(past=past))
+    for name, gib in (("y", 22), ("z", 4)):
+        x.meet(name, gpus=1, devices=(Device(f"nvidia:{name}", model="A10", mem_bytes=gib * GIB),))
+    shared = DeviceLoad(1, DeviceMode.TIME, free_mib=8 * 1024, free_slots=8, tasks=1)
+    x.submit(training("small.py"))
+    need = int(4 * GIB * 1.1) + 256 * MIB
+    asked = {act.dst: act.message.need.request.gpu_mem_bytes for act in x.last if isinstance(act, actions.Send)}
+    assert asked.items() <= {"y": need, "z": 0}.items()
+    assert asked
+    task = x.task()
+    busy = LoadReport(gpus=1, gpus_free=0, devices=(shared,), incarnation=1, sequence=2)
+    offers = []
+    for _ in range(2):
+        for name in ("y", "z"):
+            x.hear(name, messages.ProbeReply(1, accepts=name == "y", report=busy))
+            sent = [action for action in x.last if isinstance(action, actions.Send)]
+            offers += [(one.dst, one.message) for one in sent if isinstance(one.message, messages.Offer)]
+    ((to, offered),) = offers
+    assert (to, offered.spec.request.gpu_mem_bytes) == ("y", need)
+    assert task.spec.request.gpu_mem_bytes == 0
