@@ -321,7 +321,12 @@ def test_a_home_tells_other_nodes_what_it_has_learned_unless_they_could_not_prom
     shared = DeviceLoad(1, DeviceMode.TIME, free_mib=8 * 1024, free_slots=8, tasks=1)
     x.submit(training("small.py"))
     need = int(4 * GIB * 1.1) + 256 * MIB
-    asked = {act.dst: act.message.need.request.gpu_mem_bytes for act in x.last if isinstance(act, actions.Send)}
+    probes = [
+        (act.dst, act.message)
+        for act in x.last
+        if isinstance(act, actions.Send) and isinstance(act.message, messages.Probe)
+    ]
+    asked = {to: probe.need.request.gpu_mem_bytes for to, probe in probes}
     assert asked.items() <= {"y": need, "z": 0}.items()
     assert asked
     task = x.task()

@@ -171,4 +171,3 @@ class Rack:
             tasks=len(self.over),
             waits={command: fmean(each) for command, each in sorted(by_command.items())},
         )
-

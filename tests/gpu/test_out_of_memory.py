@@ -135,6 +135,27 @@ def test_a_home_hears_of_it_from_the_node_that_has_the_card(cluster: Cluster, ca
     assert (shown["node"], shown["attempt"], shown["lost"]) == ("n1", 2, 0)
 
 
+def test_a_home_that_was_killed_meanwhile_hears_of_it_when_it_is_back(cluster: Cluster, cards: Cards) -> None:
+    executor, home = cluster.linked(2, slots=4)
+    training = Training(home, cluster, cards, 1, "--gpu-mem", "8G", "--gpu-prefer", "0", "--gpu-wait", "queue")
+    training.agent = executor
+    pid = training.begun(1)
+    training.use(pid, 8)
+    home.kill()
+    training.end(1, pid)
+    wait_until(lambda: pid not in processes_with(training.program), 20, "the first attempt to end")
+    home.start()
+    pid = training.begun(2)
+    home.kill()
+    home.start()
+    training.end(2, pid)
+    assert home.wait(training.task, timeout_s=60)[training.task]["exit_code"] == 0
+    shown = home.show(training.task)
+    words = "attempt 1 on n1 ran out of GPU memory on gpu0: limit 8.0 GiB, peak 8.0; again with 12.0 GiB"
+    assert [step["reason"] for step in shown["history"]].count(words) == 1
+    assert (shown["attempt"], shown["memory_retries"], shown["lost"]) == (2, 1, 0)
+
+
 def test_what_no_card_has_ends_in_words(cluster: Cluster, cards: Cards) -> None:
     agent = cluster.agent(slots=4)
     training = Training(agent, cluster, cards, 9)
