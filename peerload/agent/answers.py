@@ -67,6 +67,7 @@ def ended_object(record: TaskRecord) -> dict[str, object]:
         "signal": exit_.signal if exit_ is not None and exit_.signal else None,
         "node": record.node or None,
         "reason": record.reason,
+        "out_of": (exit_.out_of or None) if exit_ is not None else None,
     }
 
 
@@ -95,6 +96,7 @@ def detail(spec: TaskSpec, record: TaskRecord) -> dict[str, object]:
         },
         "memory_retries": record.memory_retries,
         "usage": _usage(record),
+        "out_of": (exit_.out_of or None) if exit_ is not None else None,
         "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
     }
@@ -317,6 +319,7 @@ def agent_object(parts: Parts) -> dict[str, object]:
         "node": parts.config.node,
         "pid": os.getpid(),
         "launcher_pid": parts.launcher.pid,
+        "memory_limits": parts.launcher.memory or None,
         "no_gpus_because": parts.gpus.why_none or None,
         "version": __version__,
         "socket": parts.config.socket,

@@ -18,6 +18,7 @@ from peerload.model.events import (
     CancelRequested,
     DrainRequested,
     EmptyAwaited,
+    EmptyAwaitedNoMore,
     ForgetRequested,
     HoldRequested,
     ReleaseRequested,
@@ -148,7 +149,6 @@ class Changes:
 
     async def drain(self, connection: Connection, request: control.Drain) -> None:
         """This node takes no more tasks; wait until it has none, if that is asked."""
-        self._parts.journal.happened("agent", "draining", reason=request.reason)
         if not request.wait:
             self._parts.inbox.put(DrainRequested(self._pending.expect(connection, request.id), request.reason))
             return
@@ -163,11 +163,13 @@ class Changes:
                 await answer
         except TimeoutError:
             timed_out = True
+        finally:  # the client may have gone, too
+            if self._pending.withdraw(number):
+                self._parts.inbox.put(EmptyAwaitedNoMore(number))
         connection.ok(request.id, {"timed_out": timed_out})
 
     def undrain(self, connection: Connection, request: control.Undrain) -> None:
         """It takes tasks again."""
-        self._parts.journal.happened("agent", "undrained")
         self._parts.inbox.put(UndrainRequested(self._pending.expect(connection, request.id)))
 
     def leave(self, connection: Connection, request: control.Leave) -> None:

@@ -23,26 +23,25 @@ import sys
 import time
 from typing import Any
 
-from peerload.agent.launcher_births import Births
-from peerload.agent.launcher_cgroup import ROOT_PREFIX, cgroup_units
+from peerload.agent.launcher_births import Births, memory_bytes_max
 from peerload.agent.launcher_endings import Endings
 from peerload.agent.launcher_exits import Exits
+from peerload.agent.launcher_kinds import choose
 from peerload.agent.launcher_leases import CHECK_S, Leases, boot_s
 from peerload.agent.launcher_records import LOG_BYTES_MAX, say
 from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
 from peerload.agent.launcher_spawn import CannotStart, Capture, Holes
-from peerload.agent.launcher_takeover import Guard, end_left_overs, note_units
+from peerload.agent.launcher_takeover import Guard, end_left_overs
 from peerload.agent.launcher_task import FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from peerload.agent.launcher_units import Units
-
-PROTOCOL = 4
+PROTOCOL = 5
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
 there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing.
-2 had no ``evict``."""
+2 had no ``evict``, 3 no ``ping``; 4 had no ``memory`` there, no ``memory_bytes_max`` and ``node`` in requests to spawn, and no
+``out_of`` in exits: memory was not limited."""
 KEY_CHARS_MAX = 128
+NODE_CHARS_MAX = 64
+"""Of the name of its node a reason has no more."""
 STOP_GRACE_S = 2.0
 LOCK_S_MAX = 0.3
 """So long a directory may seem taken by a launcher that was killed: a process it was just starting still has its lock …"""
@@ -54,11 +53,12 @@ ALREADY_RUNS = 75
 
 class Launcher:
     """The state of the launcher and its loop. ``directory`` is absolute; raises BlockingIOError if another has it.
-    ``wanted`` names the kind of units, "" for the best that works."""
+    ``units``, ``memory``: the kind of each, "" for the best that works."""
 
-    def __init__(self, directory: str, wanted: str = "") -> None:
+    def __init__(self, directory: str, units: str = "", memory: str = "") -> None:
         self._directory = directory
-        self._wanted = wanted
+        self._units_wanted = units
+        self._memory_wanted = memory
         self._lock = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -81,8 +81,8 @@ class Launcher:
         self._exits = Exits(self._directory)
         end_left_overs(self._directory, set(self._exits.ended))
         self._run = os.urandom(4).hex()
-        self._units = self._choose_units()
-        self._births = Births(self._directory, self._run, self._tasks, self._units)
+        self._units, self._memory = choose(self._directory, self._run, self._units_wanted, self._memory_wanted)
+        self._births = Births(self._directory, self._run, self._tasks, self._units, self._memory)
         self._endings = Endings(self._units, self._end)
         self._leases = Leases(self._tasks, self._units, self._events)
         self._epoll = select.epoll()
@@ -99,19 +99,9 @@ class Launcher:
         os.write(fd, b"%d\n" % os.getpid())
         os.close(fd)
 
-    def _choose_units(self) -> Units:
-        cgroups = cgroup_units(self._wanted, ROOT_PREFIX + self._run)
-        if cgroups is not None:
-            note_units(self._directory, cgroups.name, cgroups.root)
-            return cgroups
-        from peerload.agent.launcher_bare import Bare  # noqa: PLC0415 -- most launchers have no use for it
-
-        note_units(self._directory, Bare.name, "")
-        return Bare(self._run)
-
     def _set_guard(self) -> None:
         try:
-            self._guard = Guard(self._directory, self._units.name, self._units.root, self._run)
+            self._guard = Guard(self._directory, self._units, self._memory.root, self._run)
         except OSError as error:
             say(f"no guard: if this launcher is killed, its tasks live until the next one: {error}")
             return
@@ -137,6 +127,7 @@ class Launcher:
             self._flush()
         self._agent.close()
         self._units.remove()
+        self._memory.remove()
         if self._guard is not None:
             os.kill(self._guard.pid, signal.SIGKILL)  # there is nothing left for it to do
             self._guard.close()
@@ -166,12 +157,15 @@ class Launcher:
                 if task.limit_due_s <= now_s:
                     for capture in task.captures:
                         capture.limit(self._holes)
+                if task.memory_bytes_max and not task.ended_at and self._memory.is_short(task.key):
+                    self._units.kill(task.key)
         if self._kill_at_s and now_s >= self._kill_at_s:
             self._kill_at_s = now_s + STOP_GRACE_S
             for task in self._tasks.values():
                 self._units.kill(task.key)
 
     def _leader_ended(self, task: Task) -> None:
+        task.memory_use = self._memory.used(task.key)
         self._endings.add(task)
         self._leases.drop(task)
         self._epoll.unregister(task.pidfd)
@@ -181,6 +175,7 @@ class Launcher:
     def _end(self, task: Task) -> None:
         del self._tasks[task.key]
         record = task.reap(self._holes)
+        self._memory.close(task.key)
         if task.lost_because:
             self._lose(task.key, task.lost_because, never_started=False)
         else:
@@ -263,7 +258,8 @@ class Launcher:
                 "protocol": PROTOCOL,
                 "run": self._run,
                 "units": self._units.name,
-                "unenforced": list(self._units.unenforced),
+                "unenforced": [*self._units.unenforced, *self._memory.unenforced],
+                "memory": self._memory.name,
             }
             self._agent.send([event])
 
@@ -303,6 +299,8 @@ class Launcher:
             self._lose(key, f"no unit can be made for it: {error}", never_started=True)
             return
         task = Task(key, pid, started_at, captures)
+        task.memory_bytes_max = memory_bytes_max(request)
+        task.node = str(request.get("node", ""))[:NODE_CHARS_MAX]
         task.is_synced = bool(request.get("once"))
         task.frozen_s_max = float(request.get("frozen_s_max", 0.0)) or FROZEN_S_MAX
         task.kills_at_deadline = request.get("on_expiry") == "kill"
@@ -375,12 +373,12 @@ def _detach(directory: str) -> None:
     os.close(log)
 
 
-def _locked(directory: str, wanted: str) -> Launcher:
+def _locked(directory: str, units: str, memory: str) -> Launcher:
     """The launcher of this directory; ends this process if there is another."""
     tries_until_s = time.monotonic() + LOCK_S_MAX
     while True:
         try:
-            return Launcher(directory, wanted)
+            return Launcher(directory, units, memory)
         except BlockingIOError:
             if time.monotonic() >= tries_until_s:
                 sys.stderr.write(f"another launcher runs in {directory}\n")
@@ -389,14 +387,16 @@ def _locked(directory: str, wanted: str) -> Launcher:
 
 
 def main() -> None:
-    """``--directory DIR [--units KIND]``: run the launcher of DIR until it is told to stop. KIND is cgroup2, cgroup1 or
-    bare; where that does not work, and without it, the best that does."""
+    """``--directory DIR [--units KIND] [--memory KIND]``: run the launcher of DIR until it is told to stop. Units are cgroup2,
+    cgroup1 or bare, memory is limited by cgroup2, cgroup1 or rlimit; where that does not work, and without it, the best
+    that does."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
-    if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - {"--directory", "--units"}:
-        sys.exit("usage: launcher --directory DIR [--units KIND]")
+    known = {"--directory", "--units", "--memory"}
+    if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - known:
+        sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND]")
     directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
-    launcher = _locked(directory, flags.get("--units", ""))
+    launcher = _locked(directory, flags.get("--units", ""), flags.get("--memory", ""))
     _detach(directory)
     launcher.open()
     launcher.run()

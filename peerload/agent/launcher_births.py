@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_boot, process_start
+from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
 from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, spawn
 from peerload.agent.launcher_takeover import SPAWNS_NAME
 from peerload.agent.launcher_units import PREFIX
@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from peerload.agent.launcher_memory import Memory
     from peerload.agent.launcher_task import Task
     from peerload.agent.launcher_units import Units
 
@@ -26,13 +27,14 @@ DESCRIPTORS_RESERVED = 64
 
 
 class Births:
-    """Of the launcher's ``tasks``, in their ``units``; ``run`` names this run of the launcher, whose files are in
-    ``directory``."""
+    """Of the launcher's ``tasks``, in their ``units``, with the limits of ``memory``; ``run`` names this run of the launcher,
+    whose files are in ``directory``."""
 
-    def __init__(self, directory: str, run: str, tasks: dict[str, Task], units: Units) -> None:
+    def __init__(self, directory: str, run: str, tasks: dict[str, Task], units: Units, memory: Memory) -> None:
         self._run = run
         self._tasks = tasks
         self._units = units
+        self._memory = memory
         self._boot = machine_boot()
         self._spawns = RecordLog(f"{directory}/{SPAWNS_NAME}")
         descriptors = os.sysconf("SC_OPEN_MAX")
@@ -41,6 +43,7 @@ class Births:
     def make(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
         """The process that a request asks for, in its unit, with stdout and stderr at ``paths`` → its pid. Raises
         CannotStart, or OSError if there can be no unit."""
+        limit_bytes = memory_bytes_max(request)
         if len(self._tasks) >= self._tasks_max:
             why = f"{len(self._tasks)} tasks run already, as many as this system allows"
             raise CannotStart(NOT_EXECUTABLE, why)
@@ -50,12 +53,13 @@ class Births:
         if self._units.is_bare:  # were we killed now, its output would give it away
             self._spawns.append([[key, 0, 0, self._boot, paths, self._run]])
         try:
-            self._units.enter(key)
+            self._units.enter(key, is_fresh=limit_bytes > 0)
             try:
-                pid = spawn(request["argv"], environment, request["directory"], int(request["umask"]), paths)
+                pid = self._spawn(key, request, paths)
             finally:
                 self._units.leave()
         except (CannotStart, OSError):
+            self._memory.close(key)
             self._units.close(key)
             raise
         if self._units.is_bare:
@@ -63,10 +67,35 @@ class Births:
             self._spawns.append([[key, pid, start, self._boot, [], self._run]])
             self._units.born(key, pid, start)
             self._tidy()
+        if limit_bytes:
+            self._limit(key, pid, limit_bytes)
         return pid
+
+    def _spawn(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
+        try:
+            self._memory.enter(key, memory_bytes_max(request))
+            return spawn(request["argv"], request["environment"], request["directory"], int(request["umask"]), paths)
+        finally:
+            self._memory.leave()
+
+    def _limit(self, key: str, pid: int, limit_bytes: int) -> None:
+        """It runs already: a limit that cannot be set is no reason to say that it does not."""
+        try:
+            if not self._memory.limit(key, pid, limit_bytes):
+                self._units.kill(key)
+        except OSError as error:
+            say(f"the memory of {key} is not limited: {error}")
 
     def _tidy(self) -> None:
         if self._spawns.size_bytes > LOG_BYTES_MAX:
             tasks = self._tasks.values()
             rows = [[task.key, task.pid, process_start(task.pid), self._boot, [], self._run] for task in tasks]
             self._spawns.tidy(rows, len(rows))
+
+
+def memory_bytes_max(request: dict[str, Any]) -> int:
+    """The limit that a request states; 0 is none. Raises ValueError for what is no size."""
+    limit_bytes = int(request.get("memory_bytes_max", 0))
+    if not 0 <= limit_bytes < 1 << 60:
+        raise ValueError("memory_bytes_max")
+    return limit_bytes

@@ -23,6 +23,8 @@ IDLE_MAX = 64
 NLINK_OF_ONE = 2
 """The links of a directory that has none below it."""
 END_LOOK_S_MAX = 0.05
+SUBGROUP = "peerload-agent"
+"""The cgroup that the service of an agent has for the agent and its launcher, beside those of tasks."""
 _OUTSIDE = (
     "a process that its user, or root, moves to another cgroup or has started by a service (systemd-run, at, docker)"
 )
@@ -40,14 +42,15 @@ class Cgroups:
     guard_pid = 0
 
     def __init__(self, own: str, root_name: str) -> None:
-        self.root = f"{own}/{root_name}"
+        self.root = f"{self._place(own)}/{root_name}"
         self._paths: dict[str, str] = {}
         self._idle: list[str] = []
         self._made = 0
         self._frozen: set[str] = set()
+        self._fresh: set[str] = set()
         self._home = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.mkdir(self.root)  # noqa: PTH102 -- pathlib costs the launcher a megabyte
+            self._make_root()
             try:
                 self._try_out()
             except OSError:
@@ -56,6 +59,13 @@ class Cgroups:
         except OSError:
             os.close(self._home)
             raise
+
+    def _place(self, own: str) -> str:
+        """Where the root goes, for a launcher in the cgroup ``own``."""
+        return own
+
+    def _make_root(self) -> None:
+        os.mkdir(self.root)  # noqa: PTH102 -- pathlib costs the launcher a megabyte
 
     def _try_out(self) -> None:
         try:
@@ -72,11 +82,17 @@ class Cgroups:
         """See `Units`. They go to the reaper they went to before."""
         return set()
 
-    def enter(self, key: str) -> None:
+    def path(self, key: str) -> str:
+        """The directory of this unit. Raises KeyError if there is none."""
+        return self._paths[key]
+
+    def enter(self, key: str, *, is_fresh: bool = False) -> None:
         """See `Units`. The launcher goes in itself, since a child is born where its parent is."""
         if key in self._paths:
             raise FileExistsError(errno.EEXIST, "its unit is there")
-        while self._idle:
+        if is_fresh:
+            self._fresh.add(key)
+        while self._idle and not is_fresh:
             path = self._idle.pop()
             try:
                 write(path + "/cgroup.procs", b"0")
@@ -89,7 +105,7 @@ class Cgroups:
         try:
             os.mkdir(path)  # noqa: PTH102 -- as above
         except FileNotFoundError:
-            os.mkdir(self.root)  # noqa: PTH102 -- as above
+            self._make_root()
             os.mkdir(path)  # noqa: PTH102 -- as above
         self._paths[key] = path
         write(path + "/cgroup.procs", b"0")
@@ -133,10 +149,11 @@ class Cgroups:
         if key in self._frozen:
             self.thaw(key)
         del self._paths[key]
-        if len(self._idle) < IDLE_MAX:
+        if key not in self._fresh and len(self._idle) < IDLE_MAX:
             self._idle.append(path)
         elif not removed_all(path):
             say(f"{path} cannot be removed")
+        self._fresh.discard(key)
         return True
 
     def remove(self) -> None:
@@ -176,9 +193,28 @@ class Cgroups:
 
 
 class Cgroup2(Cgroups):
-    """The unified hierarchy: cgroup.freeze (Linux 5.2) and, where there is one, cgroup.kill (5.14)."""
+    """The unified hierarchy: cgroup.freeze (Linux 5.2) and, where there is one, cgroup.kill (5.14).
+
+    has_memory: memory can be limited, which is possible only where no process is in the cgroup above: in the root of all, or
+    where a service manager was told to keep the agent in a cgroup by itself, called SUBGROUP (systemd 254). Processes are
+    never moved out of the way: a service whose own cgroup is divided cannot be started again.
+    """
 
     name = "cgroup2"
+    has_memory = False
+
+    def _place(self, own: str) -> str:
+        """See `Cgroups`. Beside the agent's, where its service has been given both."""
+        above, _, last = own.rpartition("/")
+        place = above if last == SUBGROUP and not read(above + "/cgroup.procs") else own
+        if b"memory" in read(place + "/cgroup.controllers").split() and _divides_memory(place):
+            self.has_memory = True
+            return place
+        return own
+
+    def _make_root(self) -> None:
+        super()._make_root()
+        self.has_memory = self.has_memory and _divides_memory(self.root)
 
     def set_frozen(self, path: str, *, is_frozen: bool) -> None:
         """See `Cgroups`."""
@@ -218,6 +254,15 @@ class Cgroup1(Cgroups):
         return not (read(path + "/cgroup.procs") if os.stat(path).st_nlink <= NLINK_OF_ONE else processes_below(path))  # noqa: PTH116 -- as above
 
 
+def _divides_memory(path: str) -> bool:
+    """Whether the cgroups below this one have their memory counted, each for itself."""
+    try:
+        write(path + "/cgroup.subtree_control", b"+memory")
+    except OSError:
+        return False
+    return True
+
+
 _KINDS: tuple[type[Cgroups], ...] = (Cgroup2, Cgroup1)
 
 
@@ -234,12 +279,13 @@ def cgroup_units(wanted: str, name: str) -> Cgroups | None:
     return None
 
 
-def own_cgroup(kind: str) -> str:
-    """The directory of this process's own cgroup; "" where none is mounted or it lies outside of what is."""
+def own_cgroup(kind: str, controller: bytes = b"freezer") -> str:
+    """The directory of this process's own cgroup (of the first version: in that controller's hierarchy); "" where none is
+    mounted or it lies outside of what is."""
     path = ""
     for line in read("/proc/self/cgroup").splitlines():
         _, controllers, where = line.split(b":", 2)
-        if (controllers == b"") if kind == Cgroup2.name else (b"freezer" in controllers.split(b",")):
+        if (controllers == b"") if kind == Cgroup2.name else (controller in controllers.split(b",")):
             path = os.fsdecode(where)
     if not path or "/../" in path + "/":
         return ""
@@ -249,7 +295,7 @@ def own_cgroup(kind: str) -> str:
         if (
             (system == b"cgroup2")
             if kind == Cgroup2.name
-            else (system == b"cgroup" and b"freezer" in options.split(b","))
+            else (system == b"cgroup" and controller in options.split(b","))
         ):
             root, place = (
                 os.fsdecode(field.decode("unicode_escape").encode("latin-1")) for field in fields.split()[3:5]

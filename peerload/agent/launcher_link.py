@@ -11,10 +11,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgpack
-import msgspec
 
 from peerload.agent.launcher_process import GONE_S, LauncherProcess, is_alive, stays, wait_gone
 from peerload.agent.launcher_pulse import Pulse
+from peerload.agent.launcher_words import exit_of, spawn_request
 from peerload.model.errors import PeerloadError
 from peerload.model.events import (
     LauncherLost,
@@ -25,7 +25,6 @@ from peerload.model.events import (
     TaskLost,
     TaskStarted,
 )
-from peerload.model.task import Exit, Guarantee
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from peerload.model.actions import SpawnTask
     from peerload.model.events import Event
+    from peerload.model.task import Exit
 
 log = logging.getLogger("peerload.launcher")
 
@@ -59,6 +59,9 @@ IS_FROZEN = 2
 """The place in what is told of a lease, after ts and deadline."""
 EVICTS = 3
 """The launcher's protocol from which on it knows `evict`."""
+
+
+MEMORY_FREE = "memory: this launcher is of an earlier version, and limits none"
 
 
 class LauncherError(PeerloadError):
@@ -88,6 +91,8 @@ class LauncherLink:
         self._protocol = 1
         self.units = ""
         """How the launcher holds the processes of a task together: cgroup2, cgroup1 or bare; "" until it has answered."""
+        self.memory = ""
+        """How it limits their memory: cgroup2, cgroup1 or rlimit; "" if it does not, being of an earlier version."""
         self.unenforced: tuple[str, ...] = ()
         """What it cannot hold, in words for people."""
         self._writer: asyncio.StreamWriter | None = None
@@ -129,7 +134,8 @@ class LauncherLink:
     def tell(self) -> None:
         """Say in the log which launcher this is, and what it cannot hold. After `start` that is left to the caller, since
         an agent that does not come up has only to say why."""
-        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._protocol, self.units)
+        by = f"{self.units}, their memory by {self.memory or 'nothing'}"
+        log.info("launcher %d (protocol %d) holds tasks by %s", self._pid, self._protocol, by)
         for what in self.unenforced:
             log.info("not held: %s", what)
 
@@ -180,25 +186,11 @@ class LauncherLink:
 
     def spawn(self, action: SpawnTask, stdout: Path, stderr: Path, extra: dict[bytes, bytes]) -> None:
         """Start a process; ``extra`` is added to its environment."""
-        spec = action.spec
-        self._request(
-            {
-                "do": "spawn",
-                "key": action.key,
-                "argv": list(spec.argv),
-                "environment": _environment(spec.environment, extra),
-                "directory": spec.directory,
-                "umask": spec.umask,
-                "stdout": str(stdout),
-                "stderr": str(stderr),
-                "deadline_s": action.deadline_s,
-                "ts": action.ts,
-                "frozen_s_max": action.frozen_s_max,
-                "once": spec.guarantee is Guarantee.ONCE,
-                "output_bytes_max": self._output_bytes_max,
-                **({"run": self._run} if self._run else {}),
-            }
-        )
+        request = spawn_request(action, (str(stdout), str(stderr)), extra)
+        request["output_bytes_max"] = self._output_bytes_max
+        if self._run:
+            request["run"] = self._run
+        self._request(request)
 
     def signal(self, key: str, number: int) -> None:
         """Send a signal to a task."""
@@ -288,7 +280,7 @@ class LauncherLink:
                     for (key, started_at), lease in zip(event["running"], leases, strict=True):
                         running.append((key, float(started_at), float(lease[0])))
                         frozen += [key] * (len(lease) > IS_FROZEN and bool(lease[IS_FROZEN]))
-                    ended += [(key, msgspec.convert(exit_, Exit)) for key, exit_ in event["ended"]]
+                    ended += [(key, exit_of(exit_)) for key, exit_ in event["ended"]]
                     if not more:
                         self._met(event)
         return LauncherReady(tuple(running), tuple(ended), tuple(frozen))
@@ -302,6 +294,9 @@ class LauncherLink:
             map(str, hello.get("unenforced", ("a process that leaves the process group of its task",)))
         )
         self._protocol = int(hello.get("protocol", 1))
+        self.memory = str(hello.get("memory", ""))
+        if not self.memory:
+            self.unenforced += (MEMORY_FREE,)
         self._is_asked = self._protocol >= PINGED_SINCE
 
     async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -377,7 +372,7 @@ class LauncherLink:
             reason = event.get("reason", "its lease ran out before it could be started")
             self._put(TaskLost(event["key"], reason, never_started=bool(event.get("never_started", True))))
         elif kind == "ended":
-            self._put(TaskEnded(event["key"], msgspec.convert(event["exit"], Exit)))
+            self._put(TaskEnded(event["key"], exit_of(event["exit"])))
         elif kind in ("frozen", "thawed"):
             self._put(TaskFrozen(event["key"], frozen=kind == "frozen"))
 
@@ -388,14 +383,6 @@ async def _read_frame(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
         raise ValueError(f"a frame of {size} bytes from the launcher")
     events: list[dict[str, Any]] = msgpack.unpackb(await reader.readexactly(size))
     return events
-
-
-def _environment(packed: bytes, extra: dict[bytes, bytes]) -> dict[bytes, bytes] | None:
-    """The variables of a task; None if what its home sent is no map: the launcher then ends it with a reason."""
-    try:
-        return {**msgpack.unpackb(packed), **extra}
-    except (ValueError, TypeError):
-        return None
 
 
 def _frame(requests: list[dict[str, Any]]) -> bytes:

@@ -13,11 +13,18 @@ import sys
 import time
 from typing import Any
 
-from peerload.agent.launcher_cgroup import end_cgroup, left_root
+from peerload.agent.launcher_cgroup import end_cgroup, left_root, removed_all
 from peerload.agent.launcher_records import RecordLog, machine_boot, say, whole_records
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.agent.launcher_units import Units
+
 UNITS_NAME = "units"
-"""The file that tells where the units of a launcher are: kind, root, machine boot; for the next launcher."""
+"""The file that tells where the units of a launcher are: kind, machine boot, root, and the root of its memory groups if it
+makes any; for the next launcher."""
+EMPTY_LOOKS_MAX, EMPTY_LOOK_S = 100, 0.01
+"""A memory group whose processes have just ended can be removed after a moment."""
 SPAWNS_NAME = "spawns.log"
 """Written only where units are bare. A row: key, pid, start, machine boot, output files, launcher run."""
 GUARD_NAME = "peerload-guard"
@@ -28,18 +35,18 @@ trap '' TERM INT HUP
 read -r _
 [ -w "$1" ] && echo "$2" > "$1"
 [ -z "$7" ] || [ -d "$7" ] || exit
-exec "$3" -I -S -c "$4" "$5" "$6" "$7" "$8"
+exec "$3" -I -S -c "$4" "$5" "$6" "$7" "$8" "$9"
 """
 """The shell waits, since it is a tenth of the size of a Python that waits. Nothing is ever written to its stdin, which
 ends with the launcher."""
 
 
-def note_units(directory: str, kind: str, root: str) -> None:
+def note_units(directory: str, kind: str, root: str, memory_root: str) -> None:
     """From here on units are there; "" for a root: nowhere. Before the first is made."""
     path = f"{directory}/{UNITS_NAME}"
     fd = os.open(path + ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, f"{kind}\n{machine_boot()}\n{root}\n".encode("utf-8", "surrogateescape"))
+        os.write(fd, f"{kind}\n{machine_boot()}\n{root}\n{memory_root}\n".encode("utf-8", "surrogateescape"))
     finally:
         os.close(fd)
     os.replace(path + ".new", path)  # noqa: PTH105 -- pathlib costs the launcher a megabyte
@@ -51,9 +58,9 @@ def end_left_overs(directory: str, ended: set[str]) -> None:
     boot = machine_boot()
     try:
         with open(f"{directory}/{UNITS_NAME}", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123 -- as above
-            kind, made_in, root = file.read(1 << 16).split("\n")[:3]
+            kind, made_in, root, memory_root, *_ = (*file.read(1 << 16).split("\n"), "")
     except (OSError, ValueError):
-        kind, made_in, root = "", "", ""
+        kind, made_in, root, memory_root = "", "", "", ""
     if root and made_in == boot:
         units = left_root(kind, root)
         if units is not None:
@@ -62,8 +69,21 @@ def end_left_overs(directory: str, ended: set[str]) -> None:
     rows = {row[0]: row for row in log.read() if row[3] == boot and row[0] not in ended}  # the last of a key counts
     if rows:
         end_rows(list(rows.values()))
+    if made_in == boot:
+        _remove_memory(memory_root)
     log.rewrite([])
     log.close()
+
+
+def _remove_memory(root: str) -> None:
+    """The memory groups below it, whose tasks have been ended."""
+    if not root:
+        return
+    for _ in range(EMPTY_LOOKS_MAX):
+        if removed_all(root):
+            return
+        time.sleep(EMPTY_LOOK_S)
+    say(f"{root}, left by an earlier launcher, cannot be removed")
 
 
 def end_rows(rows: list[Any]) -> None:
@@ -96,14 +116,15 @@ class Guard:
     """A process that ends the tasks of this launcher run when the launcher is gone. ``pid``, ``pidfd``: of the guard.
     Raises OSError where there can be none (no /bin/sh)."""
 
-    def __init__(self, directory: str, kind: str, root: str, run: str) -> None:
-        path, raw = AT_ONCE.get(kind, ("", ""))
+    def __init__(self, directory: str, units: Units, memory_root: str, run: str) -> None:
+        path, raw = AT_ONCE.get(units.name, ("", ""))
+        its = [directory, units.name, units.root, run, memory_root]
         code = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.agent.launcher_takeover import guard; guard()"
         theirs, mine = os.pipe2(os.O_CLOEXEC)
         try:
             self.pid = os.posix_spawn(
                 "/bin/sh",
-                ["sh", "-c", _WAIT, GUARD_NAME, root + path, raw, sys.executable, code, directory, kind, root, run],
+                ["sh", "-c", _WAIT, GUARD_NAME, units.root + path, raw, sys.executable, code, *its],
                 os.environ,
                 file_actions=((os.POSIX_SPAWN_DUP2, theirs, 0),),
                 setsid=True,
@@ -125,8 +146,9 @@ class Guard:
 
 
 def guard() -> None:
-    """What the guard does in the end; its arguments are those of `Guard`."""
-    directory, kind, root, run = sys.argv[1:]
+    """What the guard does in the end; its arguments are those of `Guard`. One that an earlier version has started names no
+    memory groups."""
+    directory, kind, root, run, memory_root, *_ = (*sys.argv[1:], "")
     began_s = time.monotonic()
     if root:
         units = left_root(kind, root)
@@ -138,4 +160,5 @@ def guard() -> None:
         if not rows:
             return
         end_rows(list(rows.values()))
+    _remove_memory(memory_root)
     say(f"the launcher is gone; its guard took {time.monotonic() - began_s:.3f} s to end what it left")

@@ -6,8 +6,11 @@ import os
 import time
 from typing import Any
 
+from peerload.agent.launcher_shortage import note_shortage
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from peerload.agent.launcher_memory import MemoryUse
     from peerload.agent.launcher_spawn import Capture, Holes
 
 LIMIT_EVERY_S = 0.5
@@ -23,7 +26,8 @@ class Task:
 
     deadline_s: CLOCK_BOOTTIME at which it is frozen, 0 = never. ts: of the newest message whose lease was applied, for the
     agent that asks. frozen_at_s: CLOCK_BOOTTIME, 0 while it is not. ended_at: Unix s at which its leader ended, 0 while it
-    lives. lost_because: why it has no exit although it ends: nobody may take this end for a result.
+    lives. lost_because: why it has no exit although it ends: nobody may take this end for a result. memory_bytes_max: its
+    limit, 0 = none; node: what people call the machine; memory_use: known when its leader has ended.
     """
 
     __slots__ = (
@@ -40,6 +44,9 @@ class Task:
         "kills_at_deadline",
         "limit_due_s",
         "lost_because",
+        "memory_bytes_max",
+        "memory_use",
+        "node",
         "pid",
         "pidfd",
         "started_at",
@@ -59,6 +66,9 @@ class Task:
         self.kills_at_deadline = False
         self.is_synced = False
         self.lost_because = ""
+        self.memory_bytes_max = 0
+        self.memory_use: MemoryUse | None = None
+        self.node = ""
         self.ended_at = 0.0
         self.ended_s = 0.0
         self.close_due_s = 0.0
@@ -88,6 +98,8 @@ class Task:
         }
         if code < 0:
             record["signal"] = -code
+        if self.memory_use is not None:
+            note_shortage(record, self.memory_use, self.node, self.captures[1].path)
         return record
 
 

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
         def orphans(self) -> set[int]:
             """The children of the launcher, where orphans come to it."""
 
-        def enter(self, key: str) -> None:
+        def enter(self, key: str, *, is_fresh: bool = False) -> None:
             """What the launcher starts from here on is in the unit of this key, from its first instruction on. Raises
-            OSError if there can be no such unit, or there is one already."""
+            OSError if there can be no such unit, or there is one already. ``is_fresh``: nothing was ever in what holds it,
+            nor will be."""
 
         def leave(self) -> None:
             """Until here."""

@@ -6,6 +6,7 @@ import asyncio
 import collections
 import logging
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.directories import SeenDirectories
@@ -78,7 +79,7 @@ class Parts:
         self.bus = None
         self.counters: collections.Counter[str] = collections.Counter()
         self.directories = SeenDirectories()
-        self.claims = Claims()
+        self.claims = Claims(Path(config.gpu_claims) if config.gpu_claims else None)
         self.started_at = time.time()
         self.stopping = asyncio.Event()
         self.exit_code = 0

@@ -37,6 +37,10 @@ class Pending:
         self._promised[self._next] = future
         return self._next, future
 
+    def withdraw(self, number: int) -> bool:
+        """Nobody waits for this promise any more. → whether it was still open."""
+        return self._promised.pop(number, None) is not None
+
     def answered(self, answer: Answer) -> None:
         """Pass an answer on to whoever asked."""
         future = self._promised.pop(answer.request, None)

@@ -164,7 +164,7 @@ class Store(StoreRecovery):
             connection.executescript(f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION}; {made}; COMMIT;")
             return
         for number in range(version + 1, schema.VERSION + 1):
-            connection.executescript(f"BEGIN; {schema.MIGRATIONS[number]} PRAGMA user_version = {number}; COMMIT;")
+            connection.executescript(schema.migration(connection, number))
 
     def _keep_node(self) -> None:
         """The ids of the tasks here begin with the node's name: another one on the same database would rename them."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from peerload.model.task import FloorKind
 
-VERSION = 2
+if TYPE_CHECKING:
+    import sqlite3
+
+VERSION = 3
 
 _EVENTS = """
 CREATE TABLE events (
@@ -49,10 +54,26 @@ DROP INDEX unfinished;
 CREATE INDEX unfinished ON tasks (state, counter, member) WHERE ended_at = 0;
 ALTER TABLE tasks ADD COLUMN more BLOB;
 ALTER TABLE floors ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE floors ADD COLUMN home TEXT NOT NULL DEFAULT '';
 """,
+    3: "",
 }
-"""What makes a database of version n - 1 one of version n."""
+"""What makes a database of version n - 1 one of version n, …"""
+
+ADDED_COLUMNS: dict[int, tuple[tuple[str, str, str], ...]] = {
+    3: (("floors", "home", "TEXT NOT NULL DEFAULT ''"),),
+}
+"""… along with these columns (table, column, declaration), which some databases of version n - 1 have already."""
+
+
+def migration(connection: sqlite3.Connection, number: int) -> str:
+    """The script, all or nothing, that makes this database of version ``number`` - 1 one of version ``number``."""
+    added = "".join(
+        f"ALTER TABLE {table} ADD COLUMN {column} {declaration};"
+        for table, column, declaration in ADDED_COLUMNS.get(number, ())
+        if column not in {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
+    )
+    return f"BEGIN; {MIGRATIONS[number]} {added} PRAGMA user_version = {number}; COMMIT;"
+
 
 PUT_ENVIRONMENT = "INSERT OR IGNORE INTO environments VALUES (?, ?)"
 PUT_SUBMISSION = "INSERT INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?)"

@@ -49,7 +49,7 @@ def main(words: list[str]) -> int:
             ended = following.follow(reply["id"])
     _say_if_input_was_ignored()
     if flags.json:
-        keys = ("id", "state", "exit_code", "signal", "node", "reason")
+        keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     return _told(ended, interrupted=following.interrupts > 0)
 
@@ -167,7 +167,7 @@ def _told(ended: dict[str, Any], *, interrupted: bool) -> int:
         return code if ended.get("exit_code") is not None else INTERRUPTED
     if state == "unknown" or code == CANNOT:
         say(f"{task} is {state}: {reason or 'it has no exit code'}", f"more:  peerload show {task}")
-    elif code in TOLD_IN_WORDS and reason:
+    elif (code in TOLD_IN_WORDS or ended.get("out_of")) and reason:
         say(f"{task}: {printable(reason)}", f"it ran on {ended['node']}" if ended.get("node") else "")
     elif state == "cancelled":
         say(f"{task} was cancelled" + (f": {reason}" if reason else ""))

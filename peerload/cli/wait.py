@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
                 continue
             code = code or exit_code_of(task)
             if flags.json:
-                print_json({key: task.get(key) for key in ("id", "state", "exit_code", "signal", "node")})
+                print_json({key: task.get(key) for key in ("id", "state", "exit_code", "signal", "node", "out_of")})
             else:
                 sys.stdout.write(_line(task))
                 sys.stdout.flush()
@@ -47,6 +47,8 @@ def _line(task: dict[str, object]) -> str:
     how = f"signal {task['signal']}" if task.get("signal") else f"exit {exit_code_of(task)}"
     if task.get("exit_code") is None and not task.get("signal"):
         how = str(task.get("reason") or "")
+    elif task.get("out_of"):
+        how += f" ({task.get('reason')})"
     return (
         f"{printable(task.get('id', ''))}  {printable(task.get('state', ''))}  {printable(how)}  {printable(task.get('node') or '')}".rstrip()
         + "\n"

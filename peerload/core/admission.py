@@ -58,19 +58,32 @@ def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
     gpus = [device for device in profile.devices if device.kind == GPU]
     if not gpus:  # only how many there are is known
         gpus = [Device(f"{GPU}:{number}", index=number) for number in range(profile.gpus)]
-    need = request.gpu_mem_bytes
-    large = [gpu for gpu in gpus if not gpu.mem_bytes or need <= (gpu.grantable_bytes or gpu.mem_bytes)]
+    large = [gpu for gpu in gpus if not gpu.mem_bytes or _need_bytes(request, gpu) <= _most_bytes(gpu)]
     if len(large) < request.gpus:
-        most = max((gpu.grantable_bytes or gpu.mem_bytes for gpu in gpus), default=0)
         if len(gpus) >= request.gpus and not large:
-            return f"{gpus_text(gpus)} of which tasks may have {_gib(most)}, asked {_gib(need)}"
-        asked = f"asked {request.gpus}" + (f" with {_gib(need)}" if need else "")
+            best = max(gpus, key=_most_bytes)
+            part = f"{request.gpu_fraction:g} of one, " if request.gpu_fraction < 1.0 else ""
+            need = f"{part}{_gib(_need_bytes(request, best))}"
+            return f"{gpus_text(gpus)} of which tasks may have {_gib(_most_bytes(best))}, asked {need}"
+        asked = f"asked {request.gpus}" + (f" with {_gib(request.gpu_mem_bytes)}" if request.gpu_mem_bytes else "")
         return f"{gpus_text(gpus)}, {asked}"
     if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE and not request.gpu_wait_s_max:
         meant = [gpu for gpu in large if any(is_meant(gpu, name) for name in request.gpu_prefer)]
         if len(meant) < request.gpus:
             return f"no GPU {', '.join(request.gpu_prefer)}" if not meant else f"only {len(meant)} of those GPUs"
     return ""
+
+
+def _need_bytes(request: ResourceRequest, gpu: Device) -> int:
+    """The memory that a task asks of this GPU, 0 = not known: what it says, or its part of all that the GPU has."""
+    if request.gpu_mem_bytes or request.gpu_fraction >= 1.0:
+        return request.gpu_mem_bytes
+    return int(gpu.mem_bytes * request.gpu_fraction)
+
+
+def _most_bytes(gpu: Device) -> int:
+    """The memory of it that one task can have."""
+    return gpu.grantable_bytes or gpu.mem_bytes
 
 
 def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> int | None:
@@ -82,7 +95,7 @@ def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Pla
     gpus = [device for device in profile.devices if device.kind == GPU]
     if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE and not request.gpu_wait_s_max:
         gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in request.gpu_prefer)]
-    sizes = sorted((gpu.grantable_bytes or gpu.mem_bytes for gpu in gpus if gpu.mem_bytes), reverse=True)
+    sizes = sorted((_most_bytes(gpu) for gpu in gpus if gpu.mem_bytes), reverse=True)
     if len(sizes) < len(gpus) or len(sizes) < request.gpus:
         return None
     return sizes[request.gpus - 1]

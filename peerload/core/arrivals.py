@@ -78,6 +78,7 @@ class Arrivals:
         except BadRequest as error:
             self._state.actions.append(Answer(event.request, error=error))
             return
+        self._home.begin_making(array.name)
         for member in array.members():
             task = array.add(member)
             if event.held:
@@ -85,6 +86,7 @@ class Arrivals:
             self.adopt(task, directory_here=event.directory_here)
             yield
         self._submissions.accept(array, placeable)
+        self._home.has_made(array.name)
         if event.held:
             return
         for task in array.tasks:

@@ -80,7 +80,8 @@ class Clients:
 
     def signal(self, event: events.SignalRequested) -> None:
         """Passed on to a running task."""
-        task = self._home.by_id.get(event.task)
+        named = self._home.named(event.task)
+        task = named[0] if named and named[0].task == event.task else None
         error: BadRequest | None = None
         if task is None:
             error = NoSuchTask(f"no unfinished task {event.task}", hint="peerload ls")

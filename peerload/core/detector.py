@@ -42,8 +42,7 @@ class _Probe:
 
 
 class Detector:
-    """``suspect`` is called with a member that has answered nobody; ``accusation`` gives what is said of a suspect, so
-    that it is the first to hear it (the buddy system)."""
+    """``suspect`` is called with a member that has answered nobody."""
 
     def __init__(self, shared: GossipState, suspect: Callable[[str], None]) -> None:
         self._shared = shared

@@ -6,7 +6,7 @@ look for a place; the others wait for their turn, and those that may run nowhere
 
 from __future__ import annotations
 
-from itertools import islice
+from collections import deque
 from typing import TYPE_CHECKING
 
 from peerload.core.work import HomeTask
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from peerload.core.queue import WaitingQueue
     from peerload.core.sender import Sender
     from peerload.core.state import CoreState
+    from peerload.core.work import Work
 
 LEAVING_MAX = 64
 """Own tasks that look for a place at a time."""
 AWAITING_MAX = 1000
 """Requests that wait until the node is empty."""
 LOOKED_AT_MAX = 256
-"""Waiting tasks that are looked at for some that may go, after each event."""
+"""Waiting tasks that may leave that are looked at for some that can now, after each event."""
 
 
 class Drain:
@@ -59,7 +60,9 @@ class Drain:
         self._sender = sender
         self._information = information
         self._leaving: dict[bytes, HomeTask] = {}
-        self._awaiting: list[int] = []
+        self._candidates: deque[tuple[int, HomeTask]] = deque()  # by `Work.order`: one that came back is another
+        self._newest = 0
+        self._awaiting: dict[int, None] = {}
         self.arrives: Callable[[HomeTask], None]
 
     def restore(self, reason: str) -> None:
@@ -68,11 +71,16 @@ class Drain:
 
     def begin(self, reason: str) -> tuple[int, int]:
         """→ how many tasks of others went back, and how many run on."""
-        self._state.persist(PutDrain(reason))
-        self._set(is_on=True, reason=reason)
+        profile = self._state.profile
+        is_news = not profile.drained or profile.drain_reason != reason
+        if is_news:
+            self._state.note("agent", "draining", reason=reason)
+            self._state.persist(PutDrain(reason))
+            self._set(is_on=True, reason=reason)
         said = f"{self._state.node} is drained" + (f": {reason}" if reason else "")
         returned = self._executor.give_all_back(said)
-        self._information.tell()
+        if is_news:
+            self._information.tell()
         return returned, len(self._ledger.running)
 
     def await_empty(self, request: int) -> None:
@@ -83,7 +91,11 @@ class Drain:
             error = SlowDown("too many wait for this node to be empty", why=f"at most {AWAITING_MAX} may")
             self._state.actions.append(Answer(request, error=error))
         else:
-            self._awaiting.append(request)
+            self._awaiting[request] = None
+
+    def await_no_more(self, request: int) -> None:
+        """Nobody waits for this answer any more."""
+        self._awaiting.pop(request, None)
 
     def _refuse(self, request: int) -> None:
         error = BadRequest(f"{self._state.node} is not drained", hint="peerload drain --wait")
@@ -96,9 +108,12 @@ class Drain:
         for request in self._awaiting:
             self._refuse(request)
         self._awaiting.clear()
+        self._state.note("agent", "undrained")
         self._state.persist(PutDrain(None))
         self._set(is_on=False, reason="")
         leaving, self._leaving = self._leaving, {}
+        self._candidates.clear()
+        self._newest = 0
         for uid, task in leaving.items():
             if uid in self._sender.stranded:
                 self._home.take_out(task)
@@ -118,16 +133,35 @@ class Drain:
         room = LEAVING_MAX - len(self._leaving)
         if room <= 0:
             return
-        for work in list(islice(self._queue.oldest_first(), LOOKED_AT_MAX)):
-            if room and isinstance(work, HomeTask) and self._may_leave(work):
-                room -= 1
-                self._leaving[work.uid] = work
-                self._queue.remove(work)
-                self._sender.strand(work, f"{self._state.node} is drained")
+        self._look_for_new()
+        for _ in range(min(LOOKED_AT_MAX, len(self._candidates))):
+            if not room:
+                break
+            order, task = self._candidates.popleft()
+            if task.uid not in self._queue or task.order != order:
+                continue
+            if task.withheld or task.search is not None:
+                self._candidates.append((order, task))  # once that is over
+                continue
+            room -= 1
+            self._leaving[task.uid] = task
+            self._queue.remove(task)
+            self._sender.strand(task, f"{self._state.node} is drained")
+
+    def _look_for_new(self) -> None:
+        """Of what has come since the last look, all that may leave: the higher priority first. The first look of a drain is
+        at all that waits."""
+        new = [work for work in self._queue.since(self._newest) if isinstance(work, HomeTask) and self._may_leave(work)]
+        self._candidates.extend((task.order, task) for task in sorted(new, key=_rank))
+        self._newest = max(self._newest, self._queue.newest)
 
     def _may_leave(self, task: HomeTask) -> bool:
         placement = task.spec.placement
-        return not placement.local and placement.node != self._state.node and task.search is None
+        return not placement.local and placement.node != self._state.node
 
     def _set(self, *, is_on: bool, reason: str) -> None:
         self._own_profile.change(drained=is_on, drain_reason=reason)
+
+
+def _rank(work: Work) -> tuple[int, int]:
+    return -work.spec.priority, work.order

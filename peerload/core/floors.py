@@ -70,9 +70,11 @@ class Floors:
         return floor is not None and floor.attempt == attempt and floor.kind is FloorKind.REFUSED
 
     def row(self, uid: bytes, attempt: int, kind: FloorKind, home: str) -> PutFloor:
-        """Raise the floor (or say otherwise why it is there) → what is to be made durable."""
+        """Raise the floor (or say otherwise why it is there) → what is to be made durable. Where there are too many, the
+        oldest are forgotten."""
         now = self._state.now
         self._floors.pop(uid, None)  # so that it comes last
+        self._bound()
         self._floors[uid] = Floor(attempt, kind, now.boot_s, home)
         return PutFloor(uid, attempt, now.wall_s, kind, home)
 
@@ -80,7 +82,6 @@ class Floors:
         """Raise the floor durably; it never sinks."""
         if self.attempt(uid) < attempt:
             self._state.persist(self.row(uid, attempt, kind, home))
-            self._bound()
 
     def found_running(self, key: str) -> None:
         """The launcher has an attempt that nobody here knows (the database was lost): it has started, whatever comes."""

@@ -225,7 +225,8 @@ class Handoff:
         """The first result of any attempt that was granted counts (R9), from the node that it was granted to; its output
         comes home before it is recorded.
 
-        Until then another attempt that holds the lease by now runs on: should the output never come, it is needed."""
+        Until then another attempt that holds the lease by now runs on, renewed: should the output never come, it is needed,
+        and its node is asked what has become of it."""
         task = self._home.tasks.get(message.uid)
         if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
             self._state.count("results that are not recorded")
@@ -293,8 +294,8 @@ class Handoff:
             return
         if error:
             self._state.count("output fetches failed")
-            if self._home.resume(task):  # it will be repeated, and fetched again
-                self.leases.extend(task, task.record.lease_s)
+            self._home.resume(task)  # it will be repeated, and fetched again
+            self.leases.resumed(task)
             return
         other = task.record.node
         self._home.finish(task, task.exit, task.why_over, node=task.collected_from)

@@ -51,6 +51,7 @@ class Home:
         self.tasks: dict[bytes, HomeTask] = {}
         self.by_id: dict[str, HomeTask] = {}
         self.arrays: dict[str, dict[str, HomeTask]] = {}
+        self._being_made: dict[str, None] = {}
         self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
         self._obeying: OrderedDict[str, float] = OrderedDict()
         self.requeued: Callable[[HomeTask, str], None] = lambda _task, _reason: None
@@ -71,8 +72,19 @@ class Home:
             self.arrays.setdefault(array, {})[task.task] = task
         self._moved(task, "")
 
+    def begin_making(self, array: str) -> None:
+        """The members of this array are adopted one by one; until all of them are durable no user can mean one of them, as
+        what was confirmed about it would be undone when they become so."""
+        self._being_made[array] = None
+
+    def has_made(self, array: str) -> None:
+        """They are durable."""
+        self._being_made.pop(array, None)
+
     def named(self, name: str) -> list[HomeTask]:
         """The unfinished tasks that a user means: one, or the members of an array."""
+        if (_array(name) or name) in self._being_made:
+            return []
         task = self.by_id.get(name)
         return [task] if task is not None else list(self.arrays.get(name, {}).values())
 
@@ -184,9 +196,8 @@ class Home:
         else:
             self.become(task, reason, state=TaskState.LEASED, node=node, lease_s=lease_s)
 
-    def resume(self, task: HomeTask) -> bool:
-        """The result that was on its way home has not come: on from where its record says that it is. → whether another
-        node has a lease of it."""
+    def resume(self, task: HomeTask) -> None:
+        """The result that was on its way home has not come: on from where its record says that it is."""
         match task.record.state:
             case TaskState.LEASED:
                 task.phase = HomePhase.AWAY
@@ -198,7 +209,6 @@ class Home:
                 task.phase = HomePhase.WAITING
                 self._queue.add(task)
                 self.requeued(task, task.record.reason)
-        return task.phase is HomePhase.AWAY
 
     def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
         """A task that waits, or that another node had, is kept back."""

@@ -94,6 +94,15 @@ class Leases:
             self._state.send(task.record.node, Query(task.task, task.uid, task.record.attempt))
         self._state.set_timer_in(task.repeat_s, "ask", task.uid.hex())
 
+    def resumed(self, task: HomeTask) -> None:
+        """An older attempt's result has not come after all. Whatever was said of the current one meanwhile counted for
+        nothing, and its node will not say it twice: ask."""
+        if task.phase is HomePhase.AWAY:
+            self.extend(task, task.record.lease_s)
+        if task.collected_attempt != task.record.attempt:  # else its node repeats the result
+            task.repeat_s = 0.0
+            self.ask(task)
+
     def _ask_if_silent(self, task: HomeTask, lease_s: float) -> None:
         """It is renewed every quarter of its lease; if twice nothing comes, ask (a RETURN or DIED may be lost)."""
         task.repeat_s = self._state.config.repeat_s
@@ -140,6 +149,8 @@ class Leases:
         match task.phase:
             case HomePhase.AWAY:
                 return record.node == src
+            case HomePhase.COLLECTING:  # an older attempt's result, which may never come
+                return record.node == src and record.state is TaskState.LEASED and task.collected_attempt != attempt
             case HomePhase.UNKNOWN:
                 is_back = src in (record.node, record.last_node)
             case HomePhase.WAITING | HomePhase.OFFERED | HomePhase.RESTING:

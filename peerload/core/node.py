@@ -207,6 +207,8 @@ class Node:
                 self.clients.drain(event)
             case events.EmptyAwaited():
                 self.drain.await_empty(event.request)
+            case events.EmptyAwaitedNoMore():
+                self.drain.await_no_more(event.request)
             case events.UndrainRequested():
                 self.clients.undrain(event)
             case events.ForgetRequested():

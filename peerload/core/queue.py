@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from peerload.core.device_line import DeviceLine
@@ -203,6 +203,15 @@ class WaitingQueue:
         for priority in sorted(self._levels):
             lines = (reversed(line.values()) for line in self._levels[priority])
             yield from _free(heapq.merge(*lines, key=_order, reverse=True))
+
+    @property
+    def newest(self) -> int:
+        """The highest `Work.order` so far."""
+        return self._next_order
+
+    def since(self, order: int) -> Iterator[Work]:
+        """Work with a higher `Work.order` than this, withheld or not: the newest first."""
+        return takewhile(lambda work: work.order > order, reversed(self._work.values()))
 
     def waiting_for_devices(self) -> Iterator[Work]:
         """Work that waits for devices and is not withheld, in the order in which it would have them."""

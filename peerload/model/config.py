@@ -196,5 +196,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How the GPUs of this node are shared: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
     """What else tasks may ask for by number: tables of the config file."""
+    gpu_claims: str = ""
+    """Where agents of this machine claim its GPUs, a directory that is the same for all of them; "": where it keeps locks."""
     inbox_max: Limit = 200_000
     clients_max: Limit = 256

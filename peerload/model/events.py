@@ -159,6 +159,12 @@ class EmptyAwaited(_Event, frozen=True):
     request: int
 
 
+class EmptyAwaitedNoMore(_Event, frozen=True):
+    """Whoever waited for that has gone, or given up. Not answered."""
+
+    request: int
+
+
 class UndrainRequested(_Event, frozen=True):
     """This node takes tasks again."""
 
@@ -360,6 +366,7 @@ Event = (
     | ReleaseRequested
     | DrainRequested
     | EmptyAwaited
+    | EmptyAwaitedNoMore
     | UndrainRequested
     | ForgetRequested
     | DiskRoomChanged

@@ -75,6 +75,7 @@ FAULTS = (
     "BrokerSlow",
     "ClockStep",
     "CommitsLost",
+    "CrashAtSend",
     "CutAtSend",
     "CutFromHost",
     "Cut one-way",

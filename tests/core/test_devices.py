@@ -598,6 +598,22 @@ def test_the_nearest_miss_is_named_first() -> None:
     assert x.done(actions.Answer).reply["placeable"] == "no node known can ever run it; 2 x 24 GiB, asked 9"
 
 
+@pytest.mark.parametrize("fraction", [0.85, 0.87, 0.88, 0.95])
+def test_a_part_of_a_card_that_an_idle_one_has_no_room_for_is_refused(fraction: float) -> None:
+    x = Node(2)  # 24 GiB, 21.1 of them for tasks: 0.879
+    did = x.submit(spec(request=asked(gpu_fraction=fraction)))
+    if fraction < 0.88:
+        assert x.spawned() == [("x/1", names(0))]
+        return
+    assert did == ["refuse NeverRunnable"]
+    need = f"{24 * fraction:.3g} GiB"
+    lacking = f"2 x 24 GiB of which tasks may have 21.1 GiB, asked {fraction:g} of one, {need}"
+    assert x.done(actions.Answer).error.why == f"asked {fraction:g} of a GPU, nearest is x: {lacking}"
+    x.meet("y", gpus=1, devices=(gpu(0, gib=96, grantable_bytes=94 * GIB),))  # more of it is for tasks
+    did = x.submit(spec(request=asked(gpu_fraction=fraction)))
+    assert did[:2] == ["persist submission queued", "answer"]
+
+
 def test_a_request_that_makes_no_sense_is_none() -> None:
     for fields in ({"gpus": 2, "gpu_fraction": 0.3}, {"gpus": 1, "gpu_fraction": 0.5, "gpu_share": GpuShare.EXCLUSIVE}):
         with pytest.raises(ValueError, match="fraction"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from peerload.core import endings, turns
 from peerload.model import events, messages
 from peerload.model.actions import Answer, AttemptGone
@@ -149,3 +151,23 @@ def test_tasks_that_are_being_made_count() -> None:
     assert x.submit(indices=tuple(range(turns.TASKS_AT_A_TIME + 5))) == ["timer request 0"]
     assert x.submit(indices=tuple(range(6))) == ["refuse SlowDown"]
     assert "answer" in x.submit(indices=tuple(range(5)))
+
+
+@pytest.mark.parametrize("name", ["x/1", "x/1.1"])
+@pytest.mark.parametrize("held", [False, True])
+def test_nobody_can_mean_an_array_before_it_is_durable(name: str, *, held: bool) -> None:
+    x = Given(peers=())
+    x.submit(held=held, indices=tuple(range(turns.TASKS_AT_A_TIME + 10)))
+    members = list(x.node.home.tasks.values())
+    assert x.when(events.CancelRequested(9, (name,))) == ["answer"]
+    assert x.done(Answer).reply == {"cancelled": [], "already_ended": [name]}
+    assert x.when(events.HoldRequested(9, (name,))) == ["answer"]
+    assert x.when(events.ReleaseRequested(9, (name,))) == ["answer"]
+    assert x.when(events.SignalRequested(9, "x/1.1", 15)) == ["refuse NoSuchTask"]
+    x.timer("request", "1")
+    x.finish(1)
+    state = TaskState.HELD if held else TaskState.QUEUED
+    assert all(task.record.state is state for task in members[1:])  # the first may run
+    x.when(events.CancelRequested(9, (name,)))
+    x.finish(9)
+    assert x.done(Answer).reply == {"cancelled": [name], "already_ended": []}

@@ -128,6 +128,49 @@ def test_a_task_that_may_run_nowhere_else_waits_for_the_end_of_the_drain() -> No
     assert "spawn 1" in x.when(events.UndrainRequested(6))
 
 
+@pytest.mark.parametrize("comes", ["before the drain", "later", "held until then"])
+def test_tasks_that_stay_do_not_stand_in_the_way_of_one_that_may_leave(
+    comes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peerload.core.drain.LOOKED_AT_MAX", 4)
+    x = Given()
+    x.submit()
+    for _ in range(20):
+        x.submit(spec(placement=Placement(local=True)))
+    if comes != "later":
+        x.submit(held=comes != "before the drain")
+    x.when(events.DrainRequested(900))
+    if comes == "later":
+        x.submit()
+    elif comes == "held until then":
+        x.when(events.ReleaseRequested(901, ("x/22",)))
+    assert x.task(22).uid in x.node.sharing.sender.stranded
+    assert len(x.node.queue) == 20
+    x.when(events.UndrainRequested(902))
+    assert x.task(22).uid in x.node.queue
+    x.when(events.DrainRequested(903))
+    assert x.task(22).uid in x.node.sharing.sender.stranded
+
+
+def test_a_bounded_number_of_tasks_looks_for_a_place_at_a_time_until_all_have_had_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("peerload.core.drain.LEAVING_MAX", 2)
+    monkeypatch.setattr("peerload.core.drain.LOOKED_AT_MAX", 1)
+    x = Given()
+    for number in range(6):
+        x.submit(spec(priority=number == 5))
+    x.when(events.DrainRequested(900))
+    stranded = x.node.sharing.sender.stranded
+    left = [task.task for task in stranded.values()]
+    assert left == ["x/6"]
+    while any(x.node.queue.oldest_first()):
+        x.when(events.CancelRequested(901, (next(iter(stranded.values())).task,)))
+        left += [task.task for task in stranded.values() if task.task not in left]
+        assert len(stranded) <= 2
+    assert left == ["x/6", "x/2", "x/3", "x/4", "x/5"]
+
+
 def test_a_drain_is_durable() -> None:
     record = TaskRecord("x/4", UID, TaskState.QUEUED, 1.0)
     started = events.AgentStarted((events.TaskRow(record, spec()),), counter=4, drained="new disks")
@@ -158,6 +201,36 @@ def test_who_waits_for_a_drained_node_is_told_when_it_is_drained_no_more() -> No
     x.when(events.DrainRequested(5))
     x.when(events.EmptyAwaited(6))
     assert "refuse BadRequest" in x.when(events.UndrainRequested(7))
+
+
+def test_who_has_given_up_waiting_is_not_answered_and_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peerload.core.drain.AWAITING_MAX", 2)
+    x = Given(peers=())
+    x.submit()
+    x.when(events.DrainRequested(1))
+    for request in range(2, 20):
+        assert x.when(events.EmptyAwaited(request)) == []
+        assert x.when(events.EmptyAwaitedNoMore(request)) == []
+    assert [x.when(events.EmptyAwaited(request)) for request in (20, 21, 22)] == [[], [], ["refuse SlowDown"]]
+    x.when(events.EmptyAwaitedNoMore(20))
+    did = x.end(x.task().key)
+    assert did.count("answer") == 1
+    assert x.done(Answer).request == 21
+
+
+def test_a_drain_that_is_asked_for_again_is_noted_once() -> None:
+    x = Given(peers=())
+    x.when(events.DrainRequested(1, "new disks"))
+    assert [(note.what, note.state, note.reason) for note in x.notes] == [("agent", "draining", "new disks")]
+    version = x.node.state.profile.version
+    assert x.when(events.DrainRequested(2, "new disks")) == ["answer"]
+    assert x.notes == []
+    assert x.node.state.profile.version == version
+    assert "persist drained" in x.when(events.DrainRequested(3, "newer disks"))
+    x.when(events.UndrainRequested(4))
+    assert [(note.what, note.state) for note in x.notes] == [("agent", "undrained")]
+    x.when(events.UndrainRequested(5))
+    assert x.notes == []
 
 
 # -- room on the disk --------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
-from peerload.model.task import FloorKind, TaskRecord, TaskSpec, TaskState
+from peerload.model.task import FloorKind, Guarantee, TaskRecord, TaskSpec, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
 from tests.core.test_losses import accepted, away
@@ -193,6 +193,26 @@ def test_floors_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(x.node.executor.floors) <= 8
     assert bytes([19]) * 16 in x.node.executor.floors
     assert bytes([0]) * 16 not in x.node.executor.floors
+
+
+@pytest.mark.parametrize("guarantee", [Guarantee.AT_LEAST_ONCE, Guarantee.ONCE])
+def test_floors_of_started_attempts_are_bounded_too(monkeypatch: pytest.MonkeyPatch, guarantee: Guarantee) -> None:
+    monkeypatch.setattr("peerload.core.floors.DROPPED_AT_ONCE_MAX", 3)
+    x = Given(peers=("h",), config=CoreConfig(floors_kept_max=5))
+    waits_for_ack = []
+    for number in range(20):
+        task, uid = f"h/{number}", bytes([number]) * 16
+        x.after(1).hear("h", messages.Offer(task, uid, 1, spec(guarantee=guarantee), 60.0))
+        accept = x.sent(messages.Accept)
+        assert "spawn 1" in x.hear("h", messages.Commit(task, uid, 1, accept.nonce, accept.ts, 60.0))
+        x.end(f"{uid.hex()}-1")
+        if number:
+            x.hear("h", messages.ResultAck(task, uid, 1))
+        else:  # what nobody has taken note of is kept: it is here
+            waits_for_ack.append(uid)
+        assert len(x.node.executor.floors) <= 8
+    assert all(uid in x.node.executor.floors for uid in [*waits_for_ack, uid])
+    assert bytes([1]) * 16 not in x.node.executor.floors
 
 
 def test_a_floor_tells_why_it_is_there() -> None:

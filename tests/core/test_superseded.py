@@ -47,7 +47,7 @@ def test_another_attempt_is_revoked_when_an_older_ones_result_is_recorded() -> N
 @pytest.mark.parametrize("then", ["fetched again", "the other one's result", "lost"])
 def test_an_older_result_whose_output_cannot_be_had_costs_the_other_attempt_nothing(then: str) -> None:
     x, task, result = superseded()
-    assert x.when(events.OutputArrived(task.uid, 1, "link broke")) == ["timer lease 65"]
+    assert x.when(events.OutputArrived(task.uid, 1, "link broke")) == ["timer lease 65", "Query to z", "timer ask 1"]
     renew = messages.Renew((messages.Renewal(task.task, task.uid, 2, 9.0, 8.0),))
     assert x.hear("z", renew) == ["timer lease 65", "timer ask 30", "changed running", "RenewOk to z"]
     if then == "fetched again":
@@ -67,3 +67,35 @@ def test_a_cancel_while_an_older_result_is_fetched_reaches_the_other_attempt() -
     x, task, _ = superseded()
     said = ["persist cancelled", "changed cancelled", "Revoke to z", "clear lease", "clear ask", "answer"]
     assert x.when(events.CancelRequested(9, (task.task,))) == said
+
+
+def test_the_other_attempt_is_renewed_while_an_older_result_is_fetched() -> None:
+    x, task, _ = superseded()
+    for ts in (15.0, 30.0, 45.0, 60.0, 75.0):
+        renew = messages.Renew((messages.Renewal(task.task, task.uid, 2, ts, 8.0),))
+        assert "RenewOk to z" in x.after(15).hear("z", renew)
+        assert x.sent(messages.RenewOk).extensions[0].ts == ts
+        assert task.deadline_s == x.at_s + 65
+    older = messages.Renew((messages.Renewal(task.task, task.uid, 1, 99.0, 8.0),))
+    assert x.hear("y", older) == []  # it has ended: its result is on its way
+    assert x.hear("w", messages.Renew((messages.Renewal(task.task, task.uid, 2, 99.0, 8.0),))) == []
+    assert x.timer("lease", task.uid.hex()) == []
+    assert "persist done" in x.when(events.OutputArrived(task.uid, 1))
+
+
+@pytest.mark.parametrize("word", [messages.NotStarted, messages.Return, messages.Died])
+def test_what_became_of_the_other_attempt_meanwhile_is_asked_if_the_older_result_does_not_come(word: type) -> None:
+    x, task, _ = superseded()
+    said = word(task.task, task.uid, 2)
+    assert x.hear("z", said) == []  # the result decides
+    assert "Query to z" in x.when(events.OutputArrived(task.uid, 1, "link broke"))
+    assert "persist queued" in x.hear("z", said)
+
+
+def test_a_parked_attempt_that_died_while_an_older_result_was_fetched_is_found_out() -> None:
+    x, task, _ = superseded()
+    x.when(events.MachineSleeping())
+    assert task.record.parked_ts
+    x.when(events.MachineWoke())
+    x.timer("ask", task.uid.hex())
+    assert x.when(events.OutputArrived(task.uid, 1, "link broke")) == ["Query to z", "timer ask 1"]

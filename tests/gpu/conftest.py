@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from peerload.agent.sensors.claims import PLACES
+from peerload.model.devices import Device
 from tests.gpu.cards import Cards
 from tests.integration.cluster import Cluster
 
@@ -17,7 +21,11 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def cards(cluster: Cluster) -> Cards:
+def cards(cluster: Cluster) -> Iterator[Cards]:
+    """Agents claim them in the cluster's directory: nothing of them is left in the machine's."""
     cards = Cards(cluster.directory)
     cluster.environment |= cards.environment
-    return cards
+    yield cards
+    marks = {f"peerload-device-{Device(cards.id(number)).mark:08x}" for number in range(len(cards.cards))}
+    left = [place / mark for place in (*PLACES, Path(tempfile.gettempdir())) for mark in marks]
+    assert not [path for path in left if path.exists()]

@@ -105,3 +105,21 @@ def test_an_agent_stops_while_the_driver_hangs(cluster: Cluster, cards: Cards) -
     assert agent.cli("down", "--all").returncode == 0
     assert agent.reap() == 0
     assert asks
+
+
+def test_gpus_whose_driver_is_unloaded_are_there_and_unknown(cluster: Cluster, cards: Cards) -> None:
+    agent = cluster.agent(slots=2)
+    task = agent.submit("sleep", "60", request={"gpus": 1})
+    agent.await_state(task, "running")
+    cards.more.append("init 9")
+    cards.write()
+    wait_until(lambda: agent.call("nodes")["nodes"][0]["gpus"][0]["health"] == "unknown", 20.0, "unknown")
+    wait_until(lambda: b"its driver has been unloaded" in agent.cli("events").stdout, 20.0, "that to be told")
+    wait_until(lambda: "no GPUs: " in agent.log_end(), 20.0, "it to be looked for again")
+    node = agent.call("nodes")["nodes"][0]
+    assert (len(node["gpus"]), node["no_gpus_because"]) == (4, None)
+    assert "has no GPUs" not in agent.cli("nodes").stdout.decode()
+    cards.more.remove("init 9")
+    cards.write()
+    wait_until(lambda: agent.call("nodes")["nodes"][0]["gpus"][0]["health"] == "ok", 20.0, "the driver to be back")
+    agent.call("cancel", tasks=[task])

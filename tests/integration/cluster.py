@@ -272,10 +272,12 @@ class Cluster:
             "XDG_STATE_HOME": str(self.directory / "xdg-state"),
             "XDG_RUNTIME_DIR": str(self.directory / "run"),
             "PEERLOAD_CLUSTER": str(cluster_of().directory),
+            "PEERLOAD_GPU_CLAIMS": str(self.directory / "claims"),
             "PEERLOAD_SPEED": "1",  # measuring would take a second of each agent's processor
             MARK: str(self.directory),
         }
         (self.directory / "run").mkdir(mode=0o700)
+        (self.directory / "claims").mkdir(mode=0o700)
 
     def __enter__(self) -> Self:
         return self

@@ -120,9 +120,11 @@ class Agent:
 class Bench:
     """One directory, the launchers that were started in it, and the agents that spoke to them."""
 
-    def __init__(self, directory: Path, units: str = "") -> None:
+    def __init__(self, directory: Path, units: str = "", memory: str = "") -> None:
         self.directory = directory
-        self._flags = ["--directory", str(directory), *(["--units", units] if units else [])]
+        self._flags = ["--directory", str(directory)]
+        for flag, kind in (("--units", units), ("--memory", memory)):
+            self._flags += [flag, kind] if kind else []
         self.processes: list[subprocess.Popen[bytes]] = []
         self.agents: list[Agent] = []
 

@@ -140,13 +140,16 @@ def test_what_is_not_a_launcher_is_an_error_with_a_reason(directory: Path, answe
 OLDEST = {"is": "listed", "pid": 1, "more": False, "running": [["a-1", 5.0]], "ended": []}
 NEWEST = OLDEST | {
     "running": [["a-1", 5.0]], "leases": [[7.5, 0.0, False, "and more"]], "protocol": 9, "run": "r1", "units": "jails",
-    "unenforced": ["what jails cannot hold"], "moon": "full",
+    "unenforced": ["what jails cannot hold"], "memory": "scales", "moon": "full",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("hello", "ts", "units", "run"), [(OLDEST, 0.0, "bare", None), (NEWEST, 7.5, "jails", "r1")])
+@pytest.mark.parametrize(
+    ("hello", "ts", "units", "run", "memory"),
+    [(OLDEST, 0.0, "bare", None, ""), (NEWEST, 7.5, "jails", "r1", "scales")],
+)
 def test_a_launcher_of_another_version_is_of_use(
-    directory: Path, hello: dict[str, Any], ts: float, units: str, run: str | None
+    directory: Path, hello: dict[str, Any], ts: float, units: str, run: str | None, memory: str
 ) -> None:
     """It outlives the agent that started it, and the upgrade of that."""
     heard: list[dict[str, Any]] = []
@@ -173,6 +176,8 @@ def test_a_launcher_of_another_version_is_of_use(
         try:
             assert await node.link.start() == LauncherReady((("a-1", 5.0, ts),))
             assert (node.link.units, bool(node.link.unenforced)) == (units, True)
+            assert node.link.memory == memory
+            assert ("memory" in node.link.unenforced[-1]) is not bool(memory), "what is not limited is said"
             node.link.set_lease("a-1", 9.0, 8.0)
             node.spawn("b-1", b"true")
             lost = await node.until(lambda event: isinstance(event, TaskLost))

@@ -129,6 +129,7 @@ def test_the_unit_is_sound(tmp_path: Path) -> None:
     if "Failed to initialize manager" in done.stderr:
         pytest.skip(f"systemd-analyze cannot work here: {done.stderr.strip()}")
     complaints = [line for line in done.stderr.splitlines() if "peerload-user" in line]
+    complaints = [line for line in complaints if "Unknown key 'DelegateSubgroup'" not in line]  # systemd before 254
     assert not complaints
 
 

@@ -1,10 +1,12 @@
 """One GPU, one agent: agents on one machine must not give the same card to different tasks, so each claims those it uses.
 
-A claim is a lock on a file that all agents of the machine know; it ends with the process that holds it.
+A claim is a lock on a file that all agents of the machine know; it ends with the process that holds it. A card that cannot
+be claimed is left alone: nobody can tell whether another agent has it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -19,53 +21,52 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.gpus")
 
 PLACES = (Path("/run/lock"), Path("/var/lock"))
+FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Whatever others may have put in the file's place is neither followed nor waited for."""
 
 
 class Claims:
-    """The claims of this process; ``place``: where the files are (default: where this machine keeps locks)."""
+    """The claims of this process; ``place``: where the files are, a directory that is there (default: where this machine
+    keeps locks)."""
 
     def __init__(self, place: Path | None = None) -> None:
         self._place = place or _place()
         self._held: dict[str, int] = {}
         self.refused: dict[str, str] = {}
-        """Devices that another agent has (id), and who that is."""
+        """Devices that are left alone (id), and why."""
 
     def claim(self, devices: tuple[Device, ...]) -> tuple[Device, ...]:
-        """Those that are ours by now."""
-        self.refused = {}
+        """Those that are ours by now. What is refused is said when it is news."""
+        before, self.refused = self.refused, {}
         found = []
         for device in devices:
-            holder = "" if device.id in self._held else self._lock(device)
-            if holder:
-                self.refused[device.id] = holder
-                log.warning("GPU %d (%s) is left alone: another agent has it (%s)", device.index, device.id, holder)
-            else:
+            why = "" if device.id in self._held else self._lock(device)
+            if not why:
                 found.append(device)
+                continue
+            self.refused[device.id] = why
+            if before.get(device.id) != why:
+                log.warning("GPU %d (%s) is left alone: %s", device.index, device.id, why)
         return tuple(found)
 
     def _lock(self, device: Device) -> str:
-        """Who has it, "" if we have it now, or if claims cannot be made here."""
+        """Why it is not ours, "" if it is by now."""
         path = self._place / f"peerload-device-{device.mark:08x}"
-        before = os.umask(0)  # agents of other users are to find it, too
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+            fd = _opened(path)
         except OSError as error:
-            log.warning("GPU %d cannot be claimed: %s", device.index, error)
-            return ""
-        finally:
-            os.umask(before)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            return ""
+            return f"it cannot be claimed: {path}: {error.strerror}"
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+            why = _locked(fd)
+        except OSError as error:
+            why = f"it cannot be claimed: {path}: {error.strerror}"
+        if why:
             os.close(fd)
-            return f"process {holder}" if holder.isdecimal() else "it does not say who"
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+            return why
         self._held[device.id] = fd
+        with contextlib.suppress(OSError):  # another user's file, or a full disk: the claim holds without our number
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % os.getpid(), 0)
         return ""
 
     def close(self) -> None:
@@ -73,6 +74,33 @@ class Claims:
         for fd in self._held.values():
             os.close(fd)
         self._held = {}
+
+
+def _opened(path: Path) -> int:
+    """The file of a claim, made if there is none. What is there must not be opened with O_CREAT: where
+    fs.protected_regular is set that is forbidden in such directories if the file is another user's. Raises OSError."""
+    with contextlib.suppress(OSError):
+        return os.open(path, os.O_RDWR | FLAGS)
+    before = os.umask(0)  # agents of other users are to find it, too
+    try:
+        with contextlib.suppress(FileExistsError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | FLAGS, 0o666)
+    finally:
+        os.umask(before)
+    return os.open(path, os.O_RDONLY | FLAGS)  # a lock needs no more
+
+
+def _locked(fd: int) -> str:
+    """Why it could not be locked, "" if it is ours. Raises OSError."""
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        return "it cannot be claimed: something else is in the place of the claim's file"
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+        who = f"process {holder}" if holder.isdecimal() and Path("/proc", holder).exists() else "it does not say who"
+        return f"another agent has it ({who})"
+    return ""
 
 
 def _place() -> Path:

@@ -8,8 +8,10 @@ often when nothing here needs to know.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +21,7 @@ from peerload.agent.sensors.nvml import CardReading, Nvml
 from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
 from peerload.agent.sensors.owners import Owners
 from peerload.agent.sensors.tenants import Averaged, shared_out
-from peerload.model.devices import Device, DeviceReading, Health
+from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
 
 if TYPE_CHECKING:
@@ -43,14 +45,19 @@ LOOK_AGAIN_S = 0.05
 LOOK_S = 2.0
 """… so long, since memory may be given back a moment after its process is gone."""
 FIND_EVERY_S = 60.0
-"""Where there is no driver, or no card, it is looked for this often."""
+"""Where there is no driver, or no card, it is looked for this often, and so is a card that is missing, cannot be used, or
+that another agent has."""
 FIND_AGAIN_S = 2.0
 """A driver that went away under us is looked for this often."""
+SEEN_MAX = 2 * DEVICES_MAX
+"""So many cards are remembered, those that are there and those that may come back."""
 TELL_BYTES = 16 << 20
 TELL_BUSY = 0.05
 """Smaller changes are not worth an event."""
 HANGS = "its driver does not answer"
 AWAY = "its driver has been unloaded"
+GONE = "its driver does not list it any more"
+UNREADABLE = "it cannot be read"
 NOT_INSTALLED = f"no {LIBRARY}: the driver is not installed"
 """Of most machines without GPUs."""
 
@@ -98,9 +105,18 @@ class Gpus:
         self._told: dict[str, DeviceReading] = {}
         self._is_away = False
         self._has_failed = False
+        self._seen: tuple[Device, ...] = ()
+        self._ever_seen: tuple[str, ...] = ()
+        self._is_short = False
+        self._is_late = False
+        self._look_for_more_at_s = 0.0
+        self._why_none = ""
         self.devices: tuple[Device, ...] = others
-        self.why_none = ""
-        """Why there are no GPUs, in words; "" if there are some."""
+
+    @property
+    def why_none(self) -> str:
+        """Why there are no GPUs, in words; "" if there are some, though their driver may be away."""
+        return "" if self._gpus else self._why_none
 
     async def find(self, seconds_max: float = START_S_MAX) -> tuple[Device, ...]:
         """All devices of this node; without the GPUs if their driver does not answer in time (they are told later)."""
@@ -109,8 +125,12 @@ class Gpus:
             gpus, why = await self._thread.do(self._find, seconds_max)
         except TimeoutError:
             self._say_none(f"the driver has not answered within {seconds_max:g} s")
-            return self.devices
-        self._take(gpus, why)
+        except Exception as error:  # noqa: BLE001 -- whatever goes wrong with a driver, the rest of the node works
+            self._failed("looked for", error)
+            self._say_none(f"they cannot be looked for: {error}")
+        else:
+            self._has_failed = False
+            self._take(gpus, why)
         return self.devices
 
     def look(self) -> None:
@@ -128,7 +148,11 @@ class Gpus:
             await self._wait()
             if not self._gpus or self._is_away:
                 await self._find_again()
-            else:
+                continue
+            if time.monotonic() >= self._look_for_more_at_s:
+                self._look_for_more_at_s = time.monotonic() + FIND_EVERY_S
+                await self._look_for_more()
+            if not self._is_away:
                 await self._sample()
 
     async def close(self) -> None:
@@ -144,15 +168,15 @@ class Gpus:
 
     # -- in the thread -------------------------------------------------------------------------------------------------
 
-    def _find(self) -> tuple[tuple[Device, ...], str]:
-        """The GPUs, or none and why."""
+    def _find(self, *, is_anew: bool = False) -> tuple[tuple[Device, ...], str]:
+        """The GPUs, or none and why. ``is_anew``: also those that came after they were first looked for."""
         library = self._library or find_library()
         if library is None:
             return (), NOT_INSTALLED
         if self._nvml is None:
             self._nvml = Nvml(library, self._illnesses)
         try:
-            gpus = self._nvml.find()
+            gpus = self._nvml.find_anew() if is_anew else self._nvml.find()
         except OSError as error:
             return (), str(error)
         except SessionOver as error:
@@ -208,8 +232,38 @@ class Gpus:
         if self.devices != before:
             self._put(DevicesFound(self.devices))
 
+    async def _look_for_more(self) -> None:
+        """What another agent had may be free by now, what is missing may have come back, and be of use."""
+        gpus = self._seen
+        if self._is_short:
+            assert self._thread is not None
+            why, is_anew = AWAY, not self._is_late
+            self._is_late = False
+            try:
+                gpus, _ = await self._thread.do(functools.partial(self._find, is_anew=is_anew), READ_S_MAX)
+            except (
+                TimeoutError
+            ):  # a driver that wakes its cards only now: look at once what it has found when it is back
+                self._is_late = True
+                self._look_for_more_at_s = 0.0
+                return
+            except Exception as error:  # noqa: BLE001 -- as in `find`
+                self._failed("looked for", error)
+                gpus, why = (), UNREADABLE
+            if not gpus:
+                self._go_away(why)
+                return
+        have = tuple(device for device in self.devices if device.id in self._gpus)
+        listed = {gpu.id for gpu in gpus}
+        before = self.devices
+        self._take((*gpus, *(device for device in have if device.id not in listed)), "")
+        self._note_seen(gpus)
+        if self.devices != before:
+            self._put(DevicesFound(self.devices))
+
     def _take(self, gpus: tuple[Device, ...], why: str) -> None:
         """These were found."""
+        self._note_seen(gpus)
         found = self._usable(gpus)
         if not found:
             self._say_none(why or "all of them are left alone")
@@ -217,17 +271,38 @@ class Gpus:
                 return
         elif self.devices != (*found, *self._others) or self._is_away:
             log.info("%d GPU%s: %s", len(found), "s" * (len(found) > 1), ", ".join(gpu.model for gpu in found))
-            self.why_none = ""
-        self._is_away = False
-        self.devices = (*found, *self._others)
-        self._gpus = {gpu.id: Averaged(gpu) for gpu in found}
-        if found:
+            self._why_none = ""
+        if found and (self._is_away or {gpu.id for gpu in found} != self._gpus.keys()):
             self._wanted.set()  # they are read at once
+        self._is_away = False
+        kept = {device.id: self._gpus[device.id] for device in self.devices if device in found}
+        self._gpus = {gpu.id: kept.get(gpu.id) or Averaged(gpu) for gpu in found}
+        self.devices = (*found, *self._others)
+        self._look_for_more_at_s = time.monotonic() + FIND_EVERY_S
+
+    def _note_seen(self, gpus: tuple[Device, ...]) -> None:
+        """The driver tells of these."""
+        self._seen = gpus
+        ids = dict.fromkeys((*(gpu.id for gpu in gpus), *self._ever_seen))
+        self._ever_seen = tuple(islice(ids, SEEN_MAX))
+        unusable = self._nvml.unusable if self._nvml is not None else 0
+        self._is_short = unusable > 0 or len(self._ever_seen) > len(gpus)
 
     def _say_none(self, why: str) -> None:
-        if self.why_none != why:
+        if self._why_none != why:
             log.info("no GPUs: %s", why)
-        self.why_none = why
+        self._why_none = why
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """It is told once, with all that is known."""
+        if not self._has_failed:
+            log.error("the GPUs cannot be %s", what, exc_info=error)
+        self._has_failed = True
+
+    def _go_away(self, why: str) -> None:
+        """They are looked for from now on; until they are found they are unknown."""
+        self._is_away = True
+        self._tell_unknown(why)
 
     async def _sample(self) -> None:
         assert self._thread is not None
@@ -243,16 +318,14 @@ class Gpus:
             await self._thread.idle()
             log.warning("the driver of the GPUs answers again")
             return  # what it has come back with is old
-        except Exception:  # whatever goes wrong with a driver, the rest of the node works
+        except Exception as error:  # noqa: BLE001 -- as in `find`
             if not self._has_failed:
-                log.exception("the GPUs cannot be read")
-                self._tell_unknown("it cannot be read")
-            self._has_failed = True
+                self._tell_unknown(UNREADABLE)
+            self._failed("read", error)
             return
         self._has_failed = False
         if cards is None:
-            self._is_away = True
-            self._tell_unknown(AWAY)
+            self._go_away(AWAY)
             return
         gap_s, self._read_s = began_s - self._read_s, began_s
         readings = self._readings(cards, gap_s)
@@ -272,6 +345,12 @@ class Gpus:
             held = by_device.get(card.id, [])
             tenants = shared_out(card.mem_used_bytes, card.processes, owners, held, is_contained=self._is_contained)
             readings.append(averaged.reading(card, tenants, held, gap_s))
+        read = {card.id for card, _ in cards}
+        readings += [
+            msgspec.structs.replace(self._told.get(name, DeviceReading(name)), health=Health.SICK, why=GONE)
+            for name in self._gpus
+            if name not in read
+        ]
         return tuple(readings)
 
     def _tell(self, read_s: float, readings: tuple[DeviceReading, ...]) -> None:

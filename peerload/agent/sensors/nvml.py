@@ -113,53 +113,76 @@ class Nvml:
         self._cards: list[_Card] = []
         self._events: Any = None
         self._is_open = False
+        self._said: set[str] = set()
+        self.unusable = 0
+        """How many cards there are that could not be used when they were last looked for."""
 
     def find(self) -> tuple[Device, ...]:
         """All GPUs, slices in the place of the cards that are cut. Raises OSError saying why there can be none, and
-        SessionOver if the driver goes away just now."""
+        SessionOver if the driver goes away just now. What is wrong with a card is said when it is news."""
         if not self._is_open:
             why = self._library.begin()
             if why:
                 raise OSError(why)
             self._is_open = True
         self._illnesses.begin(text(self._library.ask("nvmlSystemGetDriverVersion")))
+        clocks = {card.device.id: card.clocks for card in self._cards}
         self._cards = []
         count = self._library.ask("nvmlDeviceGetCount") or 0
+        wrong = []
         for index in range(min(count, DEVICES_MAX)):
             self._library.codes.clear()
             handle = self._library.ask("nvmlDeviceGetHandleByIndex", index)
-            if handle is None or not self._add(index, handle):
+            why = "it has no name" if handle is None else self._add(index, handle)
+            if why:
                 codes = ", ".join(f"NVML error {code}" for code in sorted(self._library.codes))
-                log.warning("GPU %d cannot be used: %s", index, codes or "it has no name")
+                wrong.append(f"GPU {index} cannot be used: {codes or why}")
+        self.unusable = len(wrong)
         if len(self._cards) > DEVICES_MAX:
-            log.warning("of %d GPUs the first %d are used", len(self._cards), DEVICES_MAX)
+            wrong.append(f"of {len(self._cards)} GPUs the first {DEVICES_MAX} are used")
+        for words in wrong:
+            if words not in self._said:
+                log.warning("%s", words)
+        self._said = set(wrong)
         del self._cards[DEVICES_MAX:]
+        for card in self._cards:
+            card.clocks = clocks.get(card.device.id, card.clocks)
         for card in self._cards:
             card.device = msgspec.structs.replace(card.device, links=self._links(card))
         self._listen()
         return tuple(card.device for card in self._cards)
+
+    def find_anew(self) -> tuple[Device, ...]:
+        """The same in a session of its own: one that is open tells of no card that came after its beginning."""
+        if self._is_open:
+            self._hear()
+            self._close_session()
+        return self.find()
 
     def close(self, *, is_over: bool = False) -> None:
         """End the session. ``is_over``: the driver went away, and what was wrong with its cards with it."""
         if is_over:
             self._illnesses.forget()
         if self._is_open:
-            self._is_open = False
-            self._events = None
+            self._close_session()
             self._cards = []
-            self._library.end()
+
+    def _close_session(self) -> None:
+        self._is_open = False
+        self._events = None
+        self._library.end()
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
-    def _add(self, index: int, handle: object) -> bool:
-        """Take in a card, or its slices. → whether it can be used."""
+    def _add(self, index: int, handle: object) -> str:
+        """Take in a card, or its slices. → why it cannot be used, "" if it can."""
         name = text(self._library.ask("nvmlDeviceGetUUID", handle))
         if not name:
-            return False
+            return "it has no name"
         mode = self._library.ask("nvmlDeviceGetMigMode", handle)
         if not mode or not mode[0]:
             self._cards.append(_Card(self._described(index, handle, handle, name), handle, handle, name))
-            return True
+            return ""
         slices = 0
         for number in range(self._library.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             part = self._library.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
@@ -173,9 +196,7 @@ class Nvml:
                     _or(self._library.ask("nvmlDeviceGetComputeInstanceId", part), NO_INSTANCE),
                 )
                 self._cards.append(card)
-        if not slices:
-            log.warning("GPU %d is meant for slices (MIG) and has none: nothing can run on it", index)
-        return True
+        return "" if slices else "it is meant for slices (MIG) and has none"
 
     def _described(self, index: int, handle: object, whole: object, name: str) -> Device:
         """What does not change of it."""
@@ -333,6 +354,8 @@ class Nvml:
     # -- errors that cards report --------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        if self._events is not None:
+            self._library.ask("nvmlEventSetFree", self._events)
         self._events = self._library.ask("nvmlEventSetCreate")
         if self._events is None:
             return

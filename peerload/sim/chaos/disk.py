@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
-from peerload.model.task import ExecutionState, TaskState
+from peerload.model.task import ExecutionState, FloorKind, TaskState
 from peerload.sim.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from peerload.model.actions import Row
+    from peerload.model.task import TaskRecord
 
 POINTS = ("D1", "D2", "D2+D3", "D3", "D4", "D5", "D6", "D7", "PARKED")
 """The durability points; D2+D3 is the one row of a task that starts at its home, PARKED what R12 says of a home that goes
@@ -32,38 +33,34 @@ class Disk(Store):
         return self.home
 
 
-def points(rows: Iterable[Row], node: str) -> list[str]:
-    """The durability points that these rows of one turn are."""
+def points(rows: Iterable[Row], node: str, disk: Store) -> list[str]:
+    """The durability points that these rows of one turn are, given what is on this disk."""
     found: list[str] = []
-    started = False
     for row in rows:
         match row:
             case PutSubmission():
                 found.append("D1")
             case PutTask():
-                point = _task_point(row, node)
-                if point:
-                    found.append(point)
+                found += _task_point(row.record, node, disk.tasks.get(row.record.task))
             case PutExecution():
-                started = started or row.record.state is ExecutionState.START
                 found.append("D3" if row.record.state is ExecutionState.START else "D4")
             case PutFloor():
-                if not started:
-                    found.append("D6")
+                found += ["D6"] if row.kind is FloorKind.REFUSED else []
             case _:
                 pass
     return found
 
 
-def _task_point(row: PutTask, node: str) -> str:
-    match row.record.state:
+def _task_point(record: TaskRecord, node: str, before: TaskRecord | None) -> list[str]:
+    """``before``: what is on disk of it. A lease that was granted before, and grows, is confirmed or taken back, is none."""
+    match record.state:
         case TaskState.LEASED:
-            if row.record.parked_ts:
-                return "PARKED"
-            return "D2+D3" if row.record.node == node else "D2"
+            if before is None or before.attempt != record.attempt:
+                return ["D2+D3" if record.node == node else "D2"]
+            return ["PARKED"] if record.parked_ts and record.parked_ts != before.parked_ts else []
         case TaskState.DONE | TaskState.FAILED:
-            return "D5"
+            return ["D5"]
         case TaskState.CANCELLED:
-            return "D7"
+            return ["D7"]
         case _:
-            return ""
+            return []

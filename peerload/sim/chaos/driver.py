@@ -268,7 +268,6 @@ class Driver:
             return
         if others is None:
             others = [name for name in self._cluster.machines if name != machine.name]
-        self._cluster.gauges.count("fault CutAtSend")
         self.part(tuple(pair for name in others for pair in ((machine.name, name), (name, machine.name))), for_s)
 
     def _cut_from_host(self, home: Machine, fault: plan.CutFromHost) -> bool:

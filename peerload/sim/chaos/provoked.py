@@ -125,6 +125,8 @@ class Provoked:
         cut = self._cuts.get(machine.name)
         if cut is not None and cut.message == kind and self._meets(machine, cut, message):
             del self._cuts[machine.name]
+            if not cut.uid:  # else it is part of another fault
+                self._cluster.gauges.count("fault CutAtSend")
             self._cluster.driver.cut_off(machine, cut.for_s, [dst] if cut.only_there else None)
         if kind == "Commit" and self._may_lose_commits(machine, message, dst):
             self._lose_commits(machine, dst, _uids(message)[0], self._commits_lost.pop(0))
@@ -166,7 +168,8 @@ class Provoked:
 
     def _crash(self, machine: Machine, armed: plan.CrashAtSend) -> None:
         if machine.node is not None:
-            self._cluster.gauges.count(f"fault CrashAtSend {armed.message}")
+            self._cluster.gauges.count("fault CrashAtSend")
+            self._cluster.gauges.count(f"crashed as soon as it has said {armed.message}")
             meetings.met_by_agent(self._cluster, machine, "machine reboots" if armed.machine else "agent dies")
             self._cluster.driver.crash(machine, armed.down_s, machine_too=armed.machine)
 

@@ -93,7 +93,7 @@ class Release:
         """Whether this commit holds the point at which the agent is to die; then it does."""
         machine = self._machine
         for index, persist in enumerate(group):
-            if armed.point in points(persist.rows, machine.name):
+            if armed.point in points(persist.rows, machine.name, machine.disk):
                 machine.cluster.armed.remove(armed)
                 self._held.clear()
                 for before in group[: index + armed.after]:

@@ -237,27 +237,6 @@ def test_events_are_bounded_the_oldest_go(tmp_path: Path, monkeypatch: pytest.Mo
         assert kept[-1].number == 500
 
 
-def test_a_database_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "db"
-    with Opened(path) as opened:
-        opened.keep(submission(1), put(1), submission(2), put(2, TaskState.DONE, ended_at=NOW))
-        before = steps(opened.store, "ws1/1"), opened.store.recover()
-    with sqlite3.connect(path) as old:
-        old.executescript(
-            "CREATE TABLE history (counter INTEGER NOT NULL, member INTEGER NOT NULL, at REAL NOT NULL, state TEXT NOT NULL,"
-            " reason TEXT NOT NULL, attempt INTEGER NOT NULL, node TEXT NOT NULL);"
-            "CREATE INDEX history_of ON history (counter, member);"
-            "INSERT INTO history SELECT counter, member, at, state, reason, attempt, node FROM events ORDER BY number;"
-            "DROP TABLE events; DROP INDEX unfinished;"
-            "CREATE INDEX unfinished ON tasks (counter, member) WHERE ended_at = 0;"
-            "ALTER TABLE tasks DROP COLUMN more; ALTER TABLE floors DROP COLUMN kind;"
-            "ALTER TABLE floors DROP COLUMN home; PRAGMA user_version = 1;"
-        )
-    old.close()
-    with Opened(path) as opened:
-        assert (steps(opened.store, "ws1/1"), opened.store.recover()) == before
-
-
 def test_who_was_granted_an_attempt_is_durable(tmp_path: Path) -> None:
     grants = (Grant(1, "ws2"), Grant(3, "ws3"))
     with Opened(tmp_path / "peerload.db") as opened:

@@ -179,6 +179,11 @@ def test_run_passes_bytes_and_exit_code_through(agent: FakeAgent) -> None:
     [
         ({"state": "failed", "exit_code": 137, "signal": 9}, 137, b""),
         ({"state": "failed", "exit_code": None, "signal": 11}, 139, b""),
+        (
+            {"state": "failed", "exit_code": 137, "out_of": "memory", "reason": "out of memory on x"},
+            137,
+            b"out of memory",
+        ),
         ({"state": "failed", "exit_code": 127, "reason": "command not found: x"}, 127, b"command not found: x"),
         ({"state": "failed", "exit_code": 124, "reason": "time limit of 1 s"}, 124, b"time limit"),
         ({"state": "failed", "exit_code": None, "reason": "lost 5 times"}, 125, b"lost 5 times"),

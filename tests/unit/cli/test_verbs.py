@@ -285,14 +285,24 @@ def test_wait(agent: FakeAgent) -> None:
         agent,
         {},
         {"id": "ws1/43", "state": "failed", "exit_code": 4},
-        {"id": "ws1/44", "state": "failed", "exit_code": 5},
+        {
+            "id": "ws1/44",
+            "state": "failed",
+            "exit_code": 137,
+            "signal": 9,
+            "out_of": "memory",
+            "reason": "out of memory",
+        },
     )
     done = peerload("wait", "42", "43", "44", agent=agent)
     assert done.returncode == 4
-    assert done.stdout.decode().splitlines()[:2] == ["ws1/42  done  exit 0  ws2", "ws1/43  failed  exit 4  ws2"]
+    lines = done.stdout.decode().splitlines()
+    assert lines[:2] == ["ws1/42  done  exit 0  ws2", "ws1/43  failed  exit 4  ws2"]
+    assert lines[2] == "ws1/44  failed  signal 9 (out of memory)  ws2"
     done = peerload("wait", "--json", "--any", "42", agent=agent)
     first = json.loads(done.stdout.splitlines()[0])
-    assert first == {"v": 1, "id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "ws2"}
+    keys = {"v": 1, "id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "ws2", "out_of": None}
+    assert first == keys
     assert agent.asked(control.Wait)[1].any
 
 

@@ -2,20 +2,117 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from peerload.agent.sensors.claims import Claims
 from peerload.model.devices import Device
 
+CARDS = tuple(Device(f"nvidia:GPU-fake-{number}", index=number) for number in range(2))
+FILE = f"peerload-device-{CARDS[0].mark:08x}"
+
 
 def test_a_card_is_claimed_by_one_agent(tmp_path: Path) -> None:
-    cards = tuple(Device(f"nvidia:GPU-fake-{number}", index=number) for number in range(2))
     first, second = Claims(tmp_path), Claims(tmp_path)
-    assert first.claim(cards[:1]) == cards[:1]
-    assert second.claim(cards) == cards[1:]
-    assert second.refused == {"nvidia:GPU-fake-0": f"process {os.getpid()}"}
-    assert first.claim(cards) == cards[:1]
+    assert first.claim(CARDS[:1]) == CARDS[:1]
+    assert second.claim(CARDS) == CARDS[1:]
+    assert second.refused == {"nvidia:GPU-fake-0": f"another agent has it (process {os.getpid()})"}
+    assert first.claim(CARDS) == CARDS[:1]
     first.close()
-    assert second.claim(cards) == cards
+    assert second.claim(CARDS) == CARDS
     second.close()
+
+
+def test_a_card_that_is_left_alone_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Claims(tmp_path), Claims(tmp_path)
+    first.claim(CARDS[:1])
+    for _ in range(3):
+        second.claim(CARDS)
+    assert len(caplog.records) == 1
+    first.close()
+    second.claim(CARDS)
+    assert not second.refused
+    second.close()
+
+
+def _as_another_user(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[Path, int], bool]) -> None:
+    """Files are opened as a user may who does not own them; the tests may be root's."""
+    opens = os.open
+
+    def opened(path: Path, flags: int, mode: int = 0o777) -> int:
+        if is_refused(path, flags):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opens(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", opened)
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_the_file_of_another_user_is_locked_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, may_write: bool
+) -> None:
+    first, second = Claims(tmp_path), Claims(tmp_path)
+    assert first.claim(CARDS[:1]) == CARDS[:1]
+
+    def is_refused(path: Path, flags: int) -> bool:
+        """As with fs.protected_regular, or with a file that only its owner may write."""
+        if not path.exists() or flags & os.O_EXCL:
+            return False
+        return bool(flags & os.O_CREAT) or (bool(flags & os.O_RDWR) and not may_write)
+
+    _as_another_user(monkeypatch, is_refused)
+    assert second.claim(CARDS[:1]) == ()
+    assert "another agent has it" in second.refused["nvidia:GPU-fake-0"]
+    first.close()
+    assert second.claim(CARDS[:1]) == CARDS[:1]
+    third = Claims(tmp_path)
+    assert third.claim(CARDS[:1]) == ()
+    second.close()
+    third.close()
+
+
+def test_a_card_that_cannot_be_claimed_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    claims = Claims(tmp_path / "nowhere")
+    assert claims.claim(CARDS[:1]) == ()
+    assert "it cannot be claimed" in caplog.text
+    assert "No such file or directory" in claims.refused["nvidia:GPU-fake-0"]
+    claims = Claims(tmp_path)
+    os.mkfifo(tmp_path / FILE)
+    assert claims.claim(CARDS[:1]) == ()
+    (tmp_path / FILE).unlink()
+    (tmp_path / FILE).symlink_to("elsewhere")
+    assert claims.claim(CARDS[:1]) == ()
+    (tmp_path / FILE).unlink()
+    _as_another_user(monkeypatch, lambda _path, _flags: True)
+    assert claims.claim(CARDS[:1]) == ()
+    monkeypatch.undo()
+    assert claims.claim(CARDS[:1]) == CARDS[:1]
+    claims.close()
+
+
+def test_a_claim_holds_though_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int, _data: bytes, _offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", full)
+    first, second = Claims(tmp_path), Claims(tmp_path)
+    assert first.claim(CARDS[:1]) == CARDS[:1]
+    assert second.claim(CARDS[:1]) == ()
+    assert second.refused["nvidia:GPU-fake-0"] == "another agent has it (it does not say who)"
+    first.close()
+
+
+def test_files_are_where_the_machine_keeps_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("peerload.agent.sensors.claims.PLACES", (tmp_path / "nowhere", tmp_path))
+    claims = Claims()
+    claims.claim(CARDS[:1])
+    assert (tmp_path / FILE).exists()
+    assert not (Path(tempfile.gettempdir()) / FILE).exists()
+    claims.close()

@@ -325,3 +325,174 @@ def test_a_bug_in_reading_ends_nothing(machine: Machine, pynvml: object, caplog:
 
     while_running(pynvml, story)
     assert "the GPUs cannot be read" in caplog.text
+
+
+class Meddled:
+    """A library of which one function goes wrong in a way that no driver should."""
+
+    def __init__(self, library: object, **functions: Callable[..., object]) -> None:
+        self._library = library
+        self.functions = functions
+
+    def __getattr__(self, name: str) -> object:
+        return self.functions.get(name) or getattr(self._library, name)
+
+
+def test_a_driver_that_answers_with_nonsense_is_no_driver(
+    machine: Machine, pynvml: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.gpu(0, uuid="GPU-0")
+
+    def count() -> int:
+        raise TypeError("no number")
+
+    library = Meddled(pynvml, nvmlDeviceGetCount=count)
+
+    async def story(bench: Bench) -> None:
+        assert bench.gpus.devices == ()
+        assert bench.gpus.why_none == "they cannot be looked for: no number"
+        await asyncio.sleep(0.2)
+        assert len([record for record in caplog.records if record.exc_info]) == 1
+        library.functions.clear()
+        await until(lambda: bench.healths() == {Health.OK})
+
+    while_running(library, story)
+
+
+def test_nonsense_after_the_driver_was_loaded_anew_ends_nothing(machine: Machine, pynvml: object) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    library = Meddled(pynvml)
+
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.healths() == {Health.OK})
+        library.functions["nvmlDeviceGetCount"] = lambda: "many"
+        machine.say("init 9")
+        await until(lambda: bench.healths() == {Health.UNKNOWN})
+        machine.unsay("init")
+        await asyncio.sleep(0.2)
+        assert [device.id for device in bench.gpus.devices] == ["nvidia:GPU-0"]
+        library.functions.clear()
+        await until(lambda: bench.healths() == {Health.OK})
+
+    while_running(library, story)
+
+
+def test_a_driver_that_is_away_is_no_reason_to_have_no_gpus(machine: Machine, pynvml: object) -> None:
+    machine.gpu(0, uuid="GPU-0")
+
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.healths() == {Health.OK})
+        machine.say("init 9")
+        await until(lambda: bench.healths() == {Health.UNKNOWN})
+        await asyncio.sleep(0.2)
+        assert bench.gpus.why_none == ""
+
+    while_running(pynvml, story)
+
+
+def test_a_card_that_another_agent_had_is_found_beside_those_that_are_ours(machine: Machine, pynvml: object) -> None:
+    for index in range(2):
+        machine.gpu(index, uuid=f"GPU-{index}")
+    ours = {"nvidia:GPU-0"}
+
+    async def story(bench: Bench) -> None:
+        await until(lambda: list(bench.last()) == ["nvidia:GPU-0"])
+        await asyncio.sleep(0.2)
+        assert not [event for event in bench.events if isinstance(event, DevicesFound)]
+        ours.add("nvidia:GPU-1")
+        await until(lambda: list(bench.last()) == ["nvidia:GPU-0", "nvidia:GPU-1"])
+        assert [len(event.devices) for event in bench.events if isinstance(event, DevicesFound)] == [2]
+
+    while_running(pynvml, story, usable=lambda devices: tuple(device for device in devices if device.id in ours))
+
+
+def test_a_card_that_comes_back_after_the_driver_is_found(machine: Machine, pynvml: object) -> None:
+    for index in range(2):
+        machine.gpu(index, uuid=f"GPU-{index}")
+
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.healths() == {Health.OK})
+        machine.say("init 9")
+        await until(lambda: bench.healths() == {Health.UNKNOWN})
+        lost = machine.gpus.pop("1")
+        machine.unsay("init")
+        await until(lambda: list(bench.last()) == ["nvidia:GPU-0"])
+        await asyncio.sleep(0.2)
+        assert len(bench.gpus.devices) == 1
+        machine.gpu(1, **lost)
+        await until(lambda: list(bench.last()) == ["nvidia:GPU-0", "nvidia:GPU-1"])
+        assert bench.healths() == {Health.OK}
+        found = [len(event.devices) for event in bench.events if isinstance(event, DevicesFound)]
+        assert found == [1, 2]
+
+    while_running(pynvml, story)
+
+
+def test_a_card_that_cannot_be_used_is_looked_for_until_it_can(
+    machine: Machine, pynvml: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    machine.gpu(1, uuid="GPU-1")
+    whole = getattr(pynvml, "nvmlDeviceGetUUID")  # noqa: B009 -- a module without types
+    seen: list[object] = []
+
+    def no_name(handle: object) -> object:
+        name = whole(handle)
+        seen.append(name)
+        return "" if name == "GPU-1" else name
+
+    library = Meddled(pynvml, nvmlDeviceGetUUID=no_name)
+
+    async def story(bench: Bench) -> None:
+        await until(lambda: seen.count("GPU-1") > 3)
+        assert [record.message for record in caplog.records] == ["GPU 1 cannot be used: it has no name"]
+        assert bench.healths() == {Health.OK}
+        library.functions.clear()
+        await until(lambda: list(bench.last()) == ["nvidia:GPU-0", "nvidia:GPU-1"])
+        count = len(seen)
+        await asyncio.sleep(0.2)
+        assert len(seen) == count  # there is nothing more to look for
+
+    while_running(library, story)
+
+
+def test_a_card_of_ours_that_is_listed_no_more_stays_known(machine: Machine, pynvml: object) -> None:
+    """Others are looked for meanwhile: a task may hold it."""
+    for index in range(3):
+        machine.gpu(index, uuid=f"GPU-{index}")
+    ours = {"nvidia:GPU-0", "nvidia:GPU-1"}
+    whole = getattr(pynvml, "nvmlDeviceGetUUID")  # noqa: B009 -- a module without types
+    library = Meddled(pynvml, nvmlDeviceGetUUID=lambda handle: name if (name := whole(handle)) != "GPU-2" else "")
+
+    async def story(bench: Bench) -> None:
+        await until(lambda: len(bench.last()) == 2)
+        library.functions["nvmlDeviceGetUUID"] = lambda handle: name if (name := whole(handle)) == "GPU-0" else ""
+        await until(lambda: bench.last()["nvidia:GPU-1"].health is Health.SICK)
+        assert bench.last()["nvidia:GPU-1"].why == "its driver does not list it any more"
+        assert len(bench.gpus.devices) == 2
+        library.functions.clear()
+        await until(lambda: bench.healths() == {Health.OK})
+
+    while_running(library, story, usable=lambda devices: tuple(device for device in devices if device.id in ours))
+
+
+def test_a_driver_that_wakes_slowly_while_more_is_looked_for_is_waited_for(machine: Machine, pynvml: object) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    machine.gpu(1, uuid="GPU-1")
+    whole = getattr(pynvml, "nvmlDeviceGetUUID")  # noqa: B009 -- a module without types
+    wakes = getattr(pynvml, "nvmlInit")  # noqa: B009 -- a module without types
+    library = Meddled(pynvml, nvmlDeviceGetUUID=lambda handle: name if (name := whole(handle)) != "GPU-1" else "")
+
+    def slow() -> object:
+        threading.Event().wait(module.READ_S_MAX * 2)
+        return wakes()
+
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.healths() == {Health.OK})
+        library.functions["nvmlInit"] = slow
+        await until(lambda: bench.healths() == {Health.UNKNOWN})
+        del library.functions["nvmlDeviceGetUUID"]
+        await until(lambda: list(bench.last()) == ["nvidia:GPU-0", "nvidia:GPU-1"])
+        await until(lambda: bench.healths() == {Health.OK})
+
+    while_running(library, story)

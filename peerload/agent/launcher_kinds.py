@@ -1,0 +1,26 @@
+"""Which way of holding tasks, and of limiting their memory, a launcher uses. Used by the launcher alone; the imports are few."""
+
+from __future__ import annotations
+
+from peerload.agent.launcher_cgroup import ROOT_PREFIX, cgroup_units
+from peerload.agent.launcher_memory import memory_limits
+from peerload.agent.launcher_takeover import note_units
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.agent.launcher_memory import Memory
+    from peerload.agent.launcher_units import Units
+
+
+def choose(directory: str, run: str, units_wanted: str, memory_wanted: str) -> tuple[Units, Memory]:
+    """The wanted kinds, or the best that work ("": any), for this run of a launcher; a note in ``directory`` tells its
+    successor where they are."""
+    name = ROOT_PREFIX + run
+    units: Units | None = cgroup_units(units_wanted, name)
+    if units is None:
+        from peerload.agent.launcher_bare import Bare  # noqa: PLC0415 -- most launchers have no use for it
+
+        units = Bare(run)
+    memory = memory_limits(memory_wanted, units, name)
+    note_units(directory, units.name, units.root, memory.root)
+    return units, memory

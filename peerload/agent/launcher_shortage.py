@@ -1,0 +1,74 @@
+"""Whether an attempt ended for want of memory, in words for its exit record. Used by the launcher alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from peerload.agent.launcher_memory import MemoryUse
+
+REFUSED_SHARE = 0.97
+"""Who fails with this much of what one process may have was refused more."""
+TAIL_BYTES = 4096
+"""So much of the end of its stderr is looked at."""
+SAYINGS = (b"memoryerror", b"bad_alloc", b"cannot allocate", b"out of memory", b"not enough memory")
+"""What programs say, in small letters, when memory is refused to them …"""
+NOT_OF_MEMORY = (b"cuda", b"gpu", b"hip error", b"rocm", b"heap")
+"""… if they speak neither of a GPU's nor of what they allow themselves (Java, JavaScript)."""
+_GIVES_UP = {0, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP}
+"""How programs end to which memory is refused: by themselves, or by one of these; the others come from outside."""
+
+
+def note_shortage(record: dict[str, Any], use: MemoryUse, node: str, stderr: str) -> None:
+    """Complete an exit record: what it had at most, as far as that is known of the whole task, and whether it ended for
+    want of memory on ``node``. ``stderr``: the file of its captured stderr."""
+    usage = record["usage"]
+    if use.peak_bytes:
+        usage["memory_bytes_max"] = use.peak_bytes
+    if use.kills:
+        _note(record, _words(use, node, use.peak_bytes) if use.is_own else "killed: the machine ran out of memory")
+    elif use.is_refused and use.limit_bytes and record["exit_code"] and record.get("signal", 0) in _GIVES_UP:
+        peak_bytes = usage["memory_bytes_max"]
+        if peak_bytes >= use.limit_bytes * REFUSED_SHARE:
+            _note(record, _words(use, node, peak_bytes))
+        elif _says_so(stderr):
+            _note(record, f"{_words(use, node, peak_bytes)}, and was refused more")
+
+
+def _note(record: dict[str, Any], words: str) -> None:
+    """A task that has succeeded all the same has: one of its processes was killed, and it did without."""
+    if record["exit_code"]:
+        record["out_of"] = "memory"
+        record["reason"] = words
+    else:
+        record["reason"] = f"ended; a process of it was killed: {words.removeprefix('killed: ')}"
+
+
+def _words(use: MemoryUse, node: str, peak_bytes: int) -> str:
+    where = f" on {node}" if node else ""
+    peak = f", peak {size_words(peak_bytes)}" if peak_bytes else ""
+    return f"out of memory{where}: limit {size_words(use.limit_bytes)}{peak}"
+
+
+def size_words(size_bytes: int) -> str:
+    """``2.0 GiB``, or ``200.0 MiB`` where it is less than one."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 1 << 30 else f"{size_bytes / 2**20:.1f} MiB"
+
+
+def _says_so(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        size = os.fstat(fd).st_size
+        tail = os.pread(fd, TAIL_BYTES, max(size - TAIL_BYTES, 0)).lower()
+    except OSError:  # it is no file any more
+        return False
+    finally:
+        os.close(fd)
+    return any(word in tail for word in SAYINGS) and not any(word in tail for word in NOT_OF_MEMORY)
