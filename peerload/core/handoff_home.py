@@ -298,7 +298,7 @@ class Handoff:
             self.leases.resumed(task)
             return
         other = task.record.node
-        self._home.finish(task, task.exit, task.why_over, node=task.collected_from)
+        self._home.finish(task, task.exit, why=task.why_over, node=task.collected_from)
         if task.record.attempt != attempt and other:
             reason = "another attempt has ended"
             self._state.send(other, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))

@@ -283,7 +283,7 @@ class Home:
         if task.phase is HomePhase.OVER:
             self._gone(task)
         elif why := self.again(task, exit_):
-            self.finish(task, exit_, why)
+            self.finish(task, exit_, why=why)
         self._state.actions.append(ForgetTask(key, output=not why and task.phase is not HomePhase.OVER))
 
     def died_here(self, task: HomeTask, reason: str) -> None:
@@ -312,7 +312,7 @@ class Home:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def finish(self, task: HomeTask, exit_: Exit, why: str = "", **changes: object) -> None:
+    def finish(self, task: HomeTask, exit_: Exit, *, why: str = "", **changes: object) -> None:
         """Record the one result (D5), and learn from it. ``why``: what else is to be said of it."""
         self._state.history.learn(task.spec, exit_)
         state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED

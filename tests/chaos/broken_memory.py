@@ -6,7 +6,7 @@ import pytest
 
 from peerload.core.handoff_home import Handoff
 from peerload.core.memory_retries import MemoryRetries
-from peerload.core.work import HomePhase, HomeTask
+from peerload.core.work import HomeTask
 from peerload.model import actions
 from peerload.model.messages import Result
 from peerload.model.task import Exit
@@ -24,18 +24,6 @@ def memory_not_durable(patch: pytest.MonkeyPatch) -> None:
         return why
 
     patch.setattr(MemoryRetries, "again", unwritten)
-
-
-def memory_any_attempt(patch: pytest.MonkeyPatch) -> None:
-    """Whichever attempt it is that ran out of memory, the task is queued again."""
-    ran_out = Handoff._ran_out_of_memory
-
-    def of_any(self: Handoff, task: HomeTask, message: Result) -> bool:
-        if self.memory.concerns(task, message.exit) and task.phase is HomePhase.AWAY:
-            return not self.memory.again(task, message.exit)
-        return ran_out(self, task, message)
-
-    patch.setattr(Handoff, "_ran_out_of_memory", of_any)
 
 
 def memory_first_result(patch: pytest.MonkeyPatch) -> None:

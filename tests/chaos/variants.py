@@ -71,6 +71,5 @@ VARIANTS = {
     "exit-torn": Variant(drivers.exit_torn, hint=9),
     # An attempt that ran out of GPU memory.
     "memory-not-durable": Variant(memory.memory_not_durable, hint=10),
-    "memory-any-attempt": Variant(memory.memory_any_attempt, hint=60),
     "memory-first-result": Variant(memory.memory_first_result, hint=10),
 }
