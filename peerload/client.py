@@ -35,7 +35,7 @@ SOCKET_PATH_BYTES_MAX = 107
 
 _KIND_MASK, _KIND_DIRECTORY = 0o170000, 0o040000  # as in <sys/stat.h>; the module stat is not needed for that
 
-_START_HINT = "for yourself:  peerload up        for everyone on this machine:  sudo systemctl enable --now peerload"
+_START_HINT = "start one:  peerload up"
 _REFUSALS: dict[str, type[BadRequest]] = {kind.code: kind for kind in (BadRequest, NoSuchTask, NeverRunnable)}
 
 

@@ -29,13 +29,14 @@ from peerload.model.events import (
 from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from peerload.agent.connection import Connection
     from peerload.agent.endings import Endings
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Pending
+    from peerload.core.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.wire import control
 
@@ -85,7 +86,7 @@ class Changes:
         name = self._names.known(request.task)
         records = [record async for page in self._names.pages(request.task) for record in page]
         spec = self._parts.store.spec(self._names.resolve(request.task)[0])
-        chosen = _to_retry(name, records, all_ended=request.all)
+        chosen = _to_retry(name, records, self._parts.node.home.tasks, all_ended=request.all)
         indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
         directory_here = await self._admitted(spec, len(indices))
         digest = hashlib.sha256(f"retry {name} {request.all}".encode()).digest()
@@ -169,7 +170,7 @@ class Changes:
         connection.ok(request.id, {"timed_out": timed_out})
 
     def undrain(self, connection: Connection, request: control.Undrain) -> None:
-        """It takes tasks again."""
+        """It takes tasks again; where it was not drained, nothing has happened."""
         self._parts.inbox.put(UndrainRequested(self._pending.expect(connection, request.id)))
 
     def leave(self, connection: Connection, request: control.Leave) -> None:
@@ -230,7 +231,9 @@ def members(request: control.Submit) -> tuple[int, ...]:
     return tuple(sorted(indices))
 
 
-def _to_retry(name: str, records: list[TaskRecord], *, all_ended: bool) -> list[TaskRecord]:
+def _to_retry(
+    name: str, records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask], *, all_ended: bool
+) -> list[TaskRecord]:
     """Which of these are tried again. Raises BadRequest if none is."""
     over = [record for record in records if record.state.is_final or record.state is TaskState.UNKNOWN]
     if len(records) == 1 and over:
@@ -240,13 +243,25 @@ def _to_retry(name: str, records: list[TaskRecord], *, all_ended: bool) -> list[
         return chosen
     if not over:
         raise BadRequest(
-            f"{name} has not ended", why=f"it is {records[0].state}", hint=f"peerload cancel {name}  ends it"
+            f"{name} has not ended", why=_why_not_ended(records, unfinished), hint=f"peerload cancel {name}  ends it"
         )
     raise BadRequest(
         f"nothing of {name} has failed",
         why=f"{len(over)} of {len(records)} members have ended, all with success",
         hint=f"all of them again:  peerload retry --all {name}",
     )
+
+
+def _why_not_ended(records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask]) -> str:
+    """Where these are, none of which has ended, in words."""
+    if len(records) > 1:
+        return f"none of its {len(records)} members has"
+    record = records[0]
+    if record.state is not TaskState.LEASED:
+        return f"it is {record.state}"
+    task = unfinished.get(record.uid)
+    runs = task is not None and task.running_at > 0
+    return f"it runs on {record.node}" if runs else f"it was given to {record.node}, to start there"
 
 
 def counted(tasks: int) -> str:

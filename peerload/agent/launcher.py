@@ -1,10 +1,11 @@
 """The launcher: one small process that starts, freezes, stops and reaps the tasks of a node, and outlives the agent.
 
 Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent; both sides send frames (4-byte length,
-MessagePack), each a list of maps. Requests have ``do``: spawn, signal, lease, forget, list, stop; events have ``is``:
-started, ended, expired (it has no process and will have none, and no exit: its lease had run out, or its unit could not
-be made), frozen, thawed, listed. An agent hears of events only after it has asked for the list, so that the list and the events
-after it tell everything once. Whatever an agent says, the launcher goes on: garbage costs it the connection.
+MessagePack), each a list of maps. Requests have ``do``: list, spawn, signal, lease, evict (end a frozen one), forget,
+ping, stop; events have ``is``: listed, started, ended, expired (it has no process and will have none, and no exit: its
+lease had run out, its unit could not be made, or it was evicted), frozen, thawed, pong. An agent hears of events only
+after it has asked for the list, so that the list and the events after it tell everything once. Whatever an agent says,
+the launcher goes on: garbage costs it the connection.
 
 An agent may be older or newer than its launcher: fields that came later may be missing (PROTOCOL says which).
 

@@ -12,10 +12,11 @@ import re
 import socket
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from peerload.agent.sensors.listed import listed
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError
 from peerload.wire.expected import in_words
@@ -63,15 +64,52 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
         try:
             config = msgspec.convert(one, AgentConfig, strict=origin[key] != ENVIRONMENT)
         except msgspec.ValidationError as error:
-            raise ConfigError(
-                key, f"{value!r} cannot be used ({origin[key]})", why=in_words(error).removeprefix(f"{key}: ")
-            ) from None
+            raise _unusable(key, value, origin[key], error) from None
         converted[key] = getattr(config, key)
-    return AgentConfig(**converted)
+    config = AgentConfig(**converted)
+    for key, check in (("gpu", lambda: gpu_config(config.gpu)), ("device", lambda: listed(config.device))):
+        try:
+            check()
+        except ConfigError as error:
+            raise ConfigError(error.key, f"{error.says} ({origin[key]})", why=error.why, hint=error.hint) from None
+    return config
 
 
-_SIZES = {"B": 1} | {f"{unit}{end}": 1 << 10 * power for power, unit in enumerate("KMGT", 1) for end in ("", "IB")}
-_TIMES = {"S": 1.0, "M": 60.0, "H": 3600.0, "D": 86_400.0}
+def _unusable(key: str, value: object, place: str, error: Exception) -> ConfigError:
+    """What is wrong with a value. Of a table it is one of its own keys that is named, and not the whole of it shown."""
+    why = in_words(error)
+    within, colon, says = why.partition(": ")
+    if colon and key in TABLES and within.startswith(key):
+        return ConfigError(within, f"this cannot be used ({place})", why=says)
+    kind = msgspec.inspect.type_info(AgentConfig)
+    assert isinstance(kind, msgspec.inspect.StructType)
+    for field in kind.fields:
+        if field.name == key and isinstance(field.type, msgspec.inspect.LiteralType):
+            why = f"it may be {' or '.join(map(str, field.type.values))}"
+    return ConfigError(key, f"{value!r} cannot be used ({place})", why=why.removeprefix(f"{key}: "))
+
+
+class _Quantity(NamedTuple):
+    """What is written as a number and a unit: its units in capitals, its bounds, and what it may be in words."""
+
+    units: dict[str, float]
+    least: float
+    most: float
+    says: str
+
+
+_SIZE = _Quantity(
+    {"B": 1.0} | {f"{unit}{end}": 1024.0**power for power, unit in enumerate("KMGT", 1) for end in ("", "IB")},
+    0.0,
+    1024.0**5,
+    "a number and one of B, KiB, MiB, GiB, TiB is wanted, such as 512MiB; at most 1024TiB",
+)
+_TIME = _Quantity(
+    {"S": 1.0, "M": 60.0, "H": 3600.0, "D": 86_400.0},
+    1.0,
+    1e9,
+    "a number and one of s, m, h, d is wanted, such as 15m; at least 1s, at most 1000000000s",
+)
 
 
 def gpu_config(settings: GpuSettings) -> GpuConfig:
@@ -79,18 +117,19 @@ def gpu_config(settings: GpuSettings) -> GpuConfig:
     return GpuConfig(
         tasks_max=settings.max_tasks,
         memory_share_max=settings.mem_threshold,
-        reserve_bytes=int(_with_unit("gpu.reserve", settings.reserve, _SIZES)),
+        reserve_bytes=int(_with_unit("gpu.reserve", settings.reserve, _SIZE)),
         settle_s=settings.settle_s,
-        starve_after_s=_with_unit("gpu.starve_after", settings.starve_after, _TIMES),
+        starve_after_s=_with_unit("gpu.starve_after", settings.starve_after, _TIME),
     )
 
 
-def _with_unit(key: str, text: str, units: dict[str, int] | dict[str, float]) -> float:
+def _with_unit(key: str, text: str, quantity: _Quantity) -> float:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *([A-Za-z]+)", text.strip())
-    factor = units.get(found[2].upper()) if found is not None else None
-    if found is None or factor is None:
-        raise ConfigError(key, f"{text!r} cannot be used", why=f"a number and a unit, one of {' '.join(units)}")
-    return float(found[1]) * factor
+    factor = quantity.units.get(found[2].upper()) if found is not None else None
+    amount = float(found[1]) * factor if found is not None and factor is not None else -1.0
+    if not quantity.least <= amount <= quantity.most:
+        raise ConfigError(key, f"{text!r} cannot be used", why=quantity.says)
+    return amount
 
 
 def default_node_name() -> str:

@@ -219,11 +219,11 @@ def exit_code_of(task: dict[str, Any]) -> int:
 
 def say_unknown(task: dict[str, Any]) -> None:
     """On stderr, of a task that may never end by itself: nobody knows its outcome; and what can be done."""
-    name, reason = printable(task.get("id", "")), printable(task.get("reason") or "")
+    name, reason, node = (printable(task.get(key) or "") for key in ("id", "reason", "node"))
+    outlook = f"it is waited for, in case {node} comes back" if node else "nothing of it is left to end by itself"
     say(
         f"nobody knows how {name} ended, or whether it has" + (f": {reason}" if reason else ""),
-        f"it is waited for, in case its node comes back; run it again:  peerload retry {name}"
-        f"        give it up:  peerload cancel {name}",
+        f"{outlook}; run it again:  peerload retry {name}        give it up:  peerload cancel {name}",
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.options import Options
+from peerload.cli.main import UsageError
+from peerload.cli.options import NODE_NAME_SAYS, Options, is_node_name
 from peerload.cli.text import print_json, printable
 from peerload.client import Client
 
@@ -18,10 +19,14 @@ def main(words: list[str]) -> int:
     )
     reader.add_argument("node", metavar="NODE")
     flags = reader.read(words)
+    if not is_node_name(flags.node):
+        what = f"forget: {flags.node!r} cannot be a node's name"
+        raise UsageError(what, why=NODE_NAME_SAYS, hint="the nodes known here:  peerload nodes")
     with Client(flags.socket) as client:
         reply = client.call("forget", node=flags.node)
     if flags.json:
         print_json({"node": reply.get("node"), "was": reply.get("was")})
     else:
-        sys.stdout.write(f"{printable(reply.get('node', ''))} is forgotten; it was {printable(reply.get('was', ''))}\n")
+        was = f"it was {printable(reply['was'])}" if reply.get("was") else "only tasks at it were known here"
+        sys.stdout.write(f"{printable(reply.get('node', ''))} is forgotten; {was}\n")
     return 0

@@ -18,6 +18,9 @@ _SIZE_UNITS = {"B": 1} | {
 _TIME_UNITS = {"S": 1, "M": 60, "H": 3600, "D": 86_400, "W": 604_800}
 _CLOCK_PARTS = 3
 SPEED_MAX = 1000
+NODE_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+NODE_NAME_LENGTH_MAX = 40
+NODE_NAME_SAYS = "a-z, 0-9 and - alone, at most 40 characters"
 LEASE_AUTO = -1.0
 """What `lease` makes of ``auto``."""
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
@@ -154,7 +157,7 @@ def _clock(text: str) -> float:
 
 def _within(text: str, total_s: float) -> float:
     if not 0 < total_s <= 1e9:  # noqa: PLR2004 -- the bound of TaskSpec.time_limit_s
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 10^9 seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be: more than 0 s, and at most 10^9 s (31 years)")
     return total_s
 
 
@@ -192,6 +195,11 @@ def cpus(text: str) -> float:
     if not 0 < number <= 65_536:  # noqa: PLR2004 -- the bound of ResourceRequest.cpus
         raise argparse.ArgumentTypeError(f"{text} is not more than 0 and at most 65536")
     return number
+
+
+def is_node_name(text: str) -> bool:
+    """Whether a node can be called this."""
+    return 0 < len(text) <= NODE_NAME_LENGTH_MAX and NODE_NAME_CHARACTERS.issuperset(text)
 
 
 def speed(text: str) -> float:

@@ -7,7 +7,7 @@ import time
 
 from peerload.cli import tasks
 from peerload.cli.options import Options
-from peerload.cli.text import duration_text, number_text, print_json, printable, size_text, table
+from peerload.cli.text import counted, duration_text, number_text, print_json, printable, size_text, table
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -46,7 +46,9 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("user", task.get("user") or ""),
         ("home", task.get("home") or ""),
         ("node", task.get("node") or ""),
+        ("devices", ", ".join(map(str, task.get("devices") or []))),
         ("needs", _needs(task)),
+        ("GPUs", _gpu_terms(task)),
         ("placement", _placement(task.get("placement"))),
         ("priority", task.get("priority") or ""),
         ("time limit", duration_text(task["time_limit_s"]) if task.get("time_limit_s") else ""),
@@ -111,17 +113,37 @@ def _needs(task: dict[str, Any]) -> str:
     if task.get("mem_bytes"):
         parts.append(size_text(task["mem_bytes"]))
     if task.get("gpus"):
-        memory = f" of {size_text(task['gpu_mem_bytes'])}" if task.get("gpu_mem_bytes") else ""
-        parts.append(f"{task['gpus']} GPUs{memory}")
+        parts.append(_gpus_needed(task["gpus"], task.get("gpu_mem_bytes") or 0))
+    others = task.get("other_devices")
+    parts += [f"{count} {kind}" for kind, count in others.items()] if isinstance(others, dict) else []
     return ", ".join(parts)
 
 
+def _gpus_needed(gpus: float, memory_bytes: int) -> str:
+    words = f"{gpus:g} of a GPU" if gpus < 1 else counted(int(gpus), "GPU")
+    return words + (f" with {size_text(memory_bytes)}{' each' if gpus > 1 else ''}" if memory_bytes else "")
+
+
+def _gpu_terms(task: dict[str, Any]) -> str:
+    """Which GPUs are wanted, how they are waited for, and with whom they are shared; what nobody has chosen is left out."""
+    wait = task.get("gpu_wait")
+    chosen = {
+        "prefer": task.get("gpu_prefer") or [],
+        "wait": wait if wait != "schedule" else "",
+        "wait max": duration_text(task["gpu_wait_s_max"]) if task.get("gpu_wait_s_max") else "",
+        "share": task.get("gpu_share") if task.get("gpu_share") != "auto" else "",
+    }
+    return _pairs(chosen)
+
+
 def _placement(placement: object) -> str:
-    if not isinstance(placement, dict):
-        return ""
+    return _pairs(placement) if isinstance(placement, dict) else ""
+
+
+def _pairs(facts: dict[str, Any]) -> str:
     return "  ".join(
         f"{key}: {', '.join(map(str, value)) if isinstance(value, list) else value}"
-        for key, value in placement.items()
+        for key, value in facts.items()
         if value not in (None, "", [], (), False)
     )
 

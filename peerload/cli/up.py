@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -162,17 +163,26 @@ def _failed(reason: str, log_path: str, log_start: int) -> PeerloadError:
 
 def _how_to_add(info: dict[str, Any]) -> str:
     """What to type for one more node: on this machine, or on others where this one can be reached from there."""
-    address = str(info.get("listen", "HOST:PORT"))
-    if address.startswith(_LOOPBACK):
-        return f"peerload up --peer {printable(address)} …        on other machines:  peerload cluster init DIR"
-    return f"peerload up --cluster DIR --peer {printable(address)} …        with a copy of this cluster's DIR"
+    address = printable(info.get("listen", "HOST:PORT"))
+    if info.get("cluster_local"):
+        return f"peerload up --peer {address} …        on other machines:  peerload cluster init DIR"
+    if not address.startswith(_LOOPBACK):
+        return f"peerload up --cluster DIR --peer {address} …        with a copy of this cluster's DIR"
+    directory = printable(shlex.quote(str(info.get("cluster_directory") or "DIR")))
+    own = f"peerload up --cluster {directory} --peer {address} …"
+    return f"{own}        from other machines: once this one is started with  --listen ADDRESS:PORT"
+
+
+def _cluster_told(info: dict[str, Any]) -> str:
+    """How many nodes there are, as far as is known."""
+    peers, remembered = int(info.get("peers") or 0), int(info.get("remembered") or 0)
+    if remembered:
+        return f"{peers + remembered + 1} nodes known, looking for {remembered} of them."
+    alone = "No peer met yet." if info.get("sought") else "A cluster of one."
+    return f"{peers + 1} nodes known." if peers else alone
 
 
 def _told(info: dict[str, Any], *, already: bool) -> str:
-    peers = info.get("peers")
-    others = len(peers) if isinstance(peers, (list, dict)) else int(peers or 0)
-    alone = "No peer met yet." if info.get("sought") else "A cluster of one."
-    cluster = f"{others + 1} nodes known." if others else alone
     cpus = info.get("cpus")
     facts = [f"node {printable(info.get('node', ''))}", f"{number_text(cpus)} cpu{'' if cpus == 1 else 's'}"]
     if info.get("mem_bytes"):
@@ -183,7 +193,7 @@ def _told(info: dict[str, Any], *, already: bool) -> str:
     verb = "an agent is already running" if already else "agent started"
     own = printable(_own(info))
     return (
-        f"{verb}: {', '.join(facts)}. {cluster}\n"
+        f"{verb}: {', '.join(facts)}. {_cluster_told(info)}\n"
         f"{notices}"
         f"Try:            peerload run{own} hostname        peerload submit{own} sleep 5        peerload top{own}\n"
         f"Add a node:     {_how_to_add(info)}\n"

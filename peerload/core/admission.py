@@ -228,6 +228,11 @@ class Ledger:
         """Whether it could be started now beside what is running, after all that waits for devices."""
         return self.has_cores(request) and (not request.takes_devices or self._has_devices(request, leaves_kept=True))
 
+    @property
+    def cpus_free(self) -> float:
+        """Cores that neither what runs nor what comes has."""
+        return max(self.profile.cpus - self.cpus_running - self._cpus_inbound, 0.0)
+
     def has_cores(self, request: ResourceRequest) -> bool:
         """The same of cores and memory alone."""
         return self._fits(request, len(self.running), self.cpus_running)

@@ -17,6 +17,7 @@ from peerload.model.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from peerload.core.handoff_executor import Executor
     from peerload.core.handoff_home import Handoff
     from peerload.core.home import Home
     from peerload.core.membership import Membership
@@ -40,6 +41,7 @@ class Arrivals:
         membership: Membership,
         home: Home,
         handoff: Handoff,
+        executor: Executor,
         sharing: Sharing,
         submissions: submission.Submissions,
         turns: Turns,
@@ -49,6 +51,7 @@ class Arrivals:
         self._membership = membership
         self._home = home
         self._handoff = handoff
+        self._executor = executor
         self._sharing = sharing
         self._submissions = submissions
         self._turns = turns
@@ -115,6 +118,25 @@ class Arrivals:
         self._queue.add(task)
         if sends:
             self._sharing.sender.search_for(task)
+
+    def judge_again(self) -> None:
+        """This node has other devices than before. Its own tasks that wait for some wait here if it can run them now, else
+        look for a place elsewhere; those of others that it can never run now go home."""
+        sender, profile = self._sharing.sender, self._state.profile
+        for task in [task for task in self._home.tasks.values() if task.spec.request.takes_devices]:
+            is_queued, is_stranded = task.uid in self._queue, task.uid in sender.stranded
+            if task.cannot_here or not (is_queued or is_stranded):
+                continue
+            cannot = why_never(profile, task.spec.request, task.spec.placement, self._state.node)
+            if is_stranded and cannot:
+                task.stranded_because = cannot
+            elif is_stranded:
+                self._home.take_out(task)
+                self.arrives(task)
+            elif cannot:
+                self._queue.remove(task)
+                sender.strand(task, cannot)
+        self._executor.give_unrunnable_back()
 
     def requeued(self, task: HomeTask, reason: str) -> None:
         """Back in the queue: as an arrival, after the queue has it already."""

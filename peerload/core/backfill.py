@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from peerload.model.resources import ResourceRequest
 
 STARVES_AFTER_RUNS = 3
+RESERVED_MAX = 4
+"""So many in line have something kept for them that is not hard yet: of these the first alone is what keeps it from
+starving. Of those that nobody may overtake any more, as many as there are devices: more could not start."""
 
 
 class Reservation:
@@ -40,18 +43,19 @@ class Backfill:
     """The reservations at one moment, made in the order in which tasks wait. A device is kept for the first that waits for
     it."""
 
-    __slots__ = ("_by_device", "_ledger", "now_s")
+    __slots__ = ("_by_device", "_hard", "_ledger", "_soft", "now_s")
 
     def __init__(self, ledger: DeviceLedger, now_s: float) -> None:
         self._ledger = ledger
         self.now_s = now_s
         self._by_device: dict[str, Reservation] = {}
+        self._soft = self._hard = 0
         ledger.kept = self._by_device
 
-    @property
-    def is_full(self) -> bool:
-        """Whether every device is kept for somebody."""
-        return len(self._by_device) >= len(self._ledger.states)
+    def may_reserve(self, *, is_hard: bool) -> bool:
+        """Whether one more that waits may have something kept for it."""
+        devices = len(self._ledger.states)
+        return self._hard < devices if is_hard else self._soft < RESERVED_MAX and len(self._by_device) < devices
 
     def allows(self, state: DeviceState, ask: Ask) -> bool:
         """Whether a later task may start on this device."""
@@ -89,7 +93,7 @@ class Backfill:
     ) -> Reservation | None:
         """Keep room for a task that does not fit, on those of its devices that are not kept for another yet. ``held``: what
         it had reserved when that hardened. None if not enough devices are sound."""
-        is_hard = waited_s >= self.starves_after_s(ask)
+        is_hard = self.is_hard(ask.run_s, waited_s)
         if is_hard and held and all(self._is_sound(name) for name in held):
             devices, starts_s = held, self.now_s
         else:
@@ -98,14 +102,20 @@ class Backfill:
                 return None
             devices, starts_s = found
         reservation = Reservation(ask, devices, starts_s, is_hard=is_hard)
+        if is_hard:
+            self._hard += 1
+        else:
+            self._soft += 1
         for name in devices:
-            self._by_device.setdefault(name, reservation)
+            before = self._by_device.setdefault(name, reservation)
+            if is_hard and not before.is_hard:  # who came before is looked at before, all the same
+                self._by_device[name] = reservation
         return reservation
 
-    def starves_after_s(self, ask: Ask) -> float:
-        """When a reservation hardens."""
-        own_s = STARVES_AFTER_RUNS * ask.run_s if ask.run_s < NEVER_S else 0.0
-        return max(self._ledger.config.starve_after_s, own_s)
+    def is_hard(self, run_s: float, waited_s: float) -> bool:
+        """Whether what is kept for a task has hardened: it will run for ``run_s`` and has waited for ``waited_s``."""
+        own_s = STARVES_AFTER_RUNS * run_s if run_s < NEVER_S else 0.0
+        return waited_s >= max(self._ledger.config.starve_after_s, own_s)
 
     def _is_sound(self, name: str) -> bool:
         state = self._ledger.states.get(name)

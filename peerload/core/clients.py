@@ -95,17 +95,19 @@ class Clients:
 
     def _hold(self, event: events.HoldRequested) -> Iterator[None]:
         held: list[str] = []
+        already_held: list[str] = []
         not_waiting: list[str] = []
         for name in event.tasks:
-            is_held = False
+            is_held, phases = False, set()
             for task in self._home.named(name):
+                phases.add(task.phase)
                 if task.phase in WAITS and self._is_there(task):
                     # Kept back for good: not even a node that still has an attempt of it may go on with that.
                     self._home.hold(task, HELD_BY_USER, last_node="")
                     is_held = True
                 yield
-            (held if is_held else not_waiting).append(name)
-        self._answer(event.request, held=held, not_waiting=not_waiting)
+            (held if is_held else already_held if phases == {HomePhase.HELD} else not_waiting).append(name)
+        self._answer(event.request, held=held, already_held=already_held, not_waiting=not_waiting)
 
     def release(self, event: events.ReleaseRequested) -> None:
         """Held tasks go on; what was lost before does not count any more."""
@@ -133,8 +135,9 @@ class Clients:
 
     def undrain(self, event: events.UndrainRequested) -> None:
         """It takes tasks again."""
+        was_drained = self._state.profile.drained
         self._drain.end()
-        self._answer(event.request)
+        self._answer(event.request, was_drained=was_drained)
 
     def forget(self, event: events.ForgetRequested) -> None:
         """A user asserts that a node is gone for good; one that is there is not forgotten."""

@@ -37,7 +37,7 @@ class DeviceLine:
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self._ledger = ledger
-        self._failed: set[tuple[ResourceRequest, float, tuple[tuple[str, int], ...]]] = set()
+        self._failed: set[tuple[ResourceRequest, float, bool, tuple[tuple[str, int], ...]]] = set()
         self.due_s = NEVER_S
         self.lacks_cores: dict[int, Work] = {}
         self.depends_on_cores = False
@@ -72,8 +72,9 @@ class DeviceLine:
                 continue
             request, run_s = work.spec.request, self._state.run_s_max(work, self._ledger.devices.models)
             learned = self._state.learned_gpu_bytes(work, self._ledger.devices.models)
-            asked = request, run_s, tuple(learned.items())
-            if asked in failed and not self.is_overdue(work) and not request.gpu_wait_s_max:
+            waits_s = request.gpu_wait_s_max
+            key = request, run_s, bool(waits_s) and now_s - work.arrived_s >= waits_s, tuple(learned.items())
+            if key in failed and not self._may_reserve(work, run_s, is_soft_too=False):
                 continue
             if self._fits(work, run_s, learned):
                 if self._ledger.has_cores(request):
@@ -81,8 +82,14 @@ class DeviceLine:
                 self.depends_on_cores = True
                 if lacking is None:
                     self.lacks_cores[priority] = work
-            failed.add(asked)
+            failed.add(key)
         return None
+
+    def _may_reserve(self, work: Work, run_s: float, *, is_soft_too: bool = True) -> bool:
+        """Whether something may be kept for it: what has hardened stays."""
+        kept = self._ledger.kept
+        is_hard = kept.is_hard(run_s, self._ledger.now_s - work.arrived_s)
+        return bool(work.reserved) or ((is_hard or is_soft_too) and kept.may_reserve(is_hard=is_hard))
 
     def _fits(self, work: Work, run_s: float, learned: Mapping[str, int]) -> bool:
         """Whether its devices are free; if not, some are kept for it."""
@@ -93,9 +100,8 @@ class DeviceLine:
         if names is not None:
             work.devices = names
             return True
-        if self._ledger.kept.is_full and not self.is_overdue(work):
-            kept = None
-        else:
+        kept = None
+        if self._may_reserve(work, run_s):
             kept = self._ledger.kept.reserve(request, ask, waited_s, work.reserved)
         work.reserved = kept.devices if kept is not None and kept.is_hard else ()
         if request.gpu_wait_s_max and waited_s < request.gpu_wait_s_max:

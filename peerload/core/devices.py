@@ -322,6 +322,8 @@ class DeviceLedger:
             state = before.pop(device.id, None)
             if state is None:
                 state = DeviceState(device, self.config)
+            elif device.id not in self._present:  # it is back: what was said of it holds no more
+                state.reading = DeviceState(device, self.config).reading
             state.device = device
             self.states[device.id] = state
         self._present = tuple(self.states)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.core.devices import EPSILON
 from peerload.model.devices import MIB, GpuShare
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def seen_by(request: ResourceRequest, report: LoadReport) -> LoadReport:
 
 
 def has_room(request: ResourceRequest, report: LoadReport) -> bool:
-    """Whether a node has room for its GPUs, as far as its report tells."""
+    """Whether a node has room for its GPUs and cores, as far as its report tells."""
+    if request.cpus > report.cpus_free + EPSILON:
+        return False
     if report.gpus_free >= request.gpus:
         return True
     gpus = report.devices[: report.gpus]  # they come first

@@ -362,6 +362,13 @@ class Executor:
                 self.give_back(guest, reason)
         return sum(guest.phase is GuestPhase.WAITING for guest in guests)
 
+    def give_unrunnable_back(self) -> None:
+        """Those that wait here for what this node has no more."""
+        for guest in [guest for guest in self.guests.values() if guest.phase is GuestPhase.WAITING]:
+            never = why_never(self._state.profile, guest.spec.request, guest.spec.placement, guest.home)
+            if never:
+                self.give_back(guest, never)
+
     def give_waiting_back(self) -> None:
         """Nobody can say when those that wait here could start."""
         for guest in list(self.guests.values()):

@@ -155,6 +155,7 @@ class Information:
                 "gpu_tasks": ledger.gpu_tasks,
                 "gpu_load": self._own_view(marks).gpu_load,
                 "devices": devices.loads(ledger.now_s) if ledger.profile.devices else (),
+                "cpus_free": ledger.cpus_free,
             }
         else:
             gpus = {}

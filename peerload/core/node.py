@@ -82,7 +82,15 @@ class Node:
         self.submissions = Submissions(self.state)
         self.turns = turns = Turns(self.state)
         self.arrivals = Arrivals(
-            self.state, self.queue, self.membership, self.home, self.handoff, self.sharing, self.submissions, turns
+            self.state,
+            self.queue,
+            self.membership,
+            self.home,
+            self.handoff,
+            self.executor,
+            self.sharing,
+            self.submissions,
+            turns,
         )
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
         self.endings = Endings(self.state, self.home, lambda key: self.runs.holds(key) or self.runs.is_ending(key))
@@ -166,6 +174,7 @@ class Node:
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)
                 self.sharing.information.tell()
+                self.arrivals.judge_again()
             case events.PeerMet():
                 self.meetings.met(event, told_by_itself=not event.retained)
             case events.PeerUnreachable():

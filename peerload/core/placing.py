@@ -62,7 +62,7 @@ def place(
     fits may be taken, considering who else waits for it; ``without``: as if these attempts were over."""
 
     def fits(state: DeviceState) -> bool:
-        return not state.why_not(ask, now_s, without) and allows(state, ask)
+        return allows(state, ask) and not state.why_not(ask, now_s, without)  # the cheaper first
 
     names: list[str] = []
     for kind, count in request.devices:

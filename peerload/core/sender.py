@@ -190,6 +190,8 @@ class Sender:
         step = self._ask_policy(search, task, peers)
         if task.stranded_because and self._stays(search, step, peers):
             step = self._place_stranded(search, peers) or step
+        if isinstance(step, Transfer) and step.load_tasks_max >= 0 and self._has_joined_a_crowd(task):
+            step = Keep("it waits for devices, and has gone to a lesser crowd once")
         if isinstance(step, Transfer) and step.to in peers:
             search.offered.add(step.to)
             is_stranded = bool(task.stranded_because)
@@ -233,6 +235,11 @@ class Sender:
         if isinstance(step, Broadcast):
             return search.is_late or not peers
         return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
+
+    def _has_joined_a_crowd(self, task: HomeTask) -> bool:
+        """Whether a task that waits for devices has been moved before. From then on it goes only where it can start: what
+        it may move is not spent on going from one crowd to the next."""
+        return task.spec.request.takes_devices and task.record.migrations > 0 and not task.stranded_because
 
     def _place_stranded(self, search: Search, peers: Sequence[str]) -> ProbeStep | Transfer | None:
         """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is

@@ -129,8 +129,8 @@ class SignalRequested(_Event, frozen=True):
 
 
 class HoldRequested(_Event, frozen=True):
-    """A client wants waiting tasks of this home kept back: ids of tasks or of whole arrays. Answered with ``held`` and
-    ``not_waiting`` (names of which no task waited)."""
+    """A client wants waiting tasks of this home kept back: ids of tasks or of whole arrays. Answered with ``held``,
+    ``already_held`` and ``not_waiting`` (names of which no task waited)."""
 
     request: int
     tasks: tuple[str, ...]

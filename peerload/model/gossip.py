@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from peerload.model.devices import DeviceLoad
-from peerload.model.load import Count, LoadReport, Region, Share
+from peerload.model.load import LOAD_MAX, Count, LoadReport, Region, Share
 from peerload.model.resources import Address, BootId, Bytes, NodeName
 
 DATAGRAM_BYTES_MAX = 1400
@@ -145,6 +145,7 @@ class Load(_Message, frozen=True, tag="load"):
     gpu_tasks: Count = 0
     gpu_load: Share = 0.0
     devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_GOSSIPED_MAX)] = ()
+    cpus_free: Share = LOAD_MAX
 
     @classmethod
     def of(cls, node: str, report: LoadReport, age_s: float = 0.0, *, is_news: bool = False) -> Load:

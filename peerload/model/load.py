@@ -31,7 +31,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; cpu_pressure, mem_pressure: the
     share of the last 10 s in which somebody had to wait for a core, or for memory (0: or it cannot be told); gpus_free: GPUs that a task which
     wants one for itself could have; gpus: how many there are; gpu_tasks: how many are
-    asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each, GPUs first.
+    asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each, GPUs first; cpus_free: of a
+    node with devices the cores that nobody has or is about to have.
     Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
     """
 
@@ -55,6 +56,7 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     gpu_tasks: Count = 0
     gpu_load: Share = 0.0
     devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_MAX)] = ()
+    cpus_free: Share = LOAD_MAX
 
 
 class Marks(msgspec.Struct, frozen=True, gc=False):

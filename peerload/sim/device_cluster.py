@@ -1,6 +1,6 @@
 """The ideal world with GPUs in it: the nodes have devices, and what a sensor would read of them is played.
 
-A task's memory appears on its GPUs a while after it was started and is gone with it; a node is read at the pace of an
+A task's memory appears on its GPUs in the seconds after its start and is gone with it; a node is read at the pace of an
 agent: every second while a task holds a GPU there, and soon after one has left. Others use nothing. Tasks that share a GPU
 do not slow each other down.
 """
@@ -28,9 +28,9 @@ READ_S = 1.0
 """A node is read this often while a task holds a GPU there."""
 LEFT_S = 0.05
 """A GPU that a task has left is read after this."""
-LOADING_S = 5.0
-"""For so long a task has loaded nothing on its GPUs but their driver's context."""
-CONTEXT_BYTES = 400 << 20
+LOADING_S = 3.0
+"""A task's memory grows for so long, steadily. A task of unknown need that stood still first and grew later would be taken
+for smaller than it is, here as anywhere."""
 
 
 class DeviceArrival(Arrival, frozen=True, gc=False):
@@ -69,7 +69,7 @@ class _Attempt:
 
     def used_bytes(self, now_s: float) -> int:
         """On each of them."""
-        return self.arrival.gpu_bytes if now_s - self.since_s >= LOADING_S else CONTEXT_BYTES
+        return int(self.arrival.gpu_bytes * min((now_s - self.since_s) / LOADING_S, 1.0))
 
 
 class DeviceCluster(IdealCluster):

@@ -37,7 +37,8 @@ class _Request(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fie
 
 class Info(_Request, frozen=True, tag="info"):
     """Who is there → node pid launcher_pid version socket state listen boot policy slots cpus mem_bytes cluster
-    cluster_id cluster_directory mqtt (url in use or null) peers sought ({address: why}: where no peer has answered yet)."""
+    cluster_id cluster_directory cluster_local (no other machine can belong to it) mqtt (url in use or null) peers sought
+    ({address: why}: where no peer has answered yet) remembered (members of earlier starts that were not met yet)."""
 
 
 class Submit(_Request, frozen=True, tag="submit"):
@@ -122,7 +123,7 @@ class Retry(_Request, frozen=True, tag="retry"):
 
 
 class Hold(_Request, frozen=True, tag="hold"):
-    """Keep waiting tasks back → held, not_waiting (names of which no task waited)."""
+    """Keep waiting tasks back → held, already_held, not_waiting (names of which no task waited)."""
 
     tasks: TaskRefs
 
@@ -143,7 +144,7 @@ class Drain(_Request, frozen=True, tag="drain"):
 
 
 class Undrain(_Request, frozen=True, tag="undrain"):
-    """This node takes tasks again → nothing."""
+    """This node takes tasks again → was_drained."""
 
 
 class Output(_Request, frozen=True, tag="output"):

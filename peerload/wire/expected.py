@@ -3,9 +3,10 @@ whole number of at least 1 is wanted"."""
 
 from __future__ import annotations
 
+import ast
 import re
 
-_PLACE = re.compile(r" - at `(?P<key>key in )?\$?(?P<path>[^`]*)`$")
+_PLACE = re.compile(r" - at (?P<key>`key` in )?`\$?(?P<path>[^`]*)`$")
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<more>.*)$")
 _GOT = re.compile(r", got `(?P<types>[^`]*)`$")
 _BOUND = re.compile(r"^ (?P<of>of length )?(?P<sign>>=|<=|>|<|==) (?P<number>\S+)$")
@@ -25,6 +26,16 @@ _TYPES = {
     "null": "nothing",
     "ext": "something else",
 }
+_FORMS = {
+    r"^[a-z0-9-]{1,40}\Z": "a name of a-z, 0-9 and -, at most 40 characters,",
+    r"^[a-z][a-z0-9-]{0,30}\Z": "a word of a-z, 0-9 and -, a letter first, at most 31 characters,",
+    r"^[A-Za-z0-9._:/@+-]{1,80}\Z": "a word of letters, digits and . _ : / @ + -, at most 80 characters,",
+    r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z": "the name of a variable (letters, digits and _, no digit first, at most 128 characters)",
+    r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z": "the name of a task, such as ws1/42 or ws1/42.7,",
+    r"^[a-z][a-z0-9-]{0,30}:[!-~]{1,80}\Z": "the name of a device, such as nvidia:GPU-1 or fpga:0,",
+    r"^[0-9a-f]+$": "a number in hexadecimal digits",
+}
+"""The forms that texts may have, by their regular expressions."""
 _SIGNS = {">=": "at least {0}", "<=": "at most {0}", ">": "more than {0}", "<": "less than {0}", "==": "exactly {0}"}
 
 
@@ -54,7 +65,8 @@ def _said(text: str) -> str:
         amount = _SIGNS[bound["sign"]].format(bound["number"])
         return f"{wanted} {'with a length of ' if bound['of'] else 'of '}{amount} is wanted"
     if more.startswith(" matching regex "):
-        return f"{wanted} in another form is wanted: {more.removeprefix(' matching regex ')}"
+        form = ast.literal_eval(more.removeprefix(" matching regex "))
+        return f"{_FORMS.get(form, f'text of the form {form}')} is wanted"
     return f"{wanted} is wanted{more}"
 
 

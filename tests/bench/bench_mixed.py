@@ -59,7 +59,7 @@ def table(rounds: list[dict[str, Outcome]]) -> list[str]:
 
 
 def _median(rounds: list[dict[str, Outcome]], name: str, figure: str) -> float:
-    return statistics.median(getattr(one[name], figure) for one in rounds)
+    return float(statistics.median(getattr(one[name], figure) for one in rounds))
 
 
 def _cell(rounds: list[dict[str, Outcome]], name: str, figure: str, unit: float = 1.0) -> str:
@@ -68,7 +68,8 @@ def _cell(rounds: list[dict[str, Outcome]], name: str, figure: str, unit: float 
 
 def ratio(rounds: list[dict[str, Outcome]], name: str, to: str, figure: str) -> float:
     """Median over the rounds."""
-    return statistics.median(getattr(one[name], figure) / max(getattr(one[to], figure), 1e-9) for one in rounds)
+    ratios = [getattr(one[name], figure) / max(getattr(one[to], figure), 1e-9) for one in rounds]
+    return float(statistics.median(ratios))
 
 
 def main() -> int:
@@ -80,9 +81,7 @@ def main() -> int:
         jobs=(int, 2, "processes (default: %(default)s)"),
     )
     with ProcessPoolExecutor(options.jobs) as pool:
-        futures = [
-            pool.submit(one_round, options.tasks, options.load, seed) for seed in range(1, options.rounds + 1)
-        ]
+        futures = [pool.submit(one_round, options.tasks, options.load, seed) for seed in range(1, options.rounds + 1)]
         rounds = [future.result() for future in futures]
     figures: dict[str, Any] = {
         name: {figure: summary([getattr(one[name], figure) for one in rounds]) for figure in FIGURES} for name in NAMES

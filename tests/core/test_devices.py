@@ -436,6 +436,44 @@ def test_after_a_restart_the_devices_are_whose_they_were() -> None:
     assert not [action for action in y.last if isinstance(action, actions.SpawnTask)]
 
 
+def test_waiting_tasks_are_judged_again_when_the_devices_change() -> None:
+    x = Node(2)
+    x.submit(spec(request=asked(2)))
+    x.submit(spec(request=asked(2)))
+    x.submit(spec(request=asked()))
+    x.submit(spec(request=asked(3)), waits_for_node=True)
+    second, third, fourth = (x.task(number) for number in (2, 3, 4))
+    assert (second.stranded_because, fourth.stranded_because) == ("", "2 x 24 GiB, asked 3")
+    x.when(events.DevicesFound((gpu(0, is_read=False),)))
+    assert second.stranded_because == "1 x 24 GiB, asked 2"
+    assert (second.uid in x.node.queue, third.uid in x.node.queue) == (False, True)
+    assert fourth.stranded_because == "1 x 24 GiB, asked 3"
+    x.when(events.DevicesFound(()))
+    assert {task.stranded_because for task in (second, third, fourth)} == {"no GPU"}
+    assert x.when(events.DevicesFound(tuple(gpu(number, is_read=False) for number in range(3))))
+    assert {task.stranded_because for task in (second, third, fourth)} == {""}
+    assert x.spawned() == []  # x/2 came first and waits for two of them
+    x.end(x.task(1).key)
+    assert [task for task, _ in x.spawned()] == ["x/2", "x/3"]
+
+
+def test_what_a_node_can_no_longer_run_goes_to_others() -> None:
+    x = Given(slots=8, peers=(), policies=SENDER)
+    x.when(events.DevicesFound((gpu(0, is_read=False),)))
+    x.meet("y", gpus=1)
+    x.submit(spec(request=asked(gpu_share=GpuShare.EXCLUSIVE)))
+    x.hear("y", offer(home="y", only=True, request=asked()))
+    accept = x.sent(messages.Accept)
+    x.hear("y", messages.Commit("y/1", accept.uid, 1, accept.nonce, accept.ts, 60.0))
+    x.submit(spec(request=asked(), placement=Placement(exclude=("y",))))
+    own = x.task(2)
+    did = x.when(events.DevicesFound(()))
+    assert "Return to y" in did
+    assert x.sent(messages.Return).reason == "no GPU"
+    assert own.stranded_because == "no GPU"
+    assert own.uid not in x.node.queue
+
+
 # -- between nodes -----------------------------------------------------------------------------------------------------
 
 

@@ -84,7 +84,7 @@ def test_a_request_about_many_tasks_lets_others_have_their_turn_and_is_answered_
     assert did.count("persist held") == turns.TASKS_AT_A_TIME - 1  # one is cancelled
     assert "answer" not in did
     assert x.timer("request", "7") == ["answer"]
-    assert x.done(Answer).reply == {"held": ["x/1"], "not_waiting": []}
+    assert x.done(Answer).reply == {"held": ["x/1"], "already_held": [], "not_waiting": []}
     assert x.timer("request", "7") == []
 
 

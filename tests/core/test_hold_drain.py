@@ -24,7 +24,9 @@ def test_waiting_tasks_are_held_and_released() -> None:
     x.submit(indices=(1, 2))
     did = x.when(events.HoldRequested(7, ("x/1", "x/2", "x/9")))
     assert did == ["persist held", "changed held"] * 2 + ["answer"]
-    assert x.done(Answer).reply == {"held": ["x/2"], "not_waiting": ["x/1", "x/9"]}
+    assert x.done(Answer).reply == {"held": ["x/2"], "already_held": [], "not_waiting": ["x/1", "x/9"]}
+    assert x.when(events.HoldRequested(7, ("x/2", "x/2.1"))) == ["answer"]
+    assert x.done(Answer).reply == {"held": [], "already_held": ["x/2", "x/2.1"], "not_waiting": []}
     assert "spawn 1" not in x.end(x.task(1).key)
     did = x.when(events.ReleaseRequested(8, ("x/2.1",)))
     assert did[:3] == ["persist queued", "changed queued", "answer"]
@@ -118,6 +120,9 @@ def test_its_own_tasks_look_for_a_place_elsewhere_and_do_not_start_here() -> Non
     assert "spawn 1" in x.when(events.UndrainRequested(6))
     (row,) = x.last[0].rows if isinstance(x.last[0], Persist) else ()
     assert row == PutDrain(None)
+    assert x.done(Answer).reply == {"was_drained": True}
+    assert x.when(events.UndrainRequested(7)) == ["answer"]
+    assert x.done(Answer).reply == {"was_drained": False}
 
 
 def test_a_task_that_may_run_nowhere_else_waits_for_the_end_of_the_drain() -> None:

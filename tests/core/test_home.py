@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from peerload.core.work import HomePhase
 from peerload.model import events, messages
-from peerload.model.actions import Answer, Persist, Send, SetTimer
+from peerload.model.actions import Answer, Persist, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NoSuchTask
 from peerload.model.gossip import Standing
@@ -276,8 +276,8 @@ def test_a_node_that_takes_a_task_and_never_starts_it_is_not_asked_again_and_aga
             x.hear(task.offered_to, messages.Accept(task.task, task.uid, offered.attempt, 77, 5.0))
             x.hear(task.record.node, messages.NotStarted(task.task, task.uid, offered.attempt, "no unit to be had"))
         else:
-            probe = next(a for a in x.last if isinstance(a, Send) and isinstance(a.message, messages.Probe))
-            x.hear(probe.dst, messages.ProbeReply(probe.message.search, accepts=True, report=ACCEPTS))
+            search = x.sent(messages.Probe).search
+            x.hear("y", messages.ProbeReply(search, accepts=True, report=ACCEPTS))
     assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
 
 

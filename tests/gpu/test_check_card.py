@@ -33,3 +33,21 @@ def test_readings_are_held_against_what_the_tool_tells(
     assert is_good == good, lines
     assert any("| processes | [('GPU-0', 77)] | [('GPU-0', 77)] | same |" in line for line in lines)
     assert any("differs" in line for line in lines) != good
+
+
+@pytest.mark.parametrize(
+    ("ours", "foreign", "good"),
+    [
+        ((0, 8 * 2300), (500, 500), True),
+        ((0, 8 * 2300), (9000, 600), True),  # what was seen of others before all tasks were there may have been theirs
+        ((2300,), (500,), False),
+        ((8 * 2300,), (2800,), False),
+        ((), (), False),
+    ],
+)
+def test_all_that_the_tasks_take_is_to_be_seen_as_theirs(
+    ours: tuple[int, ...], foreign: tuple[int, ...], good: bool
+) -> None:
+    mib = check_card.MIB
+    samples = [check_card.Seen(one * mib, other * mib) for one, other in zip(ours, foreign, strict=True)]
+    assert check_card.seen_well(samples, 500 * mib)[1] is good

@@ -65,6 +65,7 @@ def test_cpu_work_goes_on_while_the_driver_hangs(cluster: Cluster, cards: Cards)
     cards.write()
     asks = agent.submit("true", request={"gpus": 1})
     cards.use(0, 999_999, GIB)
+    wait_until(lambda: agent.call("nodes")["nodes"][0]["gpus"][0]["health"] == "unknown", 20.0, "unknown")
     for _ in range(3):
         assert seen(agent, {})["CUDA_VISIBLE_DEVICES"] == ""
     cards.more.remove("hang")

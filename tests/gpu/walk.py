@@ -51,13 +51,20 @@ def cards(count: int, gib: int, *, is_read: bool) -> tuple[Device, ...]:
 
 
 class Walk:
-    """``count`` cards of 24 GiB, two FPGAs, and enough cores, or few (``cpus``)."""
+    """``count`` cards of 24 GiB, two FPGAs, and enough cores, or few (``cpus``). Without ``checks`` nothing is looked at."""
 
     def __init__(
-        self, *, count: int = 4, cpus: float = 64.0, is_read: bool = True, config: CoreConfig | None = None
+        self,
+        *,
+        count: int = 4,
+        cpus: float = 64.0,
+        is_read: bool = True,
+        config: CoreConfig | None = None,
+        checks: bool = True,
     ) -> None:
         self.devices = (*cards(count, 24, is_read=is_read), Device("fpga:a", "fpga"), Device("fpga:b", "fpga", 1))
         self.config = config or CoreConfig()
+        self.checks = checks
         slots = max(int(cpus), 1)
         profile = Profile("x", slots, cpus, mem_bytes=1 << 40, gpus=count, devices=self.devices)
         identity = Identity("x", "boot", "machine", "store", 1, "x:1")
@@ -78,6 +85,13 @@ class Walk:
 
     def handle(self, event: events.Event) -> None:
         done = self.node.handle(Instant(self.now_s, WALL_S + self.now_s), event)
+        if not self.checks:
+            self.running |= {
+                action.key: self.node.home.by_id[action.task]
+                for action in done
+                if isinstance(action, actions.SpawnTask)
+            }
+            return
         for action in done:
             if isinstance(action, actions.SpawnTask):
                 task = self.node.home.by_id[action.task]

@@ -199,7 +199,7 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     assert [without_version(typed("release --json 1")[0])] == told("`release`")
     assert without_version(typed("retry --json 1")[0]) == told("`retry`")[0]
     assert [without_version(typed("drain --json")[0])] == told("`drain`")
-    assert without_version(typed("undrain --json")[0]) == set()
+    assert [without_version(typed("undrain --json")[0])] == told("`undrain`")
     assert [set(listed["tasks"][0])] == told("task")
     (ended,) = typed("history --json")
     assert [without_version(ended)] == told("`history`")
@@ -252,6 +252,7 @@ def test_answers_have_the_keys_that_the_page_tells() -> None:
             "hold": {"tasks": [task]},
             "release": {"tasks": [task]},
             "drain": {},
+            "undrain": {},
         }.items():
             assert set(agent.call(verb, **asked)) == keys_told("wire.md", f"`{verb}`")[-1]
         with agent.client() as client:

@@ -116,6 +116,7 @@ def test_once_a_lost_node_leaves_the_outcome_unknown(cluster: Cluster, ledger: L
     assert later.returncode == 124
     for said in (later.stderr, *(_said(process) for process in (waited, followed))):
         assert f"nobody knows how {task} ended".encode() in said
+        assert b"in case n2 comes back" in said
         assert f"peerload retry {task}".encode() in said
     executor.start()  # its launcher knows of no process any more
     wait_until(lambda: home.show(task)["node"] is None, 20, "its node to say that it is gone")
@@ -124,6 +125,18 @@ def test_once_a_lost_node_leaves_the_outcome_unknown(cluster: Cluster, ledger: L
     retried = home.cli("retry", task).stdout.decode().strip()
     home.await_state(retried, "running")
     home.call("cancel", tasks=[retried, task], force=True)
+
+
+def test_once_a_task_that_ended_with_its_own_nodes_launcher_is_not_waited_for_to_come_back(cluster: Cluster) -> None:
+    home = cluster.agent("n1")
+    task = home.cli("submit", "--once", "sleep", "300").stdout.decode().strip()
+    home.await_state(task, "running")
+    os.kill(home.launcher_pid, signal.SIGKILL)
+    home.await_state(task, "unknown")
+    said = home.cli("wait", "--timeout", "0.2s", task).stderr.decode()
+    assert f"nobody knows how {task} ended" in said
+    assert f"nothing of it is left to end by itself; run it again:  peerload retry {task}" in said
+    home.call("cancel", tasks=[task])
 
 
 def test_once_a_node_that_is_back_late_goes_on(cluster: Cluster, ledger: Ledger) -> None:

@@ -56,6 +56,7 @@ def test_a_held_task_waits_until_it_is_released_also_over_a_restart(agent: Agent
     array = agent.submit("true", array=[(1, 3, 1)])
     told = f"{array}.2  held\n{first}  does not wait; a task that runs:  peerload cancel\n"
     assert typed(agent, "hold", f"{array}.2", "1") == told
+    assert typed(agent, "hold", f"{array}.2") == f"{array}.2  is held already\n"
     agent.call("cancel", tasks=[first])
     agent.wait(f"{array}.1", f"{array}.3")
     agent.kill()
@@ -104,7 +105,11 @@ def test_retry_refuses_what_has_not_ended(agent: Agent) -> None:
     task = agent.submit("sleep", "60")
     agent.await_state(task, "running")
     said = refused(agent, "retry", task)
-    assert f"{task} has not ended" in said
+    assert f"{task} has not ended: it runs on n1\n" in said
+    waiting = agent.submit("true")
+    assert f"{waiting} has not ended: it is queued\n" in refused(agent, "retry", waiting)
+    array = agent.submit("true", array=[(1, 3, 1)])
+    assert f"{array} has not ended: none of its 3 members has\n" in refused(agent, "retry", array)
     assert f"peerload cancel {task}" in said
     with pytest.raises(NoSuchTask):
         agent.call("retry", token="a-token-of-mine", task="99")
@@ -166,6 +171,8 @@ def test_a_drained_node_takes_nothing_until_it_is_undrained_also_over_a_restart(
         said = [(event["state"], event["reason"]) for event in events(other, what=["agent"])]
         assert ("draining", "new disk") in said
         assert said[-1] == ("undrained", "")
+        assert typed(other, "undrain") == "this node was not drained\n"
+        assert [event["state"] for event in events(other, what=["agent"])].count("undrained") == 1
 
 
 def test_a_drain_can_be_waited_for() -> None:

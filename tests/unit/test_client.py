@@ -69,9 +69,7 @@ def test_no_socket(tmp_path: Path) -> None:
     with pytest.raises(AgentUnavailable) as caught:
         Client(path)
     assert str(caught.value) == f"no agent is running here (no socket at {path})."
-    assert caught.value.hint == (
-        "for yourself:  peerload up        for everyone on this machine:  sudo systemctl enable --now peerload"
-    )
+    assert caught.value.hint == ("start one:  peerload up")
 
 
 def test_socket_path_too_long() -> None:

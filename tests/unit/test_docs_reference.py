@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from peerload.agent import launcher, launcher_link, launcher_socket, peer_connection
+from peerload.agent import answers, launcher, launcher_link, launcher_socket, peer_connection
+from peerload.agent.store_read import Happened
 from peerload.cli import main as cli
 from peerload.cli.options import Options
 from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig, CoreConfig
+from peerload.model.devices import Device
 from peerload.model.resources import Placement, ResourceRequest
-from peerload.model.task import TaskSpec
+from peerload.model.task import TaskRecord, TaskSpec, TaskState
 from peerload.policy import registry
 from peerload.wire import control, frame, peer
+from tests.core.given import Given
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+EVENT = Happened(1, 1.0, "task", "queued", "ws1/1", 0, "", "submitted")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHARED_FLAGS = {"-h", "--help", "--socket", "--json"}
 
@@ -209,6 +213,36 @@ def test_settings_are_those_of_the_config() -> None:
             value = getattr(config, key)
             expected = list(value) if isinstance(value, tuple) else value
             assert msgspec.toml.decode(f"value = {default}".encode())["value"] == expected, key
+
+
+def told_keys(name: str) -> list[str]:
+    """What the tables of JSON say of one object."""
+    (row,) = [cells for cells in rows(section("cli.md", "## JSON")) if cells[0].replace("`", "") == name]
+    return code(row[1]).split()
+
+
+def test_the_keys_of_tasks_are_told() -> None:
+    spec = TaskSpec((b"true",), b"/", request=ResourceRequest(gpus=1))
+    record = TaskRecord("ws1/1", bytes(16), TaskState.DONE, 1.0)
+    assert sorted(answers.task_object(record, spec, "me")) == sorted(told_keys("task"))
+    beyond = [*answers.detail(spec, record), "history", "decision"]
+    assert sorted(beyond) == sorted(told_keys("task, in show also"))
+    assert list(answers.used(record)) == told_keys("task, in history also")
+    assert set(answers.step(EVENT)) == set(told_keys("step of history"))
+    assert list(answers.event_object(EVENT)) == told_keys("events")
+
+
+def test_the_keys_of_nodes_and_their_gpus_are_told() -> None:
+    x = Given()
+    gpu = Device("nvidia:GPU-1", is_read=True, mem_bytes=1 << 30)
+    x.node.ledger.devices.set_devices((gpu,))
+    own, peer, *_ = answers.nodes(x.node)
+    assert set(own) == set(peer) == set(told_keys("node"))
+    text = section("cli.md", "## JSON")
+    (told,) = re.findall(r"`gpus` of a node: `([^`]+)`", text)
+    assert isinstance(own["gpus"], list)
+    (gpu_told,) = own["gpus"]
+    assert [*told.split(), "why"] == list(gpu_told)
 
 
 # -- policies.md -------------------------------------------------------------------------------------------------------

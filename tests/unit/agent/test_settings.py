@@ -134,6 +134,55 @@ def test_a_bad_value_names_the_key_and_the_file(places: Places, text: str, key: 
     assert caught.value.why
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('gossip = "fast"', "gossip: 'fast' cannot be used (FILE): it may be lan or local or wan"),
+        ('node = "A"', "node: 'A' cannot be used (FILE): a name of a-z, 0-9 and -, at most 40 characters, is wanted"),
+        ("[gpu]\nmax_tasks = 0", "gpu.max_tasks: this cannot be used (FILE): a whole number of at least 1 is wanted"),
+        ("[gpu]\nmax_task = 1", "gpu: this cannot be used (FILE): max_task is nothing that is known here"),
+        (
+            '[gpu]\nstarve_after = "15"',
+            (
+                "gpu.starve_after: '15' cannot be used (FILE): a number and one of s, m, h, d is wanted, such as 15m;"
+                " at least 1s, at most 1000000000s"
+            ),
+        ),
+        (
+            '[gpu]\nreserve = "2000TiB"',
+            (
+                "gpu.reserve: '2000TiB' cannot be used (FILE): a number and one of B, KiB, MiB, GiB, TiB is wanted,"
+                " such as 512MiB; at most 1024TiB"
+            ),
+        ),
+        (
+            '[[device]]\nkind = "FPGA"\nids = ["a"]',
+            (
+                "device[0].kind: this cannot be used (FILE): a word of a-z, 0-9 and -, a letter first, at most 31"
+                " characters, is wanted"
+            ),
+        ),
+        ('[[device]]\nkind = "fpga"', "device[0]: this cannot be used (FILE): ids is missing"),
+        (
+            '[[device]]\nkind = "gpu"\nids = ["0"]',
+            "device: gpu 0 cannot be used (FILE): a GPU is found by itself",
+        ),
+    ],
+)
+def test_a_bad_value_says_what_it_may_be(places: Places, text: str, says: str) -> None:
+    places.user.write_text(text + "\n")
+    with pytest.raises(ConfigError) as caught:
+        places.load()
+    assert str(caught.value) == says.replace("FILE", str(places.user))
+
+
+@pytest.mark.parametrize("text", ["0s", "9" * 400 + "s", "x", "", "1e3s", "-1s"])
+def test_no_time_to_starve_is_refused(places: Places, text: str) -> None:
+    places.user.write_text(f'[gpu]\nstarve_after = "{text}"\n')
+    with pytest.raises(ConfigError, match="such as 15m"):
+        places.load()
+
+
 def test_a_bad_variable_and_a_bad_flag_name_their_place(places: Places) -> None:
     places.environment["PEERLOAD_SLOTS"] = "many"
     with pytest.raises(ConfigError, match=r"slots: 'many' cannot be used \(environment\)"):

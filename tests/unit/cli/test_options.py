@@ -61,7 +61,7 @@ def test_durations(text: str, seconds: float) -> None:
         ("x", "no time"),
         ("", "no time"),
         ("1:2:x", "no time"),
-        ("0s", "not between"),
+        ("0s", "more than 0 s, and at most"),
         ("1h30", "no time"),
         ("1.2.3s", "no time"),
     ],

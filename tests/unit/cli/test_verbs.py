@@ -116,8 +116,7 @@ def test_no_agent() -> None:
     done = peerload("ls", "--socket", "/tmp/none/agent.sock")
     assert done.returncode == 125
     assert done.stderr.decode() == (
-        "peerload: no agent is running here (no socket at /tmp/none/agent.sock).\n"
-        "  for yourself:  peerload up        for everyone on this machine:  sudo systemctl enable --now peerload\n"
+        "peerload: no agent is running here (no socket at /tmp/none/agent.sock).\n  start one:  peerload up\n"
     )
 
 
@@ -184,6 +183,37 @@ def test_show(agent: FakeAgent) -> None:
     assert agent.asked(control.Show)[0].tasks == ("@",)
 
 
+DEVICES: dict[str, Any] = {
+    "gpus": 2,
+    "gpu_mem_bytes": 12 << 30,
+    "gpu_prefer": ["0", "A100*"],
+    "gpu_wait": "queue",
+    "gpu_wait_s_max": 600.0,
+    "gpu_share": "exclusive",
+    "other_devices": {"fpga": 2, "licence": 1},
+    "devices": ["nvidia:GPU-a", "nvidia:GPU-b", "fpga:0000:3b:00.0", "fpga:0000:af:00.0", "licence:1"],
+}
+
+
+def test_show_tells_which_devices_are_asked_for_and_given(agent: FakeAgent) -> None:
+    agent.answer("show", tasks=[TASK | DEVICES])
+    lines = [line.split(maxsplit=1) for line in peerload("show", "@", agent=agent).stdout.decode().splitlines()[1:]]
+    told = {line[0]: line[1] for line in lines}
+    assert told["needs"] == "1 cpus, 2 GPUs with 12 GiB each, 2 fpga, 1 licence"
+    assert told["GPUs"] == "prefer: 0, A100*  wait: queue  wait max: 10m00s  share: exclusive"
+    assert told["devices"] == "nvidia:GPU-a, nvidia:GPU-b, fpga:0000:3b:00.0, fpga:0000:af:00.0, licence:1"
+
+
+def test_show_says_nothing_of_devices_that_nobody_asked_for(agent: FakeAgent) -> None:
+    usual = {"gpu_wait": "schedule", "gpu_share": "auto", "gpu_prefer": [], "other_devices": {}, "devices": []}
+    agent.answer("show", tasks=[TASK | usual, TASK | usual | {"gpus": 0.25, "gpu_mem_bytes": 1 << 30}])
+    first, _, second = peerload("show", "42", "43", agent=agent).stdout.decode().partition("\n\n")
+    assert "  needs      1 cpus\n" in first
+    assert "GPU" not in first
+    assert "devices" not in first + second
+    assert "  needs      1 cpus, 0.25 of a GPU with 1 GiB\n" in second
+
+
 def test_nodes_top(agent: FakeAgent) -> None:
     agent.answer("nodes", nodes=[NODE, NODE | {"node": "ws2", "state": "dead", "load": None, "drained": True}])
     agent.answer("info", node="ws1", cluster="default", policy="symmetric", mqtt=None)
@@ -227,6 +257,27 @@ def test_forget(agent: FakeAgent) -> None:
     assert agent.asked(control.Forget)[0].node == "ws2"
     assert json.loads(peerload("forget", "ws2", "--json", agent=agent).stdout) == {"v": 1, "node": "ws2", "was": "dead"}
     assert peerload("forget", agent=agent).returncode == 2
+    agent.answer("forget", node="ws2", was=None, tasks=3)
+    assert peerload("forget", "ws2", agent=agent).stdout == b"ws2 is forgotten; only tasks at it were known here\n"
+    refused = peerload("forget", "bad name!", agent=agent)
+    assert refused.returncode == 2
+    assert refused.stderr.decode() == (
+        "peerload: forget: 'bad name!' cannot be a node's name: a-z, 0-9 and - alone, at most 40 characters\n"
+        "  the nodes known here:  peerload nodes\n"
+    )
+
+
+def test_hold_tells_what_it_did_with_each(agent: FakeAgent) -> None:
+    agent.answer("hold", held=["a/1"], already_held=["a/2"], not_waiting=["a/3"])
+    assert peerload("hold", "1", "2", "3", agent=agent).stdout.decode() == (
+        "a/1  held\na/2  is held already\na/3  does not wait; a task that runs:  peerload cancel\n"
+    )
+
+
+def test_undrain_of_a_node_that_was_not_drained(agent: FakeAgent) -> None:
+    agent.answer("undrain", was_drained=False)
+    assert peerload("undrain", agent=agent).stdout == b"this node was not drained\n"
+    assert json.loads(peerload("undrain", "--json", agent=agent).stdout) == {"v": 1, "was_drained": False}
 
 
 def test_leave_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
@@ -313,6 +364,17 @@ def test_wait_timeout(agent: FakeAgent) -> None:
     assert agent.asked(control.Wait)[0].timeout_s == 2.0
 
 
+@pytest.mark.parametrize(
+    ("node", "outlook"),
+    [("ws2", b"it is waited for, in case ws2 comes back;"), (None, b"nothing of it is left to end by itself;")],
+)
+def test_wait_for_one_whose_outcome_is_unknown(agent: FakeAgent, node: str | None, outlook: bytes) -> None:
+    ends(agent, {"state": "unknown", "node": node, "reason": "it may run once only"}, timed_out=True)
+    done = peerload("wait", "--timeout", "1s", "42", agent=agent)
+    assert done.returncode == 124
+    assert b"nobody knows how ws1/42 ended, or whether it has: it may run once only\n  " + outlook in done.stderr
+
+
 def test_wait_for_one_that_never_ran(agent: FakeAgent) -> None:
     ends(agent, {"state": "cancelled", "exit_code": None, "node": "", "reason": "by you"})
     done = peerload("wait", "42", agent=agent)
@@ -366,6 +428,46 @@ def test_up_finds_the_one_that_runs(agent: FakeAgent) -> None:
         "listen": "127.0.0.1:9",
         "node": "ws1",
     }
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"peers": 0, "remembered": 0}, "A cluster of one."),
+        ({"peers": 0, "remembered": 0, "sought": {"h:1": ""}}, "No peer met yet."),
+        ({"peers": 2, "remembered": 0}, "3 nodes known."),
+        ({"peers": 0, "remembered": 1}, "2 nodes known, looking for 1 of them."),
+        ({"peers": 1, "remembered": 2}, "4 nodes known, looking for 2 of them."),
+    ],
+)
+def test_up_counts_the_members_of_earlier_starts(agent: FakeAgent, told: dict[str, Any], says: str) -> None:
+    agent.answer("info", node="ws1", listen="127.0.0.1:9", cpus=4, **told)
+    assert peerload("up", agent=agent).stdout.decode().partition("\n")[0].endswith(f" 4 cpus. {says}")
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        (
+            {"listen": "127.0.0.1:9", "cluster_local": True, "cluster_directory": "/h/local"},
+            "peerload up --peer 127.0.0.1:9 …        on other machines:  peerload cluster init DIR",
+        ),
+        (
+            {"listen": "127.0.0.1:9", "cluster_local": False, "cluster_directory": "/h/my lab"},
+            (
+                "peerload up --cluster '/h/my lab' --peer 127.0.0.1:9 …"
+                "        from other machines: once this one is started with  --listen ADDRESS:PORT"
+            ),
+        ),
+        (
+            {"listen": "10.0.0.1:9", "cluster_local": False, "cluster_directory": "/h/lab"},
+            "peerload up --cluster DIR --peer 10.0.0.1:9 …        with a copy of this cluster's DIR",
+        ),
+    ],
+)
+def test_up_says_how_to_add_a_node_by_the_cluster_it_is_of(agent: FakeAgent, told: dict[str, Any], says: str) -> None:
+    agent.answer("info", node="ws1", peers=0, **told)
+    assert f"Add a node:     {says}\n" in peerload("up", agent=agent).stdout.decode()
 
 
 def test_up_shows_the_log_of_an_agent_that_does_not_start(tmp_path: Path) -> None:
