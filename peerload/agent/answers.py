@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from peerload import __version__
 from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.core.membership import PeerState
+from peerload.core.work import HomePhase
 from peerload.model.devices import GPU, MIB
 from peerload.model.task import TaskState
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from peerload.core.devices import DeviceState
     from peerload.core.membership import Peer
     from peerload.core.node import Node
+    from peerload.core.work import HomeTask
     from peerload.model.devices import Device
     from peerload.model.load import LoadReport
     from peerload.model.resources import Profile, ResourceRequest
@@ -30,8 +32,11 @@ def text(raw: bytes) -> str:
     return raw.decode("utf-8", "backslashreplace")
 
 
-def task_object(record: TaskRecord, spec: TaskSpec, user: str, *, running_at: float = 0.0) -> dict[str, object]:
-    """One task, as `ls` lists it. ``running_at``: seen running since (Unix s), 0 = not seen."""
+def task_object(
+    record: TaskRecord, spec: TaskSpec, user: str, *, running_at: float = 0.0, devices: Sequence[str] = ()
+) -> dict[str, object]:
+    """One task, as `ls` lists it. ``running_at``: seen running since (Unix s), 0 = not seen; devices: what it has, or
+    had, in words."""
     exit_ = record.exit
     state = "running" if record.state is TaskState.LEASED and running_at else record.state.value
     started_at = record.started_at or running_at
@@ -53,8 +58,34 @@ def task_object(record: TaskRecord, spec: TaskSpec, user: str, *, running_at: fl
         "ended_at": record.ended_at or None,
         "exit_code": exit_.exit_code if exit_ is not None else None,
         "signal": exit_.signal if exit_ is not None and exit_.signal else None,
-        "reason": f"started on {record.node}" if state == "running" else record.reason,
+        "reason": ": ".join([f"started on {record.node}", *([", ".join(devices)] if devices else [])])
+        if state == "running"
+        else record.reason,
+        "device_names": list(devices),
     }
+
+
+def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
+    """The same with what this home knows of it besides its record: whether it runs, and on what."""
+    running_at = running_since(node.home.tasks.get(record.uid), record)
+    names = device_names(node, record.node, devices_of(node, record))
+    return task_object(record, spec, user, running_at=running_at, devices=names)
+
+
+def running_since(task: HomeTask | None, record: TaskRecord) -> float:
+    """Since when the current attempt is seen running (Unix s), 0 = it is not. ``task``: of this home, if unfinished."""
+    return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
+
+
+def why_waiting(task: HomeTask | None, record: TaskRecord) -> str:
+    """Why a queued task waits, in a few words; `why` tells more."""
+    if task is None:
+        return record.reason
+    if task.stranded_because:
+        return f"waits for another node: {task.stranded_because}"
+    if task.phase is HomePhase.OFFERED:
+        return f"offered to {task.offered_to}"
+    return "waits for room"
 
 
 def ended_object(record: TaskRecord) -> dict[str, object]:
@@ -71,8 +102,33 @@ def ended_object(record: TaskRecord) -> dict[str, object]:
     }
 
 
-def detail(spec: TaskSpec, record: TaskRecord) -> dict[str, object]:
-    """What `show` adds."""
+def devices_of(node: Node, record: TaskRecord) -> tuple[str, ...]:
+    """The ids of the devices that a task has, or had where it ended; those at another node as that has told."""
+    task = node.home.tasks.get(record.uid)
+    if record.devices or task is None or task.record.attempt != record.attempt:
+        return record.devices
+    return task.devices if record.node else ()
+
+
+def device_names(node: Node, where: str, ids: Sequence[str]) -> list[str]:
+    """The devices of a node in words: ``GPU 1 (RTX 4090)``; by their ids where that node is not known (any more)."""
+    if not ids:
+        return []
+    peer = node.membership.get(where)
+    known = {device.id: device for device in peer.profile.devices} if peer is not None else {}
+    if where == node.state.node:
+        known = {state.id: state.device for state in node.ledger.devices.states.values()}
+    return [_device_name(known[name]) if name in known else name for name in ids]
+
+
+def _device_name(device: Device) -> str:
+    if device.kind != GPU:
+        return f"{device.kind} {device.name}"
+    return f"GPU {device.index}" + (f" ({device.model})" if device.model else "")
+
+
+def detail(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> dict[str, object]:
+    """What `show` adds. devices: the ids of what it has."""
     placement = spec.placement
     exit_ = record.exit
     return {
@@ -86,7 +142,7 @@ def detail(spec: TaskSpec, record: TaskRecord) -> dict[str, object]:
         "lost_on": list(record.lost_on),
         "retry_of": record.retry_of or None,
         **asked_devices(spec.request),
-        "devices": list(record.devices),
+        "devices": list(devices),
         "placement": {
             "node": placement.node,
             "exclude": list(placement.exclude),
@@ -172,7 +228,9 @@ def nodes(node: Node) -> list[dict[str, object]]:
     """Every node known, this one first, the others by name."""
     own = _node_object(node.state.profile, node.sharing.shown(), 0.0)
     own["gpus"] = [
-        _own_gpu(state, node.ledger.now_s) for state in node.ledger.devices.of_kind(GPU) if state.device.mem_bytes
+        _own_gpu(state, node.ledger.now_s)
+        for state in node.ledger.devices.of_kind(GPU)
+        if state.device.is_read or state.device.mem_bytes
     ]
     own |= {
         "state": PeerState.ALIVE.value,
@@ -280,12 +338,13 @@ def _gpu_facts(device: Device) -> dict[str, object]:
         "tasks",
         "mode",
         "health",
+        "why",
     )
     return {
         "id": device.name,
         "index": device.index,
         "model": device.model,
-        "mem_bytes": device.mem_bytes,
+        "mem_bytes": device.mem_bytes or None,
     } | dict.fromkeys(unknown)
 
 

@@ -105,7 +105,7 @@ class ControlServer:
 
     def decided(self, decision: Decided) -> None:
         """Remember the newest decision about a task."""
-        self._decisions.keep(decision)
+        self._decisions.keep(decision, self._parts.now().wall_s)
 
 
 def check_socket(path: str) -> None:

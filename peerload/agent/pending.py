@@ -67,20 +67,26 @@ class Decisions:
     """The newest decision about each of the last tasks."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Decided] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[Decided, float]] = OrderedDict()
 
-    def keep(self, decision: Decided) -> None:
-        """A decision was made."""
+    def keep(self, decision: Decided, at: float) -> None:
+        """A decision was made, at that time (Unix s)."""
         if decision.task:
-            self._kept[decision.task] = decision
+            self._kept[decision.task] = decision, at
             self._kept.move_to_end(decision.task)
             if len(self._kept) > DECISIONS_KEPT_MAX:
                 self._kept.popitem(last=False)
 
     def about(self, task: str) -> dict[str, object] | None:
         """The newest decision about a task, as `show` shows it."""
-        decision = self._kept.get(task)
+        decision, at = self._kept.get(task, (None, 0.0))
         if decision is None:
             return None
         inputs = [{"node": node, "load": load, "age_s": age_s} for node, load, age_s in decision.inputs]
-        return {"policy": decision.policy, "choice": decision.choice, "reason": decision.reason, "inputs": inputs}
+        return {
+            "at": at,
+            "policy": decision.policy,
+            "choice": decision.choice,
+            "reason": decision.reason,
+            "inputs": inputs,
+        }

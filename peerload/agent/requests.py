@@ -12,7 +12,8 @@ from peerload.agent.changes import Changes
 from peerload.agent.endings import Endings
 from peerload.agent.naming import Names
 from peerload.agent.streams import OutputStream, Watch
-from peerload.core.work import HomePhase, with_more_memory
+from peerload.agent.why import Why
+from peerload.core.work import with_more_memory
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import TaskState, execution_key
 from peerload.policy import registry
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Decisions, Pending
     from peerload.model.actions import TaskChanged
-    from peerload.model.task import TaskRecord
+    from peerload.model.task import TaskRecord, TaskSpec
 
 SHOWN_AT_A_TIME = 256
 """Tasks put together before they are sent and others have their turn."""
@@ -40,6 +41,7 @@ class Requests:
         self._parts = parts
         self._decisions = decisions
         self._names = Names(parts)
+        self._reasons = Why(parts, self._names, decisions)
         self.endings = Endings(parts)
         self._changes = Changes(parts, pending, self._names, self.endings, self._durable)
         self._watches: dict[str, set[Watch]] = {}
@@ -55,6 +57,7 @@ class Requests:
             control.Tasks: lambda: spawn(request.id, self._tasks(connection, request)),  # type: ignore[arg-type]
             control.History: lambda: spawn(request.id, self._history(connection, request)),  # type: ignore[arg-type]
             control.Show: lambda: spawn(request.id, self._show(connection, request)),  # type: ignore[arg-type]
+            control.Why: lambda: spawn(request.id, self._why(connection, request)),  # type: ignore[arg-type]
             control.Events: lambda: spawn(request.id, self._events(connection, request)),  # type: ignore[arg-type]
             control.Wait: lambda: spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
             control.Output: lambda: spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
@@ -95,9 +98,8 @@ class Requests:
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
-    def _running_at(self, record: TaskRecord) -> float:
-        task = self._parts.node.home.tasks.get(record.uid)
-        return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
+    def _task_object(self, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
+        return answers.task_here(self._parts.node, record, spec, user)
 
     async def _tasks(self, connection: Connection, request: control.Tasks) -> None:
         await self._durable()
@@ -113,7 +115,7 @@ class Requests:
         for record, spec in listing.rows:
             if len(tasks) >= SHOWN_AT_A_TIME:
                 tasks = await self._hand_over(connection, request.id, tasks)
-            shown = answers.task_object(record, spec, user, running_at=self._running_at(record))
+            shown = self._task_object(record, spec, user)
             if request.states and shown["state"] not in request.states:
                 continue
             if shown["state"] == "queued":
@@ -146,19 +148,17 @@ class Requests:
                     break
             after = page.last
             damaged += answers.damaged(page.damaged)
-            tasks = [answers.task_object(record, spec, user) | answers.used(record) for record, spec in rows]
+            tasks = [self._task_object(record, spec, user) | answers.used(record) for record, spec in rows]
             tasks = await self._hand_over(connection, request.id, tasks)
         connection.ok(request.id, {"tasks": tasks, "truncated": truncated, "damaged": damaged})
 
     def _why_waiting(self, record: TaskRecord) -> str:
-        task = self._parts.node.home.tasks.get(record.uid)
-        if task is None:
-            return record.reason
-        if task.stranded_because:
-            return f"waits for another node: {task.stranded_because}"
-        if task.phase is HomePhase.OFFERED:
-            return f"offered to {task.offered_to}"
-        return "waits for room"
+        return answers.why_waiting(self._parts.node.home.tasks.get(record.uid), record)
+
+    async def _why(self, connection: Connection, request: control.Why) -> None:
+        self._parts.journal.settle()
+        await self._durable()
+        connection.ok(request.id, await self._reasons.about(request.task))
 
     async def _hand_over(
         self, connection: Connection, number: int, tasks: list[dict[str, object]]
@@ -183,11 +183,10 @@ class Requests:
                 if len(shown) >= SHOWN_AT_A_TIME:
                     shown = await self._hand_over(connection, request.id, shown)
                 spec = with_more_memory(submitted, record.gpu_mem_bytes, alone=record.gpu_alone)
-                running_at = self._running_at(record)
-                task = answers.task_object(record, spec, self._user(), running_at=running_at)
+                task = self._task_object(record, spec, self._user())
                 if task["state"] == "queued":
                     task["reason"] = self._why_waiting(record)
-                task |= answers.detail(spec, record)
+                task |= answers.detail(spec, record, answers.devices_of(self._parts.node, record))
                 task["history"] = [answers.step(event) for event in store.history(record.task)]
                 task["decision"] = self._decisions.about(record.task)
                 shown.append(task)

@@ -191,7 +191,7 @@ def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]
     elif reply.get("placeable"):
         say(
             f"{task} waits: {reply['placeable']}",
-            f"more:  peerload show {task}        cancel it:  peerload cancel {task}",
+            f"why:  peerload why {task}        cancel it:  peerload cancel {task}",
         )
 
 

@@ -27,6 +27,7 @@ VERBS = (
     ("ls", "my tasks: unfinished ones and those of the last 24 hours"),
     ("history", "ended tasks: when, how long, where, what they used"),
     ("show", "everything about a task"),
+    ("why", "why a task waits: a reason for every node; or why it went where it went"),
     ("events", "what happened: every change with its reason and time"),
     ("logs", "the output of a task"),
     ("wait", "block until tasks have ended"),

@@ -46,7 +46,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("user", task.get("user") or ""),
         ("home", task.get("home") or ""),
         ("node", task.get("node") or ""),
-        ("devices", ", ".join(map(str, task.get("devices") or []))),
+        ("devices", ", ".join(map(str, task.get("device_names") or task.get("devices") or []))),
         ("needs", _needs(task)),
         ("GPUs", _gpu_terms(task)),
         ("placement", _placement(task.get("placement"))),

@@ -8,9 +8,11 @@ from peerload.cli import command
 from peerload.cli.main import UsageError
 from peerload.cli.text import print_json, printable, shortened
 from peerload.client import Client
+from peerload.model.errors import PeerloadError
 
 ARRAY_MEMBERS_MAX = 1_000_000
 ARRAY_INDEX_MAX = 10**9
+WHY_WIDTH_MAX = 120
 
 
 def main(words: list[str]) -> int:
@@ -36,14 +38,25 @@ def main(words: list[str]) -> int:
         elif sys.stdout.isatty():
             task = printable(reply["id"])
             many = f"  {len(members)} tasks" if isinstance(members, list) else f"  {members} tasks" if members else ""
-            sys.stdout.write(
-                f"{task}{many}  {printable(shortened(spec['name']))}  {'held' if flags.held else 'queued'}      follow it:  peerload logs -f {task}\n"
-            )
+            waits = "" if flags.held or reply.get("placeable") else _why_it_waits(client, reply["id"], ranges)
+            stands = f"waiting: {printable(waits)}" if waits else "held" if flags.held else "queued"
+            hint = f"why:  peerload why {task}" if waits else f"follow it:  peerload logs -f {task}"
+            sys.stdout.write(f"{task}{many}  {printable(shortened(spec['name']))}  {stands}      {hint}\n")
         else:
             sys.stdout.write(f"{printable(reply['id'])}\n")
         sys.stdout.flush()
         command.warn_if_stranded(client, reply, spec)
     return 0
+
+
+def _why_it_waits(client: Client, task: str, ranges: list[tuple[int, int, int]]) -> str:
+    """Why the task just submitted, or the first of the array, cannot start now, in one line; "" if it can, or nobody
+    tells."""
+    first = f"{task}.{ranges[0][0]}" if ranges else task
+    try:
+        return shortened(str(client.call("why", task=first).get("summary") or ""), WHY_WIDTH_MAX)
+    except PeerloadError:  # an agent of an earlier version: it was submitted all the same
+        return ""
 
 
 def array_ranges(text: str) -> list[tuple[int, int, int]]:

@@ -134,6 +134,14 @@ def _number(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+def needs_text(request: ResourceRequest, placement: Placement) -> str:
+    """All that a task asks of a node, in words."""
+    asked = asked_text(request, placement)
+    if request.cpus != 1:
+        return asked
+    return f"1 cpu and {asked}" if asked else "1 cpu"
+
+
 def gpus_text(gpus: Sequence[Device]) -> str:
     """What GPUs a node has, in words: ``8 x 48 GiB``; of different ones each."""
     sizes: dict[int, int] = {}
@@ -227,6 +235,11 @@ class Ledger:
     def fits(self, request: ResourceRequest) -> bool:
         """Whether it could be started now beside what is running, after all that waits for devices."""
         return self.has_cores(request) and (not request.takes_devices or self._has_devices(request, leaves_kept=True))
+
+    @property
+    def mem_promised_bytes(self) -> int:
+        """Memory promised to what runs."""
+        return self._mem_bytes
 
     @property
     def cpus_free(self) -> float:

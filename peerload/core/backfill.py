@@ -28,12 +28,16 @@ starving. Of those that nobody may overtake any more, as many as there are devic
 
 
 class Reservation:
-    """Devices (ids) kept for the task that asks this, from ``starts_s`` on."""
+    """Devices (ids) kept for the task that asks this, from ``starts_s`` on. number: how many were made before."""
 
-    __slots__ = ("ask", "devices", "is_hard", "starts_s")
+    __slots__ = ("ask", "devices", "is_hard", "number", "starts_s", "task")
 
-    def __init__(self, ask: Ask, devices: tuple[str, ...], starts_s: float, *, is_hard: bool) -> None:
+    def __init__(
+        self, ask: Ask, devices: tuple[str, ...], starts_s: float, number: int, task: str, *, is_hard: bool
+    ) -> None:
         self.ask = ask
+        self.number = number
+        self.task = task
         self.devices = devices
         self.starts_s = starts_s
         self.is_hard = is_hard
@@ -41,13 +45,15 @@ class Reservation:
 
 class Backfill:
     """The reservations at one moment, made in the order in which tasks wait. A device is kept for the first that waits for
-    it."""
+    it. number: of those made so far; seen: how many there were when a task was looked at."""
 
-    __slots__ = ("_by_device", "_hard", "_ledger", "_soft", "now_s")
+    __slots__ = ("_by_device", "_hard", "_ledger", "_soft", "now_s", "number", "seen")
 
     def __init__(self, ledger: DeviceLedger, now_s: float) -> None:
         self._ledger = ledger
         self.now_s = now_s
+        self.number = 0
+        self.seen: dict[str, int] = {}
         self._by_device: dict[str, Reservation] = {}
         self._soft = self._hard = 0
         ledger.kept = self._by_device
@@ -57,9 +63,14 @@ class Backfill:
         devices = len(self._ledger.states)
         return self._hard < devices if is_hard else self._soft < RESERVED_MAX and len(self._by_device) < devices
 
-    def allows(self, state: DeviceState, ask: Ask) -> bool:
-        """Whether a later task may start on this device."""
-        kept = self._by_device.get(state.id)
+    def kept(self, device: str, task: str) -> Reservation | None:
+        """For whom this device was kept when the task was last looked at, if for anybody else."""
+        kept = self._by_device.get(device)
+        return None if kept is None or kept.task == task or kept.number >= self.seen.get(task, self.number) else kept
+
+    def allows(self, state: DeviceState, ask: Ask, task: str = "") -> bool:
+        """Whether a later task may start on this device; if its name is given, as when it was last looked at."""
+        kept = self.kept(state.id, task) if task else self._by_device.get(state.id)
         if kept is None:
             return True
         if kept.is_hard:
@@ -72,8 +83,8 @@ class Backfill:
         """Whether at S there is room for both."""
         if (
             state.device.kind != GPU
-            or kept.ask.wants_empty(state.device)
-            or ask.wants_empty(state.device)
+            or kept.ask.wants_empty_on(state.device)
+            or ask.wants_empty_on(state.device)
             or not state.device.mem_bytes
         ):
             return False
@@ -89,7 +100,7 @@ class Backfill:
         return is_small and count <= config.tasks_max and activity <= config.activity_max
 
     def reserve(
-        self, request: ResourceRequest, ask: Ask, waited_s: float, held: tuple[str, ...] = ()
+        self, request: ResourceRequest, ask: Ask, waited_s: float, held: tuple[str, ...] = (), task: str = ""
     ) -> Reservation | None:
         """Keep room for a task that does not fit, on those of its devices that are not kept for another yet. ``held``: what
         it had reserved when that hardened. None if not enough devices are sound."""
@@ -101,7 +112,8 @@ class Backfill:
             if found is None:
                 return None
             devices, starts_s = found
-        reservation = Reservation(ask, devices, starts_s, is_hard=is_hard)
+        reservation = Reservation(ask, devices, starts_s, self.number, task, is_hard=is_hard)
+        self.number += 1
         if is_hard:
             self._hard += 1
         else:

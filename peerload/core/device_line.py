@@ -96,13 +96,15 @@ class DeviceLine:
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
         ask = Ask(request, self._ledger.devices.config, learned, run_s)
+        if len(self._ledger.kept.seen) < PASSED_MAX:
+            self._ledger.kept.seen[work.task] = self._ledger.kept.number
         names = place(self._ledger.devices, request, ask, now_s, waited_s, self._ledger.kept.allows)
         if names is not None:
             work.devices = names
             return True
         kept = None
         if self._may_reserve(work, run_s):
-            kept = self._ledger.kept.reserve(request, ask, waited_s, work.reserved)
+            kept = self._ledger.kept.reserve(request, ask, waited_s, work.reserved, work.task)
         work.reserved = kept.devices if kept is not None and kept.is_hard else ()
         if request.gpu_wait_s_max and waited_s < request.gpu_wait_s_max:
             self.due_s = min(self.due_s, work.arrived_s + request.gpu_wait_s_max)

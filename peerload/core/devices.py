@@ -79,7 +79,13 @@ class Ask:
             return None
         return need_bytes
 
-    def wants_empty(self, device: Device) -> bool:
+    @property
+    def wants_empty(self) -> bool:
+        """Whether it starts only where nobody else is, whatever the device."""
+        is_known = self.need_bytes is not None or self.fraction < 1.0 or bool(self.learned)
+        return self.is_exclusive or (self._share is GpuShare.AUTO and not is_known)
+
+    def wants_empty_on(self, device: Device) -> bool:
         """Whether it starts on this one only if nobody else is there."""
         return self.is_exclusive or (self._share is GpuShare.AUTO and self.bytes_of(device) is None)
 
@@ -239,7 +245,7 @@ class DeviceState:
         others = [grant for key, grant in self.grants.items() if key not in without]
         if any(grant.ask.is_exclusive for grant in others):
             return "held by a task that shares it with nobody"
-        if ask.wants_empty(self.device) and (count or foreign):
+        if ask.wants_empty_on(self.device) and (count or foreign):
             return f"{_number(count, 'task')} on it" if count else "others use it"
         if count + foreign >= config.tasks_max:
             return f"{_number(count + foreign, 'task')} on it, at most {config.tasks_max}"

@@ -73,7 +73,7 @@ def _had_bytes(state: DeviceState, grant: Grant | None, promised_bytes: int | No
     left_bytes = max(state.device.mem_bytes - others_bytes, 0)
     if promised_bytes is not None:
         return promised_bytes if not state.device.mem_bytes or left_bytes >= NEARLY_ALL * promised_bytes else 0
-    was_alone = grant is not None and grant.ask.wants_empty(state.device)
+    was_alone = grant is not None and grant.ask.wants_empty_on(state.device)
     return 0 if was_alone and left_bytes < NEARLY_ALL * state.device.mem_bytes else left_bytes
 
 

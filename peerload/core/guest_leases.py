@@ -75,13 +75,14 @@ class GuestLeases:
 
     def renew_one(self, guest: Guest) -> None:
         """Out of turn: its home has asked, or should know."""
-        self._state.send(guest.home, Renew((self._renewal(guest),)))
+        devices = guest.devices if guest.phase is GuestPhase.HERE else ()
+        self._state.send(guest.home, Renew((self._renewal(guest, devices),)))
 
-    def _renewal(self, guest: Guest) -> Renewal:
+    def _renewal(self, guest: Guest, devices: tuple[str, ...] = ()) -> Renewal:
         now_s = self._state.now.boot_s
         ran_s = max(now_s - guest.started_s, 0.0) if guest.spec.lease_auto and guest.running_at else 0.0
         deadline_ts = 0.0 if guest.is_parked else guest.ts
-        return Renewal(guest.task, guest.uid, guest.attempt, now_s, guest.running_at, deadline_ts, ran_s)
+        return Renewal(guest.task, guest.uid, guest.attempt, now_s, guest.running_at, deadline_ts, ran_s, devices)
 
     def renewed(self, src: str, message: RenewOk) -> None:
         """More time, counted from when this node asked for it. A home that had parked the task learns at once that it has

@@ -223,6 +223,7 @@ class Home:
         task.heard_ts = 0.0
         task.deadline_s = 0.0
         task.killed_because = ""
+        task.devices = ()
 
     def fail(self, task: HomeTask, reason: str) -> None:
         """It ends without a result."""
@@ -317,6 +318,8 @@ class Home:
         self._state.history.learn(task.spec, exit_)
         state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
         reason = exit_.reason or "ended" if state is TaskState.DONE else how_it_ended(exit_)
+        if task.phase is HomePhase.COLLECTING and task.collected_attempt == task.record.attempt:
+            changes["devices"] = task.devices
         self.become(
             task,
             f"{reason}; {why}" if why.strip() else reason,

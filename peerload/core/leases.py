@@ -134,6 +134,7 @@ class Leases:
         lease_s = self._renewal_s(task, renewal)
         self.extend(task, lease_s)
         self._ask_if_silent(task, lease_s)
+        task.devices = renewal.devices or task.devices
         if renewal.started_at and not task.running_at:
             task.running_at = renewal.started_at
             record = msgspec.structs.replace(task.record, started_at=renewal.started_at)

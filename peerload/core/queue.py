@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from itertools import chain, takewhile
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
 
 from peerload.core.device_line import DeviceLine
@@ -154,6 +154,38 @@ class WaitingQueue:
         self._nothing_startable_at, self._no_room_at = version, room
         return None
 
+    # -- for whoever asks why -----------------------------------------------------------------------------------------
+
+    def goes_before(self, work: Work) -> Work | None:
+        """Who has to start before this waiting work does, though there may be room for it; None: it is its turn. A look
+        only: nothing is decided."""
+        for priority in sorted(self._levels, reverse=True):
+            level = self._levels[priority]
+            lacks_cores = self._devices.lacks_cores.get(priority)
+            head = self._head(level[LOCAL], level[REMOTE])
+            if priority > work.spec.priority:
+                first = head or lacks_cores
+            elif work.spec.request.takes_devices:
+                is_overdue = head is not None and head.order < work.order and self._devices.is_overdue(head)
+                first = head if is_overdue else lacks_cores
+            else:
+                is_later = head is None or lacks_cores is None or head.order < lacks_cores.order
+                first = head if is_later else lacks_cores
+            if first is not None and first is not work and first.uid in self._work:
+                return first
+            if priority <= work.spec.priority:
+                break
+        return None
+
+    def count_before(self, work: Work, at_most: int) -> int:
+        """How many of its kind and priority came before it and wait still; no more than ``at_most`` are counted."""
+        level = self._levels.get(work.spec.priority)
+        if level is None:
+            return 0
+        lines = level[LOCAL_DEVICES:] if work.spec.request.takes_devices else level[:LOCAL_DEVICES]
+        earlier = takewhile(lambda other: other.order < work.order, heapq.merge(*map(_works, lines), key=_order))
+        return sum(1 for _ in islice(earlier, at_most))
+
     def _has_urgent(self) -> bool:
         """Whether work has come that takes devices and would have them before others that wait."""
         if len(self._arrived) > ARRIVED_MAX:
@@ -249,6 +281,10 @@ def _line(work: Work) -> int:
     if work.is_local:
         return LOCAL_DEVICES if takes_devices else LOCAL
     return REMOTE_DEVICES if takes_devices else REMOTE
+
+
+def _works(line: Line) -> Iterable[Work]:
+    return line.values()
 
 
 def _first(works: dict[bytes, Work]) -> Work | None:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from peerload.core.home import Home
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
-    from peerload.core.work import Work
     from peerload.model.events import Running
     from peerload.model.task import Exit
 
@@ -64,7 +63,12 @@ class Runs:
         ended yet."""
         return key in self._strangers
 
-    def works(self) -> Iterable[Work]:
+    @property
+    def has_launcher(self) -> bool:
+        """Whether anything can be started now."""
+        return not self._launcher_away
+
+    def works(self) -> Iterable[HomeTask | Guest]:
         """Them all."""
         return self._works.values()
 

@@ -56,7 +56,7 @@ class Work:
 
     order: the place in the order of arrival at this node; withheld: an offer is out, so it must not start here;
     started_s: when it took its room here (boot time); keys: what its command is known by, once that was asked for;
-    devices: the ids of those it was given here; reserved: of those that are kept for it, once nobody may overtake it there.
+    devices: the ids of those it was given, here or, as its node has said, there; reserved: of those that are kept for it, once nobody may overtake it there.
     """
 
     __slots__ = (

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from peerload.model.devices import DEVICES_MAX, DeviceId
 from peerload.model.gossip import Load, Rumour
 from peerload.model.load import LoadReport
 from peerload.model.resources import Address, BootId, NodeName, Placement, Profile, ResourceRequest
@@ -288,7 +289,7 @@ class Commit(_Message, frozen=True, tag="commit"):
 class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One lease within a batch. started_at: 0 while the task waits in x's queue; deadline_ts: the newest ts whose answer
     set the present deadline, 0 while there is none (the home has parked it); ran_s: how long it has run, where its lease
-    grows with that."""
+    grows with that; devices: the ids of those that it was given; not in every renewal."""
 
     task: TaskId
     uid: Uid
@@ -297,6 +298,7 @@ class Renewal(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     started_at: Seconds = 0.0
     deadline_ts: Seconds = 0.0
     ran_s: Seconds = 0.0
+    devices: Annotated[tuple[DeviceId, ...], Meta(max_length=DEVICES_MAX)] = ()
 
 
 class Renew(_Message, frozen=True, tag="renew"):

@@ -81,6 +81,12 @@ class Show(_Request, frozen=True, tag="show"):
     tasks: TaskRefs
 
 
+class Why(_Request, frozen=True, tag="why"):
+    """Why a task waits, or why it went where it went → the keys of docs/cli.md; of an array one answer for all."""
+
+    task: TaskRef
+
+
 class Events(_Request, frozen=True, tag="events"):
     """What happened → ``more`` {events} any number of times, then ok: the newest ``limit``, oldest first; with follow
     also what happens from now on, until the client hangs up. tasks: only of these (of an array: of its members, too);
@@ -202,6 +208,7 @@ Request = (
     | Tasks
     | History
     | Show
+    | Why
     | Events
     | Wait
     | Cancel

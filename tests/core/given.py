@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from peerload.core.node import Node
@@ -47,10 +48,12 @@ class Given:
         config: CoreConfig | None = None,
         started: events.AgentStarted | None = None,
         labels: tuple[str, ...] = (),
+        facts: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.at_s = 100.0
         self.shows_gossip = False
-        self.profile = Profile(node, slots, float(slots), slots_fixed=True, labels=labels)
+        has = {"cpus": float(slots), "slots_fixed": True, "labels": labels, **facts}
+        self.profile = Profile(node, slots, **has)
         self.requests = 0
         preset = build_preset("given", dict(policies))
         self.node = Node(config or CoreConfig(), preset, identity(node), self.profile, random.Random(1))

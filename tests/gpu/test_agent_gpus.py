@@ -56,6 +56,9 @@ def test_a_foreign_process_counts(cluster: Cluster, cards: Cards) -> None:
 def test_a_card_that_another_agent_has_is_left_alone_and_its_tasks_go_there(cluster: Cluster, cards: Cards) -> None:
     first, second = cluster.linked(2, slots=4)
     shown = {node["node"]: node for node in second.call("nodes")["nodes"]}
+    of_its_own = first.call("nodes")["nodes"][0]["gpus"]
+    assert {"id", "model", "util", "mem_bytes", "mem_used_bytes", "tasks"} <= set(of_its_own[0])
+    assert [set(gpu) for gpu in shown["n1"]["gpus"]] == [set(gpu) for gpu in of_its_own]
     assert (len(shown["n1"]["gpus"]), len(shown["n2"]["gpus"])) == (4, 0)
     assert "another agent has it" in second.log_end()
     tasks = [second.submit("sh", "-c", SHOWN, request={"gpus": 1}) for _ in range(6)]

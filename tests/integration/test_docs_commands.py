@@ -194,6 +194,7 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     assert [without_version(typed("cancel --json 1")[0])] == told("`cancel`")
     (listed,) = typed("ls --json")
     assert without_version(listed) == told("`ls`")[0]
+    assert [without_version(typed("why --json 1")[0])] == told("`why`")
     assert without_version(typed("events --json --limit 1")[0]) == told("`events`")[0]
     assert [without_version(typed("hold --json 1")[0])] == told("`hold`")
     assert [without_version(typed("release --json 1")[0])] == told("`release`")

@@ -32,6 +32,7 @@ ENDED = {"id": "ws1/42", "state": "done", "exit_code": 0, "signal": 0, "node": "
 
 def submitted(agent: FakeAgent, **more: Any) -> None:
     agent.answer("submit", **({"id": "ws1/42", "members": None, "directory_here": True, "placeable": None} | more))
+    agent.answer("why", summary="")
 
 
 def produces(agent: FakeAgent, *pieces: dict[str, Any], **ended: Any) -> None:
@@ -118,11 +119,38 @@ def test_submit_on_a_terminal_says_what_was_left_out(agent: FakeAgent) -> None:
     assert "ws1/42  true  queued" in text
 
 
+def test_submit_on_a_terminal_says_why_it_waits(agent: FakeAgent) -> None:
+    submitted(agent)
+    agent.answer("why", summary="gpu1: 5 of 8 GPUs busy: lab3/2 (3), \x1b[2J (2)")
+    leader, follower = pty.openpty()
+    words = command_line("submit", "--array", "3-5", "-G8", "--export", "none", "big.py")
+    process = subprocess.Popen(words, env=environment(agent), stdin=follower, stdout=follower, stderr=follower)
+    os.close(follower)
+    assert process.wait(20) == 0
+    text = os.read(leader, 4096).decode()
+    os.close(leader)
+    assert "big.py  waiting: gpu1: 5 of 8 GPUs busy: lab3/2 (3), \\x1b[2J (2)" in text
+    assert "why:  peerload why ws1/42" in text
+    assert [request.task for request in agent.asked(control.Why)] == ["ws1/42.3"]
+
+
+def test_submit_to_an_agent_that_cannot_say_why(agent: FakeAgent) -> None:
+    submitted(agent)
+    agent.handlers["why"] = lambda _request, reply: reply.error("bad-message", "not a request this agent understands")
+    leader, follower = pty.openpty()
+    words = command_line("submit", "--export", "none", "true")
+    process = subprocess.Popen(words, env=environment(agent), stdin=follower, stdout=follower, stderr=follower)
+    os.close(follower)
+    assert process.wait(20) == 0
+    assert "ws1/42  true  queued" in os.read(leader, 4096).decode()
+    os.close(leader)
+
+
 def test_submit_says_why_nothing_can_run_it(agent: FakeAgent) -> None:
     submitted(agent, placeable="no node has 8 free GPUs")
     done = peerload("submit", "-G8", "x", agent=agent)
     assert done.stdout == b"ws1/42\n"
-    assert b"ws1/42 waits: no node has 8 free GPUs\n  more:  peerload show ws1/42" in done.stderr
+    assert b"ws1/42 waits: no node has 8 free GPUs\n  why:  peerload why ws1/42" in done.stderr
 
 
 def test_submit_says_that_the_directory_is_nowhere(agent: FakeAgent) -> None:

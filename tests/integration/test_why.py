@@ -1,0 +1,182 @@
+"""`peerload why` with three agents: a home without GPUs, one with four (played), and one that is drained."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.fakes.nvml import environment
+from tests.gpu.cards import Cards
+from tests.integration.cluster import PATH, ROOT, Agent, Cluster
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TYPED = ("submit", "-d", "-", "-G1", "--gpu-mem", "12G", "--gpu-prefer", "0", "--gpu-wait", "schedule", "--")
+
+
+class Lab:
+    """n1: the home, with one slot; gpu1: four GPUs; lab4: drained."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.cards = Cards(cluster.directory)
+        nothing = environment(Path("/nowhere"))
+        cluster.environment |= self.cards.environment
+        self.gpu1 = cluster.agent("gpu1", slots=8)
+        cluster.environment |= nothing
+        self.home = cluster.add("n1", "--peer", self.gpu1.listen, slots=1).start()
+        self.lab4 = cluster.add("lab4", "--peer", self.gpu1.listen, slots=4).start()
+        cluster.await_acquainted([self.home, self.gpu1, self.lab4])
+        self.lab4.cli("drain", "--reason", "new PSU")
+        wait_until(lambda: self.node("lab4")["drained"], what="the drain to be heard of")
+        wait_until(lambda: len(self.node("gpu1")["gpus"]) == len(self.cards.cards), what="the GPUs to be heard of")
+        tools = cluster.directory / "tools"
+        tools.mkdir()
+        (tools / "nvidia-smi").write_text('#!/bin/sh\necho "GPU $PEERLOAD_GPUS: $1"\n', encoding="utf-8")
+        (tools / "nvidia-smi").chmod(0o755)
+        self.path = f"{tools}:{PATH}"
+
+    def node(self, name: str) -> dict[str, Any]:
+        (found,) = [node for node in self.home.call("nodes")["nodes"] if node["node"] == name]
+        assert isinstance(found, dict)
+        return found
+
+    def submit(self, *words: str, at: Agent | None = None) -> str:
+        done = (at or self.home).cli(*words, env={"PATH": self.path})
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode().strip()
+
+    def why(self, ref: str = "@") -> list[str]:
+        done = self.home.cli("why", ref)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode().splitlines()
+
+    def why_json(self, ref: str = "@") -> dict[str, Any]:
+        told = json.loads(self.home.cli("why", ref, "--json").stdout)
+        assert isinstance(told, dict)
+        return told
+
+    def reasons(self, ref: str = "@") -> dict[str, tuple[bool | None, bool | None, str]]:
+        return {node["node"]: (node["can_ever"], node["now"], node["reason"]) for node in self.why_json(ref)["nodes"]}
+
+    def fill(self, count: int = 4) -> list[str]:
+        """As many tasks on gpu1, submitted there, each alone on a card."""
+        tasks = [self.gpu1.submit("sleep", "120", request={"gpus": 1}) for _ in range(count)]
+        for task in tasks:
+            self.gpu1.await_state(task, "running")
+        return tasks
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Cluster() as cluster:
+        yield Lab(cluster)
+
+
+def test_where_a_task_went_and_on_which_card(lab: Lab) -> None:
+    task = lab.submit(*TYPED, "nvidia-smi", "-L")
+    lab.home.wait(task)
+    assert lab.home.output(task)[0] == b"GPU 0: -L\n"
+    told = lab.why_json()
+    page = (ROOT / "docs" / "why.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([a-z_ ]+)` \|", page, re.MULTILINE)
+    assert set(told) - {"v"} == {key for keys in listed for key in keys.split()}
+    assert (told["state"], told["node"], told["devices"], told["nodes"]) == ("done", "gpu1", ["GPU 0 (Fake-A10)"], [])
+    said = lab.why()
+    assert said[0] == f"{task} nvidia-smi needs 1 cpu and 1 GPU with 12 GiB."
+    assert said[1].startswith("It ended on gpu1 ")
+    assert said[2] == "  with GPU 0 (Fake-A10)"
+    assert "accepted by gpu1" in "\n".join(said)
+    assert lab.home.show(task)["devices"] == [lab.cards.id(0)]
+
+
+def test_a_task_that_runs_elsewhere_shows_its_cards_at_home_also_after_a_restart(lab: Lab) -> None:
+    task = lab.home.submit("sleep", "120", request={"gpus": 2}, directory=b"-")
+    shown = lab.home.await_state(task, "running")
+    assert shown["device_names"] == ["GPU 0 (Fake-A10)", "GPU 1 (Fake-A10)"]
+    assert shown["reason"] == "started on gpu1: GPU 0 (Fake-A10), GPU 1 (Fake-A10)"
+    assert "devices    GPU 0 (Fake-A10), GPU 1 (Fake-A10)" in lab.home.cli("show", task).stdout.decode()
+    (listed,) = json.loads(lab.home.cli("ls", "--json").stdout)["tasks"]
+    assert listed["device_names"] == shown["device_names"]
+    assert lab.why()[2] == "  with GPU 0 (Fake-A10), GPU 1 (Fake-A10)"
+    lab.home.kill()
+    lab.home.start()
+    lab.home.await_state(task, "running")
+    wait_until(lambda: lab.home.show(task)["device_names"] == shown["device_names"], what="the cards to be told again")
+    lab.home.call("cancel", tasks=[task])
+
+
+def test_a_reason_for_every_node(lab: Lab) -> None:
+    blocking = lab.fill(count=3)
+    own = lab.home.submit("sleep", "120", request={"gpus": 1}, directory=b"-")
+    lab.home.await_state(own, "running")
+    wait_until(lambda: all(gpu["tasks"] for gpu in lab.node("gpu1")["gpus"]), what="the full GPUs to be heard of")
+    task = lab.submit(*TYPED, "nvidia-smi", "-L")
+    found = lab.reasons()
+    assert found["n1"] == (False, None, "no GPU")
+    assert found["lab4"] == (False, None, "no GPU, drained")
+    assert found["gpu1"][:2] == (True, False)
+    assert found["gpu1"][2].startswith("it waits there: 4 of 4 GPUs without room (at most ")
+    assert found["gpu1"][2].endswith(f"GiB free, asked 12.0); of this home: {own} (1)")
+    told = lab.why_json()
+    assert told["could_ever"] == 1
+    assert told["oldest_s"] >= told["freshest_s"] >= 0.0
+    said = lab.why()
+    assert (
+        said[0]
+        == f"{task} nvidia-smi needs 1 cpu and 1 GPU with 12 GiB. It waits at gpu1: 1 of 3 nodes could ever run it."
+    )
+    assert [line.split()[0] for line in said[1:5]] == ["it", "NODE", "n1", "gpu1"]
+    assert any(line.startswith("Facts: freshest ") for line in said)
+    lab.gpu1.call("cancel", tasks=[blocking[2]])
+    lab.home.wait(task)
+    assert lab.home.output(task)[0] == b"GPU 2: -L\n"
+    lab.gpu1.call("cancel", tasks=blocking)
+    lab.home.call("cancel", tasks=[own])
+
+
+def test_drained_dead_and_full(lab: Lab) -> None:
+    blocking = lab.submit("submit", "-d", "-", "--local", "sleep", "120")
+    lab.home.await_state(blocking, "running")
+    task = lab.submit("submit", "-d", "-", "-x", "gpu1", "true")
+    found = lab.reasons()
+    assert found["n1"] == (True, False, f"1 of 1 slots taken: {blocking}")
+    assert found["lab4"] == (True, False, 'drained: "new PSU"')
+    assert found["gpu1"] == (False, None, "the task excludes it")
+    assert lab.why_json()["change"] == {"words": "without -x gpu1", "node": "gpu1"}
+    assert "Without -x gpu1 it would start now on gpu1." in lab.why()
+    lab.lab4.kill()
+    wait_until(lambda: lab.reasons()["lab4"][2].startswith(("suspect", "dead")), 30, "its loss to be noticed")
+    assert lab.reasons()["lab4"][:2] == (True, False)
+    lab.home.call("cancel", tasks=[blocking, task])
+
+
+def test_an_array_what_is_held_and_what_is_no_task(lab: Lab) -> None:
+    blocking = lab.submit("submit", "-d", "-", "--local", "sleep", "120")
+    lab.home.await_state(blocking, "running")
+    array = lab.submit("submit", "-d", "-", "--array", "1-5", "--local", "true")
+    told = lab.why_json()
+    assert told["array"] == {
+        "id": array,
+        "looked_at": 5,
+        "groups": [{"state": "queued", "reason": "waits for room", "tasks": 5}],
+        "more_groups": 0,
+    }
+    assert (told["id"], told["summary"]) == (f"{array}.1", f"n1: 1 of 1 slots taken: {blocking}")
+    assert lab.why(f"{array}.3")[2].endswith(f"1 of 1 slots taken: {blocking}")
+    lab.home.cli("hold", f"{array}.2")
+    held = lab.why(f"{array}.2")
+    assert held[1].startswith("It is held, for ")
+    assert lab.why()[1:3] == ["        4 queued: waits for room", f"        1 held: {lab.why_json('@.2')['says']}"]
+    lab.home.call("cancel", tasks=[blocking, array])
+    assert lab.why(f"{array}.1")[1].split(" ago, ")[1] == "cancelled: cancelled"
+    for ref, words in {"99": "no such task: 99", "gpu1/1": "its home is gpu1", "x y": "is no task id"}.items():
+        done = lab.home.cli("why", ref)
+        assert done.returncode == 125
+        assert words in done.stderr.decode()
