@@ -150,6 +150,7 @@ def detail(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> d
             "local": placement.local,
             "migrations_max": placement.migrations_max,
         },
+        "memory_retries": record.memory_retries,
         "usage": _usage(record),
         "out_of": (exit_.out_of or None) if exit_ is not None else None,
         "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
@@ -165,6 +166,7 @@ def asked_devices(request: ResourceRequest) -> dict[str, object]:
         "gpu_wait": request.gpu_wait.value,
         "gpu_wait_s_max": request.gpu_wait_s_max,
         "gpu_share": request.gpu_share.value,
+        "gpu_oom_retries": request.gpu_oom_retries,
         "other_devices": dict(request.devices),
     }
 
@@ -217,6 +219,8 @@ def _usage(record: TaskRecord) -> dict[str, object]:
         "user_s": exit_.usage.user_s if exit_ is not None else 0.0,
         "system_s": exit_.usage.system_s if exit_ is not None else 0.0,
         "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
+        "gpu_memory_bytes_max": exit_.usage.gpu_memory_bytes_max if exit_ is not None else 0,
+        "gpu_model": exit_.usage.gpu_model or None if exit_ is not None else None,
     }
 
 

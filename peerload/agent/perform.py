@@ -11,6 +11,7 @@ import msgspec
 
 from peerload.agent.environment import variables_of
 from peerload.agent.mqtt_inbox import SOURCES_MAX
+from peerload.agent.shortages import with_shortages
 from peerload.agent.task_environment import given
 from peerload.agent.task_environment import variables as task_variables
 from peerload.model import actions, events
@@ -344,9 +345,9 @@ class Performer:
 
 
 async def settled(parts: Parts, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
-    """These ended attempts with their output on disk; how many have lost some of it is counted."""
+    """These ended attempts with their output on disk, and with what they say that they ran out of; how many have lost some of it is counted."""
     found = await asyncio.to_thread(parts.spool.settle, ended)
     lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
     if lost:
         parts.counters["outputs that cannot be read"] += lost
-    return found
+    return await asyncio.to_thread(with_shortages, parts.spool, found)

@@ -13,6 +13,7 @@ from peerload.agent.endings import Endings
 from peerload.agent.naming import Names
 from peerload.agent.streams import OutputStream, Watch
 from peerload.agent.why import Why
+from peerload.core.work import with_more_memory
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import TaskState, execution_key
 from peerload.policy import registry
@@ -178,9 +179,10 @@ class Requests:
             rows = store.task_rows(counter, index)
             if not rows:
                 raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
-            for record, spec in rows:
+            for record, submitted in rows:
                 if len(shown) >= SHOWN_AT_A_TIME:
                     shown = await self._hand_over(connection, request.id, shown)
+                spec = with_more_memory(submitted, record.gpu_mem_bytes, alone=record.gpu_alone)
                 task = self._task_object(record, spec, self._user())
                 if task["state"] == "queued":
                     task["reason"] = self._why_waiting(record)

@@ -77,6 +77,15 @@ class Spool:
                 found.append(b"")
         return found[0], found[1]
 
+    def read_tail(self, key: str, stream: int, bytes_max: int) -> bytes:
+        """The last of a stream, empty where it is missing or cannot be read."""
+        try:
+            with os.fdopen(_open(self.path(key, stream)), "rb") as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - bytes_max, 0))
+                return file.read(bytes_max)
+        except OSError:
+            return b""
+
     def keep(self, key: str, stdout: bytes, stderr: bytes) -> None:
         """Write both streams whole and sync them: to a name of their own first, then renamed. Raises OSError."""
         for stream, data in ((1, stdout), (2, stderr)):

@@ -371,6 +371,9 @@ def _task_values(record: TaskRecord) -> tuple[object, ...]:
         record.retry_of,
         record.grants,
         record.devices,
+        record.gpu_mem_bytes,
+        record.gpu_alone,
+        record.memory_retries,
     )
     return (
         counter,

@@ -46,6 +46,9 @@ class More(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_of: str = ""
     grants: tuple[Grant, ...] = ()
     devices: tuple[str, ...] = ()
+    gpu_mem_bytes: int = 0
+    gpu_alone: bool = False
+    memory_retries: int = 0
 
 
 NO_MORE = More()
@@ -370,6 +373,9 @@ class StoreReader:
             retry_of=more.retry_of,
             grants=more.grants,
             devices=more.devices,
+            gpu_mem_bytes=more.gpu_mem_bytes,
+            gpu_alone=more.gpu_alone,
+            memory_retries=more.memory_retries,
         )
 
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 GPUS_MAX = 1024
-"""As peerload.model has it."""
+OOM_RETRIES_MAX = 16
+"""As peerload.model has them."""
 
 
 def add(reader: options.Options) -> None:
@@ -31,6 +32,12 @@ def add(reader: options.Options) -> None:
     )
     reader.flag("--gpu-wait-max", type=options.duration, metavar="10m", help="after this, queue becomes schedule")
     reader.flag("--gpu-share", choices=("auto", "exclusive", "time"), help="with whom it shares its GPUs")
+    reader.flag(
+        "--gpu-oom-retries",
+        type=options.whole(0, OOM_RETRIES_MAX),
+        metavar="N",
+        help="out of GPU memory: tried again so often with more (default 2, 0: never)",
+    )
     reader.flag(
         "-l", "--device", action="append", default=[], type=kind, metavar="KIND=N", help="other devices (repeatable)"
     )
@@ -64,6 +71,7 @@ def request(flags: Namespace, verb: str) -> dict[str, object]:
     """The part of a request that is about devices. Raises UsageError for what makes no sense together."""
     about_gpus = ("gpu_mem", "gpu_prefer", "gpu_wait", "gpu_wait_max", "gpu_share")
     given = [name for name in about_gpus if getattr(flags, name)]
+    given += ["gpu_oom_retries"] if flags.gpu_oom_retries is not None else []
     if given and not flags.gpus:
         raise UsageError(
             f"{verb}: --{given[0].replace('_', '-')} is about GPUs, and none is asked for", hint="add  -G 1"
@@ -86,4 +94,5 @@ def request(flags: Namespace, verb: str) -> dict[str, object]:
         "gpu_wait": flags.gpu_wait,
         "gpu_wait_s_max": flags.gpu_wait_max,
         "gpu_share": flags.gpu_share,
+        "gpu_oom_retries": flags.gpu_oom_retries,
     }

@@ -103,7 +103,9 @@ def _attempt(task: dict[str, Any]) -> str:
     lost = task.get("lost_on") or []
     said = f", lost {task['lost']} times" if task.get("lost") else ""
     where = f" (on {', '.join(map(str, lost))})" if said and lost else ""
-    return f"{task.get('attempt', 0)}, moved {task.get('migrations', 0)} times{said}{where}"
+    tried = task.get("memory_retries")
+    more = f", out of GPU memory {tried} time{'s' * (tried > 1)}" if tried else ""
+    return f"{task.get('attempt', 0)}, moved {task.get('migrations', 0)} times{said}{where}{more}"
 
 
 def _needs(task: dict[str, Any]) -> str:
@@ -150,4 +152,9 @@ def _usage(usage: dict[str, Any]) -> str:
     if not usage:
         return ""
     cpu = f"{number_text(usage.get('user_s'))} s user, {number_text(usage.get('system_s'))} s system"
-    return f"{cpu}, {size_text(usage.get('memory_bytes_max'))} at most"
+    most = f"{cpu}, {size_text(usage.get('memory_bytes_max'))} at most"
+    if not usage.get("gpu_memory_bytes_max"):
+        return most
+    return (
+        f"{most}, {size_text(usage['gpu_memory_bytes_max'])} of one GPU ({usage.get('gpu_model') or 'model not known'})"
+    )

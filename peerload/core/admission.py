@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.core.backfill import Backfill
-from peerload.core.devices import Ask, DeviceLedger
+from peerload.core.devices import NOTHING_LEARNED, Ask, DeviceLedger
 from peerload.core.placing import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.model.resources import Placement, Profile, ResourceRequest
 
@@ -82,6 +84,21 @@ def _need_bytes(request: ResourceRequest, gpu: Device) -> int:
 def _most_bytes(gpu: Device) -> int:
     """The memory of it that one task can have."""
     return gpu.grantable_bytes or gpu.mem_bytes
+
+
+def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> int | None:
+    """How much memory of each GPU a node could ever give this task: 0 if it cannot run there at all, None if nobody knows
+    how much there is."""
+    anything = msgspec.structs.replace(request, gpu_mem_bytes=0)
+    if why_never(profile, anything, placement, home):
+        return 0
+    gpus = [device for device in profile.devices if device.kind == GPU]
+    if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE and not request.gpu_wait_s_max:
+        gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in request.gpu_prefer)]
+    sizes = sorted((_most_bytes(gpu) for gpu in gpus if gpu.mem_bytes), reverse=True)
+    if len(sizes) < len(gpus) or len(sizes) < request.gpus:
+        return None
+    return sizes[request.gpus - 1]
 
 
 def lacks(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> list[str]:
@@ -301,11 +318,13 @@ class Ledger:
         is_local: bool,
         devices: Sequence[str] = (),
         run_s: float = math.inf,
+        learned: Mapping[str, int] = NOTHING_LEARNED,
     ) -> None:
-        """An attempt starts to hold what it asked for: these devices, for ``run_s`` nearly for sure."""
+        """An attempt starts to hold what it asked for: these devices, for ``run_s`` nearly for sure; ``learned``: as of
+        `Ask`."""
         if key not in self.running:
             if devices:
-                self.devices.grant(key, devices, Ask(request, self.devices.config, run_s=run_s), self.now_s)
+                self.devices.grant(key, devices, Ask(request, self.devices.config, learned, run_s), self.now_s)
             self.running[key] = (request, is_local)
             self.running_local += is_local
             self.cpus_running += request.cpus

@@ -81,7 +81,12 @@ class Backfill:
 
     def _leaves_room(self, state: DeviceState, kept: Reservation, ask: Ask) -> bool:
         """Whether at S there is room for both."""
-        if state.device.kind != GPU or kept.ask.wants_empty or ask.wants_empty or not state.device.mem_bytes:
+        if (
+            state.device.kind != GPU
+            or kept.ask.wants_empty_on(state.device)
+            or ask.wants_empty_on(state.device)
+            or not state.device.mem_bytes
+        ):
             return False
         over = [key for key, grant in state.grants.items() if grant.ends_s <= kept.starts_s]
         config = self._ledger.config

@@ -14,7 +14,7 @@ from peerload.core.devices import NEVER_S, Ask
 from peerload.core.placing import place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from peerload.core.admission import Ledger
     from peerload.core.state import CoreState
@@ -37,7 +37,7 @@ class DeviceLine:
     def __init__(self, state: CoreState, ledger: Ledger) -> None:
         self._state = state
         self._ledger = ledger
-        self._failed: set[tuple[ResourceRequest, float, bool]] = set()
+        self._failed: set[tuple[ResourceRequest, float, bool, tuple[tuple[str, int], ...]]] = set()
         self.due_s = NEVER_S
         self.lacks_cores: dict[int, Work] = {}
         self.depends_on_cores = False
@@ -70,12 +70,13 @@ class DeviceLine:
             if before is not None and work.order > before.order:
                 self.depends_on_cores = True
                 continue
-            request, run_s = work.spec.request, self._state.run_s_max(work)
+            request, run_s = work.spec.request, self._state.run_s_max(work, self._ledger.devices.models)
+            learned = self._state.learned_gpu_bytes(work, self._ledger.devices.models)
             waits_s = request.gpu_wait_s_max
-            key = request, run_s, bool(waits_s) and now_s - work.arrived_s >= waits_s
+            key = request, run_s, bool(waits_s) and now_s - work.arrived_s >= waits_s, tuple(learned.items())
             if key in failed and not self._may_reserve(work, run_s, is_soft_too=False):
                 continue
-            if self._fits(work, run_s):
+            if self._fits(work, run_s, learned):
                 if self._ledger.has_cores(request):
                     return work
                 self.depends_on_cores = True
@@ -90,11 +91,11 @@ class DeviceLine:
         is_hard = kept.is_hard(run_s, self._ledger.now_s - work.arrived_s)
         return bool(work.reserved) or ((is_hard or is_soft_too) and kept.may_reserve(is_hard=is_hard))
 
-    def _fits(self, work: Work, run_s: float) -> bool:
+    def _fits(self, work: Work, run_s: float, learned: Mapping[str, int]) -> bool:
         """Whether its devices are free; if not, some are kept for it."""
         request, now_s = work.spec.request, self._ledger.now_s
         waited_s = now_s - work.arrived_s
-        ask = Ask(request, self._ledger.devices.config, run_s=run_s)
+        ask = Ask(request, self._ledger.devices.config, learned, run_s)
         if len(self._ledger.kept.seen) < PASSED_MAX:
             self._ledger.kept.seen[work.task] = self._ledger.kept.number
         names = place(self._ledger.devices, request, ask, now_s, waited_s, self._ledger.kept.allows)

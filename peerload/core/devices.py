@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,6 +35,9 @@ FOREIGN_SHARE = 0.95
 STABLE_READINGS = 2
 """Memory that is the same in so many readings, one after the other, stands still."""
 ACTIVITY_HALF = 0.5
+LEARNED_SHARE = 0.9
+"""A command that has needed more than this of what a device can give is taken to need all of it."""
+NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})
 STRAYS_MAX = 1024
 SMALL_MAX = (1 << 31) - 1
 
@@ -41,29 +45,54 @@ SMALL_MAX = (1 << 31) - 1
 class Ask:
     """What one task asks of each device that it is given.
 
-    need_bytes: of memory, None = not known; activity: how much of a GPU it keeps busy; wants_empty: it starts only where
-    nobody else is; is_exclusive: nobody joins it; run_s: how long it will run nearly for sure (p90), infinite = not known.
+    need_bytes: of memory, as its user said, None = that was not said; learned: what its command has needed of GPUs of each
+    model; activity: how much of a GPU it keeps busy; is_exclusive: nobody joins it; run_s: how long it will run nearly for
+    sure (p90), infinite = not known.
     """
 
-    __slots__ = ("activity", "fraction", "is_exclusive", "need_bytes", "run_s", "wants_empty")
+    __slots__ = ("_config", "_share", "activity", "fraction", "is_exclusive", "learned", "need_bytes", "run_s")
 
     def __init__(
-        self, request: ResourceRequest, config: GpuConfig, need_bytes: int | None = None, run_s: float = NEVER_S
+        self,
+        request: ResourceRequest,
+        config: GpuConfig,
+        learned: Mapping[str, int] = NOTHING_LEARNED,
+        run_s: float = NEVER_S,
     ) -> None:
         self.fraction = request.gpu_fraction
-        is_part = self.fraction < 1.0
-        self.need_bytes = request.gpu_mem_bytes or need_bytes
-        is_known = self.need_bytes is not None or is_part
+        self.need_bytes = request.gpu_mem_bytes or None
+        self.learned = learned
         self.is_exclusive = request.gpu_share is GpuShare.EXCLUSIVE
-        self.wants_empty = self.is_exclusive or (request.gpu_share is GpuShare.AUTO and not is_known)
-        self.activity = self.fraction if is_part else config.activity_unknown
+        self.activity = self.fraction if self.fraction < 1.0 else config.activity_unknown
         self.run_s = run_s
+        self._share = request.gpu_share
+        self._config = config
 
     def bytes_of(self, device: Device) -> int | None:
-        """The memory it needs of this device, None = not known."""
-        if self.need_bytes is None and self.fraction < 1.0:
+        """The memory it needs of this device, None = not known: then it may need all."""
+        if self.need_bytes is not None:
+            return self.need_bytes
+        if self.fraction < 1.0:
             return int(device.mem_bytes * self.fraction)
-        return self.need_bytes
+        need_bytes = self.learned.get(device.model) if self.learned else None
+        if need_bytes is None or need_bytes > LEARNED_SHARE * grantable_bytes(device, self._config):
+            return None
+        return need_bytes
+
+    @property
+    def wants_empty(self) -> bool:
+        """Whether it starts only where nobody else is, whatever the device."""
+        is_known = self.need_bytes is not None or self.fraction < 1.0 or bool(self.learned)
+        return self.is_exclusive or (self._share is GpuShare.AUTO and not is_known)
+
+    def wants_empty_on(self, device: Device) -> bool:
+        """Whether it starts on this one only if nobody else is there."""
+        return self.is_exclusive or (self._share is GpuShare.AUTO and self.bytes_of(device) is None)
+
+
+def grantable_bytes(device: Device, config: GpuConfig) -> int:
+    """What tasks may have of a device's memory, all together."""
+    return max(int(device.mem_bytes * config.memory_share_max) - config.reserve_bytes, 0)
 
 
 class Grant:
@@ -149,8 +178,7 @@ class DeviceState:
     @property
     def grantable_bytes(self) -> int:
         """What tasks may have of its memory, all together."""
-        config, device = self._config, self.device
-        return max(int(device.mem_bytes * config.memory_share_max) - config.reserve_bytes, 0)
+        return grantable_bytes(self.device, self._config)
 
     # -- what was read -------------------------------------------------------------------------------------------------
 
@@ -217,7 +245,7 @@ class DeviceState:
         others = [grant for key, grant in self.grants.items() if key not in without]
         if any(grant.ask.is_exclusive for grant in others):
             return "held by a task that shares it with nobody"
-        if ask.wants_empty and (count or foreign):
+        if ask.wants_empty_on(self.device) and (count or foreign):
             return f"{_number(count, 'task')} on it" if count else "others use it"
         if count + foreign >= config.tasks_max:
             return f"{_number(count + foreign, 'task')} on it, at most {config.tasks_max}"
@@ -286,6 +314,8 @@ class DeviceLedger:
         """Ids of those that are kept for somebody who waits for them."""
         self._leaving: dict[str, float] = {}
         self._present: tuple[str, ...] = ()
+        self.models: tuple[str, ...] = ()
+        """Of the GPUs that are there."""
         self._told: tuple[tuple[int, int, tuple[str, ...]], tuple[DeviceLoad, ...]] = (-1, 0, ()), ()
         self.set_devices(
             profile.devices or tuple(Device(f"gpu:{number}", index=number) for number in range(profile.gpus))
@@ -303,6 +333,7 @@ class DeviceLedger:
             state.device = device
             self.states[device.id] = state
         self._present = tuple(self.states)
+        self.models = tuple(dict.fromkeys(state.device.model for state in self.of_kind(GPU)))
         for state in before.values():
             if state.grants:
                 self.states[state.id] = self._gone(state)

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.core.admission import why_never
+from peerload.core.asking import asked_of
 from peerload.core.gpu_terms import has_room
 from peerload.core.view import Movable
 from peerload.core.work import Guest, GuestPhase, HomePhase, HomeTask
@@ -70,7 +71,7 @@ class Giver:
     def waits_for_room_there(self, profile: Profile, report: LoadReport) -> Work | None:
         """A task that waits for devices here while that node says that it has some: it goes, whatever the loads are."""
         for work in islice(self._queue.waiting_for_devices(), LOOKED_AT_MAX):
-            request = work.spec.request
+            request = asked_of(self._state, work)
             if request.gpus and has_room(request, report) and self._may_go(work, profile):
                 return work
         return None

@@ -275,8 +275,11 @@ class Executor:
         return True
 
     def _holds_room(self, guest: Guest) -> None:
-        run_s = self._state.run_s_max(guest) if guest.devices else 0.0
-        self._ledger.start(guest.key, guest.spec.request, is_local=False, devices=guest.devices, run_s=run_s)
+        run_s = self._state.run_s_max(guest, self._ledger.devices.models) if guest.devices else 0.0
+        learned = self._state.learned_gpu_bytes(guest, self._ledger.devices.models) if guest.devices else {}
+        self._ledger.start(
+            guest.key, guest.spec.request, is_local=False, devices=guest.devices, run_s=run_s, learned=learned
+        )
 
     def started(self, guest: Guest, started_at: float, reason: str = "its process is there") -> None:
         """The launcher has the process: say so, which is what users see as running."""

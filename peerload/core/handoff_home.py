@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from peerload.core.asking import asked_of
 from peerload.core.leases import Leases
 from peerload.core.losses import Losses
+from peerload.core.memory_retries import MemoryRetries
 from peerload.core.parking import Parking
 from peerload.core.work import HomePhase
 from peerload.model.actions import FetchOutput, KeepOutput
@@ -40,6 +44,7 @@ class Handoff:
         self._membership = membership
         self._home = home
         self.losses = Losses(state, membership, home)
+        self.memory = MemoryRetries(state, membership, home)
         self.parking = Parking(state, home)
         self.leases = Leases(state, home, self.losses, self.parking)
         self.declined: Callable[[HomeTask, str, str], None] = lambda _task, _node, _reason: None
@@ -65,6 +70,9 @@ class Handoff:
         task.offer_only = only
         task.on_decline_search = search
         limit = self._home.migrations_max(task)
+        peer = self._membership.get(node)
+        asked = asked_of(self._state, task, peer.profile if peer is not None else None)
+        spec = task.spec if asked is task.spec.request else msgspec.structs.replace(task.spec, request=asked)
         self._state.count("offers sent")
         self._state.send(
             node,
@@ -72,7 +80,7 @@ class Handoff:
                 task.task,
                 task.uid,
                 task.record.attempt + 1,
-                task.spec,
+                spec,
                 self.leases.first_s(task.spec),
                 task.record.migrations + voluntary,
                 -1 if limit is None else limit,
@@ -231,6 +239,9 @@ class Handoff:
             # It was given up, and revoked: that it was killed there is no result.
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
+        if self._ran_out_of_memory(task, message):
+            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            return
         if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
             return  # it will be repeated
         if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
@@ -256,6 +267,21 @@ class Handoff:
                 )
             )
 
+    def _ran_out_of_memory(self, task: HomeTask, message: Result) -> bool:
+        """Whether this is no result, since the task is (or was by now) queued again with more GPU memory. That is durable
+        before it is acknowledged; said again after that, or of an attempt that was given up, it is dropped."""
+        if not self.memory.concerns(task, message.exit):
+            if task.phase is not HomePhase.COLLECTING:
+                task.why_over = ""
+            return False
+        if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
+            task.why_over = self.memory.again(task, message.exit)
+            return not task.why_over
+        if task.phase is HomePhase.COLLECTING and message.attempt == task.collected_attempt:
+            return False  # it has been decided that this is its result
+        self._state.count("results that are not recorded")
+        return True
+
     def output_arrived(self, uid: bytes, attempt: int, error: str) -> None:
         """Its output lies here, synced: record the result (D5), then acknowledge it."""
         task = self._home.tasks.get(uid)
@@ -272,7 +298,7 @@ class Handoff:
             self.leases.resumed(task)
             return
         other = task.record.node
-        self._home.finish(task, task.exit, node=task.collected_from)
+        self._home.finish(task, task.exit, why=task.why_over, node=task.collected_from)
         if task.record.attempt != attempt and other:
             reason = "another attempt has ended"
             self._state.send(other, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))

@@ -11,13 +11,13 @@ is; the mean over nodes evens that out.
 
 from __future__ import annotations
 
-import math
 import re
-from array import array
 from collections import OrderedDict
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+from peerload.core.gpu_history import GpuHistory
+from peerload.core.past_runs import PastRuns
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ RUNS_KNOWN_MIN = 3
 """Fewer runs than this of a very command line say less than more runs of commands like it."""
 DURATION_S_AT_FIRST = 1.0
 """What a task is taken for before any has ended."""
-NEARLY_ALL = 0.9
 FLAGS_READ_MAX = 64
 """Words of a command line that are looked at for flags and a script."""
 KEY_BYTES = 16
@@ -42,62 +41,16 @@ _INTERPRETER = re.compile(
 )
 
 
-class PastRuns:
-    """The durations of the last runs of one command, at most ``kept_max``. What they sum up to is kept, and how they are
-    in order, since both are asked for more often than they change."""
-
-    __slots__ = ("_ascending", "_durations", "_kept_max", "_oldest", "_sum_s")
-
-    def __init__(self, kept_max: int) -> None:
-        self._durations = array("d")
-        self._ascending: tuple[float, tuple[float, ...]] | None = None
-        self._kept_max = kept_max
-        self._oldest = 0
-        self._sum_s = 0.0
-
-    def __len__(self) -> int:
-        return len(self._durations)
-
-    def add(self, duration_s: float) -> None:
-        """One more; the oldest goes if there are too many."""
-        durations, oldest = self._durations, self._oldest
-        self._ascending = None
-        if len(durations) < self._kept_max:
-            durations.append(duration_s)
-            self._sum_s += duration_s
-            return
-        self._sum_s += duration_s - durations[oldest]
-        durations[oldest] = duration_s
-        self._oldest = (oldest + 1) % self._kept_max
-        if not self._oldest:  # once a round, so that the errors of many sums do not pile up
-            self._sum_s = math.fsum(durations)
-
-    @property
-    def mean_s(self) -> float:
-        """Their mean. There must be one."""
-        return self._sum_s / len(self._durations)
-
-    def nearly_all_s(self, speed: float) -> float:
-        """What nine of ten of them would not have exceeded on a node of this speed. There must be one."""
-        ascending = self.ascending(speed)
-        return ascending[min(int(NEARLY_ALL * len(ascending)), len(ascending) - 1)]
-
-    def ascending(self, speed: float) -> tuple[float, ...]:
-        """How long they would have taken on a node of this speed, in order."""
-        if self._ascending is None or self._ascending[0] != speed:
-            self._ascending = speed, tuple(sorted(seen_s / speed for seen_s in self._durations))
-        return self._ascending[1]
-
-
 class History:
     """One per node. At most ``commands_kept_max`` keys (those not seen for longest are forgotten) with the last
-    ``durations_kept_max`` runs each; ``all``: the last runs of any. ``learned(keys)`` is called when a run was added."""
+    ``durations_kept_max`` runs each; ``all``: the last runs of any; ``gpu``: what those took of GPUs. ``learned(keys)`` is called when a run was added."""
 
     def __init__(self, commands_kept_max: int, durations_kept_max: int) -> None:
         self._commands_kept_max = commands_kept_max
         self._durations_kept_max = durations_kept_max
         self._commands: OrderedDict[bytes, PastRuns] = OrderedDict()
         self.all = PastRuns(durations_kept_max)
+        self.gpu = GpuHistory(commands_kept_max, durations_kept_max)
         # All members of an array, and all tasks of many a simulation, share one spec: what was found for it is at hand.
         self._keyed: tuple[TaskSpec | None, Keys] = (None, ())
         self._taught: tuple[Keys, tuple[PastRuns, ...]] = ((), ())
@@ -109,13 +62,14 @@ class History:
 
     def learn(self, spec: TaskSpec, exit_: Exit) -> None:
         """A run has ended. One that a signal ended (a cancel, say) teaches nothing, unless it was at its time limit; nor
-        does one that never got as far as running."""
+        does one that never got as far as running, or that ran out of memory."""
         duration_s = (exit_.ended_at - exit_.started_at) * exit_.speed
         is_cut = exit_.signal != 0 and exit_.exit_code != TIME_LIMIT_EXIT_CODE
-        if is_cut or exit_.started_at <= 0 or duration_s <= 0:
+        if is_cut or exit_.out_of or exit_.started_at <= 0 or duration_s <= 0:
             return
         self.all.add(duration_s)
         keys = self.keys(spec)
+        self.gpu.learn(keys, exit_, duration_s)
         if self._taught[0] is not keys:
             self._taught = keys, tuple(self._newest(key) for key in keys)
         for runs in self._taught[1]:

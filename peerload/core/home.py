@@ -38,7 +38,8 @@ class Home:
     when it was last heard of, by that node. Its timer is ``rest``.
 
     ``requeued(task, reason)`` is called when a task is back in the queue (it counts as an arrival), ``placed(task, node)``
-    when it needs no place any more: it was accepted there, starts here, is over (node = ""), ``lost(task, reason)`` when
+    when it needs no place any more: it was accepted there, starts here, is over (node = ""), ``again(task, exit)`` when its
+    process has ended (`MemoryRetries.again`), ``lost(task, reason)`` when
     its attempt on this node has left no result, ``never_started(task, reason)`` when that had no process, either, and
     ``is_gone(key)`` when the process of a task cancelled here is gone.
     """
@@ -56,6 +57,7 @@ class Home:
         self.requeued: Callable[[HomeTask, str], None] = lambda _task, _reason: None
         self.placed: Callable[[HomeTask, str], None] = lambda _task, _node: None
         self.is_gone: Callable[[str], None] = lambda _key: None
+        self.again: Callable[[HomeTask, Exit], str]
         self.lost: Callable[[HomeTask, str], None]
         self.never_started: Callable[[HomeTask, str], None]
 
@@ -256,8 +258,11 @@ class Home:
 
     def holds_room(self, task: HomeTask) -> None:
         """It runs here, with the devices that its record names."""
-        run_s = self._state.run_s_max(task) if task.record.devices else 0.0
-        self._ledger.start(task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s)
+        run_s = self._state.run_s_max(task, self._ledger.devices.models) if task.record.devices else 0.0
+        learned = self._state.learned_gpu_bytes(task, self._ledger.devices.models) if task.record.devices else {}
+        self._ledger.start(
+            task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s, learned=learned
+        )
 
     def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
         """The launcher has the process."""
@@ -275,11 +280,12 @@ class Home:
 
     def ended_here(self, task: HomeTask, exit_: Exit) -> None:
         """The process is gone; its output lies in this home's spool already."""
+        key, why = task.key, ""
         if task.phase is HomePhase.OVER:
             self._gone(task)
-        else:
-            self.finish(task, exit_)
-        self._state.actions.append(ForgetTask(task.key, output=False))
+        elif why := self.again(task, exit_):
+            self.finish(task, exit_, why=why)
+        self._state.actions.append(ForgetTask(key, output=not why and task.phase is not HomePhase.OVER))
 
     def died_here(self, task: HomeTask, reason: str) -> None:
         """Started here, no result, and its processes are gone."""
@@ -307,15 +313,16 @@ class Home:
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def finish(self, task: HomeTask, exit_: Exit, **changes: object) -> None:
-        """Record the one result (D5), and learn from it."""
+    def finish(self, task: HomeTask, exit_: Exit, *, why: str = "", **changes: object) -> None:
+        """Record the one result (D5), and learn from it. ``why``: what else is to be said of it."""
         self._state.history.learn(task.spec, exit_)
         state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
+        reason = exit_.reason or "ended" if state is TaskState.DONE else how_it_ended(exit_)
         if task.phase is HomePhase.COLLECTING and task.collected_attempt == task.record.attempt:
             changes["devices"] = task.devices
         self.become(
             task,
-            exit_.reason or "ended" if state is TaskState.DONE else how_it_ended(exit_),
+            f"{reason}; {why}" if why.strip() else reason,
             state=state,
             started_at=exit_.started_at,
             ended_at=exit_.ended_at or self._state.now.wall_s,

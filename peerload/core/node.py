@@ -110,6 +110,7 @@ class Node:
         self.drain.arrives = self.clients.arrives = self.arrivals.arrives
         self.membership.died = self.handoff.leases.peer_died
         self.home.is_gone = self.endings.gone
+        self.home.again = self.handoff.memory.again
         self.home.lost = self.handoff.losses.died
         self.home.never_started = self.handoff.losses.never_started
         self.executor.is_ending = self.runs.is_ending

@@ -91,10 +91,11 @@ def _gpus(scope: Scope, count: int, fits: Callable[[DeviceState], bool], rank: R
 
 def _rank(ask: Ask, now_s: float) -> Rank:
     """The smallest is the best."""
-    prefers_empty = ask.need_bytes is None or ask.activity > ACTIVITY_HALF
 
     def key(state: DeviceState) -> tuple[float, ...]:
         is_shared = bool(state.grants or state.foreign)
+        need_bytes = None if ask.fraction < 1.0 and ask.need_bytes is None else ask.bytes_of(state.device)
+        prefers_empty = need_bytes is None or ask.activity > ACTIVITY_HALF
         left = state.free_bytes(now_s) - (ask.bytes_of(state.device) or 0)
         return is_shared and prefers_empty, left, state.reading.temperature_c, state.device.index
 

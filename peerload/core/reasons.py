@@ -122,9 +122,10 @@ class Reasons:
             return "its launcher is away"
         words = []
         if request.takes_devices:
-            run_s = node.state.run_s_max(task)
+            run_s = node.state.run_s_max(task, ledger.devices.models)
+            learned = node.state.learned_gpu_bytes(task, ledger.devices.models)
             waited_s = ledger.now_s - task.arrived_s
-            ask = Ask(request, ledger.devices.config, run_s=run_s)
+            ask = Ask(request, ledger.devices.config, learned, run_s)
             kept = None if ignores_turn else ledger.kept
             words.append(devices_words(ledger, request, ask, task.task, waited_s, kept, self._names))
         words.append(cores_words(ledger, request, self._names))

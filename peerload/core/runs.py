@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.frozen import Frozen
+from peerload.core.gpu_use import with_gpu_use
 from peerload.core.work import Guest, HomeTask
 from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
@@ -142,8 +143,9 @@ class Runs:
             self._forget_exit(key)
             return
         del self._works[key]
+        devices = work.record.devices if isinstance(work, HomeTask) else work.devices
+        exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, _limited(exit_, work))
         self._ledger.end(key)
-        exit_ = _limited(exit_, work)
         speed = self._state.profile.speed
         if exit_.speed != speed:
             exit_ = msgspec.structs.replace(exit_, speed=speed)
@@ -151,6 +153,9 @@ class Runs:
             self._home.ended_here(work, exit_)
         else:
             self._executor.results.ended(work, exit_)
+        self._ledger.devices.version += bool(
+            devices
+        )  # what was learned of it may let others join where they did not fit
         self.fill()
         self.completed()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from peerload.core import gpu_terms
 from peerload.core.admission import why_never
+from peerload.core.asking import asked_of
 from peerload.core.search import STEPS_MAX
 from peerload.core.view import task_view
 from peerload.core.work import HomePhase, HomeTask
@@ -87,7 +88,7 @@ class Sender:
         if not self._home.may_migrate(task) or task.spec.placement.local:
             return False
         if task.spec.request.takes_devices:
-            return not self._ledger.fits_beside_all(task.spec.request)
+            return not self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
         marks = self._information.marks()
         n, slots = self._ledger.load_tasks, self._ledger.profile.slots
         if n >= marks.send_at * slots:
@@ -129,7 +130,7 @@ class Sender:
             waiting = (work for work in self._queue.waiting_for_devices() if isinstance(work, HomeTask))
             tasks += [task for task in islice(waiting, STRANDED_ASKED_MAX) if self._home.may_migrate(task)]
         for task in tasks:
-            request = task.spec.request
+            request = asked_of(self._state, task)
             has_room = gpu_terms.has_room(request, report) if request.gpus else report.accepts
             if has_room and task.search is None and node in self._candidates(task):
                 self.search_for(task)
@@ -152,7 +153,9 @@ class Sender:
                 task.search = None
                 continue
             search = self._searches.open(task)
-            search.holds = not task.stranded_because and self._ledger.fits(task.spec.request)
+            search.holds = not task.stranded_because and self._ledger.fits(
+                asked_of(self._state, task, self._state.profile)
+            )
             task.search = search.id
             self._in_flight += 1
             self._state.count("sender searches")
@@ -160,7 +163,7 @@ class Sender:
 
     def _still_sends(self, task: HomeTask) -> bool:
         if task.spec.request.takes_devices:
-            return not self._ledger.fits(task.spec.request)
+            return not self._ledger.fits(asked_of(self._state, task, self._state.profile))
         marks = self._information.marks()
         return self._ledger.load_tasks - 1 >= marks.send_at * self._ledger.profile.slots or (
             marks.send_at <= 1.0 and not self._ledger.fits(task.spec.request)
@@ -215,7 +218,7 @@ class Sender:
         self, search: Search, task: HomeTask, peers: Sequence[str]
     ) -> ProbeStep | Broadcast | Transfer | Keep:
         uncounted = 0 if task.stranded_because else 1
-        view = self._information.view(peers, uncounted, task.spec.request)
+        view = self._information.view(peers, uncounted, asked_of(self._state, task))
         shown = task_view(task, self._state)
         search.steps += 1
         try:
@@ -251,9 +254,11 @@ class Sender:
         return Transfer(willing[0]) if willing else None
 
     def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
-        need = task.need()
         report = self._information.report()
         for node in nodes:
+            peer = self._membership.get(node)
+            asked = asked_of(self._state, task, peer.profile if peer is not None else None)
+            need = Need(asked, task.spec.placement, task.record.migrations)
             self._searches.asked(search, node)
             if self._memory.take_idle(node):
                 search.remembered.add(node)
@@ -265,7 +270,7 @@ class Sender:
         """An answer to a probe; one that comes after its time is only a report."""
         search = self._searches.answered(reply.search, src)
         if search is not None and search.task is not None:
-            seen = gpu_terms.seen_by(search.task.spec.request, reply.report)
+            seen = gpu_terms.seen_by(asked_of(self._state, search.task), reply.report)
             search.add(src, accepts=reply.accepts, report=seen, price_s=reply.price_s)
             if not search.pending:
                 self._searches.wait_no_more(search)
@@ -278,7 +283,7 @@ class Sender:
         if search is None or search.task is None or not search.is_broadcast:
             return False
         if len(search.replies) < self._state.config.probes_per_search_max:
-            search.add(src, accepts=True, report=gpu_terms.seen_by(search.task.spec.request, answer.report))
+            search.add(src, accepts=True, report=gpu_terms.seen_by(asked_of(self._state, search.task), answer.report))
             if search.task.phase is not HomePhase.OFFERED:
                 self.step(search, search.task)
         return True

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from peerload.core.devices import NOTHING_LEARNED
 from peerload.core.history import RUNS_KNOWN_MIN, History
 from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, Send, SetTimer
+from peerload.model.devices import GpuShare
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterable, Mapping, Sequence
 
     from peerload.core.work import Guest, Work
     from peerload.model.actions import Action, Row
@@ -72,13 +75,30 @@ class CoreState:
         """This node's name."""
         return self.identity.node
 
-    def run_s_max(self, work: Work) -> float:
-        """How long it will run here nearly for sure, as far as it is limited, or its command is known; else infinite."""
-        runs = self.history.past(self.history.keys_of(work))
-        if runs is None or len(runs) < RUNS_KNOWN_MIN:
-            return work.spec.time_limit_s or math.inf
-        nearly_s = runs.nearly_all_s(self.profile.speed)
-        return min(nearly_s, work.spec.time_limit_s or math.inf)
+    def run_s_max(self, work: Work, models: Sequence[str] = ()) -> float:
+        """How long it will run here nearly for sure, as far as it is limited, or its command is known; else infinite.
+        ``models``: of the GPUs it may have; what it took on such counts first."""
+        keys, limit_s = self.history.keys_of(work), work.spec.time_limit_s or math.inf
+        if work.spec.request.gpus and models:
+            on_such = [self.history.gpu.on(keys, model, RUNS_KNOWN_MIN) for model in models]
+            known = [runs.durations.nearly_all_s(self.profile.speed) for runs in on_such if runs is not None]
+            if len(known) == len(models):
+                return min(max(known), limit_s)
+        past = self.history.past(keys)
+        if past is None or len(past) < RUNS_KNOWN_MIN:
+            return limit_s
+        return min(past.nearly_all_s(self.profile.speed), limit_s)
+
+    def learned_gpu_bytes(self, work: Work, models: Iterable[str]) -> Mapping[str, int]:
+        """What its command has needed of GPUs of these models, as far as it is known; of one that shares GPUs though
+        nothing is known of it, what most tasks do."""
+        request, known = work.spec.request, self.history.gpu
+        if not request.gpus or request.gpu_mem_bytes or request.gpu_fraction < 1.0 or not len(known):
+            return NOTHING_LEARNED
+        found = known.needs(self.history.keys_of(work), models, RUNS_KNOWN_MIN)
+        if not found and request.gpu_share is GpuShare.TIME:
+            return known.typical(models, RUNS_KNOWN_MIN)
+        return found
 
     @property
     def takes_guests(self) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from peerload.model.devices import GpuShare
 from peerload.model.messages import Need
 from peerload.model.task import ExecutionRecord, ExecutionState, execution_key
 
@@ -97,7 +100,7 @@ class HomeTask(Work):
     the newest that its node's clock was heard to show, 0 = nothing since this home's start;
     cannot_here: why this home can never run it, though its profile fits (no such directory);
     false_starts: how often this node could not start it; stranded_because: why it has no place now; collected_attempt:
-    the one whose output is on its way, collected_from whom.
+    the one whose output is on its way, collected_from whom; why_over: why it is not tried again.
     """
 
     __slots__ = (
@@ -120,9 +123,11 @@ class HomeTask(Work):
         "search",
         "stranded_because",
         "voluntary",
+        "why_over",
     )
 
     def __init__(self, record: TaskRecord, spec: TaskSpec, arrived_s: float) -> None:
+        spec = with_more_memory(spec, record.gpu_mem_bytes, alone=record.gpu_alone)
         super().__init__(record.task, record.uid, spec, arrived_s, is_local=True)
         self.record = record
         self.phase = HomePhase.WAITING
@@ -143,6 +148,7 @@ class HomeTask(Work):
         self.collected_attempt = 0
         self.collected_from = ""
         self.exit: Exit | None = None
+        self.why_over = ""
 
     @property
     def key(self) -> str:
@@ -235,3 +241,14 @@ class Guest(Work):
     def may_move(self) -> bool:
         """Whether its home would still place it elsewhere."""
         return self.migrations_max < 0 or self.migrations < self.migrations_max
+
+
+def with_more_memory(spec: TaskSpec, gpu_mem_bytes: int, *, alone: bool) -> TaskSpec:
+    """What a task asks for that has run out of GPU memory before: so much of each GPU (0: as it was submitted), and, if
+    ``alone``, GPUs that it shares with nobody."""
+    request = spec.request
+    if gpu_mem_bytes:
+        request = msgspec.structs.replace(request, gpu_mem_bytes=gpu_mem_bytes)
+    if alone:
+        request = msgspec.structs.replace(request, gpu_share=GpuShare.EXCLUSIVE, gpu_fraction=1.0)
+    return spec if request is spec.request else msgspec.structs.replace(spec, request=request)

@@ -19,6 +19,8 @@ DEVICES_MAX = 64
 KINDS_ASKED_MAX = 16
 """Kinds other than GPUs that one task may ask for."""
 PREFERRED_MAX = 64
+OOM_RETRIES_MAX = 16
+"""So often at most a task is tried again with more memory of its GPUs."""
 LINKS_MAX = DEVICES_MAX
 RUNS_SEEN_MAX = 256
 """Attempts seen on one device at a time."""

@@ -11,6 +11,7 @@ from peerload.model.devices import (
     DEVICES_MAX,
     GPU,
     KINDS_ASKED_MAX,
+    OOM_RETRIES_MAX,
     PREFERRED_MAX,
     Device,
     Fraction,
@@ -34,8 +35,8 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     cpus: cores, may be a fraction, > 0; mem_bytes: 0 = not stated; gpus: how many, all of one node;
     gpu_mem_bytes: of each, 0 = not stated; gpu_fraction: of the one GPU that is asked for; gpu_prefer: which are wanted,
     the best first: a number, the beginning of a name, or a pattern of models such as ``A100*``; gpu_wait: what to do when
-    those have no room, and after how many seconds (0: never) "wait for exactly those" ends; devices: of other kinds, how
-    many.
+    those have no room, and after how many seconds (0: never) "wait for exactly those" ends; gpu_oom_retries: how often it
+    is tried again with more memory of each GPU when it has run out of that; devices: of other kinds, how many.
     """
 
     cpus: Annotated[float, Meta(gt=0.0, le=65536.0)] = 1.0
@@ -47,6 +48,7 @@ class ResourceRequest(msgspec.Struct, frozen=True, gc=False, omit_defaults=True)
     gpu_wait: GpuWait = GpuWait.SCHEDULE
     gpu_wait_s_max: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
     gpu_share: GpuShare = GpuShare.AUTO
+    gpu_oom_retries: Annotated[int, Meta(ge=0, le=OOM_RETRIES_MAX)] = 2
     devices: Annotated[
         tuple[tuple[Kind, Annotated[int, Meta(ge=1, le=1024)]], ...], Meta(max_length=KINDS_ASKED_MAX)
     ] = ()

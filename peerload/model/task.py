@@ -142,7 +142,8 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """How an attempt ended. ``exit_code`` is what a shell would show: the process's own, 128 + signal,
     124 time limit, 126 cannot execute, 127 not found. ``signal`` is 0 unless a signal ended it.
     The sizes are those of the captured output; the capture's own limit is in the config. ``speed`` is that of the node
-    where it ran. ``out_of``: what it had too little of, as far as can be told; "" if that is not why it ended."""
+    where it ran. ``out_of``: what it had too little of, as far as can be told; "" if that is not why it ended; ``had_bytes``:
+    how much of that it could have had, 0 if that is not known, or others had taken what it was promised."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -154,6 +155,7 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     stderr_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     speed: Speed = 1.0
     out_of: Literal["", "memory", "gpu memory"] = ""
+    had_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
 
 
 SIGNALS = {
@@ -205,6 +207,8 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     away under them; last_node: who may still have the attempt that was given up; retry_of: the task that this one
     repeats. grants: the attempts that may have a result, the newest last, at most GRANTS_KEPT_MAX: those granted to other
     nodes, but for what these gave their word never to start. devices: the ids of those that it was given on this node.
+    gpu_mem_bytes: of each GPU, in place of what it asked for at first, 0 = as that; gpu_alone: it shares them with nobody by
+    now; memory_retries: how often it was queued again because it had run out of their memory.
     """
 
     task: str
@@ -229,6 +233,9 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     retry_of: str = ""
     grants: tuple[Grant, ...] = ()
     devices: tuple[str, ...] = ()
+    gpu_mem_bytes: int = 0
+    gpu_alone: bool = False
+    memory_retries: int = 0
 
 
 class FloorKind(enum.IntEnum):

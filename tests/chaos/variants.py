@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos import broken_core as core
 from tests.chaos import broken_drivers as drivers
+from tests.chaos import broken_memory as memory
 from tests.chaos import broken_parking as parking
 
 LeaveOut = Callable[[pytest.MonkeyPatch], None]
@@ -67,4 +68,7 @@ VARIANTS = {
     "died-then-fork": Variant(drivers.died_then_fork),
     "launcher-unbound": Variant(drivers.launcher_unbound),
     "exit-torn": Variant(drivers.exit_torn, hint=9),
+    # An attempt that ran out of GPU memory.
+    "memory-not-durable": Variant(memory.memory_not_durable, hint=10),
+    "memory-first-result": Variant(memory.memory_first_result, hint=10),
 }

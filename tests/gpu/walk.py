@@ -252,7 +252,9 @@ class Walk:
 def _ask(node: Node, work: HomeTask) -> Any:
     from peerload.core.devices import Ask
 
-    return Ask(work.spec.request, node.ledger.devices.config, run_s=node.state.run_s_max(work))
+    devices = node.ledger.devices
+    learned = node.state.learned_gpu_bytes(work, devices.models)
+    return Ask(work.spec.request, devices.config, learned, node.state.run_s_max(work, devices.models))
 
 
 def _lacks_cores(walk: Walk, work: HomeTask) -> bool:

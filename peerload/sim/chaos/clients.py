@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model import events
-from peerload.model.resources import Placement
+from peerload.model.resources import Placement, ResourceRequest
 from peerload.model.task import SCRATCH, Guarantee, TaskSpec
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from peerload.sim.chaos.machine import Machine
     from peerload.sim.chaos.plan import Job
 
+GIB = 1 << 30
 CLIENT_S = 0.0002
 """A word between client and agent takes so long."""
 ASK_AGAIN_S = 2.0
@@ -27,11 +28,14 @@ def spec_of(job: Job) -> TaskSpec:
         repr(job.service_s).encode(),
         str(job.exit_code).encode(),
         b"stubborn" if job.stubborn else b"obeys",
+        *([str(int(job.gpu_gib * GIB)).encode()] if job.gpu_gib else []),
     )
+    request = ResourceRequest(gpus=1, gpu_mem_bytes=GIB) if job.gpu_gib else ResourceRequest()
     placement = Placement(node=job.only or None, exclude=(job.exclude,) if job.exclude else ())
     return TaskSpec(
         argv,
         SCRATCH,
+        request=request,
         placement=placement,
         guarantee=Guarantee(job.guarantee),
         lease_s=job.lease_s,

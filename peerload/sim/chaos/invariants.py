@@ -1,4 +1,4 @@
-"""The promises (I1 … I12), checked at every step, each where it could be broken; `at_rest` holds the cluster against what it
+"""The promises (I1 … I13), checked at every step, each where it could be broken; `at_rest` holds the cluster against what it
 was before when all work is over."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from peerload.model.actions import DropExecution, PutExecution, PutTask
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Commit, Park, RenewOk
 from peerload.model.task import ExecutionState, Guarantee, TaskState, execution_key
+from peerload.sim.chaos.plan import MEMORY_TRIES
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row, TaskChanged
@@ -38,6 +39,8 @@ class Invariants:
         self._final: dict[bytes, TaskRecord] = {}
         self._shown: dict[bytes, tuple[int, TaskState]] = {}
         self._results: dict[str, str] = {}
+        self._short: set[str] = set()
+        """Attempts that ran out of memory, of tasks that are tried again then."""
         self._answered: dict[tuple[str, str], float] = {}
         """The newest word of its home that has come to a node for an attempt, by that node's clock."""
         self._parked: set[tuple[str, str]] = set()
@@ -134,7 +137,10 @@ class Invariants:
             case PutExecution():
                 exit_ = row.record.exit
                 if row.record.state is ExecutionState.RESULT and exit_ is not None and not exit_.signal:
-                    self._results[execution_key(row.record.uid, row.record.attempt)] = machine.name
+                    key = execution_key(row.record.uid, row.record.attempt)
+                    self._results[key] = machine.name
+                    if exit_.out_of and self._is_repeatable(row.record.uid.hex()):
+                        self._short.add(key)
             case DropExecution():
                 self._dropped(machine, row)
             case _:
@@ -165,6 +171,9 @@ class Invariants:
     def _result(self, record: TaskRecord) -> None:
         """The recorded result is that of a granted attempt whose process has ended so."""
         assert record.exit is not None
+        tries = record.memory_retries
+        if record.exit.out_of and tries < MEMORY_TRIES - 1 and self._is_repeatable(record.uid.hex()):
+            raise self._broken("I13", f"{record.task} ran out of memory and was not tried again", story=repr(record))
         key = self._finished.get(record.exit.usage.memory_bytes_max, "")
         if not key.startswith(record.uid.hex()):
             raise self._broken("I6", f"{record.task} has a result that no process of it had", story=repr(record))
@@ -182,8 +191,23 @@ class Invariants:
         key = execution_key(row.uid, row.attempt)
         if self._results.pop(key, None) is None or row.uid in self._final:
             return
-        if row.uid in self.acknowledged:
+        if key in self._short:
+            self._tried_again(machine, row)
+        elif row.uid in self.acknowledged:
             raise self._broken("I7", f"{machine.name} dropped the result of {key}, which nobody has recorded")
+
+    def _is_repeatable(self, uid: str) -> bool:
+        return self._specs[uid].guarantee is not Guarantee.ONCE
+
+    def _tried_again(self, machine: Machine, row: DropExecution) -> None:
+        """An attempt that ran out of memory is forgotten: its home does not wait for it any more, and that is on disk."""
+        self._cluster.gauges.count("out of memory elsewhere, and tried again")
+        if row.uid not in self.acknowledged:
+            return
+        home, task = self.acknowledged[row.uid]
+        record = self._cluster.machines[home].disk.tasks[task]
+        if record.state is TaskState.LEASED and (record.node, record.attempt) == (machine.name, row.attempt):
+            raise self._broken("I13", f"{machine.name} dropped {task}, out of memory, before that was noted at home")
 
     # -- clients (I1, I10) ---------------------------------------------------------------------------------------------
 

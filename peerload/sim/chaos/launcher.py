@@ -22,13 +22,15 @@ SOCKET_S = 0.0002
 """A word between agent and launcher takes so long."""
 SURVIVES = 0.5
 """Of the exit records that were not synced, so many outlive a power loss."""
+SHORT_AFTER = 0.5
+"""What has too little memory fails after this part of its time."""
 SIGKILL = 9
 FOREVER_S = float("inf")
 
 
 class Process:
     """One attempt's process. What it does is in its argv (`clients.spec_of`): how long it runs, with which exit code, and
-    whether it ignores SIGTERM. left_s: service still to be had; since_s: since when it has been executing, None = it is not."""
+    whether it ignores SIGTERM; how much GPU memory it needs, which may be more than it has (is_short). left_s: service still to be had; since_s: since when it has been executing, None = it is not."""
 
     __slots__ = (
         "deadline_s",
@@ -36,6 +38,7 @@ class Process:
         "frozen",
         "frozen_s_max",
         "is_once",
+        "is_short",
         "key",
         "left_s",
         "round",
@@ -50,7 +53,7 @@ class Process:
     )
 
     def __init__(self, spawn: SpawnTask, serial: int, started_at: float) -> None:
-        _, service, code, stubborn = spawn.spec.argv
+        _, service, code, stubborn, *needed = spawn.spec.argv
         self.key = spawn.key
         self.uid = spawn.key.rpartition("-")[0]
         self.task = spawn.task
@@ -63,6 +66,10 @@ class Process:
         self.exit_code = int(code)
         self.stubborn = stubborn == b"stubborn"
         self.left_s = float(service)
+        self.is_short = bool(needed) and spawn.spec.request.gpu_mem_bytes < int(needed[0])
+        if self.is_short:
+            self.exit_code = 1
+            self.left_s *= SHORT_AFTER
         self.since_s: float | None = None
         self.frozen = False
         self.signalled = 0
@@ -238,7 +245,15 @@ class Launcher:
         ended_at = clock.wall_s(self._cluster.now_s)
         usage = Usage(memory_bytes_max=process.serial)
         started_at = min(process.started_at, ended_at)
-        exit_ = Exit(exit_code, signal, reason, started_at=started_at, ended_at=ended_at, usage=usage)
+        exit_ = Exit(
+            exit_code,
+            signal,
+            reason,
+            started_at=started_at,
+            ended_at=ended_at,
+            usage=usage,
+            out_of="gpu memory" if process.is_short and not signal else "",
+        )
         self._cluster.checker.finished(process, signal)
         self.ended[process.key] = exit_
         if self._machine.node is None and process.task.partition("/")[0] != self._machine.name:

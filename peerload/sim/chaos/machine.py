@@ -50,7 +50,8 @@ class Machine:
         self.cluster = cluster
         self.facts = facts
         self.name = facts.name
-        self.profile = Profile(facts.name, facts.slots, float(facts.slots), slots_fixed=True)
+        gpus = facts.slots if any(job.gpu_gib for job in cluster.plan.jobs) else 0
+        self.profile = Profile(facts.name, facts.slots, float(facts.slots), gpus=gpus, slots_fixed=True)
         self.rng = random.Random(f"{cluster.plan.seed} {facts.name}")  # noqa: S311 -- a seeded simulation
         self.clock = Clock(facts.rate, facts.base_s)
         self.disk = Disk(self.name, 1)

@@ -12,6 +12,8 @@ Pairs = tuple[tuple[str, str], ...]
 """Ordered (from, to): what the first says does not reach the second."""
 
 
+MEMORY_TRIES = 4
+"""A task that runs out of GPU memory is tried so often at most."""
 AUTO_TIMES = 1.5
 """A lease that grows with its task grows to so many times the usual one."""
 
@@ -265,7 +267,8 @@ class Leave(Fault, frozen=True):
 class Job(msgspec.Struct, frozen=True):
     """One `peerload submit`. service_s: how long the command runs; members: > 0 for an array; exit_code: its result;
     guarantee: as `submit` takes it; lease_s: 0 = the node's own; lease_auto: that grows; stubborn: ignores SIGTERM; client: what becomes of the
-    client: "waits" for its answer, "repeats" (asks a second time although it was answered), or "dies" after it has asked."""
+    client: "waits" for its answer, "repeats" (asks a second time although it was answered), or "dies" after it has asked.
+    gpu_gib: > 0: it asks for a GPU with 1 GiB, and an attempt with less than this runs out of memory on the way."""
 
     at_s: float
     node: str
@@ -280,6 +283,11 @@ class Job(msgspec.Struct, frozen=True):
     client: str = "waits"
     only: str = ""
     exclude: str = ""
+    gpu_gib: float = 0.0
+
+    def work_s(self) -> float:
+        """How long its processes run at most, all together."""
+        return self.service_s * max(self.members, 1) * (MEMORY_TRIES if self.gpu_gib else 1)
 
 
 class Machine(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ class Rest:
         plan = cluster.plan
         self._due_s = plan.healed_s + LEASES_MAX * (plan.lease_s_max() + plan.grace_s)
         self._views_due_s = max(self._due_s, plan.healed_s + VIEWS_S)
-        work_s = sum(job.service_s * max(job.members, 1) for job in plan.jobs)
+        work_s = sum(job.work_s() for job in plan.jobs)
         self._over_s = self._due_s + work_s
         self._stuck: dict[bytes, TaskRecord] | None = None
 

@@ -120,6 +120,30 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert [state for _, state, *_ in steps(opened.store, "ws1/2.4")] == ["queued", "done"]
 
 
+def test_every_field_of_a_record_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    whole = record(
+        1,
+        TaskState.LEASED,
+        attempt=3,
+        node="ws2",
+        store="s",
+        parked_ts=4.0,
+        losses=1,
+        lost_on=("ws3",),
+        retry_of="ws1/0",
+        grants=(Grant(3, "ws2"),),
+        devices=("nvidia:GPU-0",),
+        gpu_mem_bytes=36 << 30,
+        gpu_alone=True,
+        memory_retries=2,
+    )
+    with Opened(path) as opened:
+        opened.keep(submission(1), PutTask(whole, NOW, "leased"))
+    with Opened(path) as opened:
+        assert [row.record for row in opened.store.recover().tasks] == [whole]
+
+
 def test_a_list_has_what_is_unfinished_and_what_ended_lately(tmp_path: Path) -> None:
     with Opened(tmp_path / "db") as opened:
         for counter in range(1, 7):

@@ -26,6 +26,7 @@ def test_what_is_asked_for() -> None:
         "gpu_wait_s_max": 600.0,
     }
     assert asked("-G1", "--gpu-share", "exclusive")["gpu_share"] == "exclusive"
+    assert asked("-G1", "--gpu-oom-retries", "0") == {"gpus": 1, "gpu_oom_retries": 0}
     assert asked("-l", "fpga=2", "-l", "licence") == {"devices": [("fpga", 2), ("licence", 1)]}
 
 
@@ -39,6 +40,8 @@ def test_what_is_asked_for() -> None:
         (("-G1", "--gpu-mem", "12"), "12G is 12 GiB"),
         (("--gpu-mem", "12G"), "--gpu-mem is about GPUs, and none is asked for"),
         (("--gpu-wait", "queue"), "--gpu-wait is about GPUs"),
+        (("--gpu-oom-retries", "0"), "--gpu-oom-retries is about GPUs"),
+        (("-G1", "--gpu-oom-retries", "17"), "17 is not between 0 and 16"),
         (("-G1", "--gpu-wait-max", "1m"), "--gpu-wait-max is when waiting ends"),
         (("-G", "0.5", "--gpu-share", "exclusive"), "a part of a GPU is shared"),
         (("-l", "fpga=0"), "no kind of device and number"),

@@ -1,0 +1,49 @@
+"""What a program says last, when it has run out of GPU memory: the words of the drivers and of what is built on them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from peerload.agent.spool import Spool
+    from peerload.model.task import Exit
+
+TAIL_BYTES_MAX = 64 << 10
+"""So much of the end of stderr is looked at."""
+STDERR = 2
+_WORDS = re.compile(
+    rb"CUDA out of memory|HIP out of memory|XPU out of memory"  # PyTorch
+    rb"|torch\.(?:cuda\.|xpu\.)?OutOfMemoryError"
+    rb"|(?:CUDA|HIP|cuda|hip) (?:runtime |driver )?error\W{1,4}(?:\w+\W{1,3})?out of memory"  # PyTorch, GROMACS, llama.cpp
+    rb"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory|hipErrorMemoryAllocation"
+    rb"|(?:cuda|hip)Malloc\w* (?:retry )?failed: out of memory"  # MXNet, ggml
+    rb"|CU(?:BLAS|DNN|FFT|SPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|NCCL WARN Cuda failure [^\n]{0,20}out of memory"
+    rb"|RESOURCE_EXHAUSTED\W[^\n]{0,200}(?:[Oo]ut of memory|OOM|allocat)"  # XLA, TensorFlow
+    rb"|ResourceExhaustedError\W[^\n]{0,200}(?:OOM|allocat)"
+    rb"|cupy[\w.]*\.OutOfMemoryError|out_of_memory: CUDA error"  # CuPy, RMM
+    rb"|VK_ERROR_OUT_OF_DEVICE_MEMORY|CL_MEM_OBJECT_ALLOCATION_FAILURE"
+)
+
+
+def says_out_of_gpu_memory(stderr: bytes) -> bool:
+    """Whether these last words of a program are those of one that had too little GPU memory."""
+    return _WORDS.search(stderr) is not None
+
+
+def with_shortages(spool: Spool, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
+    """The same attempts, those that failed marked if their stderr says that it was for want of GPU memory. (Whether they
+    had any is not looked at.) Reads files."""
+    return tuple((key, _with_shortage(spool, key, exit_)) for key, exit_ in ended)
+
+
+def _with_shortage(spool: Spool, key: str, exit_: Exit) -> Exit:
+    if not exit_.exit_code or not exit_.stderr_bytes or exit_.out_of:
+        return exit_
+    if not says_out_of_gpu_memory(spool.read_tail(key, STDERR, TAIL_BYTES_MAX)):
+        return exit_
+    return msgspec.structs.replace(exit_, out_of="gpu memory")

@@ -1,0 +1,35 @@
+"""Which tasks of a run need more GPU memory than they ask for. Drawn apart from all else of a plan, so that a seed has the same
+faults with them and without."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from peerload.sim.chaos.plan import Plan
+
+EVERY = 10
+"""One seed in so many has such tasks, …"""
+SHARE = 0.5
+"""… and of its tasks this share."""
+GPU_GIB = (0.5, 1.4, 2.0, 3.0, 99.0)
+"""What they need; they ask for 1, then for half as much again each time: enough, after one, two or three times, never."""
+LATE, TWICE = (0.0, 0.2, 0.4), (0.0, 0.2, 0.4)
+"""The least share of words that come late, and twice."""
+
+
+def short_of_memory(plan: Plan) -> Plan:
+    """The same plan, in some seeds with such tasks; words come twice and late there, since that is what the rules about them
+    stand against."""
+    if plan.seed % EVERY:
+        return plan
+    rng = random.Random(f"{plan.seed} memory")  # noqa: S311 -- a seeded simulation
+    jobs = tuple(
+        msgspec.structs.replace(job, gpu_gib=rng.choice(GPU_GIB)) if rng.random() < SHARE else job for job in plan.jobs
+    )
+    evils, late, twice = plan.evils, rng.choice(LATE), rng.choice(TWICE)
+    evils = msgspec.structs.replace(evils, late=max(evils.late, late), duplication=max(evils.duplication, twice))
+    return msgspec.structs.replace(plan, jobs=jobs, evils=evils)

@@ -1,0 +1,36 @@
+"""The protocol with one rule left out of what becomes of an attempt that ran out of GPU memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from peerload.core.handoff_home import Handoff
+from peerload.core.memory_retries import MemoryRetries
+from peerload.core.work import HomeTask
+from peerload.model import actions
+from peerload.model.messages import Result
+from peerload.model.task import Exit
+
+
+def memory_not_durable(patch: pytest.MonkeyPatch) -> None:
+    """It is queued again in memory alone before that is acknowledged."""
+    again = MemoryRetries.again
+
+    def unwritten(self: MemoryRetries, task: HomeTask, exit_: Exit) -> str:
+        done = self._state.actions
+        before = len(done)
+        why = again(self, task, exit_)
+        done[before:] = [action for action in done[before:] if not isinstance(action, actions.Persist)]
+        return why
+
+    patch.setattr(MemoryRetries, "again", unwritten)
+
+
+def memory_first_result(patch: pytest.MonkeyPatch) -> None:
+    """That an attempt that was given up, or done with, ran out of memory is taken for the task's result."""
+    ran_out = Handoff._ran_out_of_memory
+
+    def of_current(self: Handoff, task: HomeTask, message: Result) -> bool:
+        return message.attempt == task.record.attempt and ran_out(self, task, message)
+
+    patch.setattr(Handoff, "_ran_out_of_memory", of_current)

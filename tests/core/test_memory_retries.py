@@ -1,0 +1,185 @@
+"""Out of GPU memory: no result, but the task again with more, durably before anybody is told that it was noted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peerload.model import events, messages
+from peerload.model.devices import MIB, Device, GpuShare
+from peerload.model.resources import ResourceRequest
+from peerload.model.task import Exit, Guarantee, TaskState, Usage
+from tests.core.given import ACCEPTS, SENDER, Given, spec
+
+GIB = 1024 * MIB
+WORDS = "out of GPU memory on gpu2: limit 24.0 GiB, peak 24.0"
+
+
+def card(number: int, gib: int, reserve: float = 0.0) -> Device:
+    return Device(f"nvidia:GPU-{number}", index=number, mem_bytes=gib * GIB, grantable_bytes=int((gib - reserve) * GIB))
+
+
+def request(gib: int = 24, **more: Any) -> ResourceRequest:
+    return ResourceRequest(gpus=1, gpu_mem_bytes=gib * GIB, **more)
+
+
+def out_of_memory(had_gib: float = 24.0, peak_gib: float = 24.0, words: str = WORDS) -> Exit:
+    usage = Usage(gpu_memory_bytes_max=int(peak_gib * GIB), gpu_model="Fake")
+    return Exit(
+        1,
+        reason=words,
+        started_at=5.0,
+        ended_at=6.0,
+        usage=usage,
+        out_of="gpu memory",
+        had_bytes=int(had_gib * GIB),
+        stderr_bytes=9,
+    )
+
+
+def away(asked: ResourceRequest, largest: int = 48, **changes: Any) -> Given:
+    """Attempt 1 of x/1 is with y, whose GPU has 24 GiB; z has one of ``largest`` GiB."""
+    x = Given(policies=SENDER, peers=(), slots=1)
+    x.meet("y", gpus=1, devices=(card(0, 24),))
+    x.meet("z", gpus=1, devices=(card(0, largest),))
+    x.submit(spec(request=asked, **changes))
+    return given_to(x, "y")
+
+
+def given_to(x: Given, node: str) -> Given:
+    task = x.task()
+    for _ in range(4):
+        for peer in ("y", "z"):
+            if task.search is not None:
+                x.hear(peer, messages.ProbeReply(task.search, accepts=peer == node, report=ACCEPTS))
+    assert task.offered_to == node
+    x.hear(node, messages.Accept(task.task, task.uid, task.record.attempt + 1, 77, 6.0))
+    assert (task.record.state, task.record.node) == (TaskState.LEASED, node)
+    return x
+
+
+def test_it_is_queued_again_with_half_as_much_again_before_that_is_acknowledged() -> None:
+    x = away(request())
+    task = x.task()
+    did = x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory()))
+    assert did[:3] == ["clear lease", "clear ask", "persist queued"]
+    assert did[-1] == "ResultAck to y"
+    record = task.record
+    assert (record.gpu_mem_bytes, record.memory_retries, record.losses, record.gpu_alone) == (36 * GIB, 1, 0, False)
+    assert record.reason == f"attempt 1 on y ran {WORDS}; again with 36.0 GiB"
+    assert task.spec.request.gpu_mem_bytes == 36 * GIB
+    given_to(x, "z")
+    assert x.sent(messages.Commit).attempt == 2
+
+
+def test_its_result_said_again_is_acknowledged_and_dropped_whatever_has_become_of_the_task() -> None:
+    x = away(request())
+    task, said = x.task(), messages.Result(x.task().task, x.task().uid, 1, out_of_memory())
+    x.hear("y", said)
+    assert x.hear("y", said) == ["ResultAck to y"]
+    given_to(x, "z")
+    assert x.hear("y", said) == ["ResultAck to y"]
+    assert (task.record.attempt, task.record.node, task.record.memory_retries) == (2, "z", 1)
+    ended = messages.Result(task.task, task.uid, 2, Exit(0, started_at=7.0, ended_at=8.0), inline=True)
+    assert x.hear("z", ended) == ["KeepOutput"]
+    assert x.hear("y", said) == ["ResultAck to y"]
+    assert "persist done" in x.when(events.OutputArrived(task.uid, 2))
+    assert x.hear("y", said) == ["ResultAck to y"]
+
+
+def test_a_home_that_died_in_between_goes_on_from_what_was_durable() -> None:
+    x = away(request())
+    task, said = x.task(), messages.Result(x.task().task, x.task().uid, 1, out_of_memory())
+    x.hear("y", said)
+    row = events.TaskRow(task.record, spec(request=request()))
+    again = Given(policies=SENDER, peers=(), started=events.AgentStarted(tasks=(row,), counter=1))
+    assert again.task().spec.request.gpu_mem_bytes == 36 * GIB
+    assert again.hear("y", said) == ["ResultAck to y"]
+
+
+def test_a_home_that_died_before_that_was_durable_hears_it_again() -> None:
+    x = away(request(20))
+    task = x.task()
+    row = events.TaskRow(task.record, task.spec)
+    again = Given(policies=SENDER, peers=(), started=events.AgentStarted(tasks=(row,), counter=1))
+    again.meet("y", gpus=1, devices=(card(0, 24),))  # z is not met yet
+    did = again.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory(20, 20)))
+    assert (did[2], did[-1]) == ("persist queued", "ResultAck to y")
+    assert again.task().spec.request.gpu_mem_bytes == 24 * GIB
+
+
+def test_twice_then_alone_then_it_has_failed_and_says_so() -> None:
+    x = away(request(4, gpu_oom_retries=2))
+    task = x.task()
+    asked = []
+    for attempt in range(1, 4):
+        had = task.spec.request.gpu_mem_bytes / GIB
+        x.hear(task.record.node, messages.Result(task.task, task.uid, attempt, out_of_memory(had, had)))
+        asked.append((task.spec.request.gpu_mem_bytes / GIB, task.spec.request.gpu_share))
+        given_to(x, "z")
+    shares = [GpuShare.AUTO, GpuShare.AUTO, GpuShare.EXCLUSIVE]
+    assert asked == [*zip((6.0, 9.0, 13.5), shares, strict=True)]
+    assert x.task().record.memory_retries == 3
+    last = out_of_memory(13.5, 13.5, "out of GPU memory on gpu0: limit 13.5 GiB, peak 13.5")
+    assert x.hear("z", messages.Result(task.task, task.uid, 4, last)) == ["FetchOutput"]
+    assert "persist failed" in x.when(events.OutputArrived(task.uid, 4))
+    assert task.record.reason == "out of GPU memory on gpu0: limit 13.5 GiB, peak 13.5; it was tried 4 times"
+    assert task.record.exit == last
+
+
+def test_not_more_than_some_node_has_and_no_more_when_it_had_that() -> None:
+    x = away(request(), largest=30)
+    task = x.task()
+    x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory()))
+    assert task.spec.request.gpu_mem_bytes == 30 * GIB
+    given_to(x, "z")
+    last = out_of_memory(30, 30, "out of GPU memory on gpu0: limit 30.0 GiB, peak 30.0")
+    x.hear("z", messages.Result(task.task, task.uid, 2, last))
+    assert task.record.reason.endswith("; again with 30.0 GiB, on a GPU of its own")
+    given_to(x, "z")
+    assert x.hear("z", messages.Result(task.task, task.uid, 3, last)) == ["FetchOutput"]
+    x.when(events.OutputArrived(task.uid, 3))
+    assert task.record.reason == "out of GPU memory on gpu0: limit 30.0 GiB, peak 30.0; it was tried 3 times"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"guarantee": Guarantee.ONCE}, {"request": request(gpu_oom_retries=0)}, {"request": ResourceRequest()}]
+)
+def test_a_task_that_may_not_be_tried_again_has_failed(changes: dict[str, Any]) -> None:
+    x = Given(policies=SENDER, peers=(), slots=0)
+    x.meet("y", gpus=1, devices=(card(0, 24),))
+    x.meet("z", gpus=1, devices=(card(0, 48),))
+    x.submit(spec(**({"request": request()} | changes)))
+    given_to(x, "y")
+    task = x.task()
+    assert x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory())) == ["FetchOutput"]
+    assert "persist failed" in x.when(events.OutputArrived(task.uid, 1))
+    assert task.record.reason == WORDS
+
+
+def test_what_others_have_taken_is_not_its_fault() -> None:
+    x = away(request(12))
+    task = x.task()
+    x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory(0, 6)))
+    assert (task.record.gpu_mem_bytes, task.record.memory_retries) == (0, 1)
+    assert task.spec.request.gpu_mem_bytes == 12 * GIB
+    assert task.record.reason.endswith("; again with the same, since others had taken the memory")
+
+
+def test_an_attempt_that_was_given_up_leaves_no_result_when_it_ran_out_of_memory() -> None:
+    x = away(request())
+    task = x.task()
+    x.after(65).timer("lease", task.uid.hex())
+    assert task.record.state is TaskState.QUEUED
+    assert x.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory())) == ["ResultAck to y"]
+    assert task.record.state is TaskState.QUEUED
+
+
+def test_of_a_card_that_it_had_for_itself_there_is_no_more() -> None:
+    x = away(ResourceRequest(gpus=1), largest=24)
+    task = x.task()
+    said = out_of_memory(25, 24)  # all of the card, more than a node promises of it
+    assert x.hear("y", messages.Result(task.task, task.uid, 1, said)) == ["FetchOutput"]
+    x.when(events.OutputArrived(task.uid, 1))
+    assert task.record.reason == f"{WORDS}; no node known has more"
