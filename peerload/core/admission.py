@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.backfill import Backfill
-from peerload.core.devices import NOTHING_LEARNED, Ask, DeviceLedger
+from peerload.core.device_ledger import DeviceLedger
+from peerload.core.devices import NOTHING_LEARNED, Ask
 from peerload.core.placing import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait

@@ -18,7 +18,8 @@ from peerload.core.placing import Scope
 from peerload.model.devices import GPU
 
 if TYPE_CHECKING:
-    from peerload.core.devices import Ask, DeviceLedger, DeviceState
+    from peerload.core.device_ledger import DeviceLedger
+    from peerload.core.devices import Ask, DeviceState
     from peerload.model.resources import ResourceRequest
 
 STARVES_AFTER_RUNS = 3

@@ -16,7 +16,8 @@ from peerload.model.devices import GPU
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.core.devices import DeviceLedger, DeviceState, Grant
+    from peerload.core.device_ledger import DeviceLedger
+    from peerload.core.devices import DeviceState, Grant
     from peerload.model.resources import ResourceRequest
     from peerload.model.task import Exit
 

@@ -18,7 +18,8 @@ from peerload.model.devices import GPU, GpuWait, Nearness
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.core.devices import Ask, DeviceLedger, DeviceState
+    from peerload.core.device_ledger import DeviceLedger
+    from peerload.core.devices import Ask, DeviceState
     from peerload.model.devices import Device
     from peerload.model.resources import ResourceRequest
 

@@ -9,7 +9,8 @@ import pytest
 
 from peerload.core.admission import why_never
 from peerload.core.backfill import Backfill
-from peerload.core.devices import Ask, DeviceLedger
+from peerload.core.device_ledger import DeviceLedger
+from peerload.core.devices import Ask
 from peerload.core.gpu_terms import has_room
 from peerload.core.placing import place
 from peerload.model import actions, events, messages

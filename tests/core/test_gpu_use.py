@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from peerload.core.devices import Ask, DeviceLedger
+from peerload.core.device_ledger import DeviceLedger
+from peerload.core.devices import Ask
 from peerload.core.gpu_use import with_gpu_use
 from peerload.model.config import GpuConfig
 from peerload.model.devices import Device, DeviceReading

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from peerload.agent.task_environment import Given, given, variables
-from peerload.core.devices import Ask, DeviceLedger
+from peerload.core.device_ledger import DeviceLedger
+from peerload.core.devices import Ask
 from peerload.model.config import DeviceConfig, GpuConfig
 from peerload.model.devices import Device, DeviceMode, GpuShare
 from peerload.model.resources import Profile, ResourceRequest
