@@ -671,3 +671,15 @@ def test_a_random_walk_keeps_every_promise(seed: int) -> None:
     for _ in range(800):
         step(walk, chance, count)
     assert walk.started > 10
+
+
+@pytest.mark.parametrize(("count", "step_gib"), [(40, 0.1), (1100, 0.0)])
+def test_many_that_wait_for_one_gpu_do_not_stand_before_who_waits_for_another(count: int, step_gib: float) -> None:
+    x = Node(2, slots=64)
+    x.submit(spec(request=asked(gib=20, gpu_prefer=("0",))))
+    x.submit(spec(request=asked(gib=20, gpu_prefer=("1",))))
+    for number in range(count):
+        x.submit(spec(request=asked(gib=10 + number * step_gib, gpu_prefer=("0",), gpu_wait=GpuWait.QUEUE)))
+    x.submit(spec(request=asked(gib=20, gpu_prefer=("1",), gpu_wait=GpuWait.QUEUE)))
+    x.end(x.node.home.by_id["x/2"].key)
+    assert [task for task, _ in x.spawned()] == [f"x/{count + 3}"]
