@@ -45,7 +45,7 @@ class Handoff:
         self._home = home
         self.losses = Losses(state, membership, home)
         self.memory = MemoryRetries(state, membership, home)
-        self.parking = Parking(state, home)
+        self.parking = Parking(state, membership, home)
         self.leases = Leases(state, home, self.losses, self.parking)
         self.declined: Callable[[HomeTask, str, str], None] = lambda _task, _node, _reason: None
 

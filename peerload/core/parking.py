@@ -16,6 +16,7 @@ from peerload.model.messages import Parking as Parked
 
 if TYPE_CHECKING:
     from peerload.core.home import Home
+    from peerload.core.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.work import HomeTask
     from peerload.model.messages import Renewal
@@ -24,16 +25,20 @@ if TYPE_CHECKING:
 class Parking:
     """One per node. ``is_away``: this home has said good-bye and grants nothing until it is back."""
 
-    def __init__(self, state: CoreState, home: Home) -> None:
+    def __init__(self, state: CoreState, membership: Membership, home: Home) -> None:
         self._state = state
+        self._membership = membership
         self._home = home
         self.is_away = False
 
     def go_away(self, why: str) -> None:
-        """Park what other nodes have and was heard of since this home's start."""
+        """Park what other nodes have and was heard of since this home's start. At a node that a user has said to be gone for
+        good nobody would hear of it, or come back: there leases run out."""
         self.is_away = True
         parked: dict[str, list[Parked]] = {}
         for node in list(self._home.elsewhere):
+            if self._membership.get(node) is None:
+                continue
             for task in self._home.at(node):
                 record = task.record
                 has_lease = task.phase in (HomePhase.AWAY, HomePhase.COLLECTING) and record.node == node

@@ -8,6 +8,7 @@ import pytest
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, SetLease, SpawnTask
+from peerload.model.gossip import Standing
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskState
 from tests.core.given import SENDER, UID, Given, offer, spec
 from tests.core.test_executor import KEY, commit, guest
@@ -39,6 +40,16 @@ def test_a_home_that_stops_parks_what_it_has_heard_of_durably_first() -> None:
     assert x.sent(messages.Park).parkings == (messages.Parking(task.task, task.uid, 1, 9.0),)
     assert task.record.parked_ts == 9.0
     assert task.phase is HomePhase.AWAY
+
+
+def test_what_is_at_a_node_that_was_forgotten_is_not_parked() -> None:
+    x = away()
+    task = x.task(2)
+    x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 9.0, 8.0, 5.0),)))
+    x.rumour("y", Standing.DEAD)
+    x.when(events.ForgetRequested(9, "y"))
+    assert "Park to y" not in x.when(events.AgentStopping())
+    assert not task.record.parked_ts  # its lease will run out, also after the next start
 
 
 def test_while_it_is_away_nothing_is_granted_or_taken_back() -> None:
