@@ -2,8 +2,9 @@
 
 The end of such an attempt is no result: the task is queued again and asks for half as much again as the attempt could have
 had, as often as it was submitted with; then once more with GPUs of its own; then the failure is its result. It never asks
-for more than some node known could give; when it has had that, it gets GPUs of its own next. How often, and what it asks for by now, is in its durable record, before the node
-that said so is told that it was noted.
+for more than some node known could give; when it has had that, it gets GPUs of its own next. A home that was just started,
+and does not know yet what the node has that it ran on, asks for the same again. How often, and what it asks for by now, is in
+its durable record, before the node that said so is told that it was noted.
 """
 
 from __future__ import annotations
@@ -55,14 +56,12 @@ class MemoryRetries:
             return f"it was tried {record.memory_retries + 1} times"
         need_bytes, how = record.gpu_mem_bytes, "with the same, since others had taken the memory"
         if exit_.had_bytes:
-            need_bytes = int(MORE * max(exit_.had_bytes, exit_.usage.gpu_memory_bytes_max))
-            most_bytes = self._most_bytes(task)
-            if most_bytes is not None and most_bytes < need_bytes:
-                need_bytes = most_bytes
+            is_known = self._is_known(record.node)
+            need_bytes = self._more_bytes(task, exit_) if is_known else exit_.had_bytes
             how = f"with {need_bytes / 2**30:.1f} GiB"
-            if need_bytes < exit_.had_bytes or (need_bytes == exit_.had_bytes and is_alone):
+            if need_bytes < exit_.had_bytes or (is_known and need_bytes == exit_.had_bytes and is_alone):
                 return "no node known has more"
-            is_last = is_last or need_bytes == exit_.had_bytes  # of that card there may be more than is promised
+            is_last = is_last or (is_known and need_bytes == exit_.had_bytes)  # there may be more than is promised
         if is_last:
             how += f", on {'a GPU' if request.gpus == 1 else 'GPUs'} of its own"
         self._state.count("attempts out of GPU memory")
@@ -75,6 +74,17 @@ class MemoryRetries:
             memory_retries=record.memory_retries + 1,
         )
         return ""
+
+    def _is_known(self, node: str) -> bool:
+        """Whether it is known what that node has; not, perhaps, at once after this home's start."""
+        peer = self._membership.get(node)
+        return node == self._state.node or (peer is not None and peer.knows_profile)
+
+    def _more_bytes(self, task: HomeTask, exit_: Exit) -> int:
+        """What it asks for next: half as much again as it had, if there is so much."""
+        need_bytes = int(MORE * max(exit_.had_bytes, exit_.usage.gpu_memory_bytes_max))
+        most_bytes = self._most_bytes(task)
+        return need_bytes if most_bytes is None else min(need_bytes, most_bytes)
 
     def _most_bytes(self, task: HomeTask) -> int | None:
         """The most memory that it could get of each GPU on any node known, None = nobody knows."""

@@ -183,3 +183,19 @@ def test_of_a_card_that_it_had_for_itself_there_is_no_more() -> None:
     assert x.hear("y", messages.Result(task.task, task.uid, 1, said)) == ["FetchOutput"]
     x.when(events.OutputArrived(task.uid, 1))
     assert task.record.reason == f"{WORDS}; no node known has more"
+
+
+def test_a_home_that_does_not_know_yet_what_that_node_has_asks_for_the_same_again() -> None:
+    x = away(request())
+    task = x.task()
+    x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 9.0, 8.0, 5.0),)))
+    again = Given(
+        policies=SENDER,
+        peers=(),
+        slots=1,
+        started=events.AgentStarted((events.TaskRow(task.record, task.spec),), counter=1),
+    )
+    did = again.hear("y", messages.Result(task.task, task.uid, 1, out_of_memory()))
+    assert "persist queued" in did
+    record = again.task().record
+    assert (record.gpu_mem_bytes, record.memory_retries, record.gpu_alone) == (24 * GIB, 1, False)
