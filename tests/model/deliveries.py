@@ -203,9 +203,14 @@ def _result(model: Handoff, state: State, message: Message, emit: Emit) -> None:
     if home.state is At.OVER:
         if acknowledged != state:
             emit(Step("RESULT_ACK", attempt, node), acknowledged)
-    elif attempt < home.attempt and state.history.killed >> attempt & 1:  # R9: it was revoked, that is no result
-        history = state.history._replace(rows=state.history.rows & ~(1 << attempt))
-        emit(Step("dropped", attempt, node), acknowledged._replace(history=history))
+        return
+    is_short = state.history.short >> attempt & 1 and not model.at_most_once
+    is_its = home.state is At.LEASED and attempt == home.attempt
+    noted = acknowledged._replace(history=state.history._replace(rows=state.history.rows & ~(1 << attempt)))
+    if is_short and is_its:  # no result, but the task again with more; or its result, when that was tried often enough
+        emit(Step("requeued", attempt, node, "out of memory"), model.requeued(noted))
+    if (attempt < home.attempt and state.history.killed >> attempt & 1) or (is_short and not is_its):
+        emit(Step("dropped", attempt, node), noted)  # R9: it was revoked, or is tried again by now: that is no result
     elif home.state is not At.NEW and attempt <= home.attempt:  # R9: the first result of any attempt granted
         over = home._replace(state=At.OVER, result=attempt, offered=NOBODY, deadline=0)
         history = state.history._replace(recorded=min(2, state.history.recorded + 1))

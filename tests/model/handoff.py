@@ -246,6 +246,9 @@ class Handoff:
             history = state.history._replace(finished=state.history.finished | 1 << x.runs)
             if x.left:
                 emit(Step("process ends", x.runs, node), self.replaced(state, node, ended)._replace(history=history))
+            if self.loose and x.left:
+                short = history._replace(short=history.short | 1 << x.runs)
+                emit(Step("runs short", x.runs, node), self.replaced(state, node, ended)._replace(history=short))
             if self.loose:
                 history = history._replace(killed=history.killed | 1 << x.runs)
                 emit(Step("is killed", x.runs, node), self.replaced(state, node, ended)._replace(history=history))

@@ -77,8 +77,8 @@ class Executor(NamedTuple):
 
 
 class History(NamedTuple):
-    """What happened, for the invariants only: the protocol does not know it. finished, rows, killed: sets of attempts
-    (bits) that have ended, whose RESULT row was synced, and that a signal ended."""
+    """What happened, for the invariants only: the protocol does not know it. finished, rows, killed, short: sets of
+    attempts (bits) that have ended, whose RESULT row was synced, that a signal ended, and that ran out of GPU memory."""
 
     acknowledged: bool = False
     recorded: int = 0
@@ -86,6 +86,7 @@ class History(NamedTuple):
     finished: int = 0
     rows: int = 0
     killed: int = 0
+    short: int = 0
     error: str = ""
 
 

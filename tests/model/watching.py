@@ -109,7 +109,7 @@ class Watching(Invariants):
 
     def finished(self, process: Process, signal: int) -> None:
         super().finished(process, signal)
-        what = "is killed" if signal else "process ends"
+        what = "is killed" if signal else "runs short" if process.is_short else "process ends"
         self.lines.append(Noted(process.uid, "", (what,), int(process.key.rpartition("-")[2])))
 
     def _note(self, machine: Machine, process: Process, what: str) -> None:
