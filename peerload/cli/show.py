@@ -7,7 +7,7 @@ import time
 
 from peerload.cli import tasks
 from peerload.cli.options import Options
-from peerload.cli.text import counted, duration_text, number_text, print_json, printable, size_text, table
+from peerload.cli.text import counted, duration_text, number_text, print_json, printable, size_text
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -71,16 +71,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
     history = task.get("history") or []
     if history:
         lines.append("  history")
-        rows = [
-            (
-                tasks.instant_text(step.get("at")),
-                step.get("state", ""),
-                step.get("node") or "-",
-                step.get("reason") or "",
-            )
-            for step in history
-        ]
-        lines += [f"    {line}" for line in table(("AT", "STATE", "NODE", "REASON"), rows)]
+        lines += [f"    {line}" for line in tasks.steps_table(history)]
     return lines
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from peerload.cli.text import duration_text, printable, shortened
+from peerload.cli.text import duration_text, printable, shortened, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +50,15 @@ def instant_text(at: object) -> str:
     if not isinstance(at, (int, float)) or not at:
         return "-"
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def steps_table(steps: list[dict[str, Any]]) -> list[str]:
+    """The states that a task went through, as lines."""
+    rows = [
+        (instant_text(step.get("at")), step.get("state", ""), step.get("node") or "-", step.get("reason") or "")
+        for step in steps
+    ]
+    return table(("AT", "STATE", "NODE", "REASON"), rows)
 
 
 def command_text(argv: object) -> str:

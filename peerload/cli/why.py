@@ -97,16 +97,7 @@ def _placed(told: dict[str, Any], head: str, now: float) -> list[str]:
     lines += _decided(told.get("decision"), now)
     steps = told.get("steps") or []
     if steps:
-        rows = [
-            (
-                tasks.instant_text(step.get("at")),
-                step.get("state", ""),
-                step.get("node") or "-",
-                step.get("reason") or "",
-            )
-            for step in steps
-        ]
-        lines += [f"  {line}" for line in table(("AT", "STATE", "NODE", "REASON"), rows)]
+        lines += [f"  {line}" for line in tasks.steps_table(steps)]
     return lines
 
 

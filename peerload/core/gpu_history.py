@@ -81,7 +81,7 @@ class GpuHistory:
     def __len__(self) -> int:
         return len(self._commands)
 
-    def learn(self, keys: Iterable[bytes], exit_: Exit, run_s: float) -> None:
+    def learn(self, keys: Sequence[bytes], exit_: Exit, run_s: float) -> None:
         """A run has ended. Only one that has done its work (or ran until its time limit) tells what that takes; nor does one
         of which no memory was seen."""
         usage = exit_.usage
