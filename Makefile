@@ -1,18 +1,19 @@
 # `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest, in
-# WORKERS=2 processes.
+# WORKERS=3 processes: most tests wait most of the time.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test ci-long chaos chaos-real fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo bench theory lock clean
+.PHONY: help setup test ci-long chaos chaos-real deploy-test net-test fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo recording bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
-WORKERS ?= 2
+WORKERS ?= 3
 CASES ?= tests/theory/cases.json
 OUT ?= build/theory.json
 BUDGET_S ?= 600
 FUZZ_SECONDS ?= 60
 FUZZ_TARGET ?=
+FUZZ_RUNS ?= 0
 SEEDS ?= 60
 FIRST ?= 1
 NODES ?= 3-7
@@ -64,22 +65,31 @@ chaos: setup  ## the cluster under faults, simulated (SEEDS=500 FIRST=1 NODES=3-
 	@.venv/bin/python -m tests.chaos.run --seeds $(SEEDS) --first $(FIRST) --nodes $(NODES) --minutes $(MINUTES) \
 		--jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(if $(TRACE),--trace) $(if $(PLAN),--plan) $(if $(GAUGES),--gauges)
 
+recording: setup  ## what README.md shows, typed at a real terminal again
+	@.venv/bin/python -m tests.recording
+
 demo: setup  ## three agents and a broker on this machine, sharing real commands
 	.venv/bin/peerload demo
 
 bench: setup  ## measure, on a quiet machine
-	@for bench in cli latency throughput queue handoff spread idle idle_while_waiting sim gpu mixed why; do .venv/bin/python tests/bench/bench_$$bench.py; done
+	@for bench in cli latency throughput queue handoff tls spread idle idle_while_waiting sim gpu mixed why map top ls kept run_stream; do .venv/bin/python tests/bench/bench_$$bench.py; done
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)
+
+deploy-test: setup  ## install, use, upgrade and remove it on a machine of its own with systemd, in QEMU, as root
+	@.venv/bin/python -m tests.deploy.run
 
 chaos-real: setup  ## real processes, networks and faults, as root (TASKS=20000 FAULTS=400 SECONDS=600 SEED=1)
 	.venv/bin/python -m tests.chaos_real.run $(foreach word,TASKS FAULTS SECONDS SEED,\
 		$(if $($(word)),--$(shell echo $(word) | tr A-Z a-z) $($(word))))
 
-fuzz: setup  ## look for bytes that a decoder does not survive (FUZZ_SECONDS=60 each, FUZZ_TARGET=name)
+net-test: setup  ## real agents on networks of every bad kind, as root: NAT, firewalls, tunnels, loss (ONLY="NAT UDP" JOBS=2)
+	.venv/bin/python -m tests.net.run $(if $(ONLY),--only $(ONLY)) --jobs $(JOBS)
+
+fuzz: setup  ## look for bytes that a decoder does not survive (FUZZ_SECONDS=60 each or FUZZ_RUNS=1000000, FUZZ_TARGET=name)
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'atheris>=3,<4'
-	.venv/bin/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --target '$(FUZZ_TARGET)'
+	.venv/bin/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --runs $(FUZZ_RUNS) --target '$(FUZZ_TARGET)'
 
 lock:  ## choose and pin the newest allowed versions of everything, with hashes
 	.ci/lock

@@ -30,12 +30,17 @@ if TYPE_CHECKING:
 SYSTEM_SOCKET = "/run/peerload/agent.sock"
 ANSWERS_WITHIN_S = 10.0
 """An agent that says nothing at all for so long, not even who it is, counts as stopped."""
+STARTS_WITHIN_S = 120.0
+"""One that a service manager is starting, whose socket it has meanwhile, is waited for so long: it may have much to read first."""
+SERVICE_MANAGER = 1
+"""Its process."""
 SOCKET_PATH_BYTES_MAX = 107
 """What the kernel takes as the name of a Unix socket."""
 
 _KIND_MASK, _KIND_DIRECTORY = 0o170000, 0o040000  # as in <sys/stat.h>; the module stat is not needed for that
 
-_START_HINT = "start one:  peerload up"
+_START_HINT = "start one:  peerload up        if one should be there:  peerload doctor"
+_GROUP_HINT = "sudo adduser YOU peerload  and log in anew; or an agent of your own:  peerload up"
 _REFUSALS: dict[str, type[BadRequest]] = {kind.code: kind for kind in (BadRequest, NoSuchTask, NeverRunnable)}
 
 
@@ -44,7 +49,8 @@ class Client:
 
     ``socket_path`` None means the one `default_socket_path` finds. Every method raises AgentUnavailable if the agent
     is not there or goes away, BadRequest (or a kind of it, its ``code`` as the agent gave it) if it refuses.
-    ``timeout_s``: an agent that says nothing for so long raises AgentSilent (None: it may take for ever). A request may
+    ``timeout_s``: an agent that says nothing for so long raises AgentSilent (None: it may take for ever), unless a service manager
+    is just starting it. A request may
     take longer: half-way the agent is asked who it is, and while it answers that it is waited for. What follows something
     (`wait`, ``follow``) waits for ever for an agent that has answered once: one that was stopped may go on.
     ``last`` is the reply that ended the latest `stream`.
@@ -67,7 +73,7 @@ class Client:
             raise self._silent(0) from None
         except OSError as error:
             self._socket.close()
-            raise _unavailable(self.path, error) from None
+            raise unavailable(self.path, error) from None
         self._socket.settimeout(timeout_s)
 
     def __enter__(self) -> Self:
@@ -78,9 +84,18 @@ class Client:
     ) -> None:
         self.close()
 
+    @property
+    def descriptor(self) -> int:
+        """The socket's, to be waited on along with others: when it can be read, `receive` has something."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Hang up. Tasks are not touched by that."""
         self._socket.close()
+
+    def fileno(self) -> int:
+        """The socket, to be waited for with others: when it can be read there is (the beginning of) an answer."""
+        return self._socket.fileno()
 
     def call(self, verb: str, **fields: object) -> dict[str, Any]:
         """Send one request and return its reply, lists that came in parts joined; what arrives for other requests
@@ -162,8 +177,23 @@ class Client:
         half_ms = self._timeout_s * 500
         if not poll.poll(half_ms):
             self.send("info")  # what was asked may take its time; who it is it can say at once
-            if not poll.poll(half_ms):
+            if not poll.poll(half_ms) and not (self._is_being_started() and poll.poll(STARTS_WITHIN_S * 1000)):
                 raise TimeoutError
+
+    def _is_being_started(self) -> bool:
+        """Whether nobody is there who has listened at this socket: a service manager holds it, and starts an agent for it."""
+        pid = self._pid()
+        if pid == SERVICE_MANAGER:
+            return os.path.isdir("/run/systemd/system")  # noqa: PTH112 -- pathlib is slow to load
+        if pid <= 0:
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
 
     def _pid(self) -> int:
         """The agent's process; 0 if the kernel does not tell."""
@@ -238,7 +268,8 @@ def _mode_if_ours(directory: str) -> int | None:
     return status.st_mode & 0o7777 if is_directory and status.st_uid == os.getuid() else None
 
 
-def _unavailable(path: str, error: OSError) -> AgentUnavailable:
+def unavailable(path: str, error: OSError) -> AgentUnavailable:
+    """What is raised where no connection to a socket can be had."""
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         reason = f"the path {path} is longer than the {SOCKET_PATH_BYTES_MAX} bytes a socket's may have"
     elif isinstance(error, FileNotFoundError):
@@ -246,10 +277,31 @@ def _unavailable(path: str, error: OSError) -> AgentUnavailable:
     elif isinstance(error, ConnectionRefusedError):
         reason = f"nobody listens at {path}"
     elif isinstance(error, PermissionError):
-        reason = f"you may not connect to {path}"
+        hint = _GROUP_HINT if path == SYSTEM_SOCKET else _START_HINT
+        return AgentUnavailable(f"you may not use the agent here (you may not connect to {path}).", hint=hint)
     else:
         reason = f"{path}: {error.strerror or error}"
+    if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
+        why, hint = _last_words(path)
+        if why:
+            return AgentUnavailable("no agent is running here any more", why=why, hint=hint or _START_HINT)
     return AgentUnavailable(f"no agent is running here ({reason}).", hint=_START_HINT)
+
+
+def _last_words(path: str) -> tuple[str, str]:
+    """Why the agent that was at this socket has ended of itself, and what helps; "" where it has not said so."""
+    try:
+        fd = os.open(path + frame.LAST_WORDS_ENDING, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return "", ""
+    try:
+        words = os.read(fd, frame.LAST_WORDS_BYTES_MAX).decode("utf-8", "replace")
+    except OSError:
+        return "", ""
+    finally:
+        os.close(fd)
+    why, _, hint = words.partition("\n")
+    return why.strip(), hint.strip()
 
 
 def _gone(reason: str) -> AgentUnavailable:

@@ -11,19 +11,28 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from peerload.agent import cluster
 from peerload.agent.tls import Credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import sqlite3
+    from collections.abc import Callable, Iterable
 
     from peerload.agent.cluster import Cluster
 
 
-def wait_until(predicate: Callable[[], object], timeout_s: float = 10.0, what: str = "") -> None:
-    """Return as soon as ``predicate()`` is true; fail after ``timeout_s`` saying ``what`` was waited for."""
+PATIENCE_S = 60.0
+"""A busy machine stands still for longer than one would think; what is waited for for less than this is a matter of luck."""
+
+
+def wait_until(predicate: Callable[[], object], timeout_s: float = PATIENCE_S, what: str = "") -> None:
+    """Return as soon as ``predicate()`` is true; fail after ``timeout_s`` (at least PATIENCE_S) saying ``what`` was waited
+    for."""
+    timeout_s = max(timeout_s, PATIENCE_S)
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s
     while not predicate():
@@ -78,6 +87,13 @@ def _state(pid: int) -> str:
     return text[text.rindex(")") + 2]
 
 
+def in_short(cases: Iterable[object], every: int) -> list[Any]:
+    """Of many cases the gate runs each ``every``-th, from the first on; ci-long runs the others."""
+    return [
+        case if number % every == 0 else pytest.param(case, marks=pytest.mark.long) for number, case in enumerate(cases)
+    ]
+
+
 def stands_still(pid: int) -> bool:
     """Whether this process executes nothing: stopped by a signal, waiting for a child that was stopped before its exec
     (vfork), or frozen by its cgroup of either version."""
@@ -96,3 +112,17 @@ def stands_still(pid: int) -> bool:
             if "freezer" in controllers and system == "cgroup" and "freezer" in options.split(",") and path != "/":
                 return Path(place + path, "freezer.state").read_text(encoding="ascii").strip() == "FROZEN"
     return False
+
+
+def steps_of(connection: sqlite3.Connection, work: Callable[[], object]) -> int:
+    """How many steps of SQLite's machine ``work`` takes on this connection."""
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    connection.set_progress_handler(step, 1)
+    work()
+    connection.set_progress_handler(None, 1)
+    return steps

@@ -1,30 +1,29 @@
-"""Tasks and nodes as the objects a client is shown (keys: docs/cli.md)."""
+"""Tasks as the objects a client is shown (keys: docs/cli.md); nodes are in `node_answers.py`."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from peerload import __version__
-from peerload.agent.sensors.gpus import NOT_INSTALLED
-from peerload.core.membership import PeerState
+from peerload.core.reasons import uncollected_words
 from peerload.core.work import HomePhase
-from peerload.model.devices import GPU, MIB
+from peerload.model.devices import GPU
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.parts import Parts
-    from peerload.agent.store_read import Damage, Happened
-    from peerload.core.devices import DeviceState
-    from peerload.core.membership import Peer
+    from peerload.agent.store_read import StoreReader
+    from peerload.agent.store_rows import Damage, Happened
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.devices import Device
-    from peerload.model.load import LoadReport
-    from peerload.model.resources import Profile, ResourceRequest
+    from peerload.model.resources import ResourceRequest
     from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.terms import Terms
+
+
+_STATES = {state: state.value for state in TaskState}
+"""A list may be of very many: a member of an enum is asked for its value slowly."""
 
 
 def text(raw: bytes) -> str:
@@ -38,8 +37,10 @@ def task_object(
     """One task, as `ls` lists it. ``running_at``: seen running since (Unix s), 0 = not seen; devices: what it has, or
     had, in words."""
     exit_ = record.exit
-    state = "running" if record.state is TaskState.LEASED and running_at else record.state.value
+    is_running = record.state is TaskState.LEASED and running_at
+    state = "running" if is_running else _STATES[record.state]
     started_at = record.started_at or running_at
+    request = spec.request
     return {
         "id": record.task,
         "name": spec.name or text(spec.argv[0]).rpartition("/")[2],
@@ -48,9 +49,9 @@ def task_object(
         "node": record.node or None,
         "home": record.task.partition("/")[0],
         "argv": [text(word) for word in spec.argv],
-        "cpus": spec.request.cpus,
-        "mem_bytes": spec.request.mem_bytes,
-        "gpus": spec.request.gpus * spec.request.gpu_fraction if spec.request.gpu_fraction < 1 else spec.request.gpus,
+        "cpus": request.cpus,
+        "mem_bytes": request.mem_bytes,
+        "gpus": request.gpus * request.gpu_fraction if request.gpu_fraction < 1 else request.gpus,
         "attempt": record.attempt,
         "migrations": record.migrations,
         "submitted_at": record.submitted_at,
@@ -59,17 +60,20 @@ def task_object(
         "exit_code": exit_.exit_code if exit_ is not None else None,
         "signal": exit_.signal if exit_ is not None and exit_.signal else None,
         "reason": ": ".join([f"started on {record.node}", *([", ".join(devices)] if devices else [])])
-        if state == "running"
+        if is_running
         else record.reason,
         "device_names": list(devices),
+        "retry_of": record.retry_of or None,
     }
 
 
 def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
     """The same with what this home knows of it besides its record: whether it runs, and on what."""
-    running_at = running_since(node.home.tasks.get(record.uid), record)
+    task = node.home.tasks.get(record.uid)
     names = device_names(node, record.node, devices_of(node, record))
-    return task_object(record, spec, user, running_at=running_at, devices=names)
+    told = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
+    waits = uncollected_words(task) if task is not None else ""
+    return told | {"reason": waits} if waits else told
 
 
 def running_since(task: HomeTask | None, record: TaskRecord) -> float:
@@ -77,9 +81,24 @@ def running_since(task: HomeTask | None, record: TaskRecord) -> float:
     return task.running_at if task is not None and task.record.attempt == record.attempt else 0.0
 
 
-def why_waiting(task: HomeTask | None, record: TaskRecord) -> str:
+def agreed(terms: Terms, record: TaskRecord) -> dict[str, object]:
+    """What `show` adds of the terms of a task, and of how often it has been tried again on these."""
+    return {
+        "group": terms.group or None,
+        "after": list(terms.after),
+        "after_ok": list(terms.after_ok),
+        "retries": terms.retries,
+        "failures": record.failures,
+    }
+
+
+def why_waiting(node: Node, task: HomeTask | None, record: TaskRecord) -> str:
     """Why a queued task waits, in a few words; `why` tells more."""
     if task is None:
+        return record.reason
+    if task.phase is HomePhase.GATED:
+        return node.gates.words(task) or record.reason
+    if task.phase is HomePhase.RESTING:
         return record.reason
     if task.stranded_because:
         return f"waits for another node: {task.stranded_because}"
@@ -133,6 +152,8 @@ def detail(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> d
     exit_ = record.exit
     return {
         "directory": text(spec.directory),
+        "takes_input": spec.takes_input,
+        "terminal": None if spec.terminal is None else [spec.terminal.rows, spec.terminal.columns],
         "priority": spec.priority,
         "time_limit_s": spec.time_limit_s,
         "guarantee": spec.guarantee.value,
@@ -140,7 +161,6 @@ def detail(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> d
         "parked": record.parked_ts > 0,
         "lost": record.losses,
         "lost_on": list(record.lost_on),
-        "retry_of": record.retry_of or None,
         **asked_devices(spec.request),
         "devices": list(devices),
         "placement": {
@@ -156,6 +176,13 @@ def detail(spec: TaskSpec, record: TaskRecord, devices: Sequence[str] = ()) -> d
         "stdout_bytes": exit_.stdout_bytes if exit_ is not None else None,
         "stderr_bytes": exit_.stderr_bytes if exit_ is not None else None,
     }
+
+
+def output_gone(store: StoreReader, record: TaskRecord) -> dict[str, object]:
+    """Since when the output of an ended task is not here any more, and why: it was removed."""
+    gone = store.output_gone(record.task) if record.ended_at else None
+    at, why = gone or (None, None)
+    return {"output_gone_at": at, "output_gone_why": why}
 
 
 def asked_devices(request: ResourceRequest) -> dict[str, object]:
@@ -221,184 +248,4 @@ def _usage(record: TaskRecord) -> dict[str, object]:
         "memory_bytes_max": exit_.usage.memory_bytes_max if exit_ is not None else 0,
         "gpu_memory_bytes_max": exit_.usage.gpu_memory_bytes_max if exit_ is not None else 0,
         "gpu_model": exit_.usage.gpu_model or None if exit_ is not None else None,
-    }
-
-
-def nodes(node: Node) -> list[dict[str, object]]:
-    """Every node known, this one first, the others by name."""
-    own = _node_object(node.state.profile, node.sharing.shown(), 0.0)
-    own["gpus"] = [
-        _own_gpu(state, node.ledger.now_s)
-        for state in node.ledger.devices.of_kind(GPU)
-        if state.device.is_read or state.device.mem_bytes
-    ]
-    own |= {
-        "state": PeerState.ALIVE.value,
-        "incarnation": node.state.identity.incarnation,
-        "address": node.state.identity.address,
-        "self": True,
-    }
-    peers = sorted(node.membership, key=lambda peer: peer.identity.node)
-    return [own, *(_peer_object(node, peer) for peer in peers)]
-
-
-def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
-    heard = node.membership.last_report(peer.identity.node)
-    age_s = max(node.state.now.boot_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
-    is_there = peer.state in (PeerState.ALIVE, PeerState.SUSPECT)  # what was, before, says nothing of what is
-    return _node_object(peer.profile, heard.report if heard is not None and is_there else None, age_s) | {
-        "state": peer.state.value,
-        "incarnation": peer.identity.incarnation,
-        "address": peer.identity.address,
-        "self": False,
-    }
-
-
-def nodes_object(parts: Parts) -> list[dict[str, object]]:
-    """The same with why this node has no GPUs although there is a driver."""
-    found = nodes(parts.node)
-    why = parts.gpus.why_none
-    found[0]["no_gpus_because"] = why if why and why != NOT_INSTALLED else None
-    return found
-
-
-def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> dict[str, object]:
-    told: dict[str, object] = dict.fromkeys(
-        (
-            "load",
-            "region",
-            "cpus_busy",
-            "mem_used_bytes",
-            "cpu_pressure",
-            "mem_pressure",
-            "tasks_running",
-            "tasks_queued",
-        )
-    )
-    if report is not None:
-        told = {
-            "load": report.load,
-            "region": report.region.name.lower(),
-            "cpus_busy": report.cpus_busy,
-            "mem_used_bytes": report.mem_used_bytes,
-            "cpu_pressure": report.cpu_pressure,
-            "mem_pressure": report.mem_pressure,
-            "tasks_running": report.running,
-            "tasks_queued": report.waiting,
-        }
-    return told | {
-        "node": profile.node,
-        "slots": profile.slots,
-        "cpus": profile.cpus,
-        "mem_bytes": profile.mem_bytes,
-        "gpus": _gpus_told(profile, report),
-        "devices": _counted(profile),
-        "age_s": age_s,
-        "drained": profile.drained,
-        "drain_reason": profile.drain_reason,
-        "trouble": profile.trouble or None,
-        "no_gpus_because": None,
-        "labels": list(profile.labels),
-        "speed": profile.speed,
-    }
-
-
-def _gpus_told(profile: Profile, report: LoadReport | None) -> list[dict[str, object]]:
-    """The GPUs of a peer, as far as it has told of them."""
-    loads = {} if report is None else {load.mark: load for load in report.devices}
-    found: list[dict[str, object]] = []
-    for device in profile.devices:
-        if device.kind != GPU:
-            continue
-        load = loads.get(device.mark)
-        facts = _gpu_facts(device)
-        if load is not None:
-            used, foreign = load.used_mib * MIB, load.foreign_mib * MIB
-            facts |= {
-                "util": load.busy_percent / 100,
-                "mem_used_bytes": used,
-                "mem_ours_bytes": max(used - foreign, 0),
-                "mem_foreign_bytes": foreign,
-                "mem_free_bytes": load.free_mib * MIB,
-                "tasks": load.tasks,
-                "mode": load.mode.name.lower(),
-                "health": load.health.name.lower(),
-            }
-        found.append(facts)
-    return found
-
-
-def _gpu_facts(device: Device) -> dict[str, object]:
-    unknown = (
-        "util",
-        "mem_used_bytes",
-        "mem_ours_bytes",
-        "mem_foreign_bytes",
-        "mem_free_bytes",
-        "tasks",
-        "mode",
-        "health",
-        "why",
-    )
-    return {
-        "id": device.name,
-        "index": device.index,
-        "model": device.model,
-        "mem_bytes": device.mem_bytes or None,
-    } | dict.fromkeys(unknown)
-
-
-def _own_gpu(state: DeviceState, now_s: float) -> dict[str, object]:
-    reading = state.reading
-    ours = sum(grant.now_bytes for grant in state.grants.values())
-    return _gpu_facts(state.device) | {
-        "util": reading.busy,
-        "mem_used_bytes": reading.mem_used_bytes,
-        "mem_ours_bytes": ours,
-        "mem_foreign_bytes": reading.mem_foreign_bytes + state.unknown_bytes,
-        "mem_free_bytes": state.free_bytes(now_s),
-        "tasks": len(state.grants),
-        "mode": state.mode.name.lower(),
-        "health": reading.health.name.lower(),
-        "why": reading.why or None,
-    }
-
-
-def _counted(profile: Profile) -> dict[str, int]:
-    """How many devices of other kinds there are."""
-    counts: dict[str, int] = {}
-    for device in profile.devices:
-        if device.kind != GPU:
-            counts[device.kind] = counts.get(device.kind, 0) + 1
-    return counts
-
-
-def agent_object(parts: Parts) -> dict[str, object]:
-    """This agent, as `info` answers."""
-    return {
-        "node": parts.config.node,
-        "pid": os.getpid(),
-        "launcher_pid": parts.launcher.pid,
-        "memory_limits": parts.launcher.memory or None,
-        "no_gpus_because": parts.gpus.why_none or None,
-        "version": __version__,
-        "socket": parts.config.socket,
-        "state": parts.config.state,
-        "listen": parts.identity.address,
-        "boot": parts.identity.boot,
-        "policy": parts.node.state.policies.name,
-        "slots": parts.node.state.profile.slots,
-        "cpus": parts.node.state.profile.cpus,
-        "mem_bytes": parts.node.state.profile.mem_bytes,
-        "cluster": parts.cluster.name,
-        "cluster_id": parts.cluster.id,
-        "cluster_directory": str(parts.cluster.directory),
-        "cluster_local": parts.cluster.is_local,
-        "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
-        "mqtt_configured": bool(parts.config.mqtt),
-        "peers": len(list(parts.node.membership)),
-        "sought": parts.links.sought,
-        "remembered": len(parts.node.membership.gossip.contacts.known),
-        "started_at": parts.started_at,
-        "notices": parts.notices,
     }

@@ -6,29 +6,48 @@ believed. Certificates are valid from a day before they are made, so that clocks
 
 from __future__ import annotations
 
+import hashlib
+import ipaddress
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.exceptions import InternalError, InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
     PrivateFormat,
+    PublicFormat,
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
+
+UNREADABLE = (
+    *(UnsupportedAlgorithm, InternalError, TypeError),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
+)
+"""What the library raises, beside ValueError, for certificates, requests and keys that nobody here has made."""
 SKEW = timedelta(days=1)
 CA_LIFE = timedelta(days=3650)
 NODE_LIFE = timedelta(days=90)
-RENEWED_AFTER = NODE_LIFE * 2 / 3
+BROKER_LIFE = timedelta(days=730)
+BROKER_MARK = "peerload:broker"
+"""In the certificate of a broker, so that nobody takes it for that of a node."""
+BRIDGE_MARK = "peerload:bridge"
+"""The same of a bridge between two brokers."""
+RENEWED_AT = 2 / 3
+"""The part of a certificate's life after which it is made anew."""
 
 
 class Pair(NamedTuple):
-    """A certificate and its key, as PEM."""
+    """A certificate and its key, as PEM; the key of a CA is empty where it is not had."""
 
     certificate: bytes
     key: bytes
@@ -38,12 +57,24 @@ class Pair(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a certificate says: who it is for (a CA: the cluster's id), from when until when, and its SHA-256."""
+    """What a certificate says: who it is for (a CA: the cluster's id), from when until when, its SHA-256, and that of its
+    public key."""
 
     name: str
     valid_from: datetime
     valid_until: datetime
     fingerprint: str
+    key: str = ""
+
+    @property
+    def issued_at(self) -> datetime:
+        """When it was made; it is valid from a day before."""
+        return self.valid_from + SKEW
+
+    @property
+    def due_at(self) -> datetime:
+        """From when on it is to be made anew."""
+        return self.issued_at + (self.valid_until - self.issued_at) * RENEWED_AT
 
 
 def make_ca(name: str, cluster_id: str, now: datetime) -> Pair:
@@ -56,20 +87,30 @@ def make_ca(name: str, cluster_id: str, now: datetime) -> Pair:
         ]
     )
     builder = (
-        _builder(subject, subject, key, now - SKEW, now + CA_LIFE)
+        _builder(subject, subject, key.public_key(), now - SKEW, now + CA_LIFE)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
     )
-    return _pair(builder.sign(key, None), key)
+    return Pair(builder.sign(key, None).public_bytes(Encoding.PEM), _key_pem(key))
 
 
-def issue(authority: Pair, node: str, now: datetime) -> Pair:
+def new_key() -> bytes:
+    """A key, as PEM."""
+    return _key_pem(Ed25519PrivateKey.generate())
+
+
+def issue(authority: Pair, node: str, now: datetime, life: timedelta = NODE_LIFE) -> Pair:
     """A key and certificate for a node, to be used at both ends of its links."""
-    ca = x509.load_pem_x509_certificate(authority.certificate)
-    ca_key = _private_key(authority)
     key = Ed25519PrivateKey.generate()
+    return Pair(certify(authority, node, key.public_key(), now, life), _key_pem(key))
+
+
+def certify(authority: Pair, node: str, key: Ed25519PublicKey, now: datetime, life: timedelta = NODE_LIFE) -> bytes:
+    """The certificate (PEM) by which this key speaks for this node."""
+    ca = _of_pem(authority.certificate)
+    ca_key = private_key(authority.key)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
-    until = now + NODE_LIFE
+    until = now + life
     if ca.not_valid_after_utc > now:  # where it is not, no date is looked at: it is the local cluster's
         until = min(until, ca.not_valid_after_utc)
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
@@ -81,42 +122,186 @@ def issue(authority: Pair, node: str, now: datetime) -> Pair:
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(node)]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
-    return _pair(builder.sign(ca_key, None), key)
+    return builder.sign(ca_key, None).public_bytes(Encoding.PEM)
+
+
+def certify_broker(authority: Pair, hosts: Sequence[str], now: datetime, life: timedelta = BROKER_LIFE) -> Pair:
+    """A key and certificate for an MQTT broker that is reached by these names and addresses. It is no node's: its use as
+    one is ruled out by its purpose, and by BROKER_MARK among its names, of which a node's has one alone."""
+    names = [*map(_general_name, hosts), x509.UniformResourceIdentifier(BROKER_MARK)]
+    return _for_mqtt(authority, "MQTT broker", names, ExtendedKeyUsageOID.SERVER_AUTH, now, life)
+
+
+def certify_bridge(authority: Pair, user: str, now: datetime, life: timedelta = BROKER_LIFE) -> Pair:
+    """A key and certificate by which one MQTT broker is a client of another, known there as ``user``. It is no node's
+    either: it has no name of one."""
+    names = [x509.UniformResourceIdentifier(BRIDGE_MARK)]
+    return _for_mqtt(authority, user, names, ExtendedKeyUsageOID.CLIENT_AUTH, now, life)
+
+
+def _for_mqtt(
+    authority: Pair,
+    name: str,
+    names: Sequence[x509.GeneralName],
+    purpose: x509.ObjectIdentifier,
+    now: datetime,
+    life: timedelta,
+) -> Pair:
+    ca, ca_key = _of_pem(authority.certificate), private_key(authority.key)
+    key = Ed25519PrivateKey.generate()
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = (
+        _builder(subject, ca.subject, key.public_key(), now - SKEW, min(now + life, ca.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+    )
+    return Pair(builder.sign(ca_key, None).public_bytes(Encoding.PEM), _key_pem(key))
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _of_pem(certificate: bytes) -> x509.Certificate:
+    """Raises ValueError, whatever the bytes are."""
+    try:
+        return x509.load_pem_x509_certificate(certificate)
+    except UNREADABLE as error:
+        raise ValueError("not a certificate that can be read") from error
+
+
+def _of_der(certificate: bytes) -> x509.Certificate:
+    """The same."""
+    try:
+        return x509.load_der_x509_certificate(certificate)
+    except UNREADABLE as error:
+        raise ValueError("not a certificate that can be read") from error
+
+
+def request(key: bytes, node: str) -> bytes:
+    """A certificate request (PKCS #10, DER) for this key (PEM)."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, node)])
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(private_key(key), None)
+    return made.public_bytes(Encoding.DER)
+
+
+def requested_key(csr: bytes) -> Ed25519PublicKey:
+    """The key that a certificate is requested for, by whoever has it; nothing else of the request is believed. Raises
+    ValueError, whatever the bytes are."""
+    try:
+        found = x509.load_der_x509_csr(csr)
+        key = found.public_key()
+        if not isinstance(key, Ed25519PublicKey) or not found.is_signature_valid:
+            raise ValueError("not a request by an Ed25519 key")
+    except UNREADABLE as error:
+        raise ValueError("not a request by an Ed25519 key") from error
+    return key
+
+
+def key_of(certificate: bytes) -> Ed25519PublicKey:
+    """The key of a certificate (DER). Raises ValueError if it is not Ed25519."""
+    key = _public_key(_of_der(certificate))
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError("not an Ed25519 key")  # noqa: TRY004 -- the certificate's fault, not a caller's
+    return key
+
+
+def _public_key(found: x509.Certificate) -> CertificatePublicKeyTypes:
+    """Raises ValueError if it is of a kind that nobody here knows."""
+    try:
+        return found.public_key()
+    except UNREADABLE as error:
+        raise ValueError("not an Ed25519 key") from error
+
+
+def key_fingerprint(key: Ed25519PublicKey) -> str:
+    """By which a key is told from others: SHA-256 of it, hexadecimal."""
+    return hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).hexdigest()
+
+
+def ca_key_of(authority: Pair) -> Ed25519PublicKey:
+    """The public key of a CA. Raises ValueError if it is none of ours."""
+    return key_of(der_of(authority.certificate))
+
+
+def der_of(certificate: bytes) -> bytes:
+    """A certificate (PEM) as DER. Raises ValueError."""
+    return _of_pem(certificate).public_bytes(Encoding.DER)
 
 
 def ca_facts(authority: Pair) -> Facts:
-    """What a CA's certificate says. Raises ValueError if it is none of ours, or its key is another's."""
-    ca = x509.load_pem_x509_certificate(authority.certificate)
+    """What a CA's certificate says. Raises ValueError if it is none of ours, or its key (where it is had) is another's."""
+    ca = _of_pem(authority.certificate)
     ids = ca.subject.get_attributes_for_oid(NameOID.SERIAL_NUMBER)
-    if len(ids) != 1 or _private_key(authority).public_key() != ca.public_key():
+    if len(ids) != 1 or (authority.key and private_key(authority.key).public_key() != _public_key(ca)):
         raise ValueError("certificate and key do not belong together")
     return Facts(str(ids[0].value), ca.not_valid_before_utc, ca.not_valid_after_utc, ca.fingerprint(SHA256()).hex())
 
 
+def valid_until(certificate: bytes) -> datetime:
+    """When a certificate (PEM) ends. Raises ValueError."""
+    return _of_pem(certificate).not_valid_after_utc
+
+
 def node_facts(authority: Pair, certificate: bytes) -> Facts:
-    """What a node's certificate of this CA says. Raises ValueError if it is none."""
-    ca = x509.load_pem_x509_certificate(authority.certificate)
-    found = x509.load_pem_x509_certificate(certificate)
+    """What a node's certificate (PEM) of this CA says. Raises ValueError if it is none."""
+    ca = _of_pem(authority.certificate)
+    found = _of_pem(certificate)
     try:
         found.verify_directly_issued_by(ca)
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (InvalidSignature, TypeError, x509.ExtensionNotFound) as error:
+    except (InvalidSignature, *UNREADABLE) as error:
         raise ValueError("not a certificate of this cluster's") from error
-    (node,) = names.get_values_for_type(x509.DNSName)
-    return Facts(node, found.not_valid_before_utc, found.not_valid_after_utc, found.fingerprint(SHA256()).hex())
+    return _facts(found)
 
 
-def _private_key(authority: Pair) -> Ed25519PrivateKey:
-    key = load_pem_private_key(authority.key, None)
+def proven_facts(certificate: bytes) -> Facts:
+    """What a certificate (DER) says that TLS has verified already. Raises ValueError if it is no node's."""
+    return _facts(_of_der(certificate))
+
+
+def _facts(found: x509.Certificate) -> Facts:
+    try:
+        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except UNREADABLE as error:
+        raise ValueError("not a node's certificate") from error
+    match list(names):
+        case [x509.DNSName(value=node)]:
+            pass
+        case _:
+            raise ValueError("not a node's certificate")
+    key = _public_key(found)
+    if not isinstance(key, Ed25519PublicKey):
+        raise ValueError("not an Ed25519 key")  # noqa: TRY004 -- as above
+    fingerprint = found.fingerprint(SHA256()).hex()
+    return Facts(node, found.not_valid_before_utc, found.not_valid_after_utc, fingerprint, key_fingerprint(key))
+
+
+def private_key(pem: bytes) -> Ed25519PrivateKey:
+    """The key in a file. Raises ValueError if it is no Ed25519 key."""
+    try:
+        key = load_pem_private_key(pem, None)
+    except UNREADABLE as error:  # a TypeError of one with a password
+        raise ValueError("not an Ed25519 key") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError("not an Ed25519 key")  # noqa: TRY004 -- the file's fault, not a caller's
     return key
 
 
+def private_key_pem(pem: bytes) -> bytes:
+    """The key alone, of a file that holds a certificate, too. Raises ValueError."""
+    return _key_pem(private_key(pem))
+
+
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: Ed25519PrivateKey,
+    key: Ed25519PublicKey,
     valid_from: datetime,
     valid_until: datetime,
 ) -> x509.CertificateBuilder:
@@ -124,11 +309,11 @@ def _builder(
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(valid_from)
         .not_valid_after(valid_until)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
 
@@ -146,8 +331,5 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
     )
 
 
-def _pair(certificate: x509.Certificate, key: Ed25519PrivateKey) -> Pair:
-    return Pair(
-        certificate.public_bytes(Encoding.PEM),
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
-    )
+def _key_pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

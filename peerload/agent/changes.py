@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent import result_files
 from peerload.agent.environment import variables_of
-from peerload.model.errors import BadRequest
+from peerload.agent.gating import agreed
+from peerload.agent.inputs import input_name
+from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import (
     CancelRequested,
     DrainRequested,
@@ -27,17 +30,21 @@ from peerload.model.events import (
     UndrainRequested,
 )
 from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, TaskState
+from peerload.model.terms import NO_TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from peerload.agent.attending import Attending
     from peerload.agent.connection import Connection
     from peerload.agent.endings import Endings
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Pending
+    from peerload.agent.store_rows import Each
     from peerload.core.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.terms import Terms
     from peerload.wire import control
 
 
@@ -51,8 +58,10 @@ class Changes:
         names: Names,
         endings: Endings,
         durable: Callable[[], Awaitable[None]],
+        attending: Attending,
     ) -> None:
         self._parts = parts
+        self._attending = attending
         self._pending = pending
         self._names = names
         self._endings = endings
@@ -61,11 +70,18 @@ class Changes:
     async def submit(self, connection: Connection, request: control.Submit) -> None:
         """Queue a command."""
         indices = members(request)
-        spec = request.spec
-        directory_here = await self._admitted(spec, len(indices))
-        digest = hashlib.sha256(msgspec.msgpack.encode((spec, request.array))).digest()
+        spec, terms = self._parts.access.submitted(
+            connection.caller, request.spec, agreed(self._names, request.spec, request.terms)
+        )
+        self._parts.access.queues(connection.caller, len(indices) or 1)
+        result_files.check_patterns(request.terms, len(indices))
+        await self._parts.users.check_files(spec, terms)
+        directory_here = await self._admitted(spec, terms, len(indices), request.each, len(request.input))
+        digest = submission_digest(request)
         before = self._parts.store.submission_of(request.token)
-        number = self._pending.expect(connection, request.id)
+        name, refused = await self._input(connection, request)
+        number = self._pending.expect(connection, request.id, refused)
+        client = self._attending.attends(connection) if request.attended else 0
         self._parts.inbox.put(
             TaskSubmitted(
                 number,
@@ -77,19 +93,52 @@ class Changes:
                 before=before,
                 held=request.held,
                 waits_for_node=request.wait_for_node,
+                client=client,
+                input=name,
+                terms=terms,
+                each=request.each,
             )
         )
+
+    async def _input(self, connection: Connection, request: control.Submit) -> tuple[str, Callable[[], None] | None]:
+        """Keep what a task is to read, before there is the task → its name, and what undoes it. What is whole is on the disk
+        then, as it would be needed after a crash; who sends more is there to notice one."""
+        if not request.spec.takes_input:
+            return "", None
+        inputs, name = self._parts.inputs, input_name(request.token)
+        refused = None if inputs.is_known(name) else lambda: inputs.drop(name)
+        source = inputs.get(name)
+        try:
+            source.add(request.input, 0)
+            if request.input_ends:
+                await source.finish()
+        except (OSError, PeerloadError, asyncio.CancelledError):
+            if refused is not None:
+                refused()
+            raise
+        if not request.input_ends:
+            source.feeder = connection
+            source.ends_with_feeder = request.spec.terminal is None
+            self._attending.minds(connection)
+        return name, refused
 
     async def retry(self, connection: Connection, request: control.Retry) -> None:
         """Queue what a task was to run as a new task; of an array those members that have not succeeded."""
         await self._durable()
         name = self._names.known(request.task)
         records = [record async for page in self._names.pages(request.task) for record in page]
-        spec = self._parts.store.spec(self._names.resolve(request.task)[0])
-        chosen = _to_retry(name, records, self._parts.node.home.tasks, all_ended=request.all)
+        counter = self._names.resolve(request.task)[0]
+        spec, each = self._parts.store.spec(counter), self._parts.store.each(counter)
+        terms = self._parts.store.terms(counter).again()
+        if spec.takes_input:
+            hint = "submit it again, with its input"
+            raise BadRequest(f"{name} cannot be repeated", why="its standard input is not kept", hint=hint)
+        chosen = _to_retry(name, records, self._parts.node.home.tasks, request)
+        self._parts.access.queues(connection.caller, len(chosen))
         indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)
-        directory_here = await self._admitted(spec, len(indices))
-        digest = hashlib.sha256(f"retry {name} {request.all}".encode()).digest()
+        directory_here = await self._admitted(spec, terms, len(indices), each)
+        asked = f"retry {name} {request.all}{' failed' if request.failed else ''}"
+        digest = hashlib.sha256(asked.encode()).digest()
         before = self._parts.store.submission_of(request.token)
         number = self._pending.expect(connection, request.id)
         self._parts.inbox.put(
@@ -102,15 +151,19 @@ class Changes:
                 directory_here=directory_here,
                 before=before,
                 retry_of=name,
+                terms=terms,
+                each=each,
             )
         )
 
-    async def _admitted(self, spec: TaskSpec, tasks: int) -> bool:
+    async def _admitted(self, spec: TaskSpec, terms: Terms, tasks: int, each: Each = (), input_bytes: int = 0) -> bool:
         """Whether its directory is here. Raises DiskFull where there is no room for so many tasks of it."""
-        size = len(spec.environment) + sum(len(word) for word in spec.argv)
+        size = input_bytes + len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
         self._parts.disk.admit(max(tasks, 1), size)
-        directories = self._parts.directories
-        return bool(directories.seen_lately(spec.directory) or await directories.look(spec.directory))
+        users = self._parts.users
+        if users.seen_lately(users.submitter(spec, terms), spec.directory):
+            return True
+        return await users.admitted(spec, terms)
 
     async def cancel(self, connection: Connection, request: control.Cancel) -> None:
         """Stop tasks; wait until they have stopped, if that is asked."""
@@ -132,9 +185,9 @@ class Changes:
     async def signal(self, connection: Connection, request: control.Signal) -> None:
         """Send a signal to a running task."""
         await self._durable()
-        records = self._names.records(request.task)
+        task = self._names.first(request.task).task
         number = self._pending.expect(connection, request.id)
-        self._parts.inbox.put(SignalRequested(number, records[0].task, request.signal))
+        self._parts.inbox.put(SignalRequested(number, task, request.signal))
 
     async def hold(self, connection: Connection, request: control.Hold) -> None:
         """Keep waiting tasks back."""
@@ -210,17 +263,32 @@ class Changes:
         self._parts.inbox.put(ForgetRequested(self._pending.expect(connection, request.id), request.node))
 
 
+def submission_digest(request: control.Submit) -> bytes:
+    """What tells a submission that is repeated from another one with the same token."""
+    told: tuple[object, ...] = (request.spec, request.array)
+    if request.each or request.terms != NO_TERMS:
+        told = (*told, request.each, request.terms)
+    if request.spec.takes_input and request.input_ends:
+        told = (*told, hashlib.sha256(request.input).digest())
+    return hashlib.sha256(msgspec.msgpack.encode(told)).digest()
+
+
 def members(request: control.Submit) -> tuple[int, ...]:
     """The members of the array, () for a single task. Raises BadRequest for what no task may be."""
-    size = sum(len(word) for word in request.spec.argv)
-    if size > ARGV_BYTES_MAX:
-        raise BadRequest(f"the command line has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
-    if any(b"\0" in word for word in (*request.spec.argv, request.spec.directory)):
-        raise BadRequest("the command line has a NUL byte in it")
+    _sound(request.spec.argv, "the command line")
+    if b"\0" in request.spec.directory:
+        raise BadRequest("the directory has a NUL byte in it")
     if request.spec.directory != SCRATCH and not request.spec.directory.startswith(b"/"):
         directory = request.spec.directory.decode("utf-8", "backslashreplace")
         raise BadRequest("the directory is no absolute path", why=directory)
+    _sound_input(request)
     variables_of(request.spec.environment)
+    if request.each and request.array:
+        raise BadRequest("an array has ranges, or a command line for each member", why="both were given")
+    if request.each:
+        for number, argv in enumerate(request.each, start=1):
+            _sound(argv, f"the command line of member {number}")
+        return tuple(range(1, len(request.each) + 1))
     indices: set[int] = set()
     for first, last, step in request.array:
         if last < first:
@@ -231,14 +299,34 @@ def members(request: control.Submit) -> tuple[int, ...]:
     return tuple(sorted(indices))
 
 
+def _sound(argv: tuple[bytes, ...], what: str) -> None:
+    """Raises BadRequest for what no process can be given."""
+    size = sum(map(len, argv))
+    if size > ARGV_BYTES_MAX:
+        raise BadRequest(f"{what} has {size} bytes", why=f"at most {ARGV_BYTES_MAX} are allowed")
+    if any(b"\0" in word for word in argv):
+        raise BadRequest(f"{what} has a NUL byte in it")
+
+
+def _sound_input(request: control.Submit) -> None:
+    """Raises BadRequest for input that nobody could read."""
+    if (request.input or not request.input_ends) and not request.spec.takes_input:
+        raise BadRequest("there is input for a task that takes none", why="takes_input of its spec is false")
+    if request.spec.takes_input and (request.array or request.each):
+        raise BadRequest("an array cannot read standard input", why="there is one, and many tasks")
+
+
 def _to_retry(
-    name: str, records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask], *, all_ended: bool
+    name: str, records: list[TaskRecord], unfinished: Mapping[bytes, HomeTask], request: control.Retry
 ) -> list[TaskRecord]:
     """Which of these are tried again. Raises BadRequest if none is."""
     over = [record for record in records if record.state.is_final or record.state is TaskState.UNKNOWN]
-    if len(records) == 1 and over:
+    if request.failed:
+        chosen = [record for record in over if record.state in (TaskState.FAILED, TaskState.UNKNOWN)]
+    elif len(records) == 1 and over:
         return over  # whoever names one task means it, however it ended
-    chosen = [record for record in over if all_ended or record.state is not TaskState.DONE]
+    else:
+        chosen = [record for record in over if request.all or record.state is not TaskState.DONE]
     if chosen:
         return chosen
     if not over:
@@ -247,7 +335,8 @@ def _to_retry(
         )
     raise BadRequest(
         f"nothing of {name} has failed",
-        why=f"{len(over)} of {len(records)} members have ended, all with success",
+        why=f"{len(over)} of {counted(len(records))} have ended, none "
+        + ("as failed" if request.failed else "but with success"),
         hint=f"all of them again:  peerload retry --all {name}",
     )
 

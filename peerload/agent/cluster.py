@@ -1,7 +1,7 @@
 """The cluster's directory: whoever has it is a member. Read and verified here, made here, nowhere else.
 
-It holds the certificate of the cluster's own CA and its key, the key that gossip and MQTT are sealed with, and the
-cluster's name and id, in files that only their owner can read. An agent for whom none is named or found uses one of
+It holds the certificate of the cluster's own CA, the key that gossip and MQTT are sealed with, and the cluster's name and
+id, in files that only their owner can read; and where the node may let others in, the CA's key. An agent for whom none is named or found uses one of
 this user's own on this machine, made at first need; with that one it meets no other machine (rule J6).
 """
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 FILE_BYTES_MAX = 64 << 10
 FACTS, CA, CA_KEY, SEAL_KEY = "cluster.toml", "ca.pem", "ca.key", "seal.key"
-FILES = (FACTS, CA, CA_KEY, SEAL_KEY)
+FILES = (FACTS, CA, SEAL_KEY)
+"""Those that have to be there."""
 SYSTEM_DIRECTORY = Path("/etc/peerload/cluster")
 LOCAL_NAME = "local"
 FORMAT = 1
@@ -37,7 +38,8 @@ _NAME = re.compile(r"[a-z0-9-]{1,40}")
 
 
 class Cluster(NamedTuple):
-    """What a cluster's directory holds. ``is_local``: it never leaves this machine; ``fingerprint``: of its CA."""
+    """What a cluster's directory holds. ``is_local``: it never leaves this machine; ``fingerprint``: of its CA.
+    ``authority``: the CA; its key is empty where this node cannot let others in."""
 
     directory: Path
     name: str
@@ -47,6 +49,11 @@ class Cluster(NamedTuple):
     valid_until: datetime
     fingerprint: str
     is_local: bool = False
+
+    @property
+    def is_issuer(self) -> bool:
+        """Whether certificates can be made here."""
+        return bool(self.authority.key)
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r} in {str(self.directory)!r})"
@@ -61,12 +68,12 @@ def find(named: str, environment: Mapping[str, str]) -> Cluster:
             what = f"{named[:100]!r} is not the whole path of a directory"
             raise ConfigError("cluster", what, hint="make one:  peerload cluster init DIR")
         return read(directory)
-    home = Path(environment.get("HOME", "/"))
-    own = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "peerload" / "cluster"
+    own = own_directory(environment)
     if os.path.lexists(own):
         return read(own)
     if _is_ours(SYSTEM_DIRECTORY):
         return read(SYSTEM_DIRECTORY)
+    home = Path(environment.get("HOME", "/"))
     base = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "peerload"
     return _local(base / "local-cluster")
 
@@ -84,18 +91,47 @@ def make(directory: Path, name: str) -> Cluster:
     now = _now()
     cluster_id = secrets.token_hex(ID_BYTES)
     authority = certificates.make_ca(name, cluster_id, now)
+    _lay_down(directory, name, cluster_id, authority, secrets.token_bytes(KEY_BYTES))
+    return read(directory)
+
+
+def install(directory: Path, name: str, cluster_id: str, authority: Pair, key: bytes) -> Cluster:
+    """The directory of a cluster that this node was let into; its place is free, or that of the same cluster, to which
+    the CA's key is added where that was given. Raises BadRequest or ConfigError, and changes nothing then."""
+    if os.path.lexists(directory):
+        found = read(directory)
+        if found.authority.certificate != authority.certificate:
+            raise BadRequest(
+                f"{directory} is of another cluster ({found.name})",
+                why="a machine is of one cluster at a time, and nothing is written over",
+                hint=f"take it out first:  peerload leave ; mv {directory} {directory}.old        or name another place:  --cluster DIR",
+            )
+        if authority.key and not found.is_issuer:
+            try:
+                _write(directory / CA_KEY, authority.key)
+                _sync(directory)
+            except OSError as error:
+                raise _unusable(directory, str(error.strerror)) from None
+        return read(directory)
+    _lay_down(directory, name, cluster_id, authority, key)
+    return read(directory)
+
+
+def _lay_down(directory: Path, name: str, cluster_id: str, authority: Pair, key: bytes) -> None:
+    """Have all files appear at once. Raises BadRequest."""
     contents = {
         FACTS: f'format = {FORMAT}\nname = "{name}"\nid = "{cluster_id}"\n'.encode(),
         CA: authority.certificate,
         CA_KEY: authority.key,
-        SEAL_KEY: secrets.token_hex(KEY_BYTES).encode() + b"\n",
+        SEAL_KEY: key.hex().encode() + b"\n",
     }
     part: str | None = None
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent)  # with mode 0700
         for file_name, data in contents.items():
-            _write(Path(part, file_name), data)
+            if data:
+                _write(Path(part, file_name), data)
         _sync(Path(part))
         Path(part).rename(directory)
         _sync(directory.parent)
@@ -104,7 +140,6 @@ def make(directory: Path, name: str) -> Cluster:
     finally:
         if part is not None:
             shutil.rmtree(part, ignore_errors=True)  # gone by now if all went well
-    return read(directory)
 
 
 def read(directory: Path, *, is_local: bool = False) -> Cluster:
@@ -115,7 +150,7 @@ def read(directory: Path, *, is_local: bool = False) -> Cluster:
         facts = tomllib.loads(files[FACTS].decode())
         name, cluster_id, kind = str(facts["name"]), str(facts["id"]), facts["format"]
         key = bytes.fromhex(files[SEAL_KEY].decode())
-        authority = Pair(files[CA], files[CA_KEY])
+        authority = Pair(files[CA], files.get(CA_KEY, b""))
         certified = certificates.ca_facts(authority)
     except (ValueError, KeyError, TypeError) as error:
         raise _unusable(directory, f"it is damaged ({type(error).__name__})", _COPY_ANEW) from None
@@ -126,6 +161,12 @@ def read(directory: Path, *, is_local: bool = False) -> Cluster:
     if not is_local:  # there all have the same clock, which may be wrong, and nothing of it leaves the machine
         _check_clock(directory, certified)
     return Cluster(directory, name, cluster_id, authority, key, certified.valid_until, certified.fingerprint, is_local)
+
+
+def own_directory(environment: Mapping[str, str]) -> Path:
+    """Where the cluster of this user lies on this machine, if there is one beyond it."""
+    home = Path(environment.get("HOME", "/"))
+    return Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "peerload" / "cluster"
 
 
 _COPY_ANEW = "copy the whole directory again from another member"
@@ -145,7 +186,8 @@ def _local(directory: Path) -> Cluster:
             make(directory, LOCAL_NAME)
         except BadRequest as error:
             if not os.path.lexists(directory):  # else another agent has made it at the same moment
-                raise ConfigError("cluster", error.what, why=error.why) from None
+                hint = "have HOME, or XDG_STATE_HOME, name a directory of yours"
+                raise ConfigError("cluster", error.what, why=error.why, hint=hint) from None
     return read(directory, is_local=True)
 
 
@@ -179,7 +221,8 @@ def _read_files(directory: Path) -> dict[str, bytes]:
         raise _unusable(directory, why, "name the directory itself") from None
     try:
         _check_private(directory, os.fstat(handle), is_directory=True)
-        return {name: _read_file(directory, name, handle) for name in FILES}
+        there = (*FILES, *([CA_KEY] if os.path.lexists(directory / CA_KEY) else []))
+        return {name: _read_file(directory, name, handle) for name in there}
     finally:
         os.close(handle)
 

@@ -6,16 +6,20 @@ import asyncio
 import logging
 import socket
 import struct
+import time
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
+from peerload.agent.caller import NOBODY
+from peerload.agent.metering import Metered
+from peerload.agent.slow_frames import SlowFrames
 from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError
 from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
 log = logging.getLogger("peerload.agent")
 
@@ -23,6 +27,7 @@ WRITE_BUFFER_BYTES = 1 << 20
 """What is gathered for a client that reads slowly before its streams wait."""
 PART_BYTES = 1 << 20
 """Lists that make an answer larger than this are sent in parts of about this size."""
+REST_S_MAX = 1.0
 PARTING_S = 0.5
 """Who is cut off may go on sending for so long, unheard."""
 
@@ -30,107 +35,88 @@ PARTING_S = 0.5
 class Server(Protocol):
     """Who serves the clients."""
 
-    def admit(self, connection: Connection, /) -> PeerloadError | None:
-        """None, or why this client is not served."""
-
-    def gone(self, connection: Connection, /) -> None:
-        """A client hung up."""
-
-    def count(self, name: str, /) -> None:
-        """Count what was refused."""
+    def refused(self, connection: Connection, name: str, rule: str, what: str, /) -> None:
+        """Something of that client was refused for a rule's sake: count it under this name."""
 
     def handle(self, connection: Connection, request: control.Request, /) -> None:
         """A request came."""
+
+    def meter(self, connection: Connection, /) -> Callable[[float], None] | None:
+        """What is told how much of the loop's time that client's requests take; None: nobody minds."""
 
     def broke(self, why: str, /) -> None:
         """A bug of ours came to light in a request: the agent stops."""
 
 
-class Connection(asyncio.Protocol):
-    """One client."""
+class LocalServer(Server, Protocol):
+    """The same, of a socket."""
+
+    def admit(self, connection: LocalConnection, /) -> PeerloadError | None:
+        """None, or why this client is not served."""
+
+    def gone(self, connection: LocalConnection, /) -> None:
+        """A client hung up."""
+
+
+class Connection:
+    """One client, wherever it sits; how its frames come and go is for those below to say. ``uid``, ``caller``: who it
+    is; ``came_from``: the node that has sent its requests on, "" for a client of this machine."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._buffer = bytearray()
-        self._can_write = asyncio.Event()
-        self._can_write.set()
-        self._transport: asyncio.Transport
         self.uid = -1
+        self.caller = NOBODY
+        self.came_from = ""
+        self.when_gone: list[Callable[[], None]] = []
+        """Called when this client is gone."""
         self.pending = 0
         self.tasks: set[asyncio.Task[None]] = set()
         self.closed = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Who is it, and is there room?"""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        raw = transport.get_extra_info("socket").getsockopt(
-            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
-        )
-        self.uid = struct.unpack("3i", raw)[1]
-        refusal = self._server.admit(self)
-        if refusal is not None:
-            self._part(refusal)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone; what it only watched is dropped, its tasks are not touched."""
-        del exc
-        self.closed = True
-        self._can_write.set()
-        for task in self.tasks:
-            task.cancel()
-        self._server.gone(self)
-
-    def pause_writing(self) -> None:
-        """The client reads slower than we write."""
-        self._can_write.clear()
-
-    def resume_writing(self) -> None:
-        """It has caught up."""
-        self._can_write.set()
-
     async def drain(self) -> None:
         """Wait until the client has read most of what was written."""
-        await self._can_write.wait()
+        raise NotImplementedError
 
-    def data_received(self, data: bytes) -> None:
-        """Whole frames are requests; a frame's length is looked at before anything is kept for it."""
-        if self.closed:
-            return
-        buffer = self._buffer
-        buffer += data
-        while len(buffer) >= 4 and not self.closed:  # noqa: PLR2004 -- the header
-            size = int.from_bytes(buffer[:4], "big")
-            if size > CONTROL_BYTES_MAX:
-                self._cut(FrameTooLarge(size, CONTROL_BYTES_MAX))
-                return
-            if len(buffer) < 4 + size:
-                return
-            raw = bytes(buffer[4 : 4 + size])
-            del buffer[: 4 + size]
-            try:
-                request = control.decode_request(raw)
-            except BadMessage as error:
-                number = _number(raw)
-                if number is None:
-                    self._cut(error)
-                    return
-                self.fail(number, BadRequest(error.what, why=error.why))
-                continue
+    def _write(self, raw: bytes) -> None:
+        """One frame; to a client that is gone: nothing. Raises BadRequest, with nothing sent, if it is too large."""
+        raise NotImplementedError
+
+    def hold_reading(self) -> None:
+        """Take nothing more from it until `let_read` was called as often."""
+
+    def let_read(self) -> None:
+        """Go on."""
+
+    def rest(self, seconds: float) -> None:
+        """Take nothing more from it for so long, at most REST_S_MAX."""
+        self.hold_reading()
+        asyncio.get_running_loop().call_later(min(seconds, REST_S_MAX), self.let_read)
+
+    def request(self, raw: bytes) -> bool:
+        """The body of one frame from the client: carried out, or refused → False, if it is not even numbered."""
+        meter, began_s = self._server.meter(self), time.perf_counter()
+        try:
+            return self._request(raw)
+        finally:
+            if meter is not None:
+                meter(time.perf_counter() - began_s)
+
+    def _request(self, raw: bytes) -> bool:
+        try:
+            request = control.decode_request(raw)
+        except BadMessage as error:
+            number = number_of(raw)
+            if number is None:
+                self._server.refused(self, "control frames refused", "L3", f"no request: {error}")
+                self._no_request(error)
+                return False
+            self.fail(number, BadRequest(error.what, why=error.why))
+        else:
             self._server.handle(self, request)
+        return True
 
-    def _cut(self, error: PeerloadError) -> None:
-        self._server.count("control frames refused")
-        self._part(error)
-
-    def _part(self, error: PeerloadError) -> None:
-        """Close after a last word. What the client still sends is dropped for a moment: closing on top of it would
-        reset the connection, and the last word would be lost."""
+    def _no_request(self, error: PeerloadError) -> None:
         self.fail(0, error)
-        self._buffer.clear()
-        self.closed = True
-        self._transport.write_eof()
-        asyncio.get_running_loop().call_later(PARTING_S, self._transport.close)
 
     def ok(self, number: int, body: dict[str, Any]) -> None:
         """The answer to a request; long lists in it go ahead in parts. Raises BadRequest if one item is too large."""
@@ -153,11 +139,15 @@ class Connection(asyncio.Protocol):
 
     def fail(self, number: int, error: Exception) -> None:
         """A request could not be carried out."""
-        if isinstance(error, PeerloadError):
-            told = {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
-        else:
-            told = {"code": "error", "what": str(error), "why": "", "hint": ""}
-        self._write(control.encode({"id": number, "error": told}))
+        self._write(control.encode({"id": number, "error": told(error)}))
+
+    def pass_on(self, number: int, kind: str, body: dict[str, Any]) -> None:
+        """A frame of an answer that was made elsewhere: "ok", "more" or "error". Raises BadMessage if no frame can hold it."""
+        try:
+            raw = control.encode({"id": number, kind: body})
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise BadMessage("another node answers what no frame can hold", why=str(error)[:200]) from None
+        self._write(raw)
 
     def failed(self, number: int, error: Exception) -> None:
         """Carrying out a request raised this: the client is told. If that was a bug of ours, the agent stops."""
@@ -166,28 +156,21 @@ class Connection(asyncio.Protocol):
             log.error("a bug in a request", exc_info=error)
             self._server.broke(f"a bug: {error!r}")
 
-    def _write(self, raw: bytes) -> None:
-        """One frame; to a client that is gone: nothing. Raises BadRequest, with nothing sent, if it is too large."""
-        if self.closed or self._transport.is_closing():
-            return
-        if len(raw) > HEADER_BYTES + CONTROL_BYTES_MAX:
-            raise BadRequest(
-                "the answer is too large",
-                why=f"a frame of {len(raw) - HEADER_BYTES} bytes; at most {CONTROL_BYTES_MAX} are allowed",
-                hint="peerload ls  lists tasks in short",
-            )
-        self._transport.write(raw)
-
     def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         """Work on a request, which ends with this client. What it raises is the answer."""
+        self._begin(number, work)
+
+    def _begin(self, number: int, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         self.pending += 1
         task = asyncio.get_running_loop().create_task(self._carry_out(number, work))
         self.tasks.add(task)
         task.add_done_callback(lambda task: self._carried_out(task, work))
+        return task
 
     async def _carry_out(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        meter = self._server.meter(self)
         try:
-            await work
+            await (work if meter is None else Metered(work, meter))
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
             self.failed(number, error)
         finally:
@@ -197,9 +180,141 @@ class Connection(asyncio.Protocol):
         self.tasks.discard(task)
         work.close()  # of a client that was gone before it began
 
+    def lost(self) -> None:
+        """The client is gone; what it only watched is dropped, its tasks are not touched."""
+        self.closed = True
+        for task in self.tasks:
+            task.cancel()
+        for act in self.when_gone:
+            act()
+
+
+class LocalConnection(Connection, asyncio.Protocol):
+    """A client at this agent's own socket."""
+
+    def __init__(self, server: LocalServer) -> None:
+        super().__init__(server)
+        self._at = server
+        self._buffer = bytearray()
+        self._slow = SlowFrames(asyncio.get_running_loop(), self._too_slow)
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+        self._held = 0
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Who is it, and is there room?"""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's own is no subclass
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        raw = transport.get_extra_info("socket").getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+        )
+        self.uid = struct.unpack("3i", raw)[1]
+        refusal = self._at.admit(self)
+        if refusal is not None:
+            self._part(refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has hung up."""
+        del exc
+        self._slow.stop()
+        self._can_write.set()
+        self.lost()
+        self._at.gone(self)
+
+    def pause_writing(self) -> None:
+        """The client reads slower than we write."""
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._can_write.set()
+
+    async def drain(self) -> None:
+        """Wait until the client has read most of what was written."""
+        await self._can_write.wait()
+
+    def hold_reading(self) -> None:
+        """Let the operating system hold it back; what has come already is carried out."""
+        self._held += 1
+        self._slow.hold(held=True)
+        if self._held == 1 and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def let_read(self) -> None:
+        """Go on."""
+        self._held -= 1
+        self._slow.hold(held=self._held > 0)
+        if not self._held and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def data_received(self, data: bytes) -> None:
+        """Whole frames are requests; a frame's length is looked at before anything is kept for it."""
+        if self.closed:
+            return
+        buffer = self._buffer
+        buffer += data
+        before = len(buffer)
+        self._take_frames(buffer)
+        is_partial = bool(buffer) and not self.closed
+        self._slow.came(len(data), is_whole=len(buffer) < before, is_partial=is_partial)
+
+    def _take_frames(self, buffer: bytearray) -> None:
+        while len(buffer) >= HEADER_BYTES and not self.closed:
+            size = int.from_bytes(buffer[:HEADER_BYTES], "big")
+            if size > CONTROL_BYTES_MAX:
+                self._server.refused(self, "control frames refused", "L3", "a frame too large")
+                self._part(FrameTooLarge(size, CONTROL_BYTES_MAX))
+                return
+            if len(buffer) < HEADER_BYTES + size:
+                return
+            raw = bytes(buffer[HEADER_BYTES : HEADER_BYTES + size])
+            del buffer[: HEADER_BYTES + size]
+            if not self.request(raw):
+                return
+
+    def _too_slow(self) -> None:
+        self._server.refused(self, "control frames refused", "L3", "a frame that does not go on")
+        self._part(BadRequest("the request does not come to its end", hint="send it whole"))
+
+    def _no_request(self, error: PeerloadError) -> None:
+        self._part(error)
+
+    def _part(self, error: PeerloadError) -> None:
+        """Close after a last word. What the client still sends is dropped for a moment: closing on top of it would
+        reset the connection, and the last word would be lost."""
+        self.fail(0, error)
+        self._buffer.clear()
+        self.closed = True
+        self._transport.write_eof()
+        asyncio.get_running_loop().call_later(PARTING_S, self._transport.close)
+
+    def _write(self, raw: bytes) -> None:
+        if self.closed or self._transport.is_closing():
+            return
+        check_size(raw)
+        self._transport.write(raw)
+
     def hang_up(self) -> None:
         """Close after what was written has gone out."""
         self._transport.close()
+
+
+def check_size(raw: bytes) -> None:
+    """Raises BadRequest for a frame that no client would take."""
+    if len(raw) > HEADER_BYTES + CONTROL_BYTES_MAX:
+        raise BadRequest(
+            "the answer is too large",
+            why=f"a frame of {len(raw) - HEADER_BYTES} bytes; at most {CONTROL_BYTES_MAX} are allowed",
+            hint="peerload ls  lists tasks in short",
+        )
+
+
+def told(error: Exception) -> dict[str, Any]:
+    """An error as a client is told of it."""
+    if isinstance(error, PeerloadError):
+        return {"code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+    return {"code": "error", "what": str(error), "why": "", "hint": ""}
 
 
 def _in_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -217,7 +332,7 @@ def _in_parts(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {key: [] if isinstance(value, list) else value for key, value in body.items()} | part
 
 
-def _number(raw: bytes) -> int | None:
+def number_of(raw: bytes) -> int | None:
     """The request number in a frame that is MessagePack but no request; None if it is neither."""
     try:
         body = msgspec.msgpack.decode(raw, type=_Numbered)

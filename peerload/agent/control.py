@@ -1,24 +1,28 @@
 """The control socket: requests of local clients in, answers and streams out.
 
-Identity is the peer credential of the socket, never the request. In user mode the agent serves its own user (and
-root). A client that sends what is no request is told so and cut off; one that does not read is waited for, and only it.
+Identity is the peer credential of the socket, never the request (`access.py`). A client that sends what is no request is
+told so and cut off; one that does not read is waited for, and only it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import socket
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.connection import Connection
+from peerload.agent import local_socket
+from peerload.agent.access import ADMIN_PLACES
+from peerload.agent.connection import Connection, LocalConnection
+from peerload.agent.forward_server import ForwardServer
+from peerload.agent.naming import Names
 from peerload.agent.pending import Decisions, Pending
 from peerload.agent.requests import Requests
-from peerload.model.errors import BadRequest, ConfigError, PeerloadError, SlowDown
+from peerload.agent.routes import Routes
+from peerload.model.errors import PeerloadError, SlowDown
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
     from peerload.agent.parts import Parts
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.wire import control
@@ -33,44 +37,67 @@ class ControlServer:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._server: asyncio.AbstractServer | None = None
-        self._connections: set[Connection] = set()
+        self._keeps_name = False
+        self._connections: set[LocalConnection] = set()
         self._pending = Pending()
         self._decisions = Decisions()
         self._requests = Requests(parts, self._pending, self._decisions)
+        self._routes = Routes(parts, Names(parts), self._requests.handle)
+        self._forwarded = ForwardServer(self, parts.access)
+        parts.links.streams.forwards = self._forwarded
 
     # -- listening -----------------------------------------------------------------------------------------------------
 
-    async def start(self, path: str) -> None:
-        """Listen. Raises ConfigError if the place is taken by a living agent or cannot be used."""
-        listener = _listen(path)
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: Connection(self), sock=listener)
+    async def start(self, handed_over: socket.socket | None = None) -> None:
+        """Listen. ``handed_over``: the socket that the service manager has made, which it keeps when we go. Raises
+        ConfigError if the place is taken by a living agent or cannot be used."""
+        self._keeps_name = handed_over is not None
+        listener = local_socket.listen(self._parts.config) if handed_over is None else handed_over
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: LocalConnection(self), sock=listener)
 
     async def close(self) -> None:
-        """Stop listening; clients that wait are told by the closed connection."""
+        """Stop listening; clients that wait are told by the closed connection. That they are gone is told to nobody: it is we
+        who go, and they come back to the next start."""
         if self._server is not None:
             self._server.close()
-            _remove(self._parts.config.socket)
+        if self._server is not None and not self._keeps_name:
+            local_socket.remove(self._parts.config.socket)
         for connection in list(self._connections):
             for task in list(connection.tasks):
                 task.cancel()
+            connection.when_gone.clear()
             connection.hang_up()
+        self._forwarded.close()
+        await self._routes.forwards.close()
 
-    def admit(self, connection: Connection) -> PeerloadError | None:
+    def admit(self, connection: LocalConnection) -> PeerloadError | None:
         """None, or why this client is not served."""
-        if connection.uid not in (os.getuid(), 0):
-            return BadRequest("this agent serves its own user only", hint="start your own:  peerload up")
-        if len(self._connections) >= self._parts.config.clients_max:
-            return SlowDown("too many clients", why=f"at most {self._parts.config.clients_max} at a time")
+        access, quotas = self._parts.access, self._parts.access.quotas
+        try:
+            connection.caller = caller = access.local(connection.uid)
+        except PeerloadError as error:
+            return error
+        most = self._parts.config.clients_max + (ADMIN_PLACES if access.is_system and connection.uid == 0 else 0)
+        if len(self._connections) >= most:
+            self._parts.security.tell("L3", f"uid {connection.uid}", "too many clients at a time")
+            return SlowDown("too many clients", why=f"at most {most} at a time")
+        if access.is_system and (refusal := quotas.connected(caller.who)) is not None:
+            self._parts.security.tell("L3", f"uid {connection.uid}", "too many connections of one user")
+            return refusal
         self._connections.add(connection)
         return None
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: LocalConnection) -> None:
         """A client hung up."""
-        self._connections.discard(connection)
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._parts.access.quotas.hung_up(connection.caller.who)
+        self._routes.forwards.gone(connection)
 
-    def count(self, name: str) -> None:
-        """Count what was refused."""
+    def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
+        """Count what was refused, and for which rule."""
         self._parts.counters[name] += 1
+        self._parts.security.tell(rule, connection.came_from or f"uid {connection.uid}", what)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -80,10 +107,23 @@ class ControlServer:
         if connection.pending >= REQUESTS_PENDING_MAX:
             connection.fail(request.id, SlowDown("too many requests at once", why=f"{connection.pending} are pending"))
             return
+        access = self._parts.access
+        if access.is_system and (wait_s := access.quotas.requested(connection.caller.counted_as)):
+            self._parts.security.tell("L3", connection.caller.user or f"uid {connection.uid}", "asks too often")
+            connection.fail(request.id, access.quotas.slow_down(wait_s))
+            connection.rest(wait_s)
+            return
         try:
-            self._requests.handle(connection, request)
+            request = access.checked(connection.caller, request)
+            if not self._routes.takes(connection, request):
+                self._requests.handle(connection, request)
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
             connection.failed(request.id, error)
+
+    def meter(self, connection: Connection) -> Callable[[float], None] | None:
+        """In system mode what requests cost is their user's."""
+        access, who = self._parts.access, connection.caller.counted_as
+        return (lambda seconds: access.quotas.spent(who, seconds)) if access.is_system else None
 
     def broke(self, why: str) -> None:
         """A bug: the agent stops."""
@@ -103,49 +143,18 @@ class ControlServer:
         """No process of this attempt is left."""
         self._requests.endings.gone(key)
 
+    def restored(self) -> None:
+        """The core knows again what was durable."""
+        self._requests.attending.restored()
+
+    def waits(self, task: str, why: str) -> None:
+        """A task has ended elsewhere, and its result cannot be brought here for now."""
+        self._requests.waits(task, why)
+
+    def follows(self, task: str) -> bool:
+        """Whether a client watches this task right now."""
+        return self._requests.follows(task)
+
     def decided(self, decision: Decided) -> None:
         """Remember the newest decision about a task."""
         self._decisions.keep(decision, self._parts.now().wall_s)
-
-
-def check_socket(path: str) -> None:
-    """Raises ConfigError if `ControlServer.start` could not listen there now."""
-    _listen(path).close()
-    _remove(path)
-
-
-def _listen(path: str) -> socket.socket:
-    """The socket for clients, mode 0600. Raises ConfigError."""
-    try:
-        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if _answers(path):
-            raise ConfigError("socket", f"another agent answers at {path}", hint=f"peerload down --socket {path}")
-        _remove(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        old_umask = os.umask(0o177)
-        try:
-            listener.bind(path)
-        except OSError:
-            listener.close()
-            raise
-        finally:
-            os.umask(old_umask)
-    except OSError as error:
-        raise ConfigError("socket", f"{path} cannot be used", why=str(error.strerror or error)) from None
-    return listener
-
-
-def _remove(path: str) -> None:
-    """Take a socket's name away; where that is not allowed it stays, and nobody answers there."""
-    with contextlib.suppress(OSError):
-        Path(path).unlink(missing_ok=True)
-
-
-def _answers(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-        return True

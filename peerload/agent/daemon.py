@@ -1,7 +1,7 @@
 """The agent: one inbox, one consumer that owns the `Node`, and the I/O around it; its life from start to stop in one file.
 
-Sockets, MQTT, timers, process exits and sensors only put events into the inbox; the consumer hands them to the core
-and its actions to `Performer`. Nothing here decides anything about tasks.
+Sockets, MQTT, timers, process exits and sensors only put events into the inbox; what is done with them is
+`consumer.py`'s. Nothing here decides anything about tasks.
 """
 
 from __future__ import annotations
@@ -13,57 +13,77 @@ import os
 import random
 import secrets
 import signal
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from peerload import __version__
-from peerload.agent import cluster, settings, store_notices
+from peerload.agent import cluster, joined, last_words, own_address, settings, store_notices
+from peerload.agent.chores import Chores
+from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
 from peerload.agent.disk import Disk
+from peerload.agent.feeding import Feeding
 from peerload.agent.inbox import Inbox
+from peerload.agent.incoming import Incoming
+from peerload.agent.input_pull import InputPulls
+from peerload.agent.input_serve import InputServer
+from peerload.agent.inputs import Inputs
 from peerload.agent.introduction import Introduction
+from peerload.agent.joining import Joining
 from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.agent.members import Members
-from peerload.agent.mqtt import MqttBus
+from peerload.agent.mqtt_tls import BrokerTls
+from peerload.agent.name_clash import name_taken
 from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
+from peerload.agent.peer_backlog import Backlog
 from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
+from peerload.agent.retention import Retention
 from peerload.agent.sensors.host import Sensors, tasks_cpu_s
+from peerload.agent.service import Service
+from peerload.agent.service_manager import ServiceManager
 from peerload.agent.speed import find_out
 from peerload.agent.spool import Spool
 from peerload.agent.store import Store
 from peerload.agent.tls import Credentials
+from peerload.agent.trust import Trust
+from peerload.agent.trust_link import TrustLink
+from peerload.agent.users import Users, Whose
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
-from peerload.model.errors import InvariantBroken, SlowDown, StoreError
+from peerload.model.errors import SlowDown
 from peerload.model.gossip import PRESETS
-from peerload.model.messages import Identity, State
+from peerload.model.messages import Identity
 from peerload.model.task import TaskState
 from peerload.policy import registry
 from peerload.wire import recording
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from peerload.agent.service import Load
     from peerload.agent.store_recover import Recovered
-    from peerload.model.actions import Action, Row
+    from peerload.model.actions import Row
     from peerload.model.config import AgentConfig
-    from peerload.model.errors import PeerloadError
-    from peerload.model.events import Event
-    from peerload.model.messages import Envelope, Hello, Message
 
 log = logging.getLogger("peerload.agent")
 
+RESTART = -1
+"""What `Daemon.run` returns when the agent is to be started again."""
+DATABASE = "peerload.db"
+FAR_ANSWER_S = 1.0
+"""Where nodes are far apart (`gossip = "wan"`) answers are waited for longer than a way there and back takes."""
 STOP_S_MAX = 5.0
 """How long a polite stop may take before what is left is cut."""
 
@@ -71,18 +91,36 @@ STOP_S_MAX = 5.0
 class Daemon:
     """One agent, from start to stop. `run` returns its exit code."""
 
-    def __init__(self, config: AgentConfig, gpu_library: Any = None) -> None:  # noqa: ANN401 -- a module without types
-        """gpu_library: what speaks like `pynvml`; None: this machine's driver is looked for."""
+    def __init__(
+        self,
+        config: AgentConfig,
+        gpu_library: Any = None,  # noqa: ANN401 -- a module without types
+        origins: Mapping[str, str] | None = None,
+        files_max: int = 0,
+        manager: ServiceManager | None = None,
+        load: Load | None = None,
+    ) -> None:
+        """gpu_library: what speaks like `pynvml`; None: this machine's driver is looked for. origins: where each setting
+        comes from. files_max: how many files a task may have open unless it asks for more, 0 = as many as we. manager: the
+        service manager that started this process, None: nobody did. load: reads the settings again."""
         self.config = config
         self.core_config = CoreConfig(
             lease_s=config.lease_s, gossip=PRESETS[config.gossip], gpu=settings.gpu_config(config.gpu)
         )
+        if config.gossip == "wan":
+            self.core_config = msgspec.structs.replace(
+                self.core_config, probe_timeout_s=FAR_ANSWER_S, answer_wait_s=FAR_ANSWER_S
+            )
         self._gpu_library = gpu_library
+        self._files_max = files_max
+        self._manager = manager or ServiceManager({})
+        self._load = load
         self.parts = Parts(config)
+        self.parts.origins.update(origins or {})
         self.introduction = Introduction(self.parts)
         self._is_up = False
-        self._early: list[Event] | None = []
-        self.recorder: Recorder | None = None
+        self.incoming = Incoming(self.parts)
+        self.consumer = Consumer(self.parts)
         self._recorded = ("", "", "", "")
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -99,14 +137,19 @@ class Daemon:
         policies = registry.build_preset(*preset.tables())
         self.parts.disk = Disk(state)
         self.parts.disk.prepare()
-        self.parts.store = Store(state / "peerload.db", self.config.node, self.parts.disk.reserve)
+        self.parts.store = Store(
+            state / DATABASE,
+            self.config.node,
+            self.parts.disk.reserve,
+            output_bytes_max=self.config.output_bytes_max,
+        )
         found = store_notices.traces(state)
         self.parts.store.open()
         try:
-            await check_places(self.config, loopback_only=self.parts.cluster.is_local)
+            await check_places(self.config, self._manager, loopback_only=self.parts.cluster.is_local)
             store_notices.begin_anew(self.parts, found)
-            self.parts.tls = Credentials(self.parts.cluster, self.config.node, state / "tls")
-            self.parts.inbox = Inbox(loop, self._consume, self.config.inbox_max)
+            self._prove(state)
+            self.parts.inbox = Inbox(loop, self.consumer.consume, self.config.inbox_max)
             self.parts.spool = Spool(state)
             self.parts.gpus = node_gpus(self.parts, self._gpu_library)
             await self.parts.gpus.find()
@@ -126,7 +169,27 @@ class Daemon:
         finally:
             self.parts.store.close()
             self.parts.claims.close()
-        return self.parts.exit_code
+        if self.parts.refusal is not None:
+            last_words.leave(self.config.socket, self.parts.refusal)
+            raise self.parts.refusal
+        return RESTART if self.parts.restarts and not self.parts.has_failed else self.parts.exit_code
+
+    def _prove(self, state: Path) -> None:
+        """What this node proves itself with, and whom it believes."""
+        life = timedelta(seconds=self.config.certificate_s)
+        self.parts.tls = tls = Credentials(self.parts.cluster, self.config.node, state / "tls", life)
+        self.parts.trust = TrustLink(self.parts, Trust(self.parts.cluster, state / "trust"))
+        if tls.was_elsewhere:
+            name = self.parts.cluster.name
+            self.parts.notices.append(
+                f"its state was last used in another cluster; now it is {name} (another: peerload up --cluster DIR)"
+            )
+        tls.refuses = self.parts.trust.trust.refuses
+        tls.ask_for_another = self.parts.trust.ask_for_another
+        if tls.has_ended(datetime.now(UTC)):
+            notice = "this node's certificate has ended: it works alone until it is let in anew (peerload invite)"
+            self.parts.notices.append(notice)
+            log.error("%s", notice)
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self.parts.store.start_writer(
@@ -135,13 +198,19 @@ class Daemon:
         )
         self.parts.release = Release(self._persist)
         self.parts.journal = Journal(self.parts.release, self.parts.fail)
+        self.parts.security.begin(self.parts.journal)
+        is_system = self.config.mode == "system"
+        self.parts.users = Users(self.parts)
         self.parts.launcher = LauncherLink(
-            Path(self.config.state) / "launcher",
-            self._from_launcher,
+            Path(self.config.launcher) if is_system else Path(self.config.state) / "launcher",
+            self.incoming.from_launcher,
             self.config.output_bytes_max,
             self.parts.fail,
+            files_max=self._files_max,
+            service_of=self.config.node if is_system else "",
         )
-        launcher = await self.parts.launcher.start()
+        self.parts.chores = Chores(self.parts)
+        launcher = self.parts.chores.notices.listed(await self.parts.launcher.start())
         ended = await settled(self.parts, launcher.ended)  # nobody may rely on a result before its output is on disk
         try:
             await self._serve_clients_and_peers(loop, msgspec.structs.replace(launcher, ended=ended))
@@ -154,27 +223,36 @@ class Daemon:
 
     async def _serve_clients_and_peers(self, loop: asyncio.AbstractEventLoop, launcher: events.LauncherReady) -> None:
         kept = await self._recovered()
-        self.parts.output = Output(self.parts.spool, self.parts.node)
+        self.parts.output = Output(self.parts.spool, self.parts.node, self.parts.launcher.signal)
+        self.parts.inputs = Inputs(self.parts.spool.directory)
+        self.parts.pulls = InputPulls(self.parts)
+        self.parts.feeding = Feeding(self.parts)
         self.parts.links = PeerLinks(
             identity=self.parts.identity,
             tls=self.parts.tls,
             hello=self.introduction.hello,
             envelope=self.introduction.envelope,
-            deliver=self._from_peer,
-            met=self._met,
+            deliver=self.incoming.from_peer,
+            met=self.incoming.met,
             unreachable=lambda node, reason: self.parts.inbox.put(events.PeerUnreachable(node, reason)),
-            send_failed=self._send_failed,
+            send_failed=self.incoming.send_failed,
             serve_output=self.parts.output.serve,
             counters=self.parts.counters,
+            name_taken=lambda by: name_taken(self.parts, by),
+            broken=self.parts.security.tell,
+            backlog=Backlog(self.parts.inbox),
         )
         self.parts.members = Members(
             self.parts, self.introduction.sealer("gossip"), Path(self.config.state) / "addresses"
         )
         self.parts.links.whereabouts = self.parts.members.identity_of
+        self.parts.joining = Joining(self.parts)
         address = await self.parts.members.listen()
         self.parts.identity = self.parts.links.identity  # its address is known by now
         self.parts.node.state.identity = self.parts.identity
         if self.config.mqtt:
+            from peerload.agent.mqtt import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
+
             self.parts.bus = MqttBus(
                 urls=self.config.mqtt,
                 cluster=self.parts.cluster.name,
@@ -182,64 +260,89 @@ class Daemon:
                 identity=self.parts.identity,
                 sealer=self.introduction.sealer("mqtt"),
                 envelope=self.introduction.envelope,
-                deliver=self._from_bus,
+                deliver=self.incoming.from_bus,
                 on_change=lambda connected: self.parts.inbox.put(events.BusChanged(connected)),
                 state=self.introduction.state,
                 counters=self.parts.counters,
+                broken=self.parts.security.tell,
                 state_every_s=self.config.mqtt_state_every_s,
+                tls=BrokerTls(self.config.mqtt_ca, self.parts.cluster.authority.certificate, self.parts.tls.file),
+                password_file=self.config.mqtt_password_file,
+                words=self.parts.trust.on_bus(),
             )
-        self.parts.output.links = self.parts.links
+        self.parts.output.adopt(self.parts.links, launcher.running)
+        self.input_server = InputServer(self.parts)
+        self.parts.links.streams.inputs = self.input_server
         self.control = ControlServer(self.parts)
         self.parts.clients = self.control
-        self.performer = Performer(self.parts)
+        self.parts.retention = Retention(self.parts, Path(self.config.state) / DATABASE)
+        self.performer = self.incoming.performer = self.consumer.performer = Performer(self.parts)
         self._record()
         self._recover(kept, launcher)
-        self.parts.disk.changed = self._disk_changed
+        self.parts.disk.changed = self.incoming.disk_changed
         if self.parts.disk.state != "ok":
-            self._disk_changed(self.parts.disk.state, "at the agent's start")
+            self.incoming.disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
             host = Sensors(
                 self.parts.inbox.put,
                 lambda: self.parts.node.ledger.cpus_running,
                 lambda: tasks_cpu_s(self.parts.launcher.pid, self.parts.launcher.run),
             )
-            background = [group.create_task(host.run())]
-            background.append(group.create_task(self.parts.gpus.run()))
-            background.append(group.create_task(self.parts.disk.watch()))
-            background.append(group.create_task(self.parts.tls.keep_valid()))
+            work = (
+                host.run(),
+                self.parts.gpus.run(),
+                self.parts.disk.watch(),
+                self.parts.tls.keep_valid(),
+                self.parts.retention.run(),
+                self.parts.chores.run(),
+                own_address.watch(self.parts),
+            )
+            background = [group.create_task(one) for one in work]
             if self.introduction.speed() is None:
                 background.append(group.create_task(find_out(self.introduction.speed_file, self.parts.inbox.put)))
             if self.parts.bus is not None:
                 background.append(group.create_task(self.parts.bus.run()))
+            self.parts.trust.start()
             self.parts.members.start()
-            await self.control.start(self.config.socket)
-            self._is_up = True
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.parts.stop)
-            self.parts.launcher.tell()
-            log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
-            self.parts.journal.happened(
-                "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"
-            )
+            await self.control.start(self._manager.listener(self.config.socket))
+            last_words.forget(self.config.socket)
+            background.append(group.create_task(self._serves(loop, address).run()))
             await self.parts.stopping.wait()
+            (self._manager.reloading if self.parts.restarts else self._manager.stopping)()
             await self._wind_down()
             for task in background:
                 task.cancel()
+
+    def _serves(self, loop: asyncio.AbstractEventLoop, address: str) -> Service:
+        """Clients and peers find it from here on → what it owes whoever runs it as a service."""
+        self._is_up = True
+        service = Service(self.parts, self._manager, self._load)
+        service.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.parts.stop)
+        self.parts.launcher.tell()
+        self.parts.chores.notices.forget_strangers()
+        log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
+        self.parts.journal.happened(
+            "agent", "started", reason=f"peerload {__version__}, incarnation {self.parts.identity.incarnation}"
+        )
+        return service
 
     async def _recovered(self) -> Recovered:
         """What was durable; of the tasks that wait, whether their directories are here now. Those that cannot be looked
         at for too many that hang count as here: a start that fails says so."""
         kept = self.parts.store.recover()
         store_notices.tell(self.parts, kept)
-        here: dict[bytes, bool] = {}
+        here: dict[tuple[Whose, bytes], bool] = {}
+        of = {id(row): (self.parts.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
         for row in kept.tasks:
-            directory = row.spec.directory
-            if row.record.state is TaskState.QUEUED and directory not in here:
-                here[directory] = True
+            whose, directory = of[id(row)]
+            if row.record.state is TaskState.QUEUED and (whose, directory) not in here:
+                here[whose, directory] = True
                 with contextlib.suppress(SlowDown):
-                    here[directory] = await self.parts.directories.look(directory)
+                    here[whose, directory] = (await self.parts.users.objection(whose, directory))[1]
         rows = (
-            msgspec.structs.replace(row, directory_here=False) if not here.get(row.spec.directory, True) else row
+            msgspec.structs.replace(row, directory_here=False) if not here.get(of[id(row)], True) else row
             for row in kept.tasks
         )
         return msgspec.structs.replace(kept, tasks=tuple(rows))
@@ -259,9 +362,11 @@ class Daemon:
                 drained=kept.drained,
                 known=self.parts.members.known,
                 seeds=self.config.peer,
+                fates=kept.fates,
+                groups=kept.groups,
             )
         )
-        self._release_early()
+        self.incoming.release_early()
 
     async def _wind_down(self) -> None:
         """Say good-bye, let what was decided become durable and go out, close everything."""
@@ -279,13 +384,18 @@ class Daemon:
         except TimeoutError:
             log.warning("the stop took longer than %g s; the rest is cut", STOP_S_MAX)
         await self.parts.output.close()
+        await self.parts.pulls.close()
+        await self.input_server.close()
         await self.performer.close()
+        self.parts.trust.close()
         self.parts.members.close(forget=self.parts.leaves)
+        if self.parts.leaves:
+            joined.forget_peers(Path(self.config.state))
         await self.parts.links.close()
         await self.parts.launcher.close()
         await self.parts.gpus.close()
-        if self.recorder is not None:
-            self.recorder.close()
+        if self.consumer.recorder is not None:
+            self.consumer.recorder.close()
 
     def _record(self) -> None:
         """Begin the recording, if one is asked for: what the node was made of, before its first event."""
@@ -302,110 +412,14 @@ class Daemon:
             profile=self._profile_at_first,
             seed=seed,
         )
-        self.recorder = Recorder(self.config.record, started)
+        self.consumer.recorder = Recorder(self.config.record, started)
         log.info("every event and decision is recorded in %s, tasks' variables too", self.config.record)
-
-    # -- the consumer --------------------------------------------------------------------------------------------------
-
-    def _consume(self, batch: list[Event]) -> None:
-        try:
-            for event in batch:
-                if self.parts.has_failed:
-                    return
-                actions = self._decide(event)
-                if isinstance(event, events.LauncherReady):
-                    self.parts.launcher.resume()
-                self.performer.perform(actions)
-        except InvariantBroken as error:
-            log.critical("%s (%s)", error.what, error.story)
-            self.parts.fail("a rule of its own was broken")
-        except Exception as error:  # crash-only: a bug must not leave half a decision behind
-            log.exception("a bug")
-            self.parts.fail(f"a bug: {error!r}")
-        finally:
-            self._flush()
-
-    def _decide(self, event: Event) -> list[Action]:
-        now = self.parts.now()
-        try:
-            actions = self.parts.node.handle(now, event)
-        except Exception as error:
-            if self.recorder is not None:
-                self.recorder.handled(now, event, (), repr(error))
-            raise
-        if self.recorder is not None:
-            self.recorder.handled(now, event, actions)
-        return actions
-
-    def _flush(self) -> None:
-        if self.recorder is not None:
-            self.recorder.flush()
-        try:
-            self.parts.release.flush()
-        except StoreError as error:
-            self.parts.fail(f"the store failed: {error}")
 
     def _persist(self, rows: list[Row], done: Callable[[], None]) -> None:
         self.parts.store.persist(rows, done)
-
-    # -- what comes in -------------------------------------------------------------------------------------------------
-
-    def _from_launcher(self, event: Event) -> None:
-        """Into the inbox, ends only with their output on disk; nothing overtakes a launcher's list of what it has."""
-        if self._early is not None:  # AgentStarted or such a list has not been told yet
-            self._early.append(event)
-        elif isinstance(event, events.LauncherReady):
-            self._early = []
-            self.performer.settle_listed(event, self._release_early)
-        elif isinstance(event, events.TaskEnded):
-            self.performer.settle(event)
-        else:
-            self.parts.inbox.put(event)
-
-    def _release_early(self) -> None:
-        early, self._early = self._early, None
-        for event in early or ():
-            self._from_launcher(event)
-
-    def _disk_changed(self, state: str, reason: str) -> None:
-        log.warning("the disk of %s is %s: %s", self.config.state, state, reason)
-        self.parts.journal.happened("disk", state, reason=reason)
-        self.parts.inbox.put(events.DiskRoomChanged(state == "ok", "" if state == "ok" else f"disk {state}"))
-
-    def _from_peer(self, src: str, message: Message) -> None:
-        self.performer.received(src, message)
-
-    def _from_bus(self, envelope: Envelope, retained: bool) -> None:
-        del retained
-        self.performer.heard_on_bus(envelope)
-        body = envelope.body
-        if isinstance(body, State):
-            if body.identity.address:
-                self.parts.links.learn(body.identity)
-                self.parts.members.news()
-            # However live, it may be late: only a Hello proves that a machine was started anew.
-            self.parts.inbox.put(events.PeerMet(body.identity, body.profile, body.report, retained=True))
-        else:
-            self.parts.inbox.put(events.MessageReceived(envelope.src, body))  # type: ignore[arg-type]
-
-    def _met(self, hello: Hello) -> None:
-        self.parts.links.learn(hello.identity)
-        self.parts.members.news()
-        self.parts.inbox.put(
-            events.PeerMet(hello.identity, hello.profile, hello.report, hello.peers, refutation=hello.refutation)
-        )
-
-    def _send_failed(self, dst: str, message: Message) -> None:
-        self.parts.counters["peer sends failed"] += 1
-        self.parts.inbox.put(events.SendFailed(dst, message))  # type: ignore[arg-type]
 
 
 def _threadsafe(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
     """Call in the loop's thread; a loop that is closed already needs it no more."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(call)
-
-
-def explain(error: PeerloadError) -> str:
-    """One line and a hint."""
-    return f"{error}" + (f"\n  {error.hint}" if error.hint else "")

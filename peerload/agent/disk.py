@@ -110,6 +110,11 @@ class Disk:
         status = os.statvfs(self._directory)
         return status.f_bavail * status.f_frsize
 
+    @property
+    def is_full(self) -> bool:
+        """Whether next to nothing can be written just now."""
+        return self.free_bytes() < ADMIT_BYTES
+
     def prepare(self) -> None:
         """At the agent's start: room for its own files, from the reserve if need be; else the reserve is filled up."""
         while self.free_bytes() < START_BYTES and self.reserve.give():
@@ -119,14 +124,22 @@ class Disk:
 
     def admit(self, tasks: int, spec_bytes: int) -> None:
         """Whether so many tasks may be taken on. Raises DiskFull."""
-        needed = ADMIT_BYTES + tasks * TASK_ROW_BYTES + 2 * spec_bytes
+        self._admit(tasks * TASK_ROW_BYTES + 2 * spec_bytes, "nothing was submitted", "submit again")
+
+    def admit_input(self, bytes_: int) -> None:
+        """Whether so much of a task's standard input may be kept. Raises DiskFull."""
+        if bytes_:
+            self._admit(bytes_, "no more of this input is taken", "run it again")
+
+    def _admit(self, bytes_: int, outcome: str, then: str) -> None:
+        needed = ADMIT_BYTES + bytes_
         missing = self.reserve.wanted_bytes - self.reserve.size_bytes  # what is given up is for the tasks there are
         free = max(self.free_bytes() - max(missing, 0), 0)
         if free < needed:
             raise DiskFull(
-                "the disk of this node is full; nothing was submitted",
+                f"the disk of this node is full; {outcome}",
                 why=f"{_mib(free)} are to be had at {self._directory}, this needs {_mib(needed)}",
-                hint="running tasks go on, and their results are kept; make room there, then submit again",
+                hint=f"make room, then {then}:  peerload clean --outputs --older 1d        running tasks go on, and their results are kept",
             )
 
     async def watch(self) -> None:
@@ -153,10 +166,17 @@ class Disk:
 
     def _judged(self) -> str:
         free = self.free_bytes()
-        if free < ADMIT_BYTES:
+        if self.is_full:
             return "full"
         mark = self.low_bytes * (1 if self.state == "ok" else ROOM_SHARE)
         return "low" if free < mark else "ok"
+
+
+def cannot_write(error: OSError) -> str:
+    """Why something could not be written on this node, in words."""
+    if error.errno in NO_ROOM:
+        return "the disk of its home is full"
+    return error.strerror or type(error).__name__
 
 
 def has_no_room(directory: Path) -> bool:

@@ -14,7 +14,8 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from peerload.agent.peer_address import join_address
+from peerload.agent.peer_address import ANY, join_address, plain_host
+from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 
@@ -22,14 +23,20 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
+    from peerload.agent.security_events import Tell
     from peerload.wire.seal import Sealer
 
 BATCH_MAX = 64
 """Datagrams read before others have their turn; the rest stays with the kernel until the next turn."""
 BUFFER_BYTES = 1 << 20
 """Asked of the kernel for what arrives while the agent is busy; it may give less (net.core.rmem_max)."""
+REPEATED_MAX = 64
+"""Datagrams of one address that come again within a minute and are not worth an event: networks double and delay some."""
 NAMES_MAX = 1000
 """Host names whose address is remembered."""
+LOOKUPS_MAX = 3
+"""Looked up at a time, a thread each of the few that all share: names that nobody answers for hold up nothing else. What finds
+no place is looked up when something is sent there again."""
 NAME_S = 60.0
 """How long a host name's address is believed."""
 
@@ -48,7 +55,7 @@ class GossipSocket(Generic[Said, Heard]):
 
     encode, decode: messages and their bytes (decode raises ProtocolError, whatever the bytes are); deliver: called from
     the loop's thread with (node, its boot id, the `HOST:PORT` it came from, messages) of each datagram that opened; counters: what was counted; loopback_only: nothing is
-    sent to another machine.
+    sent to another machine; broken: (rule, who, what), what was refused.
     """
 
     def __init__(
@@ -60,7 +67,9 @@ class GossipSocket(Generic[Said, Heard]):
         counters: Counter[str],
         *,
         loopback_only: bool = False,
+        broken: Tell = untold,
     ) -> None:
+        self._broken = broken
         self._sealer = sealer
         self._encode = encode
         self._decode = decode
@@ -68,6 +77,7 @@ class GossipSocket(Generic[Said, Heard]):
         self._counters = counters
         self._loopback_only = loopback_only
         self._socket: socket.socket | None = None
+        self._is_both = False
         self._names: OrderedDict[str, tuple[str | None, float]] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[None]] = {}
         self._has_complained = False
@@ -82,12 +92,13 @@ class GossipSocket(Generic[Said, Heard]):
         try:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
             if family == socket.AF_INET6:
-                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                self._is_both = host == ANY[1]  # "any" is IPv4's too, as with the peer links
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not self._is_both)
             made.bind((host, port))
         except OSError as error:
             made.close()
             why = error.strerror or str(error)
-            raise ConfigError("listen", f"cannot receive datagrams at {host}:{port}", why=why) from None
+            raise ConfigError("listen", f"cannot receive datagrams at {join_address(host, port)}", why=why) from None
         self._socket = made
         asyncio.get_running_loop().add_reader(made.fileno(), self._readable)
         chosen: int = made.getsockname()[1]
@@ -130,31 +141,36 @@ class GossipSocket(Generic[Said, Heard]):
             if made is None:
                 return
             try:
-                datagram, source = made.recvfrom(DATAGRAM_BYTES_MAX + 1)
+                datagram, (host, port, *_) = made.recvfrom(DATAGRAM_BYTES_MAX + 1)
             except BlockingIOError:
                 return
             except OSError:
                 self._counters["gossip receive errors"] += 1
                 return
-            self._received(datagram, source)
+            self._received(datagram, plain_host(host), port)
 
-    def _received(self, datagram: bytes, source: SocketAddress) -> None:
+    def _received(self, datagram: bytes, host: str, port: int) -> None:
         self._counters["gossip received"] += 1
         self._counters["gossip received bytes"] += len(datagram)
         if len(datagram) > DATAGRAM_BYTES_MAX:
             self._counters["gossip dropped: too large"] += 1
+            self._broken("P1", host, "a datagram too large")
             return
+        node = ""
         try:
             node, boot, plaintext = self._sealer.open(datagram, self._sealer.node.encode())
             messages = self._decode(plaintext)
         except NotAuthentic:
             self._counters["gossip dropped: not of this cluster, or for another node"] += 1
+            self._broken("J5", host, "a datagram that is not of this cluster, or for another node")
         except Replayed:
             self._counters["gossip dropped: replayed"] += 1
-        except ProtocolError:
+            self._broken("P5", host, "datagrams that have come before", tolerated=REPEATED_MAX)
+        except ProtocolError as error:
             self._counters["gossip dropped: malformed"] += 1
+            self._broken("P1", node or host, str(error))
         else:
-            self._deliver(node, boot, join_address(source[0], source[1]), messages)
+            self._deliver(node, boot, join_address(host, port), messages)
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -182,13 +198,15 @@ class GossipSocket(Generic[Said, Heard]):
             return None
         assert self._socket is not None
         is_ours = (found.version == 6) == (self._socket.family == socket.AF_INET6)  # noqa: PLR2004 -- IPv6
+        if self._is_both and not is_ours:
+            return f"::ffff:{found}", port
         return (str(found), port) if is_ours else None
 
     def _looked_up(self, host: str) -> str | None:
         """The address of a host name as far as it is known; the answer is looked for in the background."""
         loop = asyncio.get_running_loop()
         known, until_s = self._names.get(host, (None, 0.0))
-        if loop.time() >= until_s and host not in self._lookups and len(self._lookups) < NAMES_MAX:
+        if loop.time() >= until_s and host not in self._lookups and len(self._lookups) < LOOKUPS_MAX:
             lookup = loop.create_task(self._look_up(host), name=f"look up {host}")
             self._lookups[host] = lookup
             lookup.add_done_callback(lambda _: self._lookups.pop(host, None))
@@ -196,7 +214,7 @@ class GossipSocket(Generic[Said, Heard]):
 
     async def _look_up(self, host: str) -> None:
         loop = asyncio.get_running_loop()
-        family = socket.AF_UNSPEC if self._socket is None else self._socket.family
+        family = socket.AF_UNSPEC if self._socket is None or self._is_both else self._socket.family
         found: str | None = None
         try:
             answers = await loop.getaddrinfo(host, None, family=family, type=socket.SOCK_DGRAM)

@@ -34,6 +34,8 @@ class Inbox:
         self._events: deque[Event] = deque()
         self._scheduled = False
         self.dropped = 0
+        self.put_count = self.taken_count = 0
+        """How many were ever queued, and how many of them were handed over."""
 
     def __len__(self) -> int:
         return len(self._events)
@@ -44,6 +46,7 @@ class Inbox:
             self.dropped += 1
             return
         self._events.append(event)
+        self.put_count += 1
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._turn)
@@ -54,6 +57,7 @@ class Inbox:
 
     def _turn(self) -> None:
         events = [self._events.popleft() for _ in range(min(len(self._events), TURN_EVENTS_MAX))]
+        self.taken_count += len(events)
         self._scheduled = bool(self._events)
         if self._scheduled:
             self._loop.call_soon(self._turn)

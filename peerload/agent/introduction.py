@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.agent.sensors.host import machine_facts
 from peerload.agent.speed import kept_speed
 from peerload.model import events
@@ -44,11 +46,12 @@ class Introduction:
     def sealer(self, purpose: str) -> Sealer:
         """What this start of this node seals with for one purpose; to be made once for each."""
         of, identity = self._parts.cluster, self._parts.identity
-        return Sealer(of.key, of.id, identity.node, identity.boot, purpose=purpose)
+        return self._parts.trust.seals(Sealer(of.key, of.id, identity.node, identity.boot, purpose=purpose))
 
     def hello(self) -> Hello:
         """What is said first on every link."""
-        return self._parts.node.membership.hello(self._report())
+        hello = self._parts.node.membership.hello(self._report())
+        return msgspec.structs.replace(hello, wall_at=self._parts.now().wall_s, trust=self._parts.trust.trust.digest)
 
     def state(self) -> State:
         """What is told by way of the broker."""
@@ -79,6 +82,7 @@ class Introduction:
             speed=self.speed() or 1.0,
             gpus=sum(device.kind == GPU for device in devices),
             devices=devices,
+            issuer=self._parts.tls.lets_in,
         )
 
     def speed(self) -> float | None:

@@ -1,9 +1,10 @@
 """The launcher: one small process that starts, freezes, stops and reaps the tasks of a node, and outlives the agent.
+It is one loop over one table of tasks, and so one file; what needs no such table lies in the `launcher_*.py` beside it.
 
 Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent; both sides send frames (4-byte length,
 MessagePack), each a list of maps. Requests have ``do``: list, spawn, signal, lease, evict (end a frozen one), forget,
-ping, stop; events have ``is``: listed, started, ended, expired (it has no process and will have none, and no exit: its
-lease had run out, its unit could not be made, or it was evicted), frozen, thawed, pong. An agent hears of events only
+ping, input, resize, usage, stop; events have ``is``: listed, started, ended, expired (it has no process and will have none, and no exit: its
+lease had run out, its unit could not be made, or it was evicted), frozen, thawed, fed, used, pong. An agent hears of events only
 after it has asked for the list, so that the list and the events after it tell everything once. Whatever an agent says,
 the launcher goes on: garbage costs it the connection.
 
@@ -24,22 +25,32 @@ import sys
 import time
 from typing import Any
 
+from peerload.agent.launcher_access import OwnAccess
 from peerload.agent.launcher_births import Births, memory_bytes_max
+from peerload.agent.launcher_cgroup import ROOT_PREFIX
 from peerload.agent.launcher_endings import Endings
 from peerload.agent.launcher_exits import Exits
+from peerload.agent.launcher_gauge import used
+from peerload.agent.launcher_input import StandardInput
 from peerload.agent.launcher_kinds import choose
 from peerload.agent.launcher_leases import CHECK_S, Leases, boot_s
 from peerload.agent.launcher_records import LOG_BYTES_MAX, say
 from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
-from peerload.agent.launcher_spawn import CannotStart, Capture, Holes
+from peerload.agent.launcher_spawn import CannotStart, Capture, Holes, NotAllowed
 from peerload.agent.launcher_takeover import Guard, end_left_overs
 from peerload.agent.launcher_task import FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
 
-PROTOCOL = 5
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.agent.launcher_system import System
+
+PROTOCOL = 8
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
 there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing.
 2 had no ``evict``, 3 no ``ping``; 4 had no ``memory`` there, no ``memory_bytes_max`` and ``node`` in requests to spawn, and no
-``out_of`` in exits: memory was not limited."""
+``out_of`` in exits: memory was not limited. 5 had no ``input``, ``resize`` and ``fed``, and no ``input`` and ``terminal`` in
+requests to spawn: every task read /dev/null. 6 had no ``system`` there, and no `may`, `check`, `write` and `told`: it ran tasks
+as itself. 7 had no `usage`."""
 KEY_CHARS_MAX = 128
 NODE_CHARS_MAX = 64
 """Of the name of its node a reason has no more."""
@@ -54,10 +65,12 @@ ALREADY_RUNS = 75
 
 class Launcher:
     """The state of the launcher and its loop. ``directory`` is absolute; raises BlockingIOError if another has it.
-    ``units``, ``memory``: the kind of each, "" for the best that works."""
+    ``units``, ``memory``: the kind of each, "" for the best that works; ``system``: it serves all users of the machine."""
 
-    def __init__(self, directory: str, units: str = "", memory: str = "") -> None:
+    def __init__(self, directory: str, units: str = "", memory: str = "", system: System | None = None) -> None:
         self._directory = directory
+        self._system = system
+        self._access = OwnAccess() if system is None else system.access
         self._units_wanted = units
         self._memory_wanted = memory
         self._lock = os.open(f"{directory}/launcher.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -83,10 +96,16 @@ class Launcher:
         end_left_overs(self._directory, set(self._exits.ended))
         self._run = os.urandom(4).hex()
         self._units, self._memory = choose(self._directory, self._run, self._units_wanted, self._memory_wanted)
-        self._births = Births(self._directory, self._run, self._tasks, self._units, self._memory)
-        self._endings = Endings(self._units, self._end)
-        self._leases = Leases(self._tasks, self._units, self._events)
         self._epoll = select.epoll()
+        if self._system is not None:
+            self._system.open(self._epoll, self._events, self._units, ROOT_PREFIX + self._run)
+            self._units.errands = self._system.errands.pids
+        self._input = StandardInput(self._epoll, self._events, self._access)
+        self._births = Births(
+            self._directory, self._run, self._tasks, self._units, self._memory, self._input, self._system
+        )
+        self._endings = Endings(self._units, self._end, self._closed)
+        self._leases = Leases(self._tasks, self._units, self._events)
         self._wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._exits.wake_by(wake_end)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
@@ -95,7 +114,11 @@ class Launcher:
             signal.signal(signal.SIGCHLD, lambda *_: None)  # orphans come to us
         self._epoll.register(self._wake, select.EPOLLIN)
         self._set_guard()
-        self._agent = AgentSocket(self._directory, self._epoll, self._carry_out)
+        if self._system is None:
+            self._agent = AgentSocket(self._directory, self._epoll, self._carry_out)
+        else:
+            carry_out = self._system.waiting(self._carry_out)
+            self._agent = AgentSocket(self._system.sockets, self._epoll, carry_out, self._system)
         fd = os.open(f"{self._directory}/launcher.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, b"%d\n" % os.getpid())
         os.close(fd)
@@ -122,6 +145,9 @@ class Launcher:
                     self._reap_orphans()
                 elif self._guard is not None and fd == self._guard.pidfd:
                     self._replace_guard(self._guard)
+            self._input.ready(masks)
+            if self._system is not None:
+                self._system.ready(masks)
             self._agent.ready(masks)
             self._enforce()
             self._endings.settle()
@@ -129,6 +155,8 @@ class Launcher:
         self._agent.close()
         self._units.remove()
         self._memory.remove()
+        if self._system is not None:
+            self._system.close()
         if self._guard is not None:
             os.kill(self._guard.pid, signal.SIGKILL)  # there is nothing left for it to do
             self._guard.close()
@@ -140,6 +168,8 @@ class Launcher:
             dues_s.append(self._kill_at_s)
         if self._tasks:
             dues_s.append(now_s + LIMIT_EVERY_S)
+        if self._system is not None:
+            dues_s += self._system.dues_s()
         soonest_s = self._leases.soonest_s()
         if soonest_s is not None:
             dues_s.append(now_s + min(soonest_s, CHECK_S))
@@ -167,6 +197,7 @@ class Launcher:
 
     def _leader_ended(self, task: Task) -> None:
         task.memory_use = self._memory.used(task.key)
+        self._input.leader_ended(task.key)
         self._endings.add(task)
         self._leases.drop(task)
         self._epoll.unregister(task.pidfd)
@@ -175,12 +206,21 @@ class Launcher:
 
     def _end(self, task: Task) -> None:
         del self._tasks[task.key]
+        self._input.close(task.key)
         record = task.reap(self._holes)
+        said = self._system.said(task.pid) if self._system is not None else None
+        if said is not None:  # it never was the command
+            record = failed(task.started_at, *said)
         self._memory.close(task.key)
         if task.lost_because:
             self._lose(task.key, task.lost_because, never_started=False)
         else:
             self._exits.add(task.key, record, is_synced=task.is_synced)
+
+    def _closed(self, key: str) -> None:
+        """Nothing of this attempt is left, not even its unit."""
+        if self._system is not None:
+            self._system.release(key)
 
     def _lose(self, key: str, reason: str, *, never_started: bool) -> None:
         self._events.append({"is": "expired", "key": key, "reason": reason, "never_started": never_started})
@@ -189,7 +229,7 @@ class Launcher:
         """What tasks have left to us, where orphans come to the launcher."""
         if not self._units.is_bare:
             return
-        mine = {task.pid for task in self._tasks.values()} | {self._units.guard_pid}
+        mine = {task.pid for task in self._tasks.values()} | {self._units.guard_pid} | self._units.errands
         for pid in self._units.orphans() - mine:
             try:
                 os.waitpid(pid, os.WNOHANG)
@@ -206,7 +246,7 @@ class Launcher:
 
     # -- the agent -----------------------------------------------------------------------------------------------
 
-    def _carry_out(self, request: dict[str, Any]) -> None:  # noqa: C901 -- one line a request
+    def _carry_out(self, request: dict[str, Any]) -> None:  # noqa: C901 PLR0912 -- one line a request
         do = request["do"]
         if do == "spawn":
             self._spawn(request)
@@ -214,7 +254,7 @@ class Launcher:
             self._exits.forget(request["key"])
         elif do == "signal":
             task = self._tasks.get(request["key"])
-            if task is not None:
+            if task is not None and not self._would_thaw(task, int(request["signal"])):
                 self._signal(task, int(request["signal"]))
         elif do == "lease":
             task = self._tasks.get(request["key"])
@@ -226,11 +266,19 @@ class Launcher:
                 self._leases.evict(task, str(request["reason"]))
         elif do == "list":
             self._list()
+        elif do == "input":
+            self._input.grown(request)
+        elif do == "resize":
+            self._input.resize(request)
+        elif do == "usage":
+            self._events.append(
+                {"is": "used", "id": int(request["id"]), **used(self._tasks, self._units, request["keys"])}
+            )
         elif do == "ping":
             self._events.append({"is": "pong"})
         elif do == "stop":
             self._stop()
-        else:
+        elif self._system is None or not self._system.carry_out(do, request):
             raise ValueError("unknown request")
 
     def _list(self) -> None:
@@ -259,8 +307,9 @@ class Launcher:
                 "protocol": PROTOCOL,
                 "run": self._run,
                 "units": self._units.name,
-                "unenforced": [*self._units.unenforced, *self._memory.unenforced],
+                "unenforced": [*self._units.unenforced, *self._memory.unenforced, *self._births.unenforced],
                 "memory": self._memory.name,
+                "system": self._system is not None,
             }
             self._agent.send([event])
 
@@ -286,17 +335,25 @@ class Launcher:
             self._lose(key, "its lease ran out before it could be started", never_started=True)
             return
         paths = [str(request["stdout"]), str(request["stderr"])]
-        captures = (Capture(paths[0], limit), Capture(paths[1], limit))
+        captures = (Capture(paths[0], limit, self._access), Capture(paths[1], limit, self._access))
         started_at = time.time()
         try:
+            if self._system is not None:
+                self._system.admit(key, request)
             pid = self._births.make(key, request, paths)
+        except NotAllowed as refusal:
+            self._closed(key)
+            self._lose(key, f"policy: {refusal}", never_started=True)
+            return
         except CannotStart as failure:
+            self._closed(key)
             for capture in captures:
                 capture.close(self._holes)
             record = failed(started_at, failure.exit_code, failure.reason)
             self._exits.add(key, record, is_synced=bool(request.get("once")))
             return
         except OSError as error:
+            self._closed(key)
             self._lose(key, f"no unit can be made for it: {error}", never_started=True)
             return
         task = Task(key, pid, started_at, captures)
@@ -326,6 +383,10 @@ class Launcher:
         else:
             return False
         return True
+
+    def _would_thaw(self, task: Task, number: int) -> bool:
+        """Whether this signal makes a task run that has no lease; its lease, once it comes, makes it go on anyway."""
+        return number == signal.SIGCONT and self._units.is_bare and bool(task.frozen_at_s)
 
     def _signal(self, task: Task, number: int) -> None:
         """To its process group, and to what has left that; a KILL ends all of it for certain."""
@@ -358,9 +419,14 @@ class Launcher:
                 self._signal(task, signal.SIGTERM)
 
 
-def _detach(directory: str) -> None:
+def ignore_signals() -> None:
+    """What a terminal or a broken pipe sends is not for a launcher."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _detach(directory: str) -> None:
+    ignore_signals()
     if os.getsid(0) != os.getpid() and os.getpgid(0) != os.getpid():
         os.setsid()
     path = f"{directory}/launcher.log"
@@ -374,12 +440,12 @@ def _detach(directory: str) -> None:
     os.close(log)
 
 
-def _locked(directory: str, units: str, memory: str) -> Launcher:
+def locked(directory: str, units: str, memory: str, system: System | None = None) -> Launcher:
     """The launcher of this directory; ends this process if there is another."""
     tries_until_s = time.monotonic() + LOCK_S_MAX
     while True:
         try:
-            return Launcher(directory, units, memory)
+            return Launcher(directory, units, memory, system)
         except BlockingIOError:
             if time.monotonic() >= tries_until_s:
                 sys.stderr.write(f"another launcher runs in {directory}\n")
@@ -397,7 +463,7 @@ def main() -> None:
         sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND]")
     directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
-    launcher = _locked(directory, flags.get("--units", ""), flags.get("--memory", ""))
+    launcher = locked(directory, flags.get("--units", ""), flags.get("--memory", ""))
     _detach(directory)
     launcher.open()
     launcher.run()

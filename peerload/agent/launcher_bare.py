@@ -53,6 +53,7 @@ class Bare:
         self._leaders: dict[str, tuple[int, int]] = {}
         self._doubts: dict[str, int] = {}
         self.guard_pid = 0
+        self.errands: set[int] = set()
         _become_subreaper()
 
     def mark(self, key: str) -> bytes:
@@ -99,6 +100,24 @@ class Bare:
         """See `Units`."""
         return sorted(members(process_table(), dict([self._leaders[key]]), {self.mark(key)}))
 
+    def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
+        """See `Units`. One look for all, as in `freeze_again`: their sessions, what descends from these, and orphans."""
+        if not keys:
+            return {}
+        table = process_table()
+        orphans = {pid: read(f"/proc/{pid}/environ") for pid in self._strange_children()}
+        found = {}
+        for key in keys:
+            leaders = dict([self._leaders[key]])
+            mark = MARK + b"=" + self.mark(key) + b"\0"
+            leaders |= {pid: process_start(pid) for pid, environment in orphans.items() if mark in environment + b"\0"}
+            found[key] = sorted(members(table, leaders, set()))
+        return found
+
+    def cpu_s(self, key: str) -> float:  # noqa: ARG002 -- as `Cgroup2` has it
+        """See `Units`. Nobody counts."""
+        return -1.0
+
     def orphans(self) -> set[int]:
         """See `Units`: with the leaders of tasks."""
         return {int(child) for child in read(self._children).split()}
@@ -119,7 +138,7 @@ class Bare:
 
     def _strange_children(self) -> set[int]:
         """Children of ours that are no leader of another task, nor of this one."""
-        return self.orphans() - {pid for pid, _ in self._leaders.values()} - {self.guard_pid}
+        return self.orphans() - {pid for pid, _ in self._leaders.values()} - {self.guard_pid} - self.errands
 
     def _is_without_orphans(self, key: str) -> bool:
         """Whether none of our children are of this unit, for certain: fast forks come and go while we look."""

@@ -18,7 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from peerload.agent.launcher_input import StandardInput
     from peerload.agent.launcher_memory import Memory
+    from peerload.agent.launcher_system import System
     from peerload.agent.launcher_task import Task
     from peerload.agent.launcher_units import Units
 
@@ -27,11 +29,24 @@ DESCRIPTORS_RESERVED = 64
 
 
 class Births:
-    """Of the launcher's ``tasks``, in their ``units``, with the limits of ``memory``; ``run`` names this run of the launcher,
-    whose files are in ``directory``."""
+    """Of the launcher's ``tasks``, in their ``units``, with the limits of ``memory`` and something to read from
+    ``standard_input``; ``run`` names this run of the launcher, whose files are in ``directory``; ``system``: that of a launcher
+    that serves all users."""
 
-    def __init__(self, directory: str, run: str, tasks: dict[str, Task], units: Units, memory: Memory) -> None:
+    def __init__(
+        self,
+        directory: str,
+        run: str,
+        tasks: dict[str, Task],
+        units: Units,
+        memory: Memory,
+        standard_input: StandardInput,
+        system: System | None = None,
+    ) -> None:
         self._run = run
+        self._system = system
+        self.unenforced: tuple[str, ...] = () if system is None else system.unenforced
+        self._standard_input = standard_input
         self._tasks = tasks
         self._units = units
         self._memory = memory
@@ -43,8 +58,17 @@ class Births:
     def make(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
         """The process that a request asks for, in its unit, with stdout and stderr at ``paths`` → its pid. Raises
         CannotStart, or OSError if there can be no unit."""
+        try:
+            pid = self._make(key, request, paths)
+        except (CannotStart, OSError):
+            self._standard_input.close(key)
+            raise
+        self._standard_input.started(key)
+        return pid
+
+    def _make(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
         limit_bytes = memory_bytes_max(request)
-        if len(self._tasks) >= self._tasks_max:
+        if len(self._tasks) + self._standard_input.descriptors >= self._tasks_max:
             why = f"{len(self._tasks)} tasks run already, as many as this system allows"
             raise CannotStart(NOT_EXECUTABLE, why)
         environment = request["environment"]
@@ -72,9 +96,14 @@ class Births:
         return pid
 
     def _spawn(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
+        reads = self._standard_input.open(key, request, paths[0])
         try:
             self._memory.enter(key, memory_bytes_max(request))
-            return spawn(request["argv"], request["environment"], request["directory"], int(request["umask"]), paths)
+            if self._system is not None:
+                return self._system.spawn(key, request, paths, reads)
+            return spawn(
+                request["argv"], request["environment"], request["directory"], int(request["umask"]), paths, reads
+            )
         finally:
             self._memory.leave()
 

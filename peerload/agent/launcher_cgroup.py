@@ -15,9 +15,9 @@ from peerload.agent.launcher_units import REPORT_S, kill_one, read, write
 
 ROOT_PREFIX = "peerload."
 FREEZE_LOOKS_MAX = 20
-"""While processes are killed one by one, the freezer that keeps them from forking is waited for so many looks …"""
+"""Until all stands still it is looked so often, …"""
 FREEZE_LOOK_S = 0.0005
-"""… this far apart; what forks all the same is killed by the next call."""
+"""… this far apart; what has forked ahead of that is found by the next call."""
 IDLE_MAX = 64
 """So many empty directories are kept for the next tasks."""
 NLINK_OF_ONE = 2
@@ -40,6 +40,7 @@ class Cgroups:
     is_bare = False
     unenforced: tuple[str, ...] = (_OUTSIDE,)
     guard_pid = 0
+    errands: set[int] = set()  # noqa: RUF012 -- replaced
 
     def __init__(self, own: str, root_name: str) -> None:
         self.root = f"{self._place(own)}/{root_name}"
@@ -138,6 +139,14 @@ class Cgroups:
         """See `Units`."""
         return processes_below(self._paths[key])
 
+    def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
+        """See `Units`. The kernel knows them all."""
+        return {key: self.processes(key) for key in keys}
+
+    def cpu_s(self, key: str) -> float:  # noqa: ARG002 -- as `Cgroup2` has it
+        """See `Units`. The freezer counts nothing."""
+        return -1.0
+
     def close(self, key: str) -> bool:
         """See `Units`."""
         path = self._paths.get(key)
@@ -183,6 +192,7 @@ class Cgroups:
                 if self.is_frozen(path):
                     break
                 time.sleep(FREEZE_LOOK_S)
+                self.set_frozen(path, is_frozen=True)
             for pid in processes_below(path):
                 kill_one(pid)
             for below in reversed(directories_below(path)):
@@ -202,6 +212,29 @@ class Cgroup2(Cgroups):
 
     name = "cgroup2"
     has_memory = False
+
+    def __init__(self, own: str, root_name: str) -> None:
+        self._used_before: dict[str, float] = {}
+        super().__init__(own, root_name)
+
+    def enter(self, key: str, *, is_fresh: bool = False) -> None:
+        """See `Cgroups`. What it was used for before is not this one's."""
+        made = self._made
+        super().enter(key, is_fresh=is_fresh)
+        if self._made == made:
+            self._used_before[key] = _cpu_s(self._paths[key])
+
+    def cpu_s(self, key: str) -> float:
+        """See `Units`."""
+        counted_s = _cpu_s(self._paths[key])
+        return counted_s - self._used_before.get(key, 0.0) if counted_s >= 0 else -1.0
+
+    def close(self, key: str) -> bool:
+        """See `Units`."""
+        is_closed = super().close(key)
+        if is_closed:
+            self._used_before.pop(key, None)
+        return is_closed
 
     def _place(self, own: str) -> str:
         """See `Cgroups`. Beside the agent's, where its service has been given both."""
@@ -241,6 +274,23 @@ class Cgroup1(Cgroups):
 
     name = "cgroup1"
 
+    def freeze(self, key: str) -> None:
+        """See `Units`. While processes fork, one write may leave the cgroup at FREEZING for good: a parent that waits for
+        the exec of a child which is frozen already is not counted. The next write finds it (seen with Linux 6.18 in one of
+        sixteen tries)."""
+        super().freeze(key)
+        for _ in range(FREEZE_LOOKS_MAX):
+            if self.is_frozen(self._paths[key]):
+                break
+            time.sleep(FREEZE_LOOK_S)
+            super().freeze(key)
+
+    def freeze_again(self, keys: list[str]) -> None:
+        """See `Units`. Nobody else thaws them, but they may have forked ahead of every write so far."""
+        for key in keys:
+            if key in self._paths and not self.is_frozen(self._paths[key]):
+                super().freeze(key)
+
     def set_frozen(self, path: str, *, is_frozen: bool) -> None:
         """See `Cgroups`."""
         write(path + "/freezer.state", b"FROZEN" if is_frozen else b"THAWED")
@@ -261,6 +311,12 @@ def _divides_memory(path: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _cpu_s(path: str) -> float:
+    """The processor seconds that a cgroup has counted, -1 where it counts none."""
+    words = read(path + "/cpu.stat").split()
+    return int(words[1]) / 1e6 if words[:1] == [b"usage_usec"] else -1.0
 
 
 _KINDS: tuple[type[Cgroups], ...] = (Cgroup2, Cgroup1)

@@ -20,10 +20,12 @@ REMAINS_S_MAX = 10.0
 
 
 class Endings:
-    """In ``units``; ``end(task)`` is called once for each, when its leader may be reaped and its exit told."""
+    """In ``units``; ``end(task)`` is called once for each, when its leader may be reaped and its exit told, and
+    ``closed(key)`` as soon as nothing of it is left."""
 
-    def __init__(self, units: Units, end: Callable[[Task], None]) -> None:
+    def __init__(self, units: Units, end: Callable[[Task], None], closed: Callable[[str], None]) -> None:
         self._units = units
+        self._closed = closed
         self._end = end
         self._ending: list[Task] = []
         self._unclosed: list[Task] = []
@@ -46,11 +48,13 @@ class Endings:
         for task in [task for task in self._unclosed if task.close_due_s <= now_s]:
             if self._units.close(task.key):
                 self._unclosed.remove(task)
+                self._closed(task.key)
             else:
                 task.wait_longer()
         for task in [task for task in self._ending if task.close_due_s <= now_s]:
             if self._units.close(task.key):
                 self._over(task)
+                self._closed(task.key)
             elif not task.lost_because and now_s >= task.ended_s + REMAINS_S_MAX:
                 say(f"{task.key} has ended, but not what it left: {self._units.processes(task.key)}")
                 self._unclosed.append(task)

@@ -1,21 +1,24 @@
-"""The agent's end of the launcher: starts it if it is not there, speaks to it, restarts it if it dies."""
+"""The agent's end of the launcher: what is said to it and what it says; another one if it is lost.
+
+How one is found or started is `launcher_reach.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from peerload.agent.launcher_process import GONE_S, LauncherProcess, is_alive, stays, wait_gone
+from peerload.agent.launcher_process import GONE_S, LauncherProcess, LauncherService, is_alive, stays, wait_gone
 from peerload.agent.launcher_pulse import Pulse
+from peerload.agent.launcher_reach import LOST, LauncherError, listed, open_or_start, read_frame
 from peerload.agent.launcher_words import exit_of, spawn_request
-from peerload.model.errors import PeerloadError
 from peerload.model.events import (
     LauncherLost,
     LauncherReady,
@@ -27,47 +30,39 @@ from peerload.model.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from peerload.model.actions import SpawnTask
     from peerload.model.events import Event
-    from peerload.model.task import Exit
 
 log = logging.getLogger("peerload.launcher")
 
-START_S_MAX = 15.0
-"""A new launcher first ends what its predecessor left, then answers."""
 STOP_S_MAX = 5.0
 RESTART_S = 0.2
 CONNECTS_MAX = 3
 """A launcher that hangs up is connected to again so often before the agent gives up starting."""
-START_LOOK_S = 0.01
-"""A launcher on its way is looked for this often."""
-FRAME_BYTES_MAX = 4 << 20
+ASKED_MAX = 1024
+ASK_S_MAX = 330.0
+"""What it does as a user may take as long as it lets that, and a little more."""
 FRAME_FILL_BYTES = 1 << 20
 """A frame is sent when it holds this much; a single request may be larger."""
 
+FOLLOWED_BYTES_MAX = 256 << 20
+"""So much of a stream is kept, the first and the last half of it, where somebody reads it as it comes: who is less than half
+of this behind misses nothing."""
+FEEDS_SINCE = 6
+"""The first version of its protocol that knows `input` and `resize`."""
 PINGED_SINCE = 4
 """The first version of its protocol that knows `ping`."""
 CUT_OFF = "its connection broke; it is there, and so are its tasks"
-
-_LOST = (OSError, asyncio.IncompleteReadError, ValueError, TypeError, KeyError, AttributeError)
-"""What reading from a launcher raises that is gone or does not speak our language; OSError is TimeoutError too."""
-
-IS_FROZEN = 2
-"""The place in what is told of a lease, after ts and deadline."""
+MEASURES_SINCE = 8
+"""The first version of its protocol that knows `usage`."""
+MEASURED_S_MAX = 2.0
+"""It answers that at once, or it is busy: nobody waits longer for figures."""
 EVICTS = 3
 """The launcher's protocol from which on it knows `evict`."""
-
-
 MEMORY_FREE = "memory: this launcher is of an earlier version, and limits none"
-
-
-class LauncherError(PeerloadError):
-    """The launcher cannot be started or does not answer."""
-
-    code = "launcher"
 
 
 class LauncherLink:
@@ -81,8 +76,15 @@ class LauncherLink:
         output_bytes_max: int,
         failed: Callable[[str], None] | None = None,
         pulse: Callable[[Callable[[], None], Callable[[bool], None]], Pulse] = Pulse,
+        files_max: int = 0,
+        service_of: str = "",
     ) -> None:
+        """service_of: the node whose launcher it is, where a service runs it for all users; "": it is the agent's own."""
         self._directory = directory
+        self._service_of = service_of
+        self._numbers = itertools.count(1)
+        self._asked: dict[int, asyncio.Future[str]] = {}
+        self._measured: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._failed = failed
         self._put = put
         self._output_bytes_max = output_bytes_max
@@ -101,18 +103,30 @@ class LauncherLink:
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._paused = False
-        self._process = LauncherProcess(directory)
+        self._process = LauncherService(directory) if service_of else LauncherProcess(directory, files_max)
         self._pulse = pulse(lambda: self._request({"do": "ping"}), lambda silent: put(LauncherSilent(silent)))
         self._is_asked = False
+        self.fed: Callable[[str, int, bool], None] = lambda _key, _offset, _is_closed: None
+        """Called with how much of its stdin a task has read, and whether it reads no more."""
 
     @property
     def pid(self) -> int:
         """The launcher's pid, 0 while there is none."""
         return self._pid
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it was asked whether it is there, and did not answer in time."""
+        return self._pulse.is_silent
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether there is one that answers within so many seconds; one of an earlier version cannot be asked."""
+        return bool(self._pid) and (not self._is_asked or await self._pulse.answers(within_s))
+
     async def start(self) -> LauncherReady:
         """Find the launcher or start one. → what runs, what has ended unforgotten, and of what runs the frozen. Raises LauncherError."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._service_of:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         reader, listing = await self._connect_again()
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
         self._reading.add_done_callback(self._read_ended)
@@ -167,7 +181,7 @@ class LauncherLink:
         self._request({"do": "stop"})
         self._flush()
         await asyncio.to_thread(wait_gone, pid, STOP_S_MAX)
-        if is_alive(pid):
+        if is_alive(pid) and not self._service_of:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await asyncio.to_thread(self._process.wait)
@@ -184,10 +198,27 @@ class LauncherLink:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def spawn(self, action: SpawnTask, stdout: Path, stderr: Path, extra: dict[bytes, bytes]) -> None:
-        """Start a process; ``extra`` is added to its environment."""
-        request = spawn_request(action, (str(stdout), str(stderr)), extra)
-        request["output_bytes_max"] = self._output_bytes_max
+    def spawn(
+        self,
+        action: SpawnTask,
+        stdout: Path,
+        stderr: Path,
+        extra: dict[bytes, bytes],
+        source: str = "",
+        owner: int = -1,
+    ) -> None:
+        """Start a process; ``extra`` is added to its environment; ``source``: the file that its stdin is fed from; ``owner``: the
+        uid that its submitter has on this node, -1 = not known."""
+        request = spawn_request(action, (str(stdout), str(stderr)), extra, source)
+        if self._service_of:
+            request |= {"node": self._service_of, "home": action.home, "user": action.spec.user, "uid": owner}
+            request |= {
+                "kept": [*extra, *action.spec.named],
+                "devices": bool(action.devices),
+                "cpus": action.spec.request.cpus,
+            }
+        limit = self._output_bytes_max
+        request["output_bytes_max"] = max(limit, FOLLOWED_BYTES_MAX) if action.spec.followed else limit
         if self._run:
             request["run"] = self._run
         self._request(request)
@@ -195,6 +226,19 @@ class LauncherLink:
     def signal(self, key: str, number: int) -> None:
         """Send a signal to a task."""
         self._request({"do": "signal", "key": key, "signal": number})
+
+    @property
+    def feeds(self) -> bool:
+        """Whether it passes standard input on, and makes terminals; one of an earlier version does neither."""
+        return self._protocol >= FEEDS_SINCE
+
+    def feed(self, key: str, size_bytes: int, *, has_ended: bool) -> None:
+        """The file that a task's stdin is fed from has so many bytes; ``has_ended``: that is all. `fed` answers."""
+        self._request({"do": "input", "key": key, "size": size_bytes, "ends": has_ended})
+
+    def resize(self, key: str, rows: int, columns: int) -> None:
+        """The window of a task's terminal is another."""
+        self._request({"do": "resize", "key": key, "rows": rows, "columns": columns})
 
     def set_lease(self, key: str, deadline_s: float, ts: float) -> None:
         """Move the time at which a task is frozen; ``ts``: what that was granted for, kept with it."""
@@ -209,6 +253,39 @@ class LauncherLink:
         """The exit record is not needed any more."""
         self._request({"do": "forget", "key": key})
 
+    async def ask(self, request: dict[str, Any]) -> str:
+        """Have the launcher of all users do something as one of them → what was in the way, "" if nothing. Raises
+        LauncherError."""
+        if self._writer is None or self._paused or len(self._asked) >= ASKED_MAX:
+            raise LauncherError("the launcher does not answer", hint="systemctl status peerload-launcher")
+        number = next(self._numbers)
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._request({**request, "id": number, "node": self._service_of})
+        try:
+            async with asyncio.timeout(ASK_S_MAX):
+                return await answer
+        except TimeoutError:
+            raise LauncherError("the launcher has not done in time what it was asked") from None
+        finally:
+            self._asked.pop(number, None)
+
+    async def usage(self, keys: Sequence[str]) -> dict[str, Any]:
+        """What these tasks use just now, as `launcher_gauge.used` has it; nothing of any where it does not say so in time."""
+        if self._protocol < MEASURES_SINCE or self._writer is None or self._paused or len(self._measured) >= ASKED_MAX:
+            return {}
+        number = next(self._numbers)
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._measured[number] = answer
+        self._request({"do": "usage", "id": number, "keys": list(keys)})
+        try:
+            async with asyncio.timeout(MEASURED_S_MAX):
+                return await answer
+        except TimeoutError:
+            return {}
+        finally:
+            self._measured.pop(number, None)
+
     def _request(self, request: dict[str, Any]) -> None:
         if self._writer is None or self._paused:
             return  # LauncherReady will tell what is true then
@@ -220,7 +297,7 @@ class LauncherLink:
     def _flush(self) -> None:
         self._flushing = False
         requests, self._requests = self._requests, []
-        if self._writer is None:
+        if self._writer is None or self._writer.is_closing():  # it has gone, which is noticed by who reads
             return
         batch: list[bytes] = []
         size = 0
@@ -242,9 +319,9 @@ class LauncherLink:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, LauncherReady]:
         """Connect, starting the launcher if nobody answers, and ask for the list."""
-        reader, writer = await self._open_or_start()
+        reader, writer = await open_or_start(self._directory, self._process, is_service=bool(self._service_of))
         try:
-            listing = await self._list(reader, writer)
+            listing = await listed(reader, writer, self._met)
         except BaseException:
             writer.close()
             raise
@@ -258,32 +335,11 @@ class LauncherLink:
         for _ in range(CONNECTS_MAX):
             try:
                 return await self._connect()
-            except _LOST as error:
+            except LOST as error:
                 why = str(error) or type(error).__name__
                 log.warning("the launcher hung up: %s", why)
         self._process.let_go()
         raise LauncherError("the launcher does not answer", why=why)
-
-    async def _list(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> LauncherReady:
-        writer.write(_frame([{"do": "list"}]))
-        running: list[tuple[str, float, float]] = []
-        ended: list[tuple[str, Exit]] = []
-        frozen: list[str] = []
-        more = True
-        while more:
-            async with asyncio.timeout(START_S_MAX):
-                events = await _read_frame(reader)
-            for event in events:
-                if event.get("is") == "listed":
-                    more = bool(event["more"])
-                    leases = event.get("leases") or [(0.0,)] * len(event["running"])
-                    for (key, started_at), lease in zip(event["running"], leases, strict=True):
-                        running.append((key, float(started_at), float(lease[0])))
-                        frozen += [key] * (len(lease) > IS_FROZEN and bool(lease[IS_FROZEN]))
-                    ended += [(key, exit_of(exit_)) for key, exit_ in event["ended"]]
-                    if not more:
-                        self._met(event)
-        return LauncherReady(tuple(running), tuple(ended), tuple(frozen))
 
     def _met(self, hello: dict[str, Any]) -> None:
         """What it says of itself; one of the first version says nothing but its pid."""
@@ -298,31 +354,8 @@ class LauncherLink:
         if not self.memory:
             self.unenforced += (MEMORY_FREE,)
         self._is_asked = self._protocol >= PINGED_SINCE
-
-    async def _open_or_start(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        deadline_s = time.monotonic() + START_S_MAX
-        started = False
-        while True:
-            try:
-                return await self._open()
-            except OSError as error:
-                if not started:
-                    started = True
-                    await asyncio.to_thread(self._process.start)
-                elif time.monotonic() > deadline_s or self._process.has_failed():
-                    self._process.let_go()
-                    raise LauncherError(
-                        "the launcher does not answer", why=self._process.last_words() or str(error.strerror)
-                    ) from None
-                await asyncio.sleep(START_LOOK_S)
-
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect by way of the directory's own descriptor: a long path does not fit into a socket's name."""
-        fd = os.open(self._directory, os.O_PATH | os.O_DIRECTORY)
-        try:
-            return await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/launcher.sock", limit=FRAME_BYTES_MAX + 4)
-        finally:
-            os.close(fd)
+        if self._service_of and not hello.get("system"):
+            raise LauncherError("the launcher is one user's own", why=f"it answers in {self._directory}")
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Events until the launcher is lost; then another one, for ever."""
@@ -339,6 +372,9 @@ class LauncherLink:
             self._writer = None
             self._paused = True
             self._requests.clear()
+            for answer in self._asked.values():
+                if not answer.done():
+                    answer.set_exception(LauncherError("the launcher went away"))
             self._put(LauncherLost(CUT_OFF) if is_there else LauncherLost())
             reader, ready = await self._reconnect()
             self.tell()
@@ -348,11 +384,11 @@ class LauncherLink:
     async def _events_until_lost(self, reader: asyncio.StreamReader) -> str:
         try:
             while True:
-                told = await _read_frame(reader)
+                told = await read_frame(reader)
                 self._pulse.heard()
                 for event in told:
                     self._event(event)
-        except _LOST as error:
+        except LOST as error:
             return str(error) or type(error).__name__
 
     async def _reconnect(self) -> tuple[asyncio.StreamReader, LauncherReady]:
@@ -360,7 +396,7 @@ class LauncherLink:
         while True:
             try:
                 return await self._connect()
-            except (LauncherError, *_LOST) as error:
+            except (LauncherError, *LOST) as error:
                 log.error("no launcher: %s", error)  # noqa: TRY400 -- said every time it fails; the story is in the error
                 await asyncio.sleep(RESTART_S)
 
@@ -373,18 +409,15 @@ class LauncherLink:
             self._put(TaskLost(event["key"], reason, never_started=bool(event.get("never_started", True))))
         elif kind == "ended":
             self._put(TaskEnded(event["key"], exit_of(event["exit"])))
+        elif kind == "told":
+            answer = self._asked.get(int(event["id"]))
+            if answer is not None and not answer.done():
+                answer.set_result(str(event["why"]))
+        elif kind == "used":
+            measured = self._measured.get(int(event["id"]))
+            if measured is not None and not measured.done():
+                measured.set_result(event)
+        elif kind == "fed":
+            self.fed(str(event["key"]), int(event["offset"]), bool(event["is_closed"]))
         elif kind in ("frozen", "thawed"):
             self._put(TaskFrozen(event["key"], frozen=kind == "frozen"))
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> list[dict[str, Any]]:
-    size = int.from_bytes(await reader.readexactly(4), "big")
-    if size > FRAME_BYTES_MAX:
-        raise ValueError(f"a frame of {size} bytes from the launcher")
-    events: list[dict[str, Any]] = msgpack.unpackb(await reader.readexactly(size))
-    return events
-
-
-def _frame(requests: list[dict[str, Any]]) -> bytes:
-    body: bytes = msgpack.packb(requests)
-    return len(body).to_bytes(4, "big") + body

@@ -20,20 +20,19 @@ GONE_S = 0.2
 
 class LauncherProcess:
     """The one that was started here for ``directory``, if any was: a launcher may be there that an earlier agent has
-    started."""
+    started. ``files_max``: how many files it and its tasks may have open, unless they ask for more; 0 = as many as we."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files_max: int = 0) -> None:
         self._directory = directory
+        self._files_max = files_max
         self._popen: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start one. It takes milliseconds, with a large heap more: not for the loop's thread."""
-        root = str(Path(peerload.__file__).resolve().parent.parent)
-        places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
-        code = f"import sys; sys.path[:0] = {places!r}; from peerload.agent.launcher import main; main()"
+        limit = _limit(self._files_max) if self._files_max else ""
         self.let_go()
         self._popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code, "--directory", str(self._directory)],
+            start_words("launcher", ["--directory", str(self._directory)], first=limit),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -69,6 +68,49 @@ class LauncherProcess:
         return lines[-1] if lines else ""
 
 
+class LauncherService:
+    """A launcher that a service of its own runs for all users: it is waited for, and neither started nor ended. What
+    `LauncherProcess` has."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def start(self) -> None:
+        """Its service does that."""
+
+    def let_go(self) -> None:
+        """It is not ours."""
+
+    def exit_code(self) -> int | None:
+        """None was started here."""
+        return None
+
+    def has_failed(self) -> bool:
+        """Its service starts it again."""
+        return False
+
+    def wait(self, seconds_max: float | None = None) -> None:
+        """It is no child of ours."""
+
+    def last_words(self) -> str:
+        """What is to be known of one that does not answer."""
+        return f"nobody listens in {self._directory}; it is run by peerload-launcher.service"
+
+
+def start_words(module: str, flags: list[str], first: str = "") -> list[str]:
+    """The command line of a launcher that has loaded nothing but itself; ``first``: what it does before."""
+    root = str(Path(peerload.__file__).resolve().parent.parent)
+    places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
+    code = f"{first}import sys; sys.path[:0] = {places!r}; from peerload.agent.{module} import main; main()"
+    return [sys.executable, "-I", "-S", "-c", code, *flags]
+
+
+def _limit(files_max: int) -> str:
+    """What makes a process have this limit, as it does so itself: what runs between fork and exec makes starting slow."""
+    name = "resource.RLIMIT_NOFILE"
+    return f"import resource; resource.setrlimit({name}, ({files_max}, resource.getrlimit({name})[1])); "
+
+
 def is_alive(pid: int) -> bool:
     """Whether a process runs (a zombie does not)."""
     if not pid:
@@ -76,8 +118,19 @@ def is_alive(pid: int) -> bool:
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return False
+        return _is_hidden(pid)
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether there is such a process of another user, which /proc does not show to us."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except ProcessLookupError:
+        return False
+    return False
 
 
 def stays(pid: int) -> bool:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 ASK_EVERY_S = 10.0
 ANSWERS_WITHIN_S = 5.0
+WAITING_MAX = 16
+"""Who asks at the same time."""
 LATE_S = 0.5
 """If this agent itself did not run for so long when the answer was due, it may lie unread: it is given its time again."""
 
@@ -34,6 +36,7 @@ class Pulse:
         self._due_s = 0.0
         self._is_asked = False
         self.is_silent = False
+        self._waiting: list[asyncio.Future[bool]] = []
 
     def start(self) -> None:
         """It has just answered."""
@@ -47,9 +50,29 @@ class Pulse:
         self._timer = None
         self._is_asked = self.is_silent = False
 
+    async def answers(self, within_s: float) -> bool:
+        """Ask now → whether it says something within so many seconds."""
+        waiting = asyncio.get_running_loop().create_future()
+        if len(self._waiting) >= WAITING_MAX:
+            return False
+        self._waiting.append(waiting)
+        self._ask()
+        try:
+            async with asyncio.timeout(within_s):
+                return bool(await waiting)
+        except TimeoutError:
+            return False
+        finally:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+
     def heard(self) -> None:
         """It has said something."""
         self._is_asked = False
+        for waiting in self._waiting:
+            if not waiting.done():
+                waiting.set_result(True)
+        self._waiting.clear()
         if self.is_silent:
             self.is_silent = False
             self._changed(False)

@@ -18,6 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.launcher_system import System
+
 FRAME_BYTES_MAX = 4 << 20
 UNSENT_BYTES_MAX = 64 << 20
 """An agent that does not read this much is cut off; it reconnects and asks for the list."""
@@ -29,19 +31,27 @@ LAST_READS_MAX = 64
 """Of an agent that is replaced no more is read than this many times."""
 READ_BYTES = 1 << 18
 NAME = "launcher.sock"
-_MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
+MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
 
 
 class AgentSocket:
     """Listens in a directory for one agent at a time; a newer one replaces the older as soon as it asks for the list, which is
     what an agent does first. Whoever else connects while there is one changes nothing.
 
-    ``carry_out(request)`` gets each request; whatever of `_MALFORMED` it raises means that it was none. ``listed``: the
-    agent has asked for the list, and may be told events.
+    ``carry_out(request)`` gets each request; whatever of `MALFORMED` it raises means that it was none. ``listed``: the
+    agent has asked for the list, and may be told events. ``system``: knows who is the agent; without it, whoever may open the
+    directory is.
     """
 
-    def __init__(self, directory: str, epoll: select.epoll, carry_out: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        directory: str,
+        epoll: select.epoll,
+        carry_out: Callable[[dict[str, Any]], None],
+        system: System | None = None,
+    ) -> None:
         self._path = f"{directory}/{NAME}"
+        self._system = system
         self._epoll = epoll
         self._carry_out = carry_out
         self._agent: socket.socket | None = None
@@ -59,6 +69,8 @@ class AgentSocket:
         self._listener.listen(16)
         self._listener.setblocking(False)
         os.umask(before)
+        if system is not None:
+            os.chown(NAME, system.access.uid, -1)
         os.chdir("/")
         epoll.register(self._listener, select.EPOLLIN)
 
@@ -94,6 +106,7 @@ class AgentSocket:
                 self._hang_up("it does not read")
                 return
         except OSError as error:
+            self._hear_last()
             self._hang_up(str(error))
             return
         if bool(self._unsent) != self._writing:
@@ -105,6 +118,9 @@ class AgentSocket:
             agent, _ = self._listener.accept()
         except OSError as error:
             say(f"accept: {error}")
+            return
+        if self._system is not None and not self._system.admits(agent):
+            agent.close()
             return
         agent.setblocking(False)
         self._epoll.register(agent, select.EPOLLIN)
@@ -194,7 +210,7 @@ class AgentSocket:
             try:
                 for request in msgpack.unpackb(body):
                     self._carry_out(request)
-            except _MALFORMED as error:
+            except MALFORMED as error:
                 self._hang_up(f"not a request: {type(error).__name__}: {str(error)[:200]}")
                 return False
         return True
@@ -203,5 +219,5 @@ class AgentSocket:
 def _asks_for_the_list(body: bytes) -> bool:
     try:
         return bool(msgpack.unpackb(body)[0]["do"] == "list")
-    except _MALFORMED:
+    except MALFORMED:
         return False

@@ -9,6 +9,10 @@ from typing import Any
 
 from peerload.agent.launcher_records import say
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.agent.launcher_access import Access
+
 PATH_DEFAULT = b"/usr/local/bin:/usr/bin:/bin"
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -18,7 +22,7 @@ SLACK_BYTES = 256 << 10
 """What a file system may take for a file beyond its data."""
 SIZE_BYTES_MAX = 1 << 60
 """What an exit record can say; a task can make its own file look larger."""
-_SIGNALS_DEFAULT = tuple(
+SIGNALS_DEFAULT = tuple(
     number for number in range(1, signal.NSIG) if number not in {signal.SIGKILL, signal.SIGSTOP, 32, 33}
 )
 _NULL = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
@@ -34,10 +38,21 @@ class CannotStart(Exception):
         self.reason = reason[:REASON_CHARS_MAX]
 
 
+class NotAllowed(Exception):
+    """The policy of this node lets nobody run that; says why, for people."""
+
+
 def spawn(
-    argv: list[bytes], environment: dict[bytes, bytes] | None, directory: bytes, umask: int, captures: list[str]
+    argv: list[bytes],
+    environment: dict[bytes, bytes] | None,
+    directory: bytes,
+    umask: int,
+    captures: list[str],
+    reads: int | str = "",
 ) -> int:
     """Start a process in a session of its own and return its pid; ``captures`` are the paths of stdout and stderr.
+    ``reads``: a descriptor that it gets as its stdin; the path of the terminal that it gets as all three; "": its stdin is
+    /dev/null.
 
     Never forks (the cost would grow with the launcher). Raises CannotStart.
     """
@@ -54,17 +69,13 @@ def spawn(
             _make_readable(captures)
         os.umask(umask)
         return os.posix_spawn(
-            _find(argv[0], environment),
+            find_program(argv[0], environment),
             argv,
             environment,
-            file_actions=(
-                _NULL,
-                (os.POSIX_SPAWN_OPEN, 1, captures[0], _CAPTURE, 0o600),
-                (os.POSIX_SPAWN_OPEN, 2, captures[1], _CAPTURE, 0o600),
-            ),
+            file_actions=_standard_files(captures, reads),
             setsid=True,
             setsigmask=(),
-            setsigdef=_SIGNALS_DEFAULT,
+            setsigdef=SIGNALS_DEFAULT,
         )
     except OSError as error:
         raise CannotStart(NOT_EXECUTABLE, f"cannot execute {_why(argv[0], captures, error)}") from None
@@ -73,6 +84,18 @@ def spawn(
     finally:
         os.umask(before)
         os.chdir("/")
+
+
+def _standard_files(captures: list[str], reads: int | str) -> tuple[tuple[int, ...] | tuple[object, ...], ...]:
+    """What makes 0, 1 and 2 of a process, after it has begun its session: the terminal that it opens first is its own."""
+    if isinstance(reads, str) and reads:
+        opens = (os.POSIX_SPAWN_OPEN, 0, reads, os.O_RDWR, 0)
+        return opens, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)
+    return (
+        (os.POSIX_SPAWN_DUP2, reads, 0) if isinstance(reads, int) else _NULL,
+        (os.POSIX_SPAWN_OPEN, 1, captures[0], _CAPTURE, 0o600),
+        (os.POSIX_SPAWN_OPEN, 2, captures[1], _CAPTURE, 0o600),
+    )
 
 
 def _make_readable(captures: list[str]) -> None:
@@ -86,7 +109,7 @@ def text(raw: bytes) -> str:
     return raw[:200].decode("utf-8", "backslashreplace")
 
 
-def _find(program: bytes, environment: dict[bytes, bytes]) -> bytes:
+def find_program(program: bytes, environment: dict[bytes, bytes]) -> bytes:
     """The program along PATH of the task's own environment."""
     if b"/" in program:
         if not os.path.lexists(program):
@@ -119,24 +142,31 @@ class Capture:
 
     What is between becomes a hole: the size goes on growing, so that offsets stay true. Where the file system has no
     holes the file is cut back to its head instead, whenever it is too large: then the head and the newest bytes are
-    kept, at offsets that are no longer those of the stream.
+    kept, at offsets that are no longer those of the stream. ``access``: with whose rights the file is touched.
     """
 
-    __slots__ = ("bytes_max", "path", "punched_to")
+    __slots__ = ("access", "bytes_max", "path", "punched_to")
 
-    def __init__(self, path: str, bytes_max: int) -> None:
+    def __init__(self, path: str, bytes_max: int, access: Access) -> None:
         self.path = path
         self.bytes_max = bytes_max
+        self.access = access
         self.punched_to = 0
 
     def limit(self, holes: Holes) -> int:
         """Give back to the disk what is over the limit; returns the size in bytes (0 if there is no file)."""
+        with self.access:
+            return self._limit(holes)
+
+    def _limit(self, holes: Holes) -> int:
         try:
             status = os.stat(self.path)  # noqa: PTH116 -- pathlib costs the launcher a megabyte
         except OSError:
             return 0
         size = status.st_size
         if size <= self.bytes_max:
+            if status.st_blocks * 512 > self._held_max:
+                self._give_back(size)
             return size
         half = -(-self.bytes_max // 2 // BLOCK_BYTES) * BLOCK_BYTES
         if status.st_blocks * 512 > half + size - self.punched_to + SLACK_BYTES:
@@ -155,16 +185,32 @@ class Capture:
             else:
                 os.ftruncate(fd, half)
                 size = half
+            status = os.fstat(fd)
+            if status.st_blocks * 512 > self._held_max:
+                os.ftruncate(fd, status.st_size)
         finally:
             os.close(fd)
         return size
+
+    @property
+    def _held_max(self) -> int:
+        """What a file that is within its limit may hold of the disk; file systems reserve up to as much again as there is."""
+        return 2 * self.bytes_max + SLACK_BYTES
+
+    def _give_back(self, size: int) -> None:
+        """What a task has reserved beyond the end of its file, which no size tells of. What it writes meanwhile is lost."""
+        try:
+            os.truncate(self.path, size)
+        except OSError:  # as above
+            return
 
     def close(self, holes: Holes) -> int:
         """Apply the limit for the last time and drop the file if it is empty; returns its size in bytes."""
         size = self.limit(holes)
         if not size:
             try:
-                os.unlink(self.path)  # noqa: PTH108 -- as above
+                with self.access:
+                    os.unlink(self.path)  # noqa: PTH108 -- as above
             except OSError:  # not there, or not a file any more: it is the task's to spoil
                 return 0
         return min(size, SIZE_BYTES_MAX)
@@ -178,6 +224,17 @@ class Holes:
     def __init__(self) -> None:
         self._fallocate: Any = None
         self._supported = True
+
+    def punch_file(self, path: os.PathLike[str], offset: int, size_bytes: int) -> bool:
+        """Make a hole in the file at ``path``; False if this system cannot, or something else is in its place by now."""
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # nothing to drop
+            return False
+        try:
+            return self.punch(fd, offset, size_bytes)
+        finally:
+            os.close(fd)
 
     def punch(self, fd: int, offset: int, size_bytes: int) -> bool:
         """Make a hole; False if this system cannot."""

@@ -99,7 +99,8 @@ class Task:
         if code < 0:
             record["signal"] = -code
         if self.memory_use is not None:
-            note_shortage(record, self.memory_use, self.node, self.captures[1].path)
+            with self.captures[1].access:
+                note_shortage(record, self.memory_use, self.node, self.captures[1].path)
         return record
 
 

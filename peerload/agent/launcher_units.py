@@ -27,6 +27,8 @@ if TYPE_CHECKING:
         root: str
         """Where units are, for those that have a place."""
         guard_pid: int
+        errands: set[int]
+        """Children of the launcher that are no tasks either, and that it waits for elsewhere."""
         """A child of the launcher that is no task's orphan."""
 
         def orphans(self) -> set[int]:
@@ -57,6 +59,12 @@ if TYPE_CHECKING:
 
         def processes(self, key: str) -> list[int]:
             """The pids of what is alive of it."""
+
+        def processes_of(self, keys: list[str]) -> dict[str, list[int]]:
+            """The same of several, as cheaply as can be: what has hidden itself may be missing, what has ended be among them."""
+
+        def cpu_s(self, key: str) -> float:
+            """The processor seconds of all that was ever in it, -1 where nobody counts them together."""
 
         def close(self, key: str) -> bool:
             """The leader has ended and is not reaped yet. → whether nothing else is left, and so no unit; otherwise what is

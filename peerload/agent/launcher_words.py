@@ -16,11 +16,14 @@ SHORTAGES = ("", "memory", "gpu memory")
 """What the model has a word for, of what an attempt may be short of."""
 
 
-def spawn_request(action: SpawnTask, outputs: tuple[str, str], extra: dict[bytes, bytes]) -> dict[str, Any]:
+def spawn_request(
+    action: SpawnTask, outputs: tuple[str, str], extra: dict[bytes, bytes], source: str = ""
+) -> dict[str, Any]:
     """The request to start an attempt, as far as the task says it; ``outputs``: the files of stdout and stderr; ``extra`` is
-    added to its environment. A launcher of an earlier version does not heed what it does not know."""
+    added to its environment; ``source``: the file that its stdin is fed from. A launcher of an earlier version does not heed
+    what it does not know."""
     spec = action.spec
-    request = {
+    request: dict[str, Any] = {
         "do": "spawn",
         "key": action.key,
         "argv": list(spec.argv),
@@ -37,6 +40,10 @@ def spawn_request(action: SpawnTask, outputs: tuple[str, str], extra: dict[bytes
     if spec.request.mem_bytes:
         request["memory_bytes_max"] = spec.request.mem_bytes
         request["node"] = extra.get(b"PEERLOAD_NODE", b"").decode()
+    if source:
+        request["input"] = source
+    if spec.terminal is not None:
+        request["terminal"] = [spec.terminal.rows, spec.terminal.columns]
     return request
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import logging.handlers
 import os
+import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,17 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from peerload.agent import settings
-from peerload.agent.daemon import Daemon, explain
+from peerload.agent.log_lines import LogLines
+from peerload.agent.own_address import followed
+from peerload.agent.service_manager import ServiceManager
+from peerload.agent.service_places import check_service_places
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
+    from peerload.agent.service import Load
     from peerload.model.config import AgentConfig
+
+log = logging.getLogger("peerload.agent")
 
 CANNOT = 125
 LOG_BYTES_MAX = 5 << 20
@@ -30,20 +38,62 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
     ``state`` and ``socket`` are; ``gpu_library``: what speaks like `pynvml`, None: this machine's driver is looked for.
     → the exit code; 125 if it could not start, said on stderr."""
     code = CANNOT
+    files_max = open_more_files()
     try:
-        config = settings.load(flags, defaults, settings.environment_now())
+        manager = ServiceManager(os.environ)
+
+        def load() -> tuple[AgentConfig, dict[str, str]]:
+            found, origins = settings.load_with_origins(flags, defaults, settings.environment_now())
+            return followed(found, origins), origins
+
+        config, origins = load()
+        check_service_places(config, manager, defaults.get("state", ""))
         _log_to(Path(config.state) / LOG_NAME)
-        code = serve(config, gpu_library)
+        _load_the_agent()
+        from peerload.agent.daemon import RESTART  # noqa: PLC0415 -- as there
+
+        while (code := serve(config, gpu_library, origins, files_max, manager, load)) == RESTART:
+            config, origins = load()
     except* PeerloadError as group:
         for error in _leaves(group):
-            sys.stderr.write(f"peerload: {explain(error)}\n")
+            sys.stderr.write(f"peerload: {error}\n" + (f"  {error.hint}\n" if error.hint else ""))
     return code
 
 
-def serve(config: AgentConfig, gpu_library: Any = None) -> int:  # noqa: ANN401 -- as above
-    """Be the agent with these settings, under uvloop."""
+def open_more_files() -> int:
+    """Let this process have as many files open as it may ever: clients, peers and streams take one each. → how many it
+    could have before, which is what its tasks are to have."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError) as error:
+        log.warning("no more than %d files can be open: %s", before, error)
+    return before
+
+
+def serve(
+    config: AgentConfig,
+    gpu_library: Any = None,  # noqa: ANN401 -- as above
+    origins: dict[str, str] | None = None,
+    files_max: int = 0,
+    manager: ServiceManager | None = None,
+    load: Load | None = None,
+) -> int:
+    """Be the agent with these settings, under uvloop. files_max, manager, load: as `Daemon` takes them."""
+    from peerload.agent.daemon import Daemon  # noqa: PLC0415 -- as in `run`
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Daemon(config, gpu_library).run())
+        return runner.run(Daemon(config, gpu_library, origins, files_max, manager, load).run())
+
+
+def _load_the_agent() -> None:
+    """Three quarters of what an agent is made of, once its settings are known to be right. Nothing of that is garbage, which
+    is not looked for meanwhile: that would be an eighth of a start."""
+    gc.disable()
+    import peerload.agent.daemon  # noqa: F401, PLC0415
+
+    gc.freeze()
+    gc.enable()
 
 
 def _log_to(path: Path) -> None:
@@ -51,7 +101,7 @@ def _log_to(path: Path) -> None:
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     if path.exists() and os.path.samestat(os.fstat(sys.stderr.fileno()), path.stat()):
         handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=LOGS_KEPT_MAX - 1)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(LogLines())
     logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 

@@ -7,7 +7,8 @@ stalls of the agent itself, and the file by which an agent that was killed finds
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.addresses import Addresses
 from peerload.agent.gossip import GossipSocket, LagWatch
@@ -29,8 +30,20 @@ if TYPE_CHECKING:
 
 PORT_TRIES_MAX = 20
 """Where any port will do: so many are tried until one is free for TCP and for UDP."""
+SEEN_S = 30.0
+"""Where a node's datagrams come from it is answered, and told things, for so long: behind address translation that is not
+where it says it is, and the way back is closed again when nothing went over it for a while."""
+SEEN_MAX = 1000
 KEEP_S = 1.0
 """So long after news of members it is written down who is known: what a kill forgets is no older."""
+
+
+class _Seen(NamedTuple):
+    """Where the last datagram of a run of a node came from, and when, by the loop's time."""
+
+    address: str
+    boot: str
+    at_s: float
 
 
 class Members:
@@ -46,16 +59,23 @@ class Members:
             self._received,
             parts.counters,
             loopback_only=parts.cluster.is_local,
+            broken=parts.security.tell,
         )
         self._lag = LagWatch(
             parts.node.state.config.gossip.lag_s, lambda lag_s: parts.inbox.put(events.LoopLagged(lag_s))
         )
         self._keeping: asyncio.TimerHandle | None = None
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
 
     @property
     def known(self) -> tuple[Identity, ...]:
         """The members of the last start, and where they were."""
         return tuple(self._addresses.peers.values())
+
+    @property
+    def listens_at(self) -> str:
+        """The `HOST:PORT` where this node listens, whatever others are told."""
+        return self._addresses.listen
 
     async def listen(self) -> str:
         """Open both ports → the `HOST:PORT` that peers can dial. Where any port will do, that of the last start is tried
@@ -84,7 +104,7 @@ class Members:
     async def _listen_at(self, ip: str, wanted: int) -> str:
         port = self._socket.start(ip, wanted)
         try:
-            return await self._parts.links.start(ip, port)
+            return await self._parts.links.start(ip, port, self._parts.config.advertise)
         except ConfigError:
             self._socket.close()
             raise
@@ -92,10 +112,22 @@ class Members:
     def start(self) -> None:
         """Begin to watch for stalls."""
         self._lag.start()
+        self._parts.links.ways.members = self._alive
+
+    def _alive(self) -> list[Identity]:
+        return [peer.identity for peer in self._parts.node.membership if peer.state is PeerState.ALIVE]
 
     def send(self, action: SendGossip) -> None:
         """Say something to a peer, by one datagram."""
-        self._socket.send(action.node, action.address, action.messages)
+        self._socket.send(action.node, self._where(action.node) or action.address, action.messages)
+
+    def _where(self, node: str) -> str:
+        """Where the last datagram of this run of a node came from, if that was a moment ago; else empty."""
+        seen = self._seen.get(node)
+        if seen is None or asyncio.get_running_loop().time() - seen.at_s > SEEN_S:
+            return ""
+        identity = self.identity_of(node)
+        return seen.address if identity is not None and identity.boot == seen.boot else ""
 
     def identity_of(self, node: str) -> Identity | None:
         """Where a peer is, as far as the core knows."""
@@ -114,6 +146,15 @@ class Members:
 
     def _received(self, node: str, boot: str, address: str, datagram: Datagram) -> None:
         self._lag.look()
+        if not self._parts.trust.hears(node, boot):
+            self._parts.counters["gossip dropped: of a node that was shut out"] += 1
+            self._parts.security.tell("J4", node, "a datagram, though it was shut out")
+            return
+        self._parts.peer_facts.datagram(node)
+        self._seen[node] = _Seen(address, boot, asyncio.get_running_loop().time())
+        self._seen.move_to_end(node)
+        if len(self._seen) > SEEN_MAX:
+            self._seen.popitem(last=False)
         if any(isinstance(message, Rumour) for message in datagram.messages):
             self.news()
         if datagram.skipped:

@@ -13,13 +13,16 @@ import logging
 import random
 import socket
 from collections import Counter, deque
-from typing import TYPE_CHECKING, NamedTuple, cast
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import aiomqtt
 import paho.mqtt.client as mqtt  # what aiomqtt stands on
 
+from peerload.agent.mqtt_address import BrokerUrl
 from peerload.agent.mqtt_inbox import RECEIVED_MAX, AdviceFilter, Received, Topics
+from peerload.agent.mqtt_repeats import LEFT_ALONE_S, LOOK_EVERY_S, SAYS, Repeats
+from peerload.agent.mqtt_tls import Secured, broker_says, secured
+from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, Message, State
 from peerload.wire import peer
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 
     from paho.mqtt.reasoncodes import ReasonCode
 
+    from peerload.agent.mqtt_tls import BrokerTls
+    from peerload.agent.mqtt_words import WordsOnBus
+    from peerload.agent.security_events import Tell
     from peerload.wire.seal import Sealer
 
 CONNECT_S = 5.0
@@ -44,44 +50,10 @@ OUTGOING_MAX = 1000
 """Messages waiting to be written; own State is one slot of its own, always the newest."""
 UNWRITTEN_MAX = 64
 """Messages handed to the library and not yet written to the socket."""
-PORT = 1883
 REFUSED = 0x80
 """From here on a SUBACK's return codes mean no (MQTT 3.1.1, 3.9.3)."""
 
 _log = logging.getLogger("peerload.mqtt")
-
-
-class BrokerUrl(NamedTuple):
-    """Where a broker is and who we are to it. ``text`` is for people and logs: it holds no password."""
-
-    text: str
-    host: str
-    port: int
-    user: str | None
-    password: str | None
-
-    def __repr__(self) -> str:
-        return self.text
-
-    @classmethod
-    def parse(cls, url: str) -> BrokerUrl:
-        """From `mqtt://[user:password@]host[:port]`. Raises ConfigError, never with the password in it."""
-        example = "for example mqtt://127.0.0.1:1883"
-        scheme = url.partition("://")[0]
-        if scheme == "mqtts":
-            raise ConfigError("mqtt", "mqtts:// is not supported yet", why="it comes with TLS", hint=example)
-        if scheme != "mqtt":
-            raise ConfigError("mqtt", "a broker's address starts with mqtt://", hint=example)
-        try:
-            parts = urlsplit(url)
-            host, port = parts.hostname, PORT if parts.port is None else parts.port
-        except ValueError:
-            raise ConfigError("mqtt", "not a broker's address", hint=example) from None
-        if not host or port == 0 or parts.path not in {"", "/"} or parts.query or parts.fragment:
-            raise ConfigError("mqtt", "not a broker's address", hint=example)
-        user = unquote(parts.username) if parts.username else None
-        password = unquote(parts.password) if parts.password else None
-        return cls(f"mqtt://[{host}]:{port}" if ":" in host else f"mqtt://{host}:{port}", host, port, user, password)
 
 
 class _Client(aiomqtt.Client):
@@ -114,7 +86,24 @@ class _Client(aiomqtt.Client):
         """Say CONNECT over ``sock`` and wait for the broker's word. Raises MqttError."""
         vars(self._client)["_create_socket_connection"] = lambda: sock
         self._client_connect()
-        await asyncio.shield(self._connected)  # the library asks this future for its exception later
+        broken = asyncio.Event()
+        waits: list[asyncio.Future[Any]] = [
+            asyncio.ensure_future(asyncio.shield(self._connected))
+        ]  # the library asks that one for its exception later
+        if isinstance(
+            sock, Secured
+        ):  # a broker that refuses our certificate says so only now, and the library waits on
+            sock.on_fault = broken.set
+            waits.append(asyncio.get_running_loop().create_task(broken.wait()))
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if broken.is_set():
+                raise aiomqtt.MqttError("TLS failed")
+            await waits[0]
+        finally:
+            for wait in waits:
+                if not wait.cancel() and not wait.cancelled():
+                    wait.exception()  # has been reported
 
     async def listen(self, topics: Sequence[str]) -> bool:
         """Subscribe with QoS 0; whether the broker grants all of it. Raises MqttError."""
@@ -172,7 +161,9 @@ class MqttBus:
 
     urls: brokers, tried in turn; sealer: its purpose is MQTT's alone; envelope: puts a message into its frame (and numbers it); deliver: called for each
     accepted message, with whether it was retained; on_change: called when the broker can be reached, or no longer;
-    state: the newest own State, published on each connect and every ``state_every_s``.
+    state: the newest own State, published on each connect and every ``state_every_s``; broken: (rule, who, what), what was refused;
+    tls: for brokers at mqtts://; password_file: `USER:PASSWORD`, read at each connect;
+    words: who was shut out, as it is told here.
     """
 
     def __init__(
@@ -188,14 +179,21 @@ class MqttBus:
         on_change: Callable[[bool], None],
         state: Callable[[], State],
         counters: Counter[str],
+        broken: Tell = untold,
         state_every_s: float = 30.0,
+        tls: BrokerTls | None = None,
+        password_file: str = "",
+        words: WordsOnBus | None = None,
     ) -> None:
         self._urls = [BrokerUrl.parse(url) for url in urls]
         if not self._urls:
             raise ConfigError("mqtt", "no broker is named")
+        self._tls = tls
+        self._words = words
+        self._password_file = password_file
         self._topics = Topics(cluster, site, identity.node)
         self._sealer = sealer
-        self._filter = AdviceFilter(self._topics, identity, sealer, counters)
+        self._filter = AdviceFilter(self._topics, identity, sealer, counters, broken)
         self._identifier = f"{identity.node}-{identity.boot[:8]}"
         self._envelope = envelope
         self._deliver = deliver
@@ -210,6 +208,11 @@ class MqttBus:
         self._url: BrokerUrl | None = None
         self._worker: asyncio.Task[None] | None = None
         self._away_logged = False
+        self._repeats = Repeats()
+        self.is_heard = False
+        """Whether the broker in use passes on what we publish: our own State has come back."""
+        self.why_away = "it has not answered yet"
+        """Why no broker is in use, "" while one is."""
 
     @property
     def connected(self) -> bool:
@@ -220,6 +223,11 @@ class MqttBus:
     def url(self) -> str | None:
         """The broker in use, without user and password; None while none answers."""
         return self._url.text if self._client is not None and self._url is not None else None
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the broker in use brings messages more than once as a rule."""
+        return self._client is not None and self._repeats.are_many
 
     # -- out ---------------------------------------------------------------------------------------------------------
 
@@ -233,6 +241,13 @@ class MqttBus:
         self._own_state = _Outgoing(self._topics.state, payload, True, "state")
         self._work.set()
         return True
+
+    def publish_revoked(self) -> None:
+        """Tell everybody who was shut out, retained; if nobody was, nothing."""
+        payload = self._words.payload() if self._words is not None else b""
+        if payload and self._client is not None and len(self._outgoing) < OUTGOING_MAX:
+            self._outgoing.append(_Outgoing(self._topics.revoked, payload, True, "revoked"))
+            self._work.set()
 
     def send(self, dst: str, dst_boot: str, message: Message) -> bool:
         """Publish advice for one node; never waits. False: not taken (no broker, too much or too large, no advice)."""
@@ -292,45 +307,73 @@ class MqttBus:
             url = self._urls[turn % len(self._urls)]
             began_at = loop.time()
             reason = await self._serve(url)
-            if loop.time() - began_at >= CONNECT_S + STEADY_S:
+            is_flood = reason == SAYS
+            if not is_flood and loop.time() - began_at >= CONNECT_S + STEADY_S:
                 failures = 0
             else:
                 turn += 1
+            self.why_away = f"{url.text}: {reason}"
             if not self._away_logged:
                 _log.warning("no broker at %s (%s); peers are told directly until one answers", url.text, reason)
                 self._away_logged = True
             ceiling = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(failures, 16))
             failures += 1
+            if is_flood:
+                self._counters["mqtt left: it repeats itself"] += 1
+                ceiling = LEFT_ALONE_S / len(self._urls)
             await asyncio.sleep(ceiling * random.uniform(0.5, 1.0))  # noqa: S311 -- jitter, not a secret
 
     async def _serve(self, url: BrokerUrl) -> str:
         """Use this broker for as long as it answers. Returns why it is over."""
-        queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters)
-        client = _Client(url, self._identifier, queue)
+        repeats = Repeats()
+        queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, repeats)
+        try:
+            client = _Client(url.known_as(self._password_file), self._identifier, queue)
+        except ConfigError as error:
+            return str(error)
         reason = "it closed the connection"
+        sock: socket.socket | None = None
         try:
             async with asyncio.timeout(CONNECT_S):
-                await client.enter(await _dial(url))
+                sock = await self._dialled(url)
+                await client.enter(sock)
                 if not await client.listen(self._topics.subscriptions):
                     return "it refuses our subscriptions"
+            self._repeats = repeats
             self._opened(client, url)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._receive(client), name="mqtt receive")
                 group.create_task(self._publish(client), name="mqtt publish")
                 group.create_task(self._repeat_state(), name="mqtt state")
-        except* (aiomqtt.MqttError, OSError) as errors:
+                group.create_task(_leave_a_flood(repeats), name="mqtt repeats")
+        except* (aiomqtt.MqttError, OSError, ConfigError) as errors:
             reason = _reason(errors)  # also TimeoutError, which is an OSError
+            if isinstance(sock, Secured) and sock.fault is not None:
+                reason = broker_says(sock.fault)  # the library has only seen that it was over
         finally:
             self._closed()
             await client.leave()
         return reason
 
+    async def _dialled(self, url: BrokerUrl) -> socket.socket:
+        """A connected socket, encrypted if the address says so, and never otherwise. Raises OSError or ConfigError."""
+        sock = await _dial(url)
+        if not url.tls:
+            return sock
+        if self._tls is None:
+            sock.close()
+            raise ConfigError("mqtt", "no TLS here")
+        return await secured(sock, url, self._tls)
+
     def _opened(self, client: _Client, url: BrokerUrl) -> None:
         self._client, self._url = client, url
+        self.is_heard = False
         self._away_logged = False
+        self.why_away = ""
         self._counters["mqtt connects"] += 1
         _log.info("connected to %s", url.text)
         self.publish_state(self._state())
+        self.publish_revoked()
         self._on_change(True)
 
     def _closed(self) -> None:
@@ -343,10 +386,23 @@ class MqttBus:
 
     async def _receive(self, client: _Client) -> None:
         async for message in client.messages:
-            envelope = self._filter.accept(str(message.topic), message.payload)
+            topic = str(message.topic)
+            if message.payload and topic == self._topics.state:
+                self.is_heard = True
+            if self._topics.kind(topic) == "revoked":
+                self._hear_words(topic, message.payload)
+                continue
+            envelope = self._filter.accept(topic, message.payload)
+            if not message.retain and (envelope is not None or self._filter.was_seen_before):
+                self._repeats.judged(is_new=envelope is not None)
             if envelope is not None:
                 self._counters[f"mqtt received {envelope.body.__struct_config__.tag}"] += 1
                 self._deliver(envelope, message.retain)
+
+    def _hear_words(self, topic: str, payload: bytes) -> None:
+        src = self._topics.source(topic)
+        if self._words is not None and src is not None and payload and topic != self._topics.revoked:
+            self._words.take(src, payload)
 
     async def _publish(self, client: _Client) -> None:
         while True:
@@ -368,6 +424,14 @@ class MqttBus:
         while True:
             await asyncio.sleep(self._state_every_s)
             self.publish_state(self._state())
+
+
+async def _leave_a_flood(repeats: Repeats) -> None:
+    """Raises MqttError when the broker brings little but what it has brought before."""
+    while True:
+        await asyncio.sleep(LOOK_EVERY_S)
+        if repeats.is_flood():
+            raise aiomqtt.MqttError(SAYS)
 
 
 async def _dial(url: BrokerUrl) -> socket.socket:
@@ -398,4 +462,4 @@ def _reason(errors: BaseExceptionGroup[BaseException]) -> str:
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
         return f"no answer within {CONNECT_S:g} s"
-    return str(error) or type(error).__name__
+    return broker_says(error) or str(error) or type(error).__name__

@@ -10,11 +10,14 @@ import asyncio
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from peerload.agent.security_events import untold
 from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
 from peerload.wire import peer
 
 if TYPE_CHECKING:
+    from peerload.agent.mqtt_repeats import Repeats
+    from peerload.agent.security_events import Tell
     from peerload.wire.seal import Sealer
 
 RECEIVED_MAX = 4096
@@ -22,11 +25,28 @@ RECEIVED_MAX = 4096
 SOURCES_MAX = 4096
 """Nodes whose newest State is remembered; the one not heard of for longest is forgotten first."""
 ROOT = "peerload"
+LEVELS_ABOVE = 4
+"""Of a topic for everybody: root, cluster, site and node."""
+BROKEN_RULES = {
+    "malformed": "P1",
+    "not advice": "M2",
+    "not authentic": "M1",
+    "not for all": "M1",
+    "not for us": "M1",
+    "other cluster": "M1",
+    "replayed": "P5",
+    "too large": "P1",
+    "wrong source": "M1",
+    "wrong topic": "M1",
+}
+"""Why a message is not believed: which rule of security somebody has broken; of the others, perhaps nobody has."""
+REPEATED_MAX = 64
+"""Messages of one node that come again within a minute and are not worth an event: brokers repeat some."""
 
 
 class Topics:
-    """The topics of one node: `peerload/<cluster>/<site>/<src>/state`, `…/<src>/ask` for requests to everybody, and
-    `…/<src>/to/<dst>`. A node writes below its own name alone."""
+    """The topics of one node: `peerload/<cluster>/<site>/<src>/state`, `…/<src>/ask` for requests to everybody,
+    `…/<src>/revoked` for what the CA has said (`mqtt_words.py`), and `…/<src>/to/<dst>`. A node writes below its own name alone."""
 
     def __init__(self, cluster: str, site: str, node: str) -> None:
         self.cluster = cluster
@@ -34,9 +54,11 @@ class Topics:
         self.state = f"{ROOT}/{cluster}/{site}/{node}/state"
         self._to = f"{ROOT}/{cluster}/{site}/{node}/to/"
         self.ask = f"{ROOT}/{cluster}/{site}/{node}/ask"
+        self.revoked = f"{ROOT}/{cluster}/{site}/{node}/revoked"
         self.subscriptions = (
             f"{ROOT}/{cluster}/+/+/state",
             f"{ROOT}/{cluster}/+/+/ask",
+            f"{ROOT}/{cluster}/+/+/revoked",
             f"{ROOT}/{cluster}/+/+/to/{node}",
         )
 
@@ -44,10 +66,16 @@ class Topics:
         """Where a message for one node is published."""
         return self._to + dst
 
+    @staticmethod
+    def kind(topic: str) -> str:
+        """`state`, `ask`, `revoked`, or "" for one that is for a node, whatever that is called."""
+        *above, last = topic.split("/")
+        return last if len(above) == LEVELS_ABOVE else ""
+
     def source(self, topic: str) -> str | None:
         """The node that may publish on this topic; None if the topic is no concern of ours."""
         match topic.split("/"):
-            case [root, cluster, _, src, "state" | "ask"] if root == ROOT and cluster == self.cluster:
+            case [root, cluster, _, src, "state" | "ask" | "revoked"] if root == ROOT and cluster == self.cluster:
                 return src
             case [root, cluster, _, src, "to", dst] if root == ROOT and cluster == self.cluster and dst == self.node:
                 return src
@@ -62,6 +90,8 @@ class _Topical(Protocol):
     def topic(self) -> object: ...
     @property
     def payload(self) -> object: ...
+    @property
+    def retain(self) -> bool: ...
 
 
 MessageT = TypeVar("MessageT", bound=_Topical)
@@ -73,9 +103,10 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
     What is too large, or does not fit, is dropped and counted.
     """
 
-    def __init__(self, counters: Counter[str], maxsize: int = RECEIVED_MAX) -> None:
+    def __init__(self, counters: Counter[str], repeats: Repeats, maxsize: int = RECEIVED_MAX) -> None:
         super().__init__(maxsize)
         self._counters = counters
+        self._repeats = repeats
 
     def _init(self, maxsize: int) -> None:  # noqa: ARG002 -- the signature is the base class's
         self._queue: OrderedDict[object, MessageT] = OrderedDict()  # the base class asks it for its length
@@ -87,10 +118,12 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
     def _put(self, item: MessageT) -> None:
         self._count += 1
         topic = str(item.topic)
-        self._queue[topic if topic.endswith("/state") else self._count] = item
+        self._queue[topic if Topics.kind(topic) == "state" else self._count] = item
 
     def put_nowait(self, item: MessageT) -> None:
         """Keep a message, in the place of an older State of the same node if there is one."""
+        if not item.retain:
+            self._repeats.heard()
         size = len(item.payload) if isinstance(item.payload, bytes | bytearray) else 0
         if size > peer.MQTT_BYTES_MAX:
             dropped(self._counters, "too large")
@@ -111,21 +144,28 @@ def dropped(counters: Counter[str], why: str) -> None:
 class AdviceFilter:
     """Says of each payload what it means, or that it is to be dropped. The sealer sees to it that each counts once."""
 
-    def __init__(self, topics: Topics, identity: Identity, sealer: Sealer, counters: Counter[str]) -> None:
+    def __init__(
+        self, topics: Topics, identity: Identity, sealer: Sealer, counters: Counter[str], broken: Tell = untold
+    ) -> None:
+        """broken: (rule, who, what), what was refused."""
+        self._broken = broken
         self._topics = topics
         self._identity = identity
         self._sealer = sealer
         self._counters = counters
         self._states: OrderedDict[str, tuple[int, str, int]] = OrderedDict()
+        self.was_seen_before = False
+        """Whether the last payload was dropped because it, or a newer one, had come before."""
 
     def accept(self, topic: str, payload: bytes) -> Envelope | None:
         """The envelope in this payload if it is to be believed; else None, and it is counted. Raises nothing."""
+        self.was_seen_before = False
         src = self._topics.source(topic)
         if src == self._identity.node or not payload:
             return None  # our own words come back, or a node took its State away
         envelope: Envelope | None = None
         try:
-            if src is None:
+            if src is None or self._topics.kind(topic) == "revoked":
                 why = "wrong topic"
             elif len(payload) > peer.MQTT_BYTES_MAX:
                 why = "too large"
@@ -142,15 +182,19 @@ class AdviceFilter:
         except ProtocolError:
             why = "malformed"
         if why:
+            self.was_seen_before = why in {"replayed", "old"}
             dropped(self._counters, why)
+            if (rule := BROKEN_RULES.get(why)) is not None:
+                tolerated = REPEATED_MAX if why == "replayed" else 0
+                self._broken(rule, src or "the broker", f"over MQTT: {why}", tolerated=tolerated)
             return None
         self._counters["mqtt received"] += 1
         return envelope
 
     def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
         """Why this envelope is not to be believed; "" if it is."""
-        is_state = topic.endswith("/state")
-        is_for_all = is_state or topic.endswith("/ask")
+        is_state = self._topics.kind(topic) == "state"
+        is_for_all = is_state or self._topics.kind(topic) == "ask"
         if envelope.cluster != self._topics.cluster:
             return "other cluster"
         if envelope.src != src:

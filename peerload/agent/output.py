@@ -13,6 +13,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
+from peerload.agent.disk import cannot_write
+from peerload.agent.pace import Pace
 from peerload.agent.spool import Follower
 from peerload.core.work import GuestPhase
 from peerload.model.errors import PeerloadError
@@ -20,12 +22,13 @@ from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
     from peerload.agent.peer_link import PeerLinks
     from peerload.agent.spool import Spool
     from peerload.core.node import Node
     from peerload.model.actions import FetchOutput
+    from peerload.model.events import Running
     from peerload.model.task import Exit
 
 log = logging.getLogger("peerload.output")
@@ -38,19 +41,39 @@ is repeated, and its output asked for again from where it broke off."""
 
 
 class Output:
-    """The followers and mirrors of one agent, by execution key. ``links`` is set before anything is fetched."""
+    """The followers and mirrors of one agent, by execution key. `adopt` comes before anything is fetched."""
 
     links: PeerLinks
 
-    def __init__(self, spool: Spool, node: Node) -> None:
+    def __init__(self, spool: Spool, node: Node, send_signal: Callable[[str, int], None]) -> None:
+        """send_signal: (key, number) to the processes of an attempt that runs here."""
         self._spool = spool
+        self.pace = Pace(spool, send_signal)
         self._node = node
         self._followers: dict[str, set[Follower]] = {}
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
         self._ends: dict[str, tuple[int, int]] = {}
         self._served: collections.Counter[str] = collections.Counter()
 
+    def adopt(self, links: PeerLinks, running: Running) -> None:
+        """What is fetched comes over these links; this ran before this agent was started."""
+        self.links = links
+        self.pace.adopt(run[0] for run in running)
+
     # -- followers -----------------------------------------------------------------------------------------------------
+
+    async def follow_paced(
+        self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool
+    ) -> AsyncGenerator[tuple[int, int, bytes], None]:
+        """As `follow`; the task waits for this reader, who has done with a piece when it asks for the next."""
+        async with (
+            self.pace.reader(key, stdout_from, stderr_from, runs_here=runs_here) as reader,
+            contextlib.aclosing(self.follow(key, stdout_from, stderr_from)) as pieces,
+        ):
+            async for stream, offset, data in pieces:
+                yield stream, offset, data
+                reader.read[stream - 1] = offset + len(data)
+                self.pace.moved(key)
 
     async def follow(
         self, key: str, stdout_from: int = 0, stderr_from: int = 0, *, end: tuple[int, int] | None = None
@@ -76,6 +99,7 @@ class Output:
 
     def ended(self, key: str, stdout_bytes: int, stderr_bytes: int) -> None:
         """No more will come: these are the final sizes."""
+        self.pace.let_go(key)
         if len(self._ends) >= ENDS_KEPT_MAX:
             del self._ends[next(iter(self._ends))]
         self._ends[key] = (stdout_bytes, stderr_bytes)
@@ -108,9 +132,12 @@ class Output:
         end = None if request.follow else self._spool.sizes(key)
         self._served[key] += 1
         try:
-            async with contextlib.aclosing(
-                self.follow(key, request.stdout_from, request.stderr_from, end=end)
-            ) as pieces:
+            followed = (
+                self.follow_paced(key, request.stdout_from, request.stderr_from, runs_here=True)
+                if request.follow and request.paced
+                else self.follow(key, request.stdout_from, request.stderr_from, end=end)
+            )
+            async with contextlib.aclosing(followed) as pieces:
                 async for stream, offset, data in pieces:
                     yield OutputChunk(stream, offset, data)
             yield OutputEnd(*(end or self._ends.get(key, (0, 0))))
@@ -123,11 +150,14 @@ class Output:
 
     # -- from elsewhere ------------------------------------------------------------------------------------------------
 
-    def mirror(self, node: str, task: str, uid: bytes, attempt: int, key: str) -> asyncio.Task[OutputEnd]:
-        """Copy the output of an attempt on another node into this spool as it comes; at most one copy at a time."""
+    def mirror(
+        self, node: str, task: str, uid: bytes, attempt: int, key: str, *, paced: bool = False
+    ) -> asyncio.Task[OutputEnd]:
+        """Copy the output of an attempt on another node into this spool as it comes; at most one copy at a time. paced: its
+        task waits for who reads it here."""
         running = self._mirrors.get(key)
         if running is None or (running.done() and (running.cancelled() or running.exception() is not None)):
-            running = asyncio.get_running_loop().create_task(self._mirror(node, task, uid, attempt, key))
+            running = asyncio.get_running_loop().create_task(self._mirror(node, task, uid, attempt, key, paced=paced))
             self._mirrors[key] = running
             running.add_done_callback(lambda done: self._mirror_done(key, done))
         return running
@@ -144,25 +174,31 @@ class Output:
             await self._mirror(node, task, uid, attempt, key, follow=False)
 
     async def _mirror(
-        self, node: str, task: str, uid: bytes, attempt: int, key: str, *, follow: bool = True
+        self, node: str, task: str, uid: bytes, attempt: int, key: str, *, follow: bool = True, paced: bool = False
     ) -> OutputEnd:
         spool = self._spool
-        request = OutputRequest(task, uid, attempt, *spool.sizes(key), follow=follow)
+        request = OutputRequest(task, uid, attempt, *spool.sizes(key), follow=follow, paced=paced)
         async for piece in self.links.fetch_output(node, request):
             if isinstance(piece, OutputEnd):
                 if piece.gone:
                     raise PeerloadError(f"{node} has no output of {task} (any more)")
                 return piece
             await asyncio.to_thread(spool.write_at, key, piece.stream, piece.offset, piece.data)
+            await self.pace.room(key)
         raise PeerloadError(f"the output of {task} broke off", why=f"{node} closed the connection")
 
     async def bring_home(self, action: FetchOutput) -> str:
         """All of it, on disk. → "" or why not; that is known SILENCE_S_MAX after the last piece at the latest."""
+        self.pace.let_go(action.key)  # the end of a task is not to wait for who reads it
         try:
             mirror = self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
             await self._arrival(mirror, action)
             await asyncio.to_thread(self._spool.sync, action.key)
-        except (PeerloadError, OSError, TimeoutError) as error:
+        except TimeoutError as error:
+            return str(error)
+        except OSError as error:
+            return cannot_write(error)
+        except PeerloadError as error:
             return str(error)
         self.ended(action.key, action.stdout_bytes, action.stderr_bytes)
         return ""
@@ -180,6 +216,10 @@ class Output:
         if mirror.cancelled():
             raise PeerloadError(f"the output of {action.task} broke off", why="the copy was stopped")
         mirror.result()
+
+    def is_busy(self, key: str) -> bool:
+        """Whether somebody follows the files of this attempt, or they are on their way here."""
+        return key in self._followers or key in self._mirrors
 
     async def close(self) -> None:
         """Stop all copies."""

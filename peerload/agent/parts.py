@@ -9,14 +9,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from peerload.agent.access import Access
 from peerload.agent.directories import SeenDirectories
+from peerload.agent.peer_facts import PeerFacts
+from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.claims import Claims
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
+    from peerload.agent.chores import Chores
     from peerload.agent.cluster import Cluster
     from peerload.agent.disk import Disk
+    from peerload.agent.feeding import Feeding
     from peerload.agent.inbox import Inbox
+    from peerload.agent.input_pull import InputPulls
+    from peerload.agent.inputs import Inputs
+    from peerload.agent.joining import Joining
     from peerload.agent.journal import Journal
     from peerload.agent.launcher_link import LauncherLink
     from peerload.agent.members import Members
@@ -24,13 +32,17 @@ if TYPE_CHECKING:
     from peerload.agent.output import Output
     from peerload.agent.peer_link import PeerLinks
     from peerload.agent.release import Release
+    from peerload.agent.retention import Retention
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.spool import Spool
     from peerload.agent.store import Store
     from peerload.agent.tls import Credentials
+    from peerload.agent.trust_link import TrustLink
+    from peerload.agent.users import Users
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig
+    from peerload.model.errors import PeerloadError
     from peerload.model.messages import Identity
 
 log = logging.getLogger("peerload.agent")
@@ -48,8 +60,17 @@ class Clients(Protocol):
     def attempt_gone(self, key: str, /) -> None:
         """No process of this attempt is left."""
 
+    def restored(self) -> None:
+        """The core knows again what was durable."""
+
     def decided(self, decision: Decided, /) -> None:
         """A decision was made."""
+
+    def waits(self, task: str, why: str, /) -> None:
+        """A task has ended elsewhere, and its result cannot be brought here for now."""
+
+    def follows(self, task: str, /) -> bool:
+        """Whether a client watches this task right now."""
 
 
 class Parts:
@@ -58,27 +79,42 @@ class Parts:
     config: AgentConfig
     cluster: Cluster
     tls: Credentials
+    trust: TrustLink
+    joining: Joining
     disk: Disk
     store: Store
     spool: Spool
+    users: Users
     inbox: Inbox
     identity: Identity
     node: Node
     release: Release
     journal: Journal
     launcher: LauncherLink
+    inputs: Inputs
+    feeding: Feeding
+    pulls: InputPulls
     output: Output
     links: PeerLinks
     members: Members
     bus: MqttBus | None
     clients: Clients
+    retention: Retention
+    chores: Chores
     gpus: Gpus
+
+    REFUSED_BY_MAX = 16
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
         self.bus = None
         self.counters: collections.Counter[str] = collections.Counter()
+        self.security = SecurityEvents(self.counters)
         self.directories = SeenDirectories()
+        self.access = Access(self)
+        self.peer_facts = PeerFacts()
+        self.origins: dict[str, str] = {}
+        """Where each setting comes from, as far as whoever started the agent said so."""
         self.claims = Claims(Path(config.gpu_claims) if config.gpu_claims else None)
         self.started_at = time.time()
         self.stopping = asyncio.Event()
@@ -86,17 +122,30 @@ class Parts:
         self.has_failed = False
         self.ends_tasks = False
         self.leaves = False
+        self.restarts = False
         self.notices: list[str] = []
         """What whoever starts the agent should know about its state, a sentence each."""
+        self.refused_by: tuple[str, ...] = ()
+        """The addresses of the last REFUSED_BY_MAX peers that refuse this node, since another has its name."""
+        self.refusal: PeerloadError | None = None
+        """Why this agent may not be there at all."""
 
     def now(self) -> Instant:
         """This moment."""
         return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
-    def stop(self, *, end_tasks: bool = False, leaves: bool = False) -> None:
-        """Begin to stop; running tasks run on unless ``end_tasks``; ``leaves``: the next start is to know no peer."""
+    def stop(self, *, end_tasks: bool = False, leaves: bool = False, restarts: bool = False) -> None:
+        """Begin to stop; running tasks run on unless ``end_tasks``; ``leaves``: the next start is to know no peer;
+        ``restarts``: that is at once, in this process."""
         self.ends_tasks = self.ends_tasks or end_tasks
         self.leaves = self.leaves or leaves
+        self.restarts = restarts and not (self.ends_tasks or self.leaves)
+        self.stopping.set()
+
+    def refuse(self, error: PeerloadError) -> None:
+        """This agent may not be there: it ends without a word to anybody, and `Daemon.run` raises this."""
+        self.refusal = error
+        self.has_failed = self.ends_tasks = True
         self.stopping.set()
 
     def fail(self, why: str) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 WAITING_MESSAGES_MAX = 1024
 WAITING_BYTES_MAX = 64 << 20
 """What may wait per peer for its link to come up or to drain."""
+LINKS_PER_PEER_MAX = 4
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 15.0
 ERRORS_MAX = 3
@@ -22,12 +23,52 @@ ERRORS_WITHIN_S = 60.0
 BAN_S = 60.0
 """So many malformed frames within so long: the link closes and the sender stays out for a while (rule P1)."""
 BANS_MAX = 1024
+BROKEN_RULES = {
+    "a certificate that was revoked": "J4",
+    "a frame in another's name": "P3",
+    "a frame that does not go on": "P1",
+    "a frame too large": "P1",
+    "a name that its certificate does not have": "J3",
+    "a second introduction": "P1",
+    "banned": "P1",
+    "malformed": "P1",
+    "malformed frames": "P1",
+    "no certificate of a node": "J3",
+    "no common protocol version": "P6",
+    "no introduction": "P1",
+    "no introduction in time": "J3",
+    "no output request": "P1",
+    "no proof": "J3",
+    "not for us": "P3",
+    "other cluster": "J3",
+    "too many messages at once": "P2",
+    "too many peers": "P2",
+    "too many strangers": "J3",
+    "too many streams": "P2",
+}
+"""Why a peer is refused, up to a colon: which rule of security it has broken. What is not here may be nobody's fault."""
 
 
 class Peer:
     """One other node: its newest identity, its live links (the newest last), and what waits for one of them."""
 
-    __slots__ = ("failures", "identity", "is_dialled", "links", "node", "not_before_s", "waiting", "waiting_bytes")
+    __slots__ = (
+        "came_in",
+        "cannot_reach_us",
+        "failures",
+        "identity",
+        "is_checked",
+        "is_dialled",
+        "links",
+        "node",
+        "not_back",
+        "not_before_s",
+        "reached",
+        "tried_s",
+        "unreached",
+        "waiting",
+        "waiting_bytes",
+    )
 
     def __init__(self, node: str) -> None:
         self.node = node
@@ -38,6 +79,34 @@ class Peer:
         self.is_dialled = False
         self.failures = 0
         self.not_before_s = 0.0
+        self.reached = ""
+        """The address at which it was dialled last, if that went well."""
+        self.unreached = ""
+        """Why it could not be dialled at its address when that was tried last; empty: it could, or was not tried."""
+        self.came_in = False
+        """It has made a connection to us, and has not said since that it cannot."""
+        self.cannot_reach_us = ""
+        """Why it cannot dial us, as it says."""
+        self.not_back = "", 0.0, ""
+        """Where and when it could last not be dialled back, and why."""
+        self.is_checked = False
+        """It is being tried whether it can be dialled …"""
+        self.tried_s = 0.0
+        """… or was, at this time of the loop."""
+
+    @property
+    def address(self) -> str:
+        """Where it says it can be dialled, empty if that is not known."""
+        return self.identity.address if self.identity is not None else ""
+
+    def was_reached(self, address: str) -> None:
+        """It was dialled there, and answered."""
+        self.reached, self.unreached = address, ""
+
+    def was_not_reached(self, address: str, why: str) -> None:
+        """It was dialled there, in vain."""
+        if address == self.address:
+            self.reached, self.unreached = "", why
 
     @property
     def link(self) -> PeerConnection | None:
@@ -58,8 +127,23 @@ class Peer:
             return True
         if known is None or identity.boot != known.boot or identity.address != known.address:
             self.failures, self.not_before_s = 0, 0.0
+            self.reached = self.unreached = ""
+            if known is None or identity.boot != known.boot:
+                self.came_in, self.cannot_reach_us = False, ""
         self.identity = identity
         return True
+
+    def add(self, link: PeerConnection, told: Identity) -> None:
+        """One more link, whose other end is ``told``: those to an earlier start close, or the oldest of too many."""
+        for other in [
+            other for other in self.links if other.hello is not None and other.hello.identity.boot != told.boot
+        ]:
+            other.close("its agent was started again")
+        if len(self.links) >= LINKS_PER_PEER_MAX:
+            self.links[0].close("newer links took its place")
+        self.learn(told)
+        self.failures, self.not_before_s = 0, 0.0
+        self.links.append(link)
 
     def keep(self, message: Message) -> bool:
         """Let a message wait; False if there is no room for it."""

@@ -13,8 +13,9 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Protocol, cast
 
-from peerload.agent.peer_address import parse_address
-from peerload.agent.tls import node_of, tls_says
+from peerload.agent.peer_address import join_address, parse_address, plain_host
+from peerload.agent.slow_frames import SlowFrames
+from peerload.agent.tls import node_of, shown_by, tls_says
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
 from peerload.wire import peer
@@ -43,6 +44,8 @@ STALLED_S = 20.0
 """A peer that reads nothing for so long while we wait to write is given up."""
 STREAM_STALLED_S = 600.0
 """The same for an output stream, whose reader may well be a person."""
+FORWARD_STALLED_S = 21_600.0
+"""The same for what a client asks another node, who may well look at it in a pager, page by page."""
 FRAMES_PER_S_MAX = 20_000
 """A peer that sends more is read from again in the next second."""
 KEEPALIVE_IDLE_S = 10
@@ -78,19 +81,27 @@ class Owner(Protocol):
 
 
 class PeerConnection(asyncio.Protocol):
-    """The protocol object of one connection; ``dialled``: we made it; ``stream``: it is for one output alone."""
+    """The protocol object of one connection; ``dialled``: we made it; ``stream``: it is for one output alone;
+    ``back``: and was asked for under this number."""
 
-    def __init__(self, owner: Owner, cluster: str, identity: Identity, *, dialled: bool, stream: bool = False) -> None:
+    def __init__(
+        self, owner: Owner, cluster: str, identity: Identity, *, dialled: bool, stream: bool = False, back: int = 0
+    ) -> None:
         self.dialled = dialled
         self.stream = stream
+        self.back = back
         self.hello: Hello | None = None
         self.certified = ""
         """The node that the other end has proven to be."""
+        self.certificate = b""
+        """… and by which certificate (DER)."""
+        self.is_shut_out: Callable[[PeerConnection], bool] = lambda _connection: False
+        """Whether that certificate was revoked."""
         self.address = ""
         self.paused = False
         self.is_closed = False
         self.reason = ""
-        self._owner = owner
+        self.owner = owner
         self._cluster = cluster
         self._identity = identity
         self._loop = asyncio.get_running_loop()
@@ -98,6 +109,9 @@ class PeerConnection(asyncio.Protocol):
         """When it was last used for more than small talk, and for anything at all (`peer_idle.py`)."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
+        self._slow = SlowFrames(self._loop, lambda: self._refuse("a frame that does not go on"))
+        self.frame_bytes = 0
+        """The size of the frame that is being dealt with."""
         self._waiting: list[tuple[Message, bytes]] = []
         self._waiting_bytes = 0
         self._flush_planned = False
@@ -117,7 +131,7 @@ class PeerConnection(asyncio.Protocol):
         """Introduce ourselves and start the clock."""
         transport = cast("asyncio.Transport", transport)  # what TLS gives; that of uvloop is no subclass
         self._transport = transport
-        self.certified = node_of(transport)
+        self.certified, self.certificate = node_of(transport), shown_by(transport)
         transport.set_write_buffer_limits(high=BUFFERED_BYTES_MAX)
         sock = transport.get_extra_info("socket")
         for level, option, value in (
@@ -128,21 +142,31 @@ class PeerConnection(asyncio.Protocol):
             (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_COUNT),
         ):
             sock.setsockopt(level, option, value)
-        self._allow_stall(STREAM_STALLED_S if self.stream else STALLED_S)
+        self.allow_stall(STREAM_STALLED_S if self.stream else STALLED_S)
         peername = transport.get_extra_info("peername")
-        self.address = f"{peername[0]}:{peername[1]}" if peername else "?"
+        self.address = join_address(plain_host(str(peername[0])), peername[1]) if peername else "?"
         self._timer = self._loop.call_later(HELLO_S, self._refuse, "no introduction in time")
-        if self.certified:
-            self._owner.opened(self)
+        if self.certified and self.is_shut_out(self):
+            self.shut_out("a certificate that was revoked")
+        elif self.certified:
+            self.owner.opened(self)
+        elif not self.certificate:
+            self.shut_out("no proof: it shows no certificate")
         else:  # of our CA, but it speaks something else: not a word to it
-            self._owner.refused(self, "no certificate of a node")
-            self.abort("no certificate of a node")
+            self.shut_out("no certificate of a node")
+
+    def shut_out(self, why: str) -> None:
+        """End it without another word, and count why."""
+        self.owner.refused(self, why)
+        self.abort(why)
 
     def data_received(self, data: bytes) -> None:
         """Take the frames out of what came."""
         if not self.is_closed:
             self._buffer += data
-            del self._buffer[: self._take_frames()]
+            taken = self._take_frames()
+            del self._buffer[:taken]
+            self._slow.came(len(data), is_whole=taken > 0, is_partial=bool(self._buffer) and not self.is_closed)
 
     def _take_frames(self) -> int:
         """Handle every whole frame in the buffer → how many bytes of it are done with."""
@@ -151,7 +175,7 @@ class PeerConnection(asyncio.Protocol):
             size = int.from_bytes(self._buffer[start : start + HEADER_BYTES], "big")
             limit = peer.DATA_BYTES_MAX if self.hello is not None else HELLO_BYTES_MAX
             if size > limit:
-                self._owner.malformed(self, FrameTooLarge(size, limit))
+                self.owner.malformed(self, FrameTooLarge(size, limit))
                 self._refuse("a frame too large")  # where the next one starts cannot be known
                 break
             if end - start - HEADER_BYTES < size:
@@ -168,7 +192,8 @@ class PeerConnection(asyncio.Protocol):
         reason = f"it took no data for {self._stalled_s:g} s"
         self._stalled = self._loop.call_later(self._stalled_s, self.abort, reason)
 
-    def _allow_stall(self, seconds: float) -> None:
+    def allow_stall(self, seconds: float) -> None:
+        """Give the other end up when it has taken nothing for so long."""
         self._stalled_s = seconds
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
@@ -182,7 +207,7 @@ class PeerConnection(asyncio.Protocol):
             self._stalled.cancel()
             self._stalled = None
         self._flush()
-        self._owner.writable(self)
+        self.owner.writable(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the owner, once."""
@@ -190,21 +215,23 @@ class PeerConnection(asyncio.Protocol):
             if timer is not None:
                 timer.cancel()
         self.is_closed = True
+        self._slow.stop()
         self.reason = self.reason or _why_lost(exc)
         self._drained.set()
         self._buffer.clear()
         if not self.gone.done():
             self.gone.set_result(None)
-        self._owner.closed(self, self.reason)
+        self.owner.closed(self, self.reason)
 
     # -- frames in ---------------------------------------------------------------------------------------------------
 
     def _frame(self, raw: bytes) -> None:
         self._limit_rate()
+        self.frame_bytes = len(raw)
         try:
             envelope = peer.decode(raw)
         except ProtocolError as error:
-            if not self._owner.malformed(self, error):
+            if not self.owner.malformed(self, error):
                 self._refuse("malformed frames")
             return
         if self.hello is None:
@@ -214,7 +241,7 @@ class PeerConnection(asyncio.Protocol):
         if envelope.cluster != self._cluster or envelope.src != told.node or envelope.src_boot != told.boot:
             self._refuse("a frame in another's name")
             return
-        self._owner.received(self, envelope)
+        self.owner.received(self, envelope)
 
     def _introduce(self, envelope: Envelope) -> None:
         hello = envelope.body
@@ -236,8 +263,8 @@ class PeerConnection(asyncio.Protocol):
                 self._timer.cancel()
             if hello.stream and not self.dialled:
                 self.stream = True
-                self._allow_stall(STREAM_STALLED_S)
-            if not self._owner.introduced(self, hello):
+                self.allow_stall(STREAM_STALLED_S)
+            if not self.owner.introduced(self, hello):
                 self.close(self.reason or "refused")
             elif not self.ready.done():
                 self.ready.set_result(None)
@@ -249,22 +276,24 @@ class PeerConnection(asyncio.Protocol):
             self._second, self._frames = now, 0
         self._frames += 1
         if self._frames == FRAMES_PER_S_MAX and self._transport is not None:
-            self._transport.pause_reading()
+            self.pause_reading()
             self._loop.call_later(1.0, self.resume_reading)
 
     def pause_reading(self) -> None:
         """Let the operating system hold the peer back."""
         if self._transport is not None and not self._transport.is_closing():
+            self._slow.hold(held=True)
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Go on reading."""
         if self._transport is not None and not self._transport.is_closing():
+            self._slow.hold(held=False)
             self._transport.resume_reading()
 
     def _refuse(self, why: str) -> None:
         if not self.is_closed:
-            self._owner.refused(self, why)
+            self.owner.refused(self, why)
             self.close(why)
 
     # -- frames out --------------------------------------------------------------------------------------------------
@@ -319,6 +348,11 @@ class PeerConnection(asyncio.Protocol):
             self._transport.abort()
 
 
+NO_ANSWER, REFUSED, NO_WAY = "it does not answer", "it refuses connections", "there is no way to it"
+NO_MEMBER = "what answers there is no node of the cluster"
+"""What a peer that cannot be dialled is told of that."""
+
+
 async def dial(address: str, who: str, tls: Credentials, make: Callable[[], PeerConnection]) -> PeerConnection:
     """A connection to `HOST:PORT` whose other end, ``who`` for people, is of our cluster and has introduced itself.
     Raises LinkUnavailable."""
@@ -340,11 +374,14 @@ async def dial(address: str, who: str, tls: Credentials, make: Callable[[], Peer
         connection.abort("no longer wanted")  # it may have been made in the meantime
         raise
     except TimeoutError:
-        raise LinkUnavailable(who, what, why=f"{address} does not answer within {CONNECT_S:g} s") from None
+        raise LinkUnavailable(
+            who, what, why=f"{address} does not answer within {CONNECT_S:g} s", kind=NO_ANSWER
+        ) from None
     except ssl.SSLError as error:
-        raise LinkUnavailable(who, what, why=f"{address}: {tls_says(error)}") from None
+        raise LinkUnavailable(who, what, why=f"{address}: {tls_says(error)}", kind=NO_MEMBER) from None
     except OSError as error:
-        raise LinkUnavailable(who, what, why=f"{address}: {operating_system_says(error)}") from None
+        kind = REFUSED if isinstance(error, ConnectionError) else NO_WAY
+        raise LinkUnavailable(who, what, why=f"{address}: {operating_system_says(error)}", kind=kind) from None
     except (ConfigError, UnicodeError) as error:
         raise LinkUnavailable(who, what, why=str(error)) from None
     try:

@@ -9,7 +9,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from peerload.model.messages import Hello, Leaving, Ping, Pong, ProfileRequest, ProfileTold, Sync, WrongBoot
+from peerload.model.messages import (
+    Hello,
+    Leaving,
+    NotDialled,
+    Ping,
+    Pong,
+    ProfileRequest,
+    ProfileTold,
+    Sync,
+    WrongBoot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,16 +34,20 @@ QUIET_S = 5.0
 KEPT_IDLE_MAX = 16
 """Links that a node keeps although they are not in use: those used last."""
 LOOK_EVERY_S = 15.0
-SMALL_TALK = (Hello, Leaving, Ping, Pong, ProfileRequest, ProfileTold, Sync, WrongBoot)
+SMALL_TALK = (Hello, Leaving, NotDialled, Ping, Pong, ProfileRequest, ProfileTold, Sync, WrongBoot)
 """What is said of who is there; any other message means that the two have to do with each other."""
 IDLE = "it was not in use"
 
 
 class IdleLinks:
-    """``links`` are those there are; which of them is closed is up to when they were last used."""
+    """``links`` are those there are; which of them is closed is up to when they were last used, and whether the two could do
+    without it, that is, make another."""
 
-    def __init__(self, links: Callable[[], Iterable[PeerConnection]]) -> None:
+    def __init__(
+        self, links: Callable[[], Iterable[PeerConnection]], can_do_without: Callable[[PeerConnection], bool]
+    ) -> None:
         self._links = links
+        self._can_do_without = can_do_without
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -51,7 +65,7 @@ class IdleLinks:
         idle = [link for link in self._links() if not link.is_closed and now_s - link.used_s > IDLE_S]
         idle.sort(key=lambda link: link.used_s)
         for link in idle[: max(len(idle) - KEPT_IDLE_MAX, 0)]:
-            if now_s - link.spoken_s > QUIET_S and not link.paused:
+            if now_s - link.spoken_s > QUIET_S and not link.paused and self._can_do_without(link):
                 link.close(IDLE)
 
 

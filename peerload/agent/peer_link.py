@@ -7,33 +7,48 @@ handed to the operating system counts as sent; every other one comes back throug
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from peerload.agent.peer_address import join_address, parse_address
-from peerload.agent.peer_book import Bans, Peer
-from peerload.agent.peer_connection import Owner, PeerConnection, dial
+from peerload.agent.peer_book import BROKEN_RULES, Peer
+from peerload.agent.peer_dialling import Dialling
 from peerload.agent.peer_idle import IDLE, IdleLinks, spoke
+from peerload.agent.peer_introductions import Introductions
 from peerload.agent.peer_listen import Listener
+from peerload.agent.peer_made import MadeConnections
 from peerload.agent.peer_seeds import Seeds
 from peerload.agent.peer_streams import OutputStreams
+from peerload.agent.peer_ways import Ways
+from peerload.agent.security_events import untold
 from peerload.model.errors import LinkUnavailable, PeerloadError, ProtocolError
-from peerload.model.messages import Envelope, Hello, Identity, Message, OutputChunk, OutputEnd, OutputRequest, WrongBoot
+from peerload.model.messages import (
+    STREAMED,
+    DialBack,
+    Envelope,
+    Hello,
+    Identity,
+    Message,
+    NameTaken,
+    NotDialled,
+    OutputRequest,
+    WrongBoot,
+)
 from peerload.wire import peer as wire
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-    from peerload.agent.peer_streams import Piece, ServeOutput
+    from peerload.agent.join_door import Door
+    from peerload.agent.peer_backlog import Backlog
+    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.peer_streams import Piece, ServeOutput, StreamReader
+    from peerload.agent.security_events import Tell
     from peerload.agent.tls import Credentials
 
 CLOSE_S = 2.0
-LINKS_PER_PEER_MAX = 4
-
-_log = logging.getLogger("peerload.peer")
 
 
 class PeerLinks:
@@ -42,7 +57,9 @@ class PeerLinks:
     identity: ours (`start` fills the address in); tls: how we prove that, and to whom; hello: a fresh introduction; envelope: puts a message into its frame
     (and numbers it); deliver: called with (node, message); met: a peer introduced itself on a new link; unreachable:
     (node, reason), its last link broke or none could be made; send_failed: (node, message), it never left;
-    serve_output: the output of an attempt that ran here; peers_max: links beyond it are refused.
+    serve_output: the output of an attempt that ran here; peers_max: links beyond it are refused;
+    name_taken: by whom (`HOST:PORT`) we were refused for our own name; broken: (rule, who, what), what was refused;
+    backlog: bounds what of each peer was not looked at yet.
     """
 
     def __init__(
@@ -59,10 +76,12 @@ class PeerLinks:
         serve_output: ServeOutput,
         counters: Counter[str],
         peers_max: int = 1000,
+        name_taken: Callable[[str], None] = lambda _by: None,
+        broken: Tell = untold,
+        backlog: Backlog | None = None,
     ) -> None:
         self.identity = identity
         self._tls = tls
-        self._cluster = tls.cluster.name
         self._hello = hello
         self._envelope = envelope
         self._deliver = deliver
@@ -70,38 +89,62 @@ class PeerLinks:
         self._unreachable = unreachable
         self._send_failed = send_failed
         self._counters = counters
+        self._broken = broken
+        self._backlog = backlog
         self._peers_max = peers_max
         self._peers: dict[str, Peer] = {}
         self._connections: set[PeerConnection] = set()
-        self._bans = Bans()
+        self.made = MadeConnections(tls, lambda: self.identity, counters)
+        self.introductions = Introductions(self._peers, peers_max, counters, self._drop, broken)
         self._tasks: set[asyncio.Task[None]] = set()
         self._seeds = Seeds(
             lambda: self.identity.address,
-            lambda address: self._open(address, address, self),
+            lambda address: self.made.open(address, address, self),
             self._spawn,
             loopback_only=tls.cluster.is_local,
+        )
+        self._name_taken = name_taken
+        self.ways = Ways(
+            peers=self._peers,
+            open_=lambda address, who, owner, back: self.made.open(address, who, owner, stream=True, back=back),
+            serve=lambda: self,
+            knock=lambda node: self._streams.reader(node, ()),
+            send=self.send,
+            connect=self.connect,
+            spawn=self._spawn,
+            counters=counters,
         )
         self._streams = OutputStreams(
             serve_output,
             lambda: self._greeting(stream=True),
             envelope,
-            lambda address, who, owner: self._open(address, who, owner, stream=True),
+            self.ways.open,
             self._drop,
             self._spawn,
         )
-        self._listener = Listener(tls, lambda: self._connection(self, dialled=False), self._drop)
+        self._dialling = Dialling(
+            lambda address, who: self.made.open(address, who, self),
+            self._spawn,
+            self._give_up,
+            lambda node: self.whereabouts(node),  # noqa: PLW0108 -- it is set later
+        )
+        self._listener = Listener(tls, lambda: self.made.make(self, dialled=False), self._drop)
         self._is_closing = False
-        self._idle = IdleLinks(lambda: [link for peer in self._peers.values() for link in peer.links])
+        self._idle = IdleLinks(
+            lambda: [link for peer in self._peers.values() for link in peer.links], self.ways.can_do_without
+        )
         self.whereabouts: Callable[[str], Identity | None] = lambda _node: None
 
     # -- for the agent -----------------------------------------------------------------------------------------------
 
-    async def start(self, host: str, port: int) -> str:
-        """Listen → the `HOST:PORT` others can dial. Raises ConfigError if that cannot be, or the port is taken."""
+    async def start(self, host: str, port: int, advertise: str = "") -> str:
+        """Listen → the `HOST:PORT` where that is; others are told to dial that, unless ``advertise`` is another. Raises
+        ConfigError if that cannot be, or the port is taken."""
         host, port = parse_address("listen", join_address(host, port), loopback_only=self._tls.cluster.is_local)
         address = await self._listener.start(host, port)
-        self.identity = msgspec.structs.replace(self.identity, address=address)
+        self.identity = msgspec.structs.replace(self.identity, address=advertise or address)
         self._idle.start()
+        self.ways.start()
         return address
 
     def dial(self, address: str) -> None:
@@ -134,7 +177,7 @@ class PeerLinks:
         self.learn(identity)
         peer = self._peers.get(identity.node)
         if peer is not None and not peer.links and not peer.is_dialled:
-            self._dial(peer)
+            self._dialling.dial(peer)
 
     def send(self, dst: str, message: Message) -> None:
         """Send over the newest link to ``dst``; without one, dial it. Never waits, never raises for want of a link."""
@@ -149,7 +192,7 @@ class PeerLinks:
             self._counters["peer refused: queue full"] += 1
             self._fail(dst, [message])
         elif link is None and not peer.is_dialled:
-            self._dial(peer)
+            self._dialling.dial(peer)
 
     def linked(self) -> list[str]:
         """The nodes there is a live link to."""
@@ -164,10 +207,24 @@ class PeerLinks:
         address = known.identity.address if known is not None and known.identity is not None else ""
         return self._streams.fetch(dst, address, request)
 
+    @property
+    def streams(self) -> OutputStreams:
+        """The connections that are no links."""
+        return self._streams
+
+    async def open_stream(self, dst: str, kinds: tuple[type[Message], ...]) -> tuple[StreamReader, PeerConnection]:
+        """A connection of its own to ``dst``, which may say messages of these kinds over it. Raises LinkUnavailable."""
+        known, newest = self._peers.get(dst), self.whereabouts(dst)
+        identity = newest or (known.identity if known is not None else None)
+        if identity is None or not identity.address:
+            raise LinkUnavailable(dst, f"no address of {dst} is known")
+        return await self._streams.open(dst, identity.address, kinds)
+
     async def close(self) -> None:
         """Stop listening, write what is gathered, close every link; at most about twice CLOSE_S."""
         self._is_closing = True
         self._idle.stop()
+        self.ways.stop()
         await self._listener.close()
         for task in self._tasks:
             task.cancel()
@@ -186,57 +243,26 @@ class PeerLinks:
         for peer in self._peers.values():
             self._fail(peer.node, peer.take_all())
 
-    # -- dialling ----------------------------------------------------------------------------------------------------
+    def serve_newcomers(self, door: Door) -> None:
+        """Let newcomers in here."""
+        self._listener.door = door
 
-    def _connection(self, owner: Owner, *, dialled: bool, stream: bool = False) -> PeerConnection:
-        return PeerConnection(owner, self._cluster, self.identity, dialled=dialled, stream=stream)
-
-    async def _open(self, address: str, who: str, owner: Owner, *, stream: bool = False) -> PeerConnection:
-        """A connection whose other end has introduced itself. Raises LinkUnavailable."""
-        return await dial(address, who, self._tls, lambda: self._connection(owner, dialled=True, stream=stream))
-
-    def _dial(self, peer: Peer) -> None:
-        """Make a link in the background; within the pause after a failure, fail at once."""
-        if (newest := self.whereabouts(peer.node)) is not None:
-            peer.learn(newest)  # gossip may have heard of a later start, or of one never linked to
-        now_s = asyncio.get_running_loop().time()
-        if peer.identity is None or not peer.identity.address:
-            self._give_up(peer, "its address is not known")
-        elif now_s < peer.not_before_s:
-            self._give_up(peer, "it could not be reached a moment ago")
-        else:
-            peer.is_dialled = True
-            self._spawn(self._reach(peer, peer.identity.address), f"dial {peer.node}")
-
-    async def _reach(self, peer: Peer, address: str) -> None:
-        reason = ""
-        try:
-            connection = await self._open(address, peer.node, self)
-            if connection.hello is not None and connection.hello.identity.node != peer.node:
-                reason = f"{connection.hello.identity.node} answers at {address}"
-        except LinkUnavailable as error:
-            reason = error.why or error.what
-        finally:
-            peer.is_dialled = False
-        if not peer.links:
-            peer.failed(asyncio.get_running_loop().time())
-            self._give_up(peer, reason or "the link broke at once")
-
-    def _give_up(self, peer: Peer, reason: str) -> None:
-        self._counters["peer unreachable"] += 1
-        self._fail(peer.node, peer.take_all())
-        asyncio.get_running_loop().call_soon(self._unreachable, peer.node, reason)
+    def certificate_of(self, node: str) -> bytes:
+        """The certificate (DER) that this node has proven to be its own, on its newest link; empty if it has none."""
+        peer = self._peers.get(node)
+        link = peer.link if peer is not None else None
+        return link.certificate if link is not None else b""
 
     # -- what connections say (Owner) ----------------------------------------------------------------------------------
 
     def opened(self, connection: PeerConnection) -> None:
         """Introduce ourselves: the other end is of our cluster."""
         self._connections.add(connection)
-        hello = self._greeting(stream=connection.stream)
+        hello = self._greeting(stream=connection.stream, back=connection.back)
         connection.write(hello, wire.encode_frame(self._envelope(hello, "", "")))
 
-    def _greeting(self, *, stream: bool) -> Hello:
-        return msgspec.structs.replace(self._hello(), stream=stream)
+    def _greeting(self, *, stream: bool, back: int = 0) -> Hello:
+        return msgspec.structs.replace(self._hello(), stream=stream, forwards=True, dials_back=True, back=back)
 
     def introduced(self, connection: PeerConnection, hello: Hello) -> bool:
         """Take a peer in, unless it is ourselves, somebody under a taken name, banned, or one too many."""
@@ -246,92 +272,79 @@ class PeerLinks:
             connection.reason = "this agent itself answers there"
             return False
         peer = self._peer(told.node) if told.node != self.identity.node else None
-        connection.reason = self._objection(peer, hello)
+        if self.introductions.is_clash(self.identity, peer, told):
+            self._refuse_name(connection, told)
+            connection.reason = f"another agent is called {told.node}"
+        else:
+            connection.reason = self.introductions.objection(peer, hello)
         if connection.reason:
             return False
+        if peer is not None and not connection.dialled:
+            self.ways.came(peer)
+        if connection.stream and hello.back and not connection.dialled:
+            self._connections.discard(connection)
+            return self.ways.came_back(connection, hello)
         if connection.stream:
             self._streams.opened(connection)
             return True
         if peer is None:
             return False
-        for link in [link for link in peer.links if link.hello is not None and link.hello.identity.boot != told.boot]:
-            link.close("its agent was started again")
-        if len(peer.links) >= LINKS_PER_PEER_MAX:
-            peer.links[0].close("newer links took its place")
-        peer.learn(told)
-        peer.failures, peer.not_before_s = 0, 0.0
-        peer.links.append(connection)
+        peer.add(connection, told)
+        self.ways.met(peer, connection)
         self._counters["peer links made"] += 1
         self._met(hello)
         self.writable(connection)
         return True
 
-    def _objection(self, peer: Peer | None, hello: Hello) -> str:
-        """Why this peer is not taken in; "" if it is."""
-        told = hello.identity
-        link = peer.link if peer is not None else None
-        other = link.hello.identity if link is not None and link.hello is not None else None
-        if told.node == self.identity.node or (other is not None and other.store != told.store):
-            self._counters["peer clashes"] += 1
-            _log.error(
-                "two agents call themselves %s: the one at %r is refused; start the newer one with  --node NAME",
-                told.node,
-                told.address[:100],
-            )
-            return f"another agent is called {told.node}"
-        if peer is None or (
-            not peer.links and sum(1 for known in self._peers.values() if known.links) >= self._peers_max
-        ):
-            self._drop("too many peers")
-            return "too many peers"
-        if other is not None and other.boot != told.boot and told.incarnation < other.incarnation:
-            self._drop("an earlier start")
-            return "a later start of this agent is here"
-        if self._bans.holds((told.node, told.boot), asyncio.get_running_loop().time()):
-            self._drop("banned")
-            return "banned for malformed frames"
-        if hello.stream and self._streams.is_full:
-            self._drop("too many streams")
-            return "too many output streams"
-        return ""
+    def _refuse_name(self, connection: PeerConnection, told: Identity) -> None:
+        """Tell whoever has another's name; if that name is ours, and we came to them, it is we who came second."""
+        if told.node != self.identity.node:
+            self._write(connection, told.node, NameTaken())
+        elif connection.dialled:
+            self._name_taken(told.address or connection.address)
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
         """Pass a message on, if it is for this start of this node."""
         message, node = envelope.body, envelope.src
         if envelope.dst != self.identity.node:
-            self._drop("not for us")
+            self._drop("not for us", node)
         elif envelope.dst_boot not in {"", self.identity.boot}:
             self._drop("for an earlier start")
             if not isinstance(message, WrongBoot):
                 self._write(connection, node, WrongBoot(boot=self.identity.boot))
+        elif isinstance(message, NameTaken):
+            connection.close(f"another agent is called {self.identity.node}")
+            self._name_taken(connection.hello.identity.address if connection.hello is not None else "")
         elif connection.stream:
             self._streams.received(connection, node, message)
         elif isinstance(message, Hello):  # who speaks was said, and proven, when the link was made
-            self._drop("a second introduction")
+            self._drop("a second introduction", node)
             connection.close("a second introduction")
-        elif isinstance(message, OutputRequest | OutputChunk | OutputEnd):
-            if not self.malformed(connection, ProtocolError("output on a link that is not for it")):
+        elif isinstance(message, DialBack | NotDialled):
+            self.ways.received(node, message)
+        elif isinstance(message, STREAMED):
+            if not self.malformed(connection, ProtocolError("a stream's message on a link that is not for it")):
                 connection.close("malformed frames")
         else:
-            self._counters["peer received"] += 1
-            spoke(connection, message)
-            self._deliver(node, message)
+            self._pass_on(connection, node, message)
 
-    def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:  # noqa: ARG002 -- the protocol's
+    def _pass_on(self, connection: PeerConnection, node: str, message: Message) -> None:
+        self._counters["peer received"] += 1
+        spoke(connection, message)
+        self._deliver(node, message)
+        if self._backlog is not None and self._backlog.came(connection, node, connection.frame_bytes):
+            self._drop("too many messages at once", node)
+
+    def malformed(self, connection: PeerConnection, error: PeerloadError) -> bool:
         """Count it; too many, and the peer stays out for a while."""
-        self._drop("malformed")
+        self._drop("malformed", _who(connection), str(error))
         if connection.hello is None:
             return False
-        told = connection.hello.identity
-        if not self._bans.add((told.node, told.boot), asyncio.get_running_loop().time()):
-            return True
-        self._counters["peer bans"] += 1
-        _log.warning("%s sent malformed frames and stays out for a while", told.node)
-        return False
+        return self.introductions.malformed(connection.hello.identity)
 
-    def refused(self, connection: PeerConnection, why: str) -> None:  # noqa: ARG002 -- the protocol's
+    def refused(self, connection: PeerConnection, why: str) -> None:
         """Count why."""
-        self._drop(why)
+        self._drop(why, _who(connection))
 
     def writable(self, connection: PeerConnection) -> None:
         """Send on what waits for this peer."""
@@ -353,6 +366,7 @@ class PeerLinks:
         unsent = [message for message in connection.unsent() if not isinstance(message, Hello)]
         if not peer.links:
             self._fail(peer.node, unsent)
+            self.ways.lost(peer)
             if reason == IDLE and not peer.waiting:
                 self._counters["peer links closed for want of use"] += 1
             elif not peer.is_dialled:
@@ -363,6 +377,11 @@ class PeerLinks:
         self.writable(peer.links[-1])
 
     # -- within ------------------------------------------------------------------------------------------------------
+
+    def _give_up(self, peer: Peer, reason: str) -> None:
+        self._counters["peer unreachable"] += 1
+        self._fail(peer.node, peer.take_all())
+        asyncio.get_running_loop().call_soon(self._unreachable, peer.node, reason)
 
     def _write(self, link: PeerConnection, dst: str, message: Message) -> None:
         boot = link.hello.identity.boot if link.hello is not None else ""
@@ -395,9 +414,11 @@ class PeerLinks:
             peer = self._peers[node] = Peer(node)
         return peer
 
-    def _drop(self, why: str) -> None:
+    def _drop(self, why: str, who: str = "", more: str = "") -> None:
         self._counters["peer dropped"] += 1
         self._counters[f"peer dropped: {why}"] += 1
+        if (rule := BROKEN_RULES.get(why.partition(":")[0])) is not None:
+            self._broken(rule, who, f"{why}: {more}" if more else why)
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -411,3 +432,8 @@ class PeerLinks:
             task.get_loop().call_exception_handler(
                 {"message": "a bug in the peer link", "exception": error, "task": task}
             )
+
+
+def _who(connection: PeerConnection) -> str:
+    """The node that the other end has proven to be, else its address."""
+    return connection.certified or connection.address.rpartition(":")[0].strip("[]")

@@ -1,4 +1,4 @@
-"""Output streams: one connection for one task's output, so that a long output never stands before a lease.
+"""Streams: one connection for one task's output, or for what one client asks, so that it never stands before a lease.
 
 The asking side reads no faster than its consumer takes, the serving side writes no faster than the asking side reads:
 what lies between them are the operating system's buffers and a few pieces.
@@ -7,12 +7,21 @@ what lies between them are the operating system's buffers and a few pieces.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, Protocol
 
-from peerload.agent.peer_connection import STREAM_STALLED_S
+from peerload.agent.peer_connection import FORWARD_STALLED_S, STREAM_STALLED_S
 from peerload.model.errors import LinkUnavailable
-from peerload.model.messages import Envelope, Hello, OutputChunk, OutputEnd, OutputRequest
+from peerload.model.messages import (
+    Envelope,
+    Forward,
+    ForwardStop,
+    Hello,
+    InputRequest,
+    OutputChunk,
+    OutputEnd,
+    OutputRequest,
+)
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -22,8 +31,14 @@ if TYPE_CHECKING:
     from peerload.model.errors import PeerloadError
     from peerload.model.messages import Message
 
-STREAMS_MAX = 256
-"""Output streams served at a time, and as many fetched."""
+STREAMS_MAX = 512
+"""Streams of others for output and input served at a time, and as many outputs fetched."""
+FORWARDING_MAX = 384
+"""Streams of others over which their clients ask: they have places of their own, so that they never stand before outputs,
+which have to come home."""
+UNASKED_MAX = 256
+"""Streams over which nothing was asked yet: nobody knows what they are for. Over it the oldest of the node that has most is
+closed."""
 PIECES_WAITING_MAX = 8
 """Pieces that may wait for the consumer; reading stops there and goes on when half of them are taken."""
 
@@ -38,10 +53,27 @@ class ServeOutput(Protocol):
         raise NotImplementedError
 
 
+class ServeForwards(Protocol):
+    """Who carries out what clients of other nodes ask; who sends the input that they ask for."""
+
+    def received(
+        self,
+        link: PeerConnection,
+        node: str,
+        message: Any,  # noqa: ANN401 -- of the kinds that it serves, which differ
+        say: Callable[[Any], None],
+        /,
+    ) -> None:
+        """A message over one stream of that node; ``say`` sends one back."""
+
+    def closed(self, link: PeerConnection, /) -> None:
+        """That stream is gone."""
+
+
 class OutputStreams:
     """Those of one node, to both sides. ``serve_output``: the output of an attempt that ran here; ``greeting()``: our
-    introduction on a stream; ``envelope`` puts a message into its frame; ``open_(address, node, owner)`` makes a
-    connection for a stream, or raises LinkUnavailable; ``drop(why)`` counts; ``spawn(work, name)`` does it in the
+    introduction on a stream; ``envelope`` puts a message into its frame; ``open_(address, node, make)`` makes a
+    connection for a stream, whose owner is what ``make()`` gives, or raises LinkUnavailable; ``drop(why, who)`` counts; ``spawn(work, name)`` does it in the
     background."""
 
     def __init__(
@@ -49,8 +81,8 @@ class OutputStreams:
         serve_output: ServeOutput,
         greeting: Callable[[], Hello],
         envelope: Callable[[Message, str, str], Envelope],
-        open_: Callable[[str, str, Owner], Awaitable[PeerConnection]],
-        drop: Callable[[str], None],
+        open_: Callable[[str, str, Callable[[], Owner]], Awaitable[PeerConnection]],
+        drop: Callable[[str, str], None],
         spawn: Callable[[Coroutine[object, object, None], str], asyncio.Task[None]],
     ) -> None:
         self._serve_output = serve_output
@@ -60,32 +92,93 @@ class OutputStreams:
         self._drop = drop
         self._spawn = spawn
         self._fetched = 0
+        self.forwards: ServeForwards | None = None
+        """Who carries out what clients of other nodes ask; None: nobody yet."""
+        self.inputs: ServeForwards | None = None
+        """Who sends the standard input of attempts that run elsewhere; None: nobody yet."""
+        self._forwarding: dict[PeerConnection, ServeForwards] = {}
         self.served: dict[PeerConnection, asyncio.Task[None] | None] = {}
-        """The connections that others made to us for it; None: nothing was asked for yet."""
+        """The connections that others made to us; None: no output was asked for over it yet."""
+        self._unasked: dict[PeerConnection, str] = {}
 
-    @property
-    def is_full(self) -> bool:
-        """Whether as many are served as may be."""
-        return len(self.served) >= STREAMS_MAX
+    async def open(
+        self, dst: str, address: str, kinds: tuple[type[Message], ...]
+    ) -> tuple[StreamReader, PeerConnection]:
+        """A stream to another node, over which it may say messages of these kinds. Raises LinkUnavailable."""
+        connection = await self._open(address, dst, lambda: self.reader(dst, kinds))
+        assert isinstance(connection.owner, StreamReader)
+        return connection.owner, connection
+
+    def reader(self, dst: str, kinds: tuple[type[Message], ...]) -> StreamReader:
+        """The asking end of a stream to this node."""
+        return StreamReader(dst, self._greeting, self._envelope, kinds)
 
     def opened(self, connection: PeerConnection) -> None:
-        """A peer has introduced itself on a connection for output."""
+        """A peer has introduced itself on a connection for output, or for what its clients ask."""
         self.served[connection] = None
+        self._unasked[connection] = connection.hello.identity.node if connection.hello is not None else ""
+        if len(self._unasked) > UNASKED_MAX:
+            ((most, _),) = Counter(self._unasked.values()).most_common(1)
+            self._refuse(next(known for known, node in self._unasked.items() if node == most))
+
+    def _refuse(self, connection: PeerConnection) -> None:
+        self._drop("too many streams", connection.certified)
+        self._unasked.pop(connection, None)
+        connection.close("too many streams")
+
+    def _admit(self, connection: PeerConnection, message: Message) -> bool:
+        """Whether there is a place for what is asked over this stream first."""
+        if connection not in self._unasked:
+            return True
+        asks = isinstance(message, Forward | ForwardStop)
+        forwarding = sum(1 for known in self._forwarding.values() if known is self.forwards)
+        others = len(self.served) - len(self._unasked) - forwarding
+        if forwarding >= FORWARDING_MAX if asks else others >= STREAMS_MAX:
+            self._refuse(connection)
+            return False
+        del self._unasked[connection]
+        return True
 
     def received(self, connection: PeerConnection, node: str, message: Message) -> None:
-        """One request for each connection, and nothing else."""
-        if not isinstance(message, OutputRequest) or self.served.get(connection) is not None:
-            self._drop("no output request")
-            connection.close("no output request")
+        """One request for output for each connection, or any number of forwarded ones, and nothing else."""
+        if not self._admit(connection, message):
             return
         told = connection.hello
         boot = told.identity.boot if told is not None else ""
+        conversation = self._conversation(message)
+        if (
+            conversation is not None
+            and self.served.get(connection) is None
+            and self._forwarding.get(connection, conversation) is conversation
+        ):
+            if connection not in self._forwarding and conversation is self.forwards:
+                connection.allow_stall(FORWARD_STALLED_S)
+            self._forwarding[connection] = conversation
+            conversation.received(
+                connection, node, message, lambda answer: _write(connection, self._envelope(answer, node, boot))
+            )
+            return
+        is_taken = connection in self._forwarding or self.served.get(connection) is not None
+        if is_taken or not isinstance(message, OutputRequest):
+            self._drop("no output request", connection.certified)
+            connection.close("no output request")
+            return
         pieces = self._serve_output(node, message)
         work = serve(connection, pieces, lambda piece: self._envelope(piece, node, boot))
         self.served[connection] = self._spawn(work, f"output for {node}")
 
+    def _conversation(self, message: Message) -> ServeForwards | None:
+        """Who deals with a stream over which more than one thing is asked."""
+        if isinstance(message, Forward | ForwardStop):
+            return self.forwards
+        return self.inputs if isinstance(message, InputRequest) else None
+
     def closed(self, connection: PeerConnection) -> None:
         """The other end is gone: what is left of it is of no use."""
+        self._unasked.pop(connection, None)
+        conversation = self._forwarding.pop(connection, None)
+        if conversation is not None:
+            conversation.closed(connection)
         task = self.served.pop(connection, None)
         if task is not None:
             task.cancel()
@@ -100,46 +193,56 @@ class OutputStreams:
         self._fetched += 1
         connection: PeerConnection | None = None
         try:
-            reader = OutputReader(dst, self._greeting, self._envelope)
-            connection = await self._open(address, dst, reader)
-            async for piece in reader.pieces(connection, request):
+            reader, connection = await self.open(dst, address, (OutputChunk, OutputEnd))
+            reader.write(connection, request)
+            while True:
+                piece = await reader.next(connection, f"the output of {request.task}")
+                assert isinstance(piece, OutputChunk | OutputEnd)
                 yield piece
+                if isinstance(piece, OutputEnd):
+                    return
         finally:
             self._fetched -= 1
             if connection is not None:
                 connection.abort("the output is no longer wanted")
 
 
-class OutputReader:
-    """The asking end: owner of one connection to ``dst``. Iterate over `pieces` once."""
+class StreamReader:
+    """The asking end of a stream: owner of one connection to ``dst``, and of what comes over it of these ``kinds``. Anything
+    else ends it. One reader at a time."""
 
     def __init__(
-        self, dst: str, hello: Callable[[], Message], envelope: Callable[[Message, str, str], Envelope]
+        self,
+        dst: str,
+        hello: Callable[[], Message],
+        envelope: Callable[[Message, str, str], Envelope],
+        kinds: tuple[type[Message], ...],
     ) -> None:
         self._dst = dst
         self._hello = hello
         self._envelope = envelope
-        self._pieces: deque[Piece] = deque()
+        self._kinds = kinds
+        self._came: deque[Message] = deque()
         self._arrived = asyncio.Event()
         self._reason = ""
 
-    async def pieces(self, connection: PeerConnection, request: OutputRequest) -> AsyncIterator[Piece]:
-        """Every piece, OutputEnd the last. Raises LinkUnavailable if the connection breaks before that."""
+    def write(self, connection: PeerConnection, message: Message) -> None:
+        """Say something to the other end. Raises FrameTooLarge."""
         boot = connection.hello.identity.boot if connection.hello is not None else ""
-        connection.write(request, peer.encode_frame(self._envelope(request, self._dst, boot)))
-        while True:
-            while not self._pieces:
-                if self._reason:
-                    what = f"the output of {request.task} stopped coming"
-                    raise LinkUnavailable(self._dst, what, why=self._reason)
-                self._arrived.clear()
-                await self._arrived.wait()
-            piece = self._pieces.popleft()
-            if len(self._pieces) == PIECES_WAITING_MAX // 2:
-                connection.resume_reading()
-            yield piece
-            if isinstance(piece, OutputEnd):
-                return
+        connection.write(message, peer.encode_frame(self._envelope(message, self._dst, boot)))
+
+    async def next(self, connection: PeerConnection, what: str) -> Message:
+        """The next that came; when half of what may wait is taken, more is read. Raises LinkUnavailable, which says what
+        has stopped coming, if the connection breaks before that."""
+        while not self._came:
+            if self._reason:
+                raise LinkUnavailable(self._dst, f"{what} stopped coming", why=self._reason)
+            self._arrived.clear()
+            await self._arrived.wait()
+        message = self._came.popleft()
+        if len(self._came) == PIECES_WAITING_MAX // 2:
+            connection.resume_reading()
+        return message
 
     # -- what the connection says ------------------------------------------------------------------------------------
 
@@ -156,13 +259,13 @@ class OutputReader:
         return False
 
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
-        """Keep a piece for the consumer."""
-        if not isinstance(envelope.body, OutputChunk | OutputEnd):
-            connection.abort("it sent something else than output")
+        """Keep it for the reader."""
+        if not isinstance(envelope.body, self._kinds):
+            connection.abort("it sent something that was not asked for")
             return
-        self._pieces.append(envelope.body)
+        self._came.append(envelope.body)
         self._arrived.set()
-        if len(self._pieces) >= PIECES_WAITING_MAX:
+        if len(self._came) >= PIECES_WAITING_MAX:
             connection.pause_reading()
 
     def malformed(self, _: PeerConnection, __: PeerloadError) -> bool:
@@ -177,9 +280,13 @@ class OutputReader:
         """Nothing waits here."""
 
     def closed(self, _: PeerConnection, reason: str) -> None:
-        """Wake the consumer."""
+        """Wake the reader."""
         self._reason = self._reason or reason
         self._arrived.set()
+
+
+def _write(connection: PeerConnection, envelope: Envelope) -> None:
+    connection.write(envelope.body, peer.encode_frame(envelope))
 
 
 async def serve(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from peerload.agent.connection import Connection
     from peerload.model.actions import Answer, Decided
 
@@ -20,12 +22,16 @@ class Pending:
 
     def __init__(self) -> None:
         self._waiting: dict[int, tuple[Connection, int]] = {}
+        self._if_refused: dict[int, Callable[[], None]] = {}
         self._promised: dict[int, asyncio.Future[dict[str, object]]] = {}
         self._next = 0
 
-    def expect(self, connection: Connection, number: int) -> int:
-        """A number for the core; its Answer goes to this request of this client."""
+    def expect(self, connection: Connection, number: int, refused: Callable[[], None] | None = None) -> int:
+        """A number for the core; its Answer goes to this request of this client. ``refused`` is called if it is an error,
+        or repeats what was answered before."""
         self._next += 1
+        if refused is not None:
+            self._if_refused[self._next] = refused
         self._waiting[self._next] = (connection, number)
         connection.pending += 1
         return self._next
@@ -43,6 +49,9 @@ class Pending:
 
     def answered(self, answer: Answer) -> None:
         """Pass an answer on to whoever asked."""
+        refused = self._if_refused.pop(answer.request, None)
+        if refused is not None and (answer.error is not None or answer.reply.get("repeated")):
+            refused()
         future = self._promised.pop(answer.request, None)
         if future is not None:
             if not future.done() and answer.error is not None:

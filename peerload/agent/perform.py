@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
+from peerload.agent.disk import cannot_write
 from peerload.agent.environment import variables_of
+from peerload.agent.launcher_reach import LauncherError
 from peerload.agent.mqtt_inbox import SOURCES_MAX
 from peerload.agent.shortages import with_shortages
 from peerload.agent.task_environment import given
 from peerload.agent.task_environment import variables as task_variables
+from peerload.agent.users import Whose
+from peerload.core.handoff_executor import OFFERS_MAX
 from peerload.model import actions, events
-from peerload.model.errors import BadRequest, SlowDown
+from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StoreError
 from peerload.model.messages import ADVICE, Offer, Result, State
 from peerload.model.task import SCRATCH, Exit, execution_key
 
@@ -31,6 +37,8 @@ log = logging.getLogger("peerload.agent")
 CANNOT_EXECUTE = 126
 INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
+FOUND_AT_A_TIME = 25
+"""Tasks looked up on disk, some microseconds each, before others get their turn."""
 ADVICE_UNANSWERED_MAX = 6
 """So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
 
@@ -43,6 +51,10 @@ class Performer:
         self._timers: dict[tuple[str, ...], asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_bus: dict[str, tuple[str, int]] = {}
+        self._offers_looked_up: Counter[str] = Counter()
+        """Of each peer the offers whose directory is looked for."""
+        self._wanted: dict[str, None] = {}
+        """Tasks that are looked up on disk for the core; no more than it waits for and others may ask after."""
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
@@ -54,6 +66,8 @@ class Performer:
                 release.keep(action.rows)
                 if any(isinstance(row, actions.DropExecution | actions.PutFloor) for row in action.rows):
                     self._parts.output.guests_left()
+                if any(isinstance(row, actions.PutChores) for row in action.rows):
+                    release.outward(self._parts.chores.wake)
             elif isinstance(action, actions.OUTWARD):
                 release.outward(lambda action=action: self._outward_or_stop(action))  # type: ignore[misc]
             else:
@@ -79,7 +93,7 @@ class Performer:
         elif isinstance(action, actions.LookAtDevices):
             self._parts.gpus.look()
         elif isinstance(action, actions.Note):
-            self._parts.journal.note(action.event)
+            self._note(action.event)
         elif isinstance(action, actions.Decided):
             self._parts.clients.decided(action)
 
@@ -98,10 +112,12 @@ class Performer:
                 parts.clients.answered(action)
             case actions.ForgetTask():
                 parts.launcher.forget(action.key)
+                parts.pulls.end(action.key)
                 if action.output:
                     parts.spool.drop(action.key)
                 parts.spool.drop_scratch(action.key)
             case actions.SignalTask():
+                parts.output.pace.signalled(action.key, action.signal)
                 parts.launcher.signal(action.key, action.signal)
             case actions.SetLease():
                 parts.launcher.set_lease(action.key, action.deadline_s, action.ts)
@@ -115,6 +131,8 @@ class Performer:
                 self._in_background(self._fetch_output(action))
             case actions.Announce():
                 self._announce(action)
+            case actions.FindTasks():
+                self._find(action.tasks)
             case actions.Dial():
                 parts.links.connect(action.identity)
             case actions.ForgetPeer():
@@ -134,6 +152,35 @@ class Performer:
                 raise AssertionError("not outward")
             case _:
                 assert_never(action)
+
+    def _find(self, tasks: Sequence[str]) -> None:
+        """Look tasks up, a few at a time: a peer may ask for many."""
+        is_under_way = bool(self._wanted)
+        self._wanted.update(dict.fromkeys(tasks))
+        if self._wanted and not is_under_way:
+            self._in_background(self._look_up())
+
+    async def _look_up(self) -> None:
+        """All that are wanted, each as it stands when its turn comes; what cannot be read is not told of, and asked for
+        again."""
+        while self._wanted:
+            found = []
+            for task in list(itertools.islice(self._wanted, FOUND_AT_A_TIME)):
+                del self._wanted[task]
+                try:
+                    found.append(self._parts.store.found(task))
+                except StoreError as error:
+                    log.warning("%s", error)
+            if found:
+                self._parts.inbox.put(events.TasksFound(tuple(found)))
+            await asyncio.sleep(0)
+
+    def _note(self, event: actions.PutEvent) -> None:
+        """Keep an event; that the core refuses something for a rule's sake is told as all such things are."""
+        if event.what == "security":
+            self._parts.security.tell(event.state, event.node, event.reason)
+        else:
+            self._parts.journal.note(event)
 
     # -- timers --------------------------------------------------------------------------------------------------------
 
@@ -195,7 +242,14 @@ class Performer:
         if isinstance(message, Offer) and self._has_output(message):
             self._parts.counters["offers of attempts whose output lies here"] += 1
             return
-        if isinstance(message, Offer) and not self._parts.directories.seen_lately(message.spec.directory):
+        if isinstance(message, Offer) and not self._parts.users.seen_lately(
+            Whose(src, message.spec.user), message.spec.directory
+        ):
+            if self._offers_looked_up[src] >= OFFERS_MAX:
+                self._parts.counters["offers left unanswered"] += 1
+                self._parts.security.tell("P2", src, f"more than {OFFERS_MAX} offers outstanding")
+                return
+            self._offers_looked_up[src] += 1
             self._in_background(self._offer_received(src, message))
         else:
             self._parts.inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
@@ -209,11 +263,15 @@ class Performer:
 
     async def _offer_received(self, src: str, offer: Offer) -> None:
         try:
-            here = await self._parts.directories.look(offer.spec.directory)
-        except SlowDown:
+            refused, here = await self._parts.users.objection(Whose(src, offer.spec.user), offer.spec.directory)
+        except (SlowDown, LauncherError):
             self._parts.counters["offers left unanswered"] += 1  # to its sender: declined, but not for good
             return
-        self._parts.inbox.put(events.MessageReceived(src, offer, directory_here=here))
+        finally:
+            self._offers_looked_up[src] -= 1
+            if not self._offers_looked_up[src]:
+                del self._offers_looked_up[src]
+        self._parts.inbox.put(events.MessageReceived(src, offer, directory_here=here, refused=refused))
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -223,7 +281,7 @@ class Performer:
             parts.counters["spawns dropped"] += 1
             return
         index = action.task.partition(".")[2]
-        if action.spec.directory == SCRATCH:
+        if action.spec.directory == SCRATCH and not parts.users.is_system:
             try:
                 scratch = os.fsencode(parts.spool.make_scratch(action.key))
             except OSError as error:
@@ -249,13 +307,24 @@ class Performer:
             del variables["PEERLOAD_ARRAY_INDEX"]
         stdout, stderr = parts.spool.paths(action.key)
         extra = {name.encode(): value.encode() for name, value in variables.items()}
-        parts.launcher.spawn(action, stdout, stderr, extra)
+        try:
+            source = parts.feeding.source(action)
+        except (OSError, PeerloadError) as error:
+            reason = f"its standard input cannot be had: {error}"
+            self.settle(events.TaskEnded(action.key, Exit(CANNOT_EXECUTE, reason=reason)))
+            return
+        task = parts.node.home.by_id.get(action.task) if action.home == parts.config.node else None
+        parts.launcher.spawn(action, stdout, stderr, extra, source, -1 if task is None else task.terms.owner)
+        if source:
+            parts.feeding.begin(action.key)
         if action.devices:
             parts.gpus.wake()
 
     def settle(self, event: events.TaskEnded) -> None:
         """An attempt has ended: its output goes to disk before anybody relies on its result; followers learn the end."""
-        if event.exit.stdout_bytes or event.exit.stderr_bytes:
+        self._parts.pulls.end(event.key)
+        wrote = event.exit.stdout_bytes or event.exit.stderr_bytes
+        if wrote or (event.exit.exit_code and self._parts.disk.is_full):
             self._in_background(self._settle(event))
         else:
             self._parts.output.attempts_ended(((event.key, event.exit),))
@@ -306,11 +375,16 @@ class Performer:
             try:
                 await asyncio.to_thread(self._parts.spool.keep, action.key, action.stdout, action.stderr)
             except OSError as failure:
-                error = f"its output cannot be kept: {failure.strerror}"
-        self._parts.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
+                error = f"its output cannot be kept: {cannot_write(failure)}"
+        self._output_arrived(action, error)
 
     async def _fetch_output(self, action: actions.FetchOutput) -> None:
         error = await self._parts.output.bring_home(action)
+        self._output_arrived(action, error)
+
+    def _output_arrived(self, action: actions.KeepOutput | actions.FetchOutput, error: str) -> None:
+        if error:
+            self._parts.clients.waits(action.task, error)
         self._parts.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
 
     # -- background ----------------------------------------------------------------------------------------------------
@@ -350,4 +424,5 @@ async def settled(parts: Parts, ended: Sequence[tuple[str, Exit]]) -> tuple[tupl
     lost = sum(before[1] is not after[1] for before, after in zip(ended, found, strict=True))
     if lost:
         parts.counters["outputs that cannot be read"] += lost
-    return await asyncio.to_thread(with_shortages, parts.spool, found)
+    full = parts.config.node if parts.disk.is_full else ""
+    return await asyncio.to_thread(with_shortages, parts.spool, found, full)

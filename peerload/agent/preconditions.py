@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.control import check_socket
-from peerload.agent.mqtt import BrokerUrl
+from peerload.agent.local_socket import check_socket
+from peerload.agent.mqtt_address import BrokerUrl
+from peerload.agent.mqtt_tls import check_ca
 from peerload.agent.peer_address import parse_address
 from peerload.agent.peer_listen import check_listening
 
 if TYPE_CHECKING:
+    from peerload.agent.service_manager import ServiceManager
     from peerload.model.config import AgentConfig
 
 
@@ -18,14 +20,21 @@ def check_addresses(config: AgentConfig, *, loopback_only: bool) -> None:
 
     loopback_only: those of other machines are errors too, where the agent is of no cluster beyond its own.
     """
-    for key, addresses in (("listen", (config.listen,)), ("peer", config.peer)):
+    told = (config.advertise,) if config.advertise else ()
+    for key, addresses in (("listen", (config.listen,)), ("advertise", told), ("peer", config.peer)):
         for address in addresses:
             parse_address(key, address, loopback_only=loopback_only)
     for url in config.mqtt:
-        BrokerUrl.parse(url)
+        BrokerUrl.parse(url).known_as(config.mqtt_password_file)
+    if config.mqtt:
+        check_ca(config.mqtt_ca)
 
 
-async def check_places(config: AgentConfig, *, loopback_only: bool) -> None:
+async def check_places(config: AgentConfig, manager: ServiceManager, *, loopback_only: bool) -> None:
     """That the places where clients and peers are to find it are free now. Raises ConfigError."""
-    check_socket(config.socket)
+    handed_over = manager.listener(config.socket)
+    if handed_over is not None:
+        handed_over.close()
+    else:
+        check_socket(config)
     await check_listening(*parse_address("listen", config.listen, loopback_only=loopback_only))

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import pwd
 from typing import TYPE_CHECKING
 
-from peerload.agent import answers
+from peerload.agent import answers, guest_views, node_answers
+from peerload.agent.access import user_shown
+from peerload.agent.attending import Attending
 from peerload.agent.changes import Changes
+from peerload.agent.checkup import checkup_object, settings_object
+from peerload.agent.clean import cleaned
+from peerload.agent.ending_answers import endings_object
 from peerload.agent.endings import Endings
+from peerload.agent.gating import Gating
+from peerload.agent.live_usage import LiveUsage
 from peerload.agent.naming import Names
+from peerload.agent.overview import Overviews, own_user
+from peerload.agent.store_rows import member_spec
 from peerload.agent.streams import OutputStream, Watch
 from peerload.agent.why import Why
-from peerload.core.work import with_more_memory
+from peerload.core.work import as_recorded
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import TaskState, execution_key
 from peerload.policy import registry
@@ -25,12 +34,22 @@ if TYPE_CHECKING:
     from peerload.agent.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Decisions, Pending
+    from peerload.agent.store_rows import Damage
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.terms import Terms
 
 SHOWN_AT_A_TIME = 256
 """Tasks put together before they are sent and others have their turn."""
+REST_S_MAX = 1.0
+"""So long at most a list rests between two pieces, since its user has had more than its share of the agent's time."""
+LISTED_HERE_MAX = 2000
+"""A list that may have more tasks is looked for in a thread: some microseconds each, and all in one query."""
+SHOWN_WHOLE_AT_A_TIME = 50
+"""The same of tasks with all that there is to be said of each."""
 EVENTS_AT_A_TIME = 256
+STALLED_LOOK_S = 0.2
+"""Who waits for the disk looks so often whether it is full."""
 
 
 class Requests:
@@ -41,39 +60,59 @@ class Requests:
         self._parts = parts
         self._decisions = decisions
         self._names = Names(parts)
+        self._overviews = Overviews(parts)
         self._reasons = Why(parts, self._names, decisions)
+        self._live = LiveUsage(parts, self._names)
         self.endings = Endings(parts)
-        self._changes = Changes(parts, pending, self._names, self.endings, self._durable)
+        self.attending = Attending(parts, self._names, pending)
+        self._changes = Changes(parts, pending, self._names, self.endings, self._durable, self.attending)
+        self._gating = Gating(parts, pending, self._names, self._durable)
         self._watches: dict[str, set[Watch]] = {}
-        self._users: dict[int, str] = {}
+        self._user = own_user()
         self._policies: dict[str, list[str]] = {}
 
     def handle(self, connection: Connection, request: control.Request) -> None:
         """Do it now, or start what does it."""
         spawn = connection.spawn
-        changes = self._changes
+        changes, gating, joining = self._changes, self._gating, self._parts.joining
         now: dict[type, Callable[[], None]] = {
             control.Submit: lambda: spawn(request.id, changes.submit(connection, request)),  # type: ignore[arg-type]
             control.Tasks: lambda: spawn(request.id, self._tasks(connection, request)),  # type: ignore[arg-type]
             control.History: lambda: spawn(request.id, self._history(connection, request)),  # type: ignore[arg-type]
             control.Show: lambda: spawn(request.id, self._show(connection, request)),  # type: ignore[arg-type]
+            control.Usage: lambda: spawn(request.id, self._usage(connection, request)),  # type: ignore[arg-type]
             control.Why: lambda: spawn(request.id, self._why(connection, request)),  # type: ignore[arg-type]
             control.Events: lambda: spawn(request.id, self._events(connection, request)),  # type: ignore[arg-type]
             control.Wait: lambda: spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
             control.Output: lambda: spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
             control.Cancel: lambda: spawn(request.id, changes.cancel(connection, request)),  # type: ignore[arg-type]
             control.Signal: lambda: spawn(request.id, changes.signal(connection, request)),  # type: ignore[arg-type]
+            control.Input: lambda: spawn(request.id, self.attending.input(connection, request)),  # type: ignore[arg-type]
+            control.Resize: lambda: self.attending.resize(connection, request),  # type: ignore[arg-type]
+            control.Attend: lambda: self.attending.attend(connection, request),  # type: ignore[arg-type]
+            control.Detach: lambda: spawn(request.id, self.attending.detach(connection, request)),  # type: ignore[arg-type]
+            control.Clean: lambda: spawn(request.id, cleaned(self._parts, self._names, connection, request)),  # type: ignore[arg-type]
             control.Retry: lambda: spawn(request.id, changes.retry(connection, request)),  # type: ignore[arg-type]
             control.Hold: lambda: spawn(request.id, changes.hold(connection, request)),  # type: ignore[arg-type]
             control.Release: lambda: spawn(request.id, changes.release(connection, request)),  # type: ignore[arg-type]
+            control.Prio: lambda: spawn(request.id, gating.prioritize(connection, request)),  # type: ignore[arg-type]
+            control.Groups: lambda: gating.groups(connection, request),  # type: ignore[arg-type]
+            control.Group: lambda: gating.group(connection, request),  # type: ignore[arg-type]
             control.Drain: lambda: spawn(request.id, changes.drain(connection, request)),  # type: ignore[arg-type]
             control.Undrain: lambda: changes.undrain(connection, request),  # type: ignore[arg-type]
             control.Leave: lambda: changes.leave(connection, request),  # type: ignore[arg-type]
             control.Forget: lambda: changes.forget(connection, request),  # type: ignore[arg-type]
-            control.Info: lambda: connection.ok(request.id, answers.agent_object(self._parts)),
-            control.Nodes: lambda: connection.ok(request.id, {"nodes": answers.nodes_object(self._parts)}),
+            control.Invite: lambda: joining.invite(connection, request),  # type: ignore[arg-type]
+            control.Revoke: lambda: joining.revoke(connection, request),  # type: ignore[arg-type]
+            control.Rotate: lambda: joining.rotate(connection, request),  # type: ignore[arg-type]
+            control.Restart: lambda: joining.restart(connection, request),  # type: ignore[arg-type]
+            control.Info: lambda: connection.ok(request.id, node_answers.agent_object(self._parts)),
+            control.Nodes: lambda: connection.ok(request.id, {"nodes": node_answers.nodes_object(self._parts)}),
+            control.Overview: lambda: spawn(request.id, self._seen(connection, request)),  # type: ignore[arg-type]
             control.Policy: lambda: connection.ok(request.id, self._policy()),
             control.Stats: lambda: connection.ok(request.id, {"counters": self._stats()}),
+            control.Checkup: lambda: connection.ok(request.id, self._checkup(connection)),
+            control.Settings: lambda: connection.ok(request.id, settings_object(self._parts)),
             control.Stop: lambda: self._stop(connection, request),  # type: ignore[arg-type]
         }
         now[type(request)]()
@@ -81,53 +120,56 @@ class Requests:
     async def _durable(self) -> None:
         """Wait until everything decided so far is on disk and has gone out. While the disk is full nothing gets there:
         then what is there is what is true."""
-        if self._parts.store.is_stalled:
-            return
-        reached = asyncio.Event()
-        self._parts.release.outward(reached.set)
-        await reached.wait()
-
-    def _user(self) -> str:
-        uid = os.getuid()
-        if uid not in self._users:
-            try:
-                self._users[uid] = pwd.getpwuid(uid).pw_name
-            except KeyError:
-                self._users[uid] = str(uid)
-        return self._users[uid]
+        store, reached = self._parts.store, asyncio.Event()
+        if not store.is_stalled:
+            self._parts.release.outward(reached.set)
+        while not store.is_stalled and not reached.is_set():
+            with contextlib.suppress(TimeoutError):  # it may be that very commit that finds no room
+                async with asyncio.timeout(STALLED_LOOK_S):
+                    await reached.wait()
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
-    def _task_object(self, record: TaskRecord, spec: TaskSpec, user: str) -> dict[str, object]:
-        return answers.task_here(self._parts.node, record, spec, user)
+    def _task_object(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
+        return answers.task_here(self._parts.node, record, spec, user_shown(spec, self._user))
 
     async def _tasks(self, connection: Connection, request: control.Tasks) -> None:
         await self._durable()
         states = {"leased" if state == "running" else state for state in request.states}
-        listing = self._parts.store.list_tasks(
-            ended_after=self._parts.now().wall_s - request.ended_within_s,
-            limit=request.limit,
-            states=tuple(states),
-            node=request.node,
-        )
-        user = self._user()
-        tasks: list[dict[str, object]] = []
-        for record, spec in listing.rows:
-            if len(tasks) >= SHOWN_AT_A_TIME:
-                tasks = await self._hand_over(connection, request.id, tasks)
-            shown = self._task_object(record, spec, user)
-            if request.states and shown["state"] not in request.states:
-                continue
-            if shown["state"] == "queued":
-                shown["reason"] = self._why_waiting(record)
-            tasks.append(shown)
-        counts = self._parts.store.counts() if listing.truncated else {}
-        answer = {"tasks": tasks, "truncated": listing.truncated, "unfinished": counts}
-        connection.ok(request.id, answer | {"damaged": answers.damaged(listing.damaged)})
+        store = self._parts.access.store(connection.caller)
+        ended_after = self._parts.now().wall_s - request.ended_within_s
+        if request.limit > LISTED_HERE_MAX or not connection.caller.sees_all:
+            found, truncated = await asyncio.to_thread(
+                store.listed_beside,
+                self._parts.store.path,
+                ended_after,
+                request.limit,
+                states=tuple(states),
+                node=request.node,
+            )
+        else:
+            found, truncated = store.listed(ended_after, request.limit, states=tuple(states), node=request.node)
+        damaged: list[Damage] = []
+        for first in range(0, len(found), SHOWN_AT_A_TIME):
+            page = store.read(found[first : first + SHOWN_AT_A_TIME])
+            damaged += page.damaged
+            tasks = []
+            for record, spec in page.rows:
+                shown = self._task_object(record, spec)
+                if request.states and shown["state"] not in request.states:
+                    continue
+                if shown["state"] == "queued":
+                    shown["reason"] = self._why_waiting(record)
+                tasks.append(shown)
+            await self._hand_over(connection, request.id, tasks)
+        if not request.states and not request.node:
+            damaged += store.damaged_besides(damaged, request.limit)
+        answer = {"tasks": [], "truncated": truncated, "unfinished": store.counts() if truncated else {}}
+        connection.ok(request.id, answer | {"damaged": answers.damaged(damaged)})
 
     async def _history(self, connection: Connection, request: control.History) -> None:
         await self._durable()
-        store, user, since = self._parts.store, self._user(), request.since
+        store, since = self._parts.access.store(connection.caller), request.since
         left = request.limit
         after = None
         if request.oldest_first and left is not None:
@@ -148,17 +190,24 @@ class Requests:
                     break
             after = page.last
             damaged += answers.damaged(page.damaged)
-            tasks = [self._task_object(record, spec, user) | answers.used(record) for record, spec in rows]
+            tasks = [self._task_object(record, spec) | answers.used(record) for record, spec in rows]
             tasks = await self._hand_over(connection, request.id, tasks)
         connection.ok(request.id, {"tasks": tasks, "truncated": truncated, "damaged": damaged})
 
     def _why_waiting(self, record: TaskRecord) -> str:
-        return answers.why_waiting(self._parts.node.home.tasks.get(record.uid), record)
+        return answers.why_waiting(self._parts.node, self._parts.node.home.tasks.get(record.uid), record)
 
     async def _why(self, connection: Connection, request: control.Why) -> None:
         self._parts.journal.settle()
         await self._durable()
         connection.ok(request.id, await self._reasons.about(request.task))
+
+    async def _usage(self, connection: Connection, request: control.Usage) -> None:
+        connection.ok(request.id, {"tasks": await self._live.about(request.tasks)})
+
+    async def _seen(self, connection: Connection, request: control.Overview) -> None:
+        await self._durable()
+        connection.ok(request.id, self._overviews.of(connection.caller).about(request))
 
     async def _hand_over(
         self, connection: Connection, number: int, tasks: list[dict[str, object]]
@@ -166,7 +215,9 @@ class Requests:
         """Send these ahead, at the client's pace, others having their turn → the empty list for the next."""
         connection.more(number, {"tasks": tasks})
         await connection.drain()
-        await asyncio.sleep(0)
+        access = self._parts.access
+        rests_s = access.quotas.owed_s(connection.caller.counted_as) if access.is_system else 0.0
+        await asyncio.sleep(min(rests_s, REST_S_MAX))  # its user has had more than its share: others come first
         return []
 
     async def _show(self, connection: Connection, request: control.Show) -> None:
@@ -175,27 +226,36 @@ class Requests:
         shown: list[dict[str, object]] = []
         store = self._parts.store
         for ref in request.tasks:
+            if request.at and (guest := guest_views.find(self._parts, ref)) is not None:
+                shown.append(guest_views.shown(self._parts, guest, user_shown(guest.spec, self._user)))
+                continue
             counter, index = self._names.resolve(ref)
-            rows = store.task_rows(counter, index)
-            if not rows:
-                raise NoSuchTask(f"no such task: {ref}", hint="peerload ls")
-            for record, submitted in rows:
-                if len(shown) >= SHOWN_AT_A_TIME:
+            spec = store.spec(counter) if store.has(counter, index) else None
+            if spec is None:
+                raise self._names.unknown(ref)
+            each, terms = store.each(counter), store.terms(counter)
+            async for page in self._names.pages(ref, SHOWN_WHOLE_AT_A_TIME):
+                shown += [self._shown_whole(record, member_spec(spec, each, record.task), terms) for record in page]
+                if len(shown) >= SHOWN_WHOLE_AT_A_TIME:
                     shown = await self._hand_over(connection, request.id, shown)
-                spec = with_more_memory(submitted, record.gpu_mem_bytes, alone=record.gpu_alone)
-                task = self._task_object(record, spec, self._user())
-                if task["state"] == "queued":
-                    task["reason"] = self._why_waiting(record)
-                task |= answers.detail(spec, record, answers.devices_of(self._parts.node, record))
-                task["history"] = [answers.step(event) for event in store.history(record.task)]
-                task["decision"] = self._decisions.about(record.task)
-                shown.append(task)
         connection.ok(request.id, {"tasks": shown})
+
+    def _shown_whole(self, record: TaskRecord, submitted: TaskSpec, terms: Terms) -> dict[str, object]:
+        store, spec = self._parts.store, as_recorded(submitted, record)
+        task = self._task_object(record, spec)
+        if task["state"] == "queued":
+            task["reason"] = self._why_waiting(record)
+        task |= answers.detail(spec, record, answers.devices_of(self._parts.node, record))
+        task |= answers.output_gone(store, record) | endings_object(store, record, spec, terms)
+        task |= answers.agreed(terms, record)
+        task["history"] = [answers.step(event) for event in store.history(record.task)]
+        task["decision"] = self._decisions.about(record.task)
+        return task
 
     async def _events(self, connection: Connection, request: control.Events) -> None:
         self._parts.journal.settle()
         await self._durable()
-        store = self._parts.store
+        store = self._parts.access.store(connection.caller)
         names = [self._told_of(ref, follow=request.follow) for ref in request.tasks]
         with self._parts.journal.followed() as news:
             last = store.last_event()  # no await since it is followed: what comes later is told to us
@@ -242,6 +302,10 @@ class Requests:
         merged["commits waiting for room on the disk"] = int(self._parts.store.is_stalled)
         return merged
 
+    def _checkup(self, connection: Connection) -> dict[str, object]:
+        told = checkup_object(self._parts)
+        return told if connection.caller.sees_all else told | {"damaged": []}
+
     def _stop(self, connection: Connection, request: control.Stop) -> None:
         connection.ok(request.id, {"pid": os.getpid()})
         self._parts.stop(end_tasks=request.all)
@@ -250,6 +314,7 @@ class Requests:
 
     def changed(self, action: TaskChanged) -> None:
         """Tell whoever watches this task."""
+        self.attending.changed(action)
         for watch in list(self._watches.get(action.record.task, ())):
             watch.tell(action.record, running=action.running)
         if action.record.state.is_final and action.record.exit is not None:
@@ -257,11 +322,24 @@ class Requests:
             key = execution_key(action.record.uid, action.record.attempt)
             self._parts.output.ended(key, exit_.stdout_bytes, exit_.stderr_bytes)
 
+    def waits(self, task: str, why: str) -> None:
+        """Tell whoever watches this task, which has ended elsewhere, why its result is not here yet."""
+        for watch in list(self._watches.get(task, ())):
+            watch.tell_waits(task, why)
+
+    def follows(self, task: str) -> bool:
+        """Whether a client watches this task right now."""
+        return task in self._watches
+
     def _watch(self, names: set[str]) -> Watch:
-        watch = Watch(names)
+        watch = Watch(set())
+        self._watch_more(watch, names)
+        return watch
+
+    def _watch_more(self, watch: Watch, names: set[str]) -> None:
+        watch.tasks |= names
         for name in names:
             self._watches.setdefault(name, set()).add(watch)
-        return watch
 
     def _unwatch(self, watch: Watch) -> None:
         for name in watch.tasks:
@@ -273,32 +351,40 @@ class Requests:
 
     async def _wait(self, connection: Connection, request: control.Wait) -> None:
         await self._durable()
-        records = [record for ref in request.tasks for record in self._names.records(ref)]
-        # No await between reading the store and watching: what ends later is told to the watch.
-        left = {record.task for record in records if not record.state.is_final}
-        watch = self._watch(left)
+        await self._names.all_known(request.tasks)
+        watch = Watch(set())
         try:
-            ended = [record for record in records if record.state.is_final]
-            unsure = [record for record in records if record.state is TaskState.UNKNOWN]
-            timed_out = not await self._wait_for(connection, request, watch, ended, unsure, set(left))
+            timed_out = not await self._wait_for(connection, request, watch)
             connection.ok(request.id, {"timed_out": timed_out})
         finally:
             self._unwatch(watch)
 
-    async def _wait_for(
-        self,
-        connection: Connection,
-        request: control.Wait,
-        watch: Watch,
-        ended: list[TaskRecord],
-        unsure: list[TaskRecord],
-        left: set[str],
+    async def _ended_by_now(
+        self, connection: Connection, request: control.Wait, watch: Watch, left: set[str], told: set[str]
     ) -> bool:
+        """Tell what has ended, or is unknown, when it is read; whether that was enough. The others are watched and ``left``."""
+        for ref in request.tasks:
+            async for page in self._names.pages(ref):
+                # No await between reading the store and watching: what ends later is told to the watch.
+                unfinished = {record.task for record in page if not record.state.is_final}
+                self._watch_more(watch, unfinished)
+                left |= unfinished
+                told.update(record.task for record in page if record.state is TaskState.UNKNOWN)
+                for record in page:
+                    if record.task not in unfinished:
+                        left.discard(record.task)
+                    if record.task not in unfinished or record.state is TaskState.UNKNOWN:
+                        connection.more(request.id, self._told(request, record))
+                        await connection.drain()
+                if request.any and len(unfinished) < len(page):
+                    return True
+        return not left
+
+    async def _wait_for(self, connection: Connection, request: control.Wait, watch: Watch) -> bool:
         """Tell each end as it comes, and of which it has become unknown, once; False if time ran out first."""
-        told = {record.task for record in unsure}
-        for record in ended + unsure:
-            connection.more(request.id, answers.ended_object(record))
-        if (request.any and ended) or not left:
+        left: set[str] = set()
+        told: set[str] = set()
+        if await self._ended_by_now(connection, request, watch, left, told):
             return True
         try:
             async with asyncio.timeout(request.timeout_s):
@@ -309,7 +395,7 @@ class Requests:
                         del watch.records[name]
                         if record.state.is_final and name in left:
                             left.discard(name)
-                            connection.more(request.id, answers.ended_object(record))
+                            connection.more(request.id, self._told(request, record))
                             if request.any:
                                 return True
                         elif record.state is not TaskState.UNKNOWN:
@@ -322,10 +408,29 @@ class Requests:
             return False
         return True
 
+    def _told(self, request: control.Wait, record: TaskRecord) -> dict[str, object]:
+        """How a task ended, with what it wrote if that is asked."""
+        told = answers.ended_object(record)
+        if not request.outputs or not record.state.is_final:
+            return told
+        exit_ = record.exit
+        sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else (0, 0)
+        told |= {"started_at": record.started_at or None, "ended_at": record.ended_at or None}
+        told |= dict(zip(("stdout_bytes", "stderr_bytes"), sizes, strict=True))
+        was_cut = max(sizes) > self._parts.config.output_bytes_max  # what is missing would be read as zeros
+        if was_cut or sum(sizes) > control.OUTPUT_TOLD_BYTES_MAX:
+            return told
+        key = execution_key(record.uid, record.attempt)
+        stdout, stderr = self._parts.spool.read_small(key, *sizes) if any(sizes) else (b"", b"")
+        return told | {"stdout": stdout, "stderr": stderr} if (len(stdout), len(stderr)) == sizes else told
+
     # -- output --------------------------------------------------------------------------------------------------------
 
     async def _output(self, connection: Connection, request: control.Output) -> None:
         await self._durable()
+        if request.at and (guest := guest_views.find(self._parts, request.task)) is not None:
+            await guest_views.send_output(self._parts, connection, request, guest)
+            return
         record = self._names.single(request.task)
         watch = self._watch({record.task})  # no await since the store was read: what happens later is told
         try:

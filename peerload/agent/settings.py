@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from peerload.agent import joined
+from peerload.agent.launcher_settings import objection
 from peerload.agent.sensors.listed import listed
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError
@@ -24,10 +26,14 @@ from peerload.wire.expected import in_words
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
-TABLES = ("gpu", "device")
-"""Keys that are tables of a file, and nothing else."""
+TABLES = ("gpu", "device", "users")
+"""Keys that are tables of a file, and nothing else, or may be."""
+BUILT_IN = "built-in"
 ENVIRONMENT = "environment"
+FLAG = "flag"
 LISTS = ("peer", "mqtt", "label")
+FLAG_ONLY = ("mode",)
+"""Keys that neither a file nor a variable can set: a file is read by the agents of all users."""
 NODE_NAME_LENGTH_MAX = 40
 
 
@@ -37,35 +43,55 @@ def load(flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str,
     ``flags`` holds only what was given (``config`` names another user file); ``defaults`` where things are for this
     user (``state``, ``socket``). Raises ConfigError.
     """
+    return load_with_origins(flags, defaults, environment)[0]
+
+
+def load_with_origins(
+    flags: dict[str, Any], defaults: dict[str, Any], environment: dict[str, str]
+) -> tuple[AgentConfig, dict[str, str]]:
+    """The same, and where each setting comes from: `built-in`, a file, ENVIRONMENT or `flag`."""
     given = dict(flags)
     named_file = given.pop("config", None)
-    layers: list[tuple[str, dict[str, Any]]] = [("built-in", {**defaults, "node": default_node_name()})]
-    layers += [(str(path), _file(path)) for path in _files(named_file, environment)]
+    layers: list[tuple[str, dict[str, Any]]] = [(BUILT_IN, {**defaults, "node": default_node_name()})]
+    is_system = given.get("mode") == "system"
+    layers += [(str(path), _file(path)) for path in files(named_file, environment, is_system=is_system)]
     layers.append((ENVIRONMENT, _environment(environment)))
-    layers.append(("flag", given))
+    layers.append((FLAG, given))
+    state, where = _last(layers, "state"), _last(layers, "cluster")
+    is_path = isinstance(state, str | os.PathLike) and "\0" not in str(state)  # if not, that is said below
+    joined_as = joined.settings(Path(state)) if is_path and state else {}
+    if joined_as and where in (None, "", joined_as["cluster"]):
+        layers.insert(1, (str(Path(state, joined.NAME)), joined_as))
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for place, layer in layers:
         for key, value in layer.items():
             if key not in KEYS:
-                near = difflib.get_close_matches(key, KEYS, 1)
-                raise ConfigError(key, f"no such setting ({place})", hint=f"did you mean {near[0]!r}?" if near else "")
+                raise unknown(key, place)
+            if key in FLAG_ONLY and place != FLAG:
+                raise ConfigError(key, f"it cannot be set there ({place})", hint="peerload agent --system")
             merged[key] = value
             origin[key] = place
-    return _converted(merged, origin)
+    return _converted(merged, origin), {key: origin.get(key, BUILT_IN) for key in KEYS}
+
+
+def unknown(key: str, place: str) -> ConfigError:
+    """A key that does not exist, and the one that may be meant."""
+    near = difflib.get_close_matches(key, KEYS, 1)
+    return ConfigError(key, f"no such setting ({place})", hint=f"did you mean {near[0]!r}?" if near else "")
+
+
+def _last(layers: list[tuple[str, dict[str, Any]]], key: str) -> Any:  # noqa: ANN401 -- whatever was given
+    """What counts of this key; None if it was given nowhere."""
+    return next((layer[key] for _, layer in reversed(layers) if key in layer), None)
 
 
 def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
     """One value at a time, so that the message names the key and where it was set. Variables are text, whatever the
     type of the setting: `PEERLOAD_NODE=17` names a node, `PEERLOAD_SLOTS=17` is a number."""
-    converted = {}
-    for key, value in merged.items():
-        one = {"node": "n", "state": "s", "socket": "s", key: value}
-        try:
-            config = msgspec.convert(one, AgentConfig, strict=origin[key] != ENVIRONMENT)
-        except msgspec.ValidationError as error:
-            raise _unusable(key, value, origin[key], error) from None
-        converted[key] = getattr(config, key)
+    converted = {key: converted_value(key, value, origin[key]) for key, value in merged.items()}
+    if "state" in converted:  # the launcher, and what it starts, is in another directory
+        converted["state"] = str(Path(converted["state"]).absolute())
     config = AgentConfig(**converted)
     for key, check in (("gpu", lambda: gpu_config(config.gpu)), ("device", lambda: listed(config.device))):
         try:
@@ -73,6 +99,25 @@ def _converted(merged: dict[str, Any], origin: dict[str, str]) -> AgentConfig:
         except ConfigError as error:
             raise ConfigError(error.key, f"{error.says} ({origin[key]})", why=error.why, hint=error.hint) from None
     return config
+
+
+def converted_value(key: str, value: object, place: str) -> Any:  # noqa: ANN401 -- of the setting's own type
+    """One setting's value. Raises ConfigError."""
+    one = {"node": "n", "state": "s", "socket": "s", key: value}
+    if place != ENVIRONMENT and (why := objection(key, value)):  # what the launcher of all users would say of it
+        raise ConfigError(
+            key, f"{'this' if isinstance(value, dict) else repr(value)} cannot be used ({place})", why=why
+        )
+    try:
+        config = msgspec.convert(one, AgentConfig, strict=place != ENVIRONMENT)
+    except msgspec.ValidationError as error:
+        raise _unusable(key, value, place, error) from None
+    found = getattr(config, key)
+    if "\0" in str(found):
+        raise ConfigError(key, f"{found!r} cannot be used ({place})", why="it holds a NUL character")
+    if why := objection(key, found):
+        raise ConfigError(key, f"{value!r} cannot be used ({place})", why=why)
+    return found
 
 
 def _unusable(key: str, value: object, place: str, error: Exception) -> ConfigError:
@@ -86,7 +131,8 @@ def _unusable(key: str, value: object, place: str, error: Exception) -> ConfigEr
     for field in kind.fields:
         if field.name == key and isinstance(field.type, msgspec.inspect.LiteralType):
             why = f"it may be {' or '.join(map(str, field.type.values))}"
-    return ConfigError(key, f"{value!r} cannot be used ({place})", why=why.removeprefix(f"{key}: "))
+    shown = "this" if key == "mqtt" else repr(value)  # it may hold a password
+    return ConfigError(key, f"{shown} cannot be used ({place})", why=why.removeprefix(f"{key}: "))
 
 
 class _Quantity(NamedTuple):
@@ -138,13 +184,15 @@ def default_node_name() -> str:
     return name[:NODE_NAME_LENGTH_MAX] or "node"
 
 
-def _files(named: str | None, environment: dict[str, str]) -> list[Path]:
-    """The files there are, the weakest first."""
+def files(named: str | None, environment: dict[str, str], *, is_system: bool = False) -> list[Path]:
+    """The files there are, the weakest first; of the agent of all users, none that is some user's."""
     files = [SYSTEM_FILE, *sorted(SYSTEM_DIRECTORY.glob("*.toml"))]
     if named is not None:
         if not Path(named).is_file():
             raise ConfigError("config", f"no such file: {named}")
         return [path for path in files if path.is_file()] + [Path(named)]
+    if is_system:
+        return [path for path in files if path.is_file()]
     base = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "/")) / ".config")
     files.append(Path(base) / "peerload" / "config.toml")
     return [path for path in files if path.is_file()]
@@ -165,7 +213,7 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
     if "PEERLOAD_TASK_ID" in environment:
         return {}
     found: dict[str, Any] = {}
-    for key in [key for key in KEYS if key not in TABLES]:
+    for key in [key for key in KEYS if key not in ("gpu", "device", *FLAG_ONLY)]:
         value = environment.get(f"PEERLOAD_{key.upper()}")
         if value is None:
             continue

@@ -1,4 +1,5 @@
-"""What a program says last, when it has run out of GPU memory: the words of the drivers and of what is built on them."""
+"""What a program says last, when it has run out of GPU memory (the words of the drivers and of what is built on them), or of
+room on a disk."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ import re
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from peerload.model.task import how_it_ended
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 TAIL_BYTES_MAX = 64 << 10
 """So much of the end of stderr is looked at."""
 STDERR = 2
+_NO_ROOM = re.compile(rb"No space left on device|Disk quota exceeded")
+"""What the system calls it where there is no room (ENOSPC, EDQUOT)."""
 _WORDS = re.compile(
     rb"CUDA out of memory|HIP out of memory|XPU out of memory"  # PyTorch
     rb"|torch\.(?:cuda\.|xpu\.)?OutOfMemoryError"
@@ -35,10 +40,11 @@ def says_out_of_gpu_memory(stderr: bytes) -> bool:
     return _WORDS.search(stderr) is not None
 
 
-def with_shortages(spool: Spool, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
-    """The same attempts, those that failed marked if their stderr says that it was for want of GPU memory. (Whether they
-    had any is not looked at.) Reads files."""
-    return tuple((key, _with_shortage(spool, key, exit_)) for key, exit_ in ended)
+def with_shortages(spool: Spool, ended: Sequence[tuple[str, Exit]], full: str = "") -> tuple[tuple[str, Exit], ...]:
+    """The same attempts, those that failed marked if their stderr says that it was for want of GPU memory (whether they had
+    any is not looked at) or of room. full: the name of this node, if what they wrote could not be kept just now since its
+    disk is full. Reads files."""
+    return tuple((key, _without_room(spool, key, _with_shortage(spool, key, exit_), full)) for key, exit_ in ended)
 
 
 def _with_shortage(spool: Spool, key: str, exit_: Exit) -> Exit:
@@ -47,3 +53,18 @@ def _with_shortage(spool: Spool, key: str, exit_: Exit) -> Exit:
     if not says_out_of_gpu_memory(spool.read_tail(key, STDERR, TAIL_BYTES_MAX)):
         return exit_
     return msgspec.structs.replace(exit_, out_of="gpu memory")
+
+
+def _without_room(spool: Spool, key: str, exit_: Exit, full: str) -> Exit:
+    """With the reason that there was no room on a disk, where nothing else is known."""
+    if exit_.reason or exit_.out_of or not exit_.started_at:
+        return exit_
+    how = "ended" if exit_.exit_code == 0 else how_it_ended(exit_)
+    if full:
+        reason = f"{how}; the disk of {full} was full then: what it wrote may be missing"
+        return msgspec.structs.replace(exit_, reason=reason)
+    if exit_.exit_code and not exit_.signal and exit_.stderr_bytes:
+        said = _NO_ROOM.search(spool.read_tail(key, STDERR, TAIL_BYTES_MAX))
+        if said is not None:
+            return msgspec.structs.replace(exit_, reason=f'{how}; its last words: "{said[0].decode()}"')
+    return exit_

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import shutil
 import stat
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.model.task import Exit
+
+log = logging.getLogger("peerload.agent")
 
 PIECE_BYTES_MAX = 256 << 10
 STREAMS = (1, 2)
@@ -61,6 +64,10 @@ class Spool:
         """stdout and stderr of an attempt."""
         return self.path(key, 1), self.path(key, 2)
 
+    def input_path(self, key: str) -> Path:
+        """The file that the stdin of an attempt of another home is fed from."""
+        return self._directory / f"{key}.in"
+
     def sizes(self, key: str) -> tuple[int, int]:
         """How many bytes of each stream there are, holes counted; 0 for a file that is not there."""
         first, second = (_size(path) for path in self.paths(key))
@@ -71,7 +78,7 @@ class Spool:
         found = []
         for path, size in zip(self.paths(key), (stdout_bytes, stderr_bytes), strict=True):
             try:
-                with os.fdopen(_open(path), "rb") as file:  # what its process has left behind may write on and on
+                with os.fdopen(open_output(path), "rb") as file:  # what its process has left behind may write on and on
                     found.append(file.read(size))
             except OSError:
                 found.append(b"")
@@ -80,7 +87,7 @@ class Spool:
     def read_tail(self, key: str, stream: int, bytes_max: int) -> bytes:
         """The last of a stream, empty where it is missing or cannot be read."""
         try:
-            with os.fdopen(_open(self.path(key, stream)), "rb") as file:
+            with os.fdopen(open_output(self.path(key, stream)), "rb") as file:
                 file.seek(max(os.fstat(file.fileno()).st_size - bytes_max, 0))
                 return file.read(bytes_max)
         except OSError:
@@ -154,11 +161,8 @@ class Spool:
 
     def drop(self, key: str) -> None:
         """Forget the output of an attempt."""
-        for path in self.paths(key):
-            try:
-                path.unlink(missing_ok=True)
-            except OSError:  # its task has made a directory of it
-                shutil.rmtree(path, ignore_errors=True)
+        for path in (*self.paths(key), self.input_path(key)):
+            remove(path)
 
     def make_scratch(self, key: str) -> Path:
         """A fresh directory for an attempt to work in. Raises OSError."""
@@ -169,8 +173,25 @@ class Spool:
     def drop_scratch(self, key: str) -> None:
         """Remove it with all that is in it; an attempt that had none costs nothing."""
         path = self._scratch / key
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+        if path.is_symlink():  # its task has put a link in its place: what that leads to is none of ours
+            remove(path)
+        elif path.is_dir():
+            _remove_tree(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file of a task, or what the task has put in its place; what cannot be removed stays."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # its task has made a directory of it
+        _remove_tree(path)
+
+
+def _remove_tree(path: Path) -> None:
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:  # a thousand directories, one in the other
+        log.warning("%s stays: its directories lie too deep in one another", path)
 
 
 class Follower:
@@ -232,7 +253,7 @@ class Follower:
     def _read(self, stream: int, end: dict[int, int] | None) -> tuple[int, bytes] | None:
         fd = self._files.get(stream)
         if fd is None:
-            fd = self._files[stream] = _open(self._paths[stream])
+            fd = self._files[stream] = open_output(self._paths[stream])
         try:
             offset = os.lseek(fd, self._offsets[stream], os.SEEK_DATA)
         except OSError as error:
@@ -266,7 +287,7 @@ def _size(path: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _open(path: Path) -> int:
+def open_output(path: Path) -> int:
     """A descriptor to read a captured file; a right to read it that its task has taken away is restored. Never waits,
     also for a pipe. Raises OSError, also for what is no file."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -284,7 +305,7 @@ def _open(path: Path) -> int:
 
 
 def _sync(path: Path) -> None:
-    fd = _open(path)
+    fd = open_output(path)
     try:
         os.fsync(fd)
     finally:

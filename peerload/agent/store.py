@@ -24,19 +24,28 @@ import msgspec
 
 from peerload.agent import store_schema as schema
 from peerload.agent.disk import has_no_room
-from peerload.agent.store_read import KEPT_S, NO_MORE, SINGLE, More, order_of
+from peerload.agent.store_chores import put_chores
 from peerload.agent.store_recover import StoreRecovery
+from peerload.agent.store_removal import OUTPUT_BYTES_MAX, Upkeep, output_bytes, output_bytes_of
+from peerload.agent.store_removal import apply as apply_upkeep
+from peerload.agent.store_rows import KEPT_S, SINGLE, encode, order_of, task_values
 from peerload.model.actions import (
     DropExecution,
+    DropFates,
     DropFloors,
+    DropGroup,
+    PutChores,
     PutDrain,
     PutEvent,
     PutExecution,
+    PutFate,
     PutFloor,
+    PutGroup,
     PutSubmission,
     PutTask,
 )
 from peerload.model.errors import StoreError
+from peerload.model.terms import NO_TERMS, owner_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,22 +64,25 @@ PRUNE_EVERY = 10_000
 FULL_RETRY_S = 0.5
 """A full disk without a reserve is tried again this often."""
 MEMORY_PAGES_KIB = 2048
+APPLIED_APART = frozenset((PutTask, PutEvent, PutChores))
 SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC))
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Store(StoreRecovery):
     """One database of one node. `open`, then `start_writer`; reads are for the agent's own thread."""
 
-    def __init__(self, path: Path, node: str, reserve: Reserve | None = None) -> None:
+    def __init__(
+        self, path: Path, node: str, reserve: Reserve | None = None, *, output_bytes_max: int = OUTPUT_BYTES_MAX
+    ) -> None:
+        """output_bytes_max: what is kept of one stream of a task at most."""
         super().__init__(node)
         self._path = path
+        self._output_bytes_max = output_bytes_max
         self._reserve = reserve
         self._lock: int | None = None
         self._writer: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
-        self._queue: queue.SimpleQueue[tuple[Sequence[Row], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Sequence[Row | Upkeep], Callable[[], None]] | None] = queue.SimpleQueue()
         self._failed = False
         self._closing = threading.Event()
         self._new_events = 0
@@ -79,6 +91,11 @@ class Store(StoreRecovery):
         """Whether there was no database before, or an empty one."""
         self.is_stalled = False
         """Whether the writer waits for room on a full disk: what is read is what was durable before."""
+
+    @property
+    def path(self) -> Path:
+        """The file of the database."""
+        return self._path
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -162,9 +179,12 @@ class Store(StoreRecovery):
             self.is_new = True
             made = f"INSERT INTO meta VALUES ('store_id', '{secrets.token_hex(8)}')"  # noqa: S608 -- hex digits of our own
             connection.executescript(f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION}; {made}; COMMIT;")
+            connection.executescript(schema.OWNERS)
             return
+        connection.create_function("output_bytes_of", 1, self._output_bytes_of)
         for number in range(version + 1, schema.VERSION + 1):
             connection.executescript(schema.migration(connection, number))
+        connection.executescript(schema.OWNERS)
 
     def _keep_node(self) -> None:
         """The ids of the tasks here begin with the node's name: another one on the same database would rename them."""
@@ -222,7 +242,7 @@ class Store(StoreRecovery):
         self._thread = threading.Thread(target=self._write, args=(notify, on_error), name="store", daemon=True)
         self._thread.start()
 
-    def persist(self, rows: Sequence[Row], done: Callable[[], None]) -> None:
+    def persist(self, rows: Sequence[Row | Upkeep], done: Callable[[], None]) -> None:
         """Make rows durable, all or none; ``done`` comes back through ``notify`` afterwards, in order."""
         if self._queue.qsize() > BATCHES_WAITING_MAX:
             raise StoreError("the disk does not keep up", why=f"{BATCHES_WAITING_MAX} commits are waiting")
@@ -246,7 +266,7 @@ class Store(StoreRecovery):
                 continue
             notify([done for _, done in batches])
 
-    def _commit_with_room(self, rows: list[Row]) -> None:
+    def _commit_with_room(self, rows: list[Row | Upkeep]) -> None:
         """Commit; on a full disk take room from the reserve, or wait for some. Raises what the database raised, if it was
         something else, or if the store is being closed and there is still no room."""
         while True:
@@ -273,7 +293,7 @@ class Store(StoreRecovery):
             code & 0xFF == sqlite3.SQLITE_IOERR and has_no_room(self._path.parent)
         )
 
-    def _commit(self, rows: list[Row]) -> None:
+    def _commit(self, rows: list[Row | Upkeep]) -> None:
         assert self._writer is not None
         writer = self._writer
         writer.execute("BEGIN IMMEDIATE")
@@ -281,11 +301,16 @@ class Store(StoreRecovery):
             # Rows of one task must be applied in order; different kinds touch different tables.
             tasks = [row for row in rows if type(row) is PutTask]
             for row in rows:
-                if type(row) is not PutTask and type(row) is not PutEvent:
+                if type(row) not in APPLIED_APART and not isinstance(row, Upkeep):
                     self._apply(writer, row)
             if tasks:
                 newest = {row.record.uid: row for row in tasks}
-                writer.executemany(schema.PUT_TASK, [_task_values(row.record) for row in newest.values()])
+                writer.executemany(schema.PUT_TASK, [self._task_values(row.record) for row in newest.values()])
+            for row in rows:
+                if isinstance(row, Upkeep):
+                    apply_upkeep(writer, row)
+                elif type(row) is PutChores:
+                    put_chores(writer, row, order_of(row.task))
             events = self._events(rows)
             if events:
                 writer.executemany(schema.PUT_EVENT, events)
@@ -296,7 +321,7 @@ class Store(StoreRecovery):
                 writer.execute("ROLLBACK")
             raise
 
-    def _events(self, rows: list[Row]) -> list[tuple[object, ...]]:
+    def _events(self, rows: list[Row | Upkeep]) -> list[tuple[object, ...]]:
         """What these rows say has happened, in order. That all members of an array were submitted is one event."""
         arrays = {
             row.submission.counter: len(row.submission.indices)
@@ -316,7 +341,7 @@ class Store(StoreRecovery):
                     if counter in told:
                         continue
                     told.add(counter)
-                    member, reason = SINGLE, f"{reason}: {arrays[counter]} tasks"
+                    member, reason = SINGLE, f"{reason}: {arrays[counter]} task{'s' * (arrays[counter] != 1)}"
                 events.append((row.at, "task", state, counter, member, None, record.attempt, record.node, reason))
             elif type(row) is PutEvent:
                 is_own = row.task.startswith(f"{self._node}/")
@@ -331,7 +356,14 @@ class Store(StoreRecovery):
             self._new_events = 0
             writer.execute(schema.PRUNE_EVENTS, (EVENTS_KEPT_MAX, new + 2 * PRUNE_EVERY))
 
-    def _apply(self, writer: sqlite3.Connection, row: Row) -> None:
+    def _task_values(self, record: TaskRecord) -> tuple[object, ...]:
+        exit_ = record.exit
+        return task_values(record, 0 if exit_ is None else output_bytes(exit_, self._output_bytes_max))
+
+    def _output_bytes_of(self, packed: object) -> int:
+        return output_bytes_of(packed, self._output_bytes_max)
+
+    def _apply(self, writer: sqlite3.Connection, row: Row) -> None:  # noqa: C901 PLR0912 -- one line a row
         match row:
             case PutFloor():
                 writer.execute(schema.PUT_FLOOR, (row.uid, row.floor, row.at, int(row.kind), row.home))
@@ -344,55 +376,43 @@ class Store(StoreRecovery):
                     writer.execute(schema.PUT_DRAIN, (row.reason,))
             case PutExecution():
                 record = row.record
-                writer.execute(schema.PUT_EXECUTION, (record.uid, record.attempt, _encode(record)))
+                writer.execute(schema.PUT_EXECUTION, (record.uid, record.attempt, encode(record)))
+            case PutFate():
+                fate = row.fate
+                writer.execute(schema.PUT_FATE, (fate.task, int(fate.is_over), fate.failed, fate.lost))
+            case DropFates():
+                writer.executemany(schema.DROP_FATE, [(task,) for task in row.tasks])
+            case PutGroup():
+                group = row.group
+                writer.execute(schema.PUT_GROUP, (group.name, group.slots, int(group.is_paused)))
+            case DropGroup():
+                writer.execute(schema.DROP_GROUP, (row.name,))
             case DropExecution():
                 writer.execute(schema.DROP_EXECUTION, (row.uid, row.attempt))
             case PutSubmission():
                 kept = row.submission
                 digest = hashlib.sha256(kept.spec.environment).digest()
-                spec = _encode(msgspec.structs.replace(kept.spec, environment=b""))
+                spec = encode(msgspec.structs.replace(kept.spec, environment=b""))
+                terms = None if kept.terms == NO_TERMS else encode(kept.terms)
                 writer.execute(schema.PUT_ENVIRONMENT, (digest, kept.spec.environment))
                 writer.execute(
                     schema.PUT_SUBMISSION,
-                    (kept.counter, kept.token, kept.digest, spec, digest, len(kept.indices), kept.submitted_at),
+                    (
+                        kept.counter,
+                        kept.token,
+                        kept.digest,
+                        spec,
+                        digest,
+                        len(kept.indices),
+                        kept.submitted_at,
+                        terms,
+                        encode(kept.each) if kept.each else None,
+                    ),
                 )
-            case PutTask() | PutEvent():
+                if who := owner_key(kept.terms.owner, kept.spec.user):
+                    writer.execute(schema.PUT_OWNER, (kept.counter, who))
+            case PutTask() | PutEvent() | PutChores():
                 raise AssertionError("applied apart")
-
-
-def _task_values(record: TaskRecord) -> tuple[object, ...]:
-    counter, member = order_of(record.task)
-    more = More(
-        record.store,
-        record.parked_ts,
-        record.losses,
-        record.lost_on,
-        record.last_node,
-        record.retry_of,
-        record.grants,
-        record.devices,
-        record.gpu_mem_bytes,
-        record.gpu_alone,
-        record.memory_retries,
-    )
-    return (
-        counter,
-        member,
-        record.uid,
-        record.state.value,
-        record.attempt,
-        record.node,
-        record.nonce,
-        record.machine_boot,
-        record.lease_s,
-        record.migrations,
-        record.submitted_at,
-        record.started_at,
-        record.ended_at,
-        None if record.exit is None else _encode(record.exit),
-        record.reason,
-        None if more == NO_MORE else _encode(more),
-    )
 
 
 def _sync_directory(path: Path) -> None:

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from peerload.agent.store_read import is_id
+from peerload.agent.store_rows import is_id
 from peerload.model.actions import PutEvent
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What is read from a node's database. Nothing here writes.
+"""What is read from a node's database. Nothing here writes. What tasks run is read by `store_submissions.py`.
 
 A row that cannot be read (a disk that lies, a hand that slipped) is named where it is asked for, and never hides the
 others from a list.
@@ -9,92 +9,45 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Sequence
-from typing import Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from peerload.agent import store_schema as schema
+from peerload.agent.store_rows import (
+    COLUMNS,
+    KEPT_S,
+    MEMBER_MAX,
+    SINGLE,
+    Damage,
+    Each,
+    Found,
+    Happened,
+    Listing,
+    Place,
+    decoded_each,
+    decoded_event,
+    decoded_exit,
+    decoded_record,
+    decoded_spec,
+    decoded_terms,
+    order_of,
+    place_of,
+    spec_of_member,
+    task_name,
+)
+from peerload.agent.store_submissions import SUBMISSIONS_AT_A_TIME, Submissions, marks
 from peerload.model.errors import StoreError
-from peerload.model.events import PastRun
-from peerload.model.task import ExecutionRecord, Exit, Grant, TaskRecord, TaskSpec, TaskState
+from peerload.model.events import PastRun, TaskFound
+from peerload.model.task import TaskRecord, TaskSpec, TaskState
+from peerload.model.terms import NO_TERMS, Terms, failed_words
 
-KEPT_S = 7 * 86_400.0
-"""Tokens and floors are remembered for so long."""
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+BESIDE_WITHIN_S = 10.0
+"""A connection of its own waits so long for a database that is locked."""
 PAST_RUNS_MAX = 2000
 """Ended tasks from which an agent learns again when it starts."""
-SINGLE = -1
-"""The member number of a task that is not in an array."""
-
-_spec = msgspec.msgpack.Decoder(TaskSpec)
-_exit = msgspec.msgpack.Decoder(Exit)
-_execution = msgspec.msgpack.Decoder(ExecutionRecord)
-_COLUMNS = (
-    "t.counter, t.member, t.uid, t.state, t.attempt, t.node, t.nonce, t.machine_boot, t.lease_s, t.migrations,"
-    " t.submitted_at, t.started_at, t.ended_at, t.exit, t.reason, t.more"
-)
-
-
-class More(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a task's record rarely has: in one column of its own, empty for most."""
-
-    store: str = ""
-    parked_ts: float = 0.0
-    losses: int = 0
-    lost_on: tuple[str, ...] = ()
-    last_node: str = ""
-    retry_of: str = ""
-    grants: tuple[Grant, ...] = ()
-    devices: tuple[str, ...] = ()
-    gpu_mem_bytes: int = 0
-    gpu_alone: bool = False
-    memory_retries: int = 0
-
-
-NO_MORE = More()
-_more = msgspec.msgpack.Decoder(More)
-
-
-class Happened(msgspec.Struct, frozen=True, gc=False):
-    """An event as it was kept, with its number: they grow with time."""
-
-    number: int
-    at: float
-    what: str
-    state: str
-    task: str
-    attempt: int
-    node: str
-    reason: str
-
-
-_TYPES = (int, int, bytes, str, int, str, int, str, float, int, float, float, float)
-"""What those up to ended_at hold."""
-_EVENT_TYPES = (int, float, str, str, int, str, str)
-_Found = tuple[Any, ...]
-"""A row of tasks with the columns of _COLUMNS."""
-
-
-class Damage(msgspec.Struct, frozen=True, gc=False):
-    """A task whose row cannot be read, and why."""
-
-    task: str
-    why: str
-
-
-BEFORE_FIRST = SINGLE - 1
-"""Less than the number of any member."""
-Place = tuple[float, int, int]
-"""Where an ended task stands: when it ended (Unix s), the number of its submission, of its member."""
-
-
-class Listing(msgspec.Struct, frozen=True):
-    """Tasks as a list shows them. last: the place of the last row read, readable or not; None if there was none."""
-
-    rows: Sequence[tuple[TaskRecord, TaskSpec]] = ()
-    damaged: Sequence[Damage] = ()
-    truncated: bool = False
-    last: Place | None = None
 
 
 class StoreReader:
@@ -103,23 +56,60 @@ class StoreReader:
     def __init__(self, node: str) -> None:
         self._node = node
         self._reader: sqlite3.Connection | None = None
+        self._who = ""
         self._damaged: dict[str, Damage] = {}
         """By id, unfinished tasks that could not be read when the agent started: nobody serves them."""
+
+    def only_of(self, who: str) -> StoreReader:
+        """The same as far as it is this owner's (`owner_key`): of lists of tasks, of events and of counts the others' are not
+        there. What names a task or a submission is not narrowed: that is checked before."""
+        narrowed = StoreReader(self._node)
+        narrowed._reader = self._reader
+        narrowed._who = who
+        return narrowed
+
+    def owners_of(self, counters: Iterable[int]) -> dict[int, str]:
+        """Whose these submissions are, as far as they are anybody's."""
+        wanted = list(dict.fromkeys(counters))
+        owners: dict[int, str] = {}
+        for first in range(0, len(wanted), SUBMISSIONS_AT_A_TIME):
+            some = wanted[first : first + SUBMISSIONS_AT_A_TIME]
+            owners.update(self._execute(schema.OWNERS_OF.format(marks=marks(some)), tuple(some)))
+        return owners
+
+    def last_counter_of(self, who: str) -> int | None:
+        """The number of the last submission of an owner, None if there is none."""
+        highest: int | None = self._execute(schema.LAST_OF, (who,))[0][0]
+        return highest
+
+    def unfinished_of(self, who: str) -> int:
+        """How many tasks of an owner have not ended; ``node:``: of all users of that node that are nobody here."""
+        return int(self._execute(schema.UNFINISHED_OF_OWNER, _from_to(who))[0][0])
+
+    def output_bytes_of_owner(self, who: str) -> int:
+        """What the outputs of an owner's ended tasks take on disk, at most; ``node:`` as above."""
+        return int(self._execute(schema.OUTPUT_BYTES_OF_OWNER, _from_to(who))[0][0] or 0)
 
     def past_runs(self) -> tuple[PastRun, ...]:
         """The tasks that ended last and told how, the oldest first; one that cannot be read teaches nothing."""
         specs: dict[int, TaskSpec] = {}
+        each: dict[int, Each] = {}
         runs = []
-        for counter, exit_, spec in self._execute(schema.PAST_RUNS, (PAST_RUNS_MAX,)):
+        for counter, exit_, spec, member, is_each in self._execute(schema.PAST_RUNS, (PAST_RUNS_MAX,)):
             with contextlib.suppress(StoreError):
                 if counter not in specs:
-                    specs[counter] = _decoded(_spec, spec, f"submission {counter}")
-                runs.append(PastRun(specs[counter], _decoded(_exit, exit_, f"the exit of {counter}")))
+                    specs[counter] = decoded_spec(spec, counter)
+                    each[counter] = self.each(counter) if is_each else ()
+                one = spec_of_member(specs[counter], each[counter], member, f"{self._node}/{counter}")
+                runs.append(PastRun(one, decoded_exit(exit_, counter)))
         return tuple(reversed(runs))
 
     def last_counter(self) -> int | None:
         """The number of the last submission, None if there is none."""
-        highest = self._execute("SELECT max(counter) FROM submissions")[0][0]
+        highest = self._execute(
+            "SELECT max(counter) FROM (SELECT max(counter) AS counter FROM submissions"
+            " UNION SELECT value FROM meta WHERE key = 'removed')"
+        )[0][0]
         if highest is not None and not isinstance(highest, int):
             raise StoreError("the number of a submission cannot be read from the database", why=repr(highest)[:100])
         return highest
@@ -149,11 +139,56 @@ class StoreReader:
         for row in found:
             if (name := self._name(row[0], row[1])) in self._damaged:
                 raise self._unreadable(self._damaged[name])
-        return [self._record(row) for row in found]
+        return [decoded_record(row, self._node) for row in found]
+
+    def output_gone(self, task: str) -> tuple[float, str] | None:
+        """When the output of an ended task was removed (Unix s), and why; None: it was not."""
+        rows = self._execute(
+            "SELECT output_gone_at, output_gone_why FROM tasks WHERE counter = ? AND member = ? AND output_gone_at > 0",
+            order_of(task),
+        )
+        return (float(rows[0][0]), str(rows[0][1])) if rows else None
+
+    def was_removed(self, counter: int) -> bool:
+        """Whether there may have been tasks of this number that were removed when they had ended."""
+        rows = self._execute("SELECT value FROM meta WHERE key = 'removed'")
+        return bool(rows) and counter <= rows[0][0]
 
     def spec(self, counter: int) -> TaskSpec:
         """What the tasks of a submission are to run."""
-        return self._spec_of(counter, {})
+        return Submissions(self.rows, {counter}).shared_spec(counter)
+
+    def terms(self, counter: int) -> Terms:
+        """On what terms the tasks of a submission were submitted."""
+        rows = self._execute("SELECT terms FROM submissions WHERE counter = ?", (counter,))
+        if not rows or rows[0][0] is None:
+            return NO_TERMS
+        return decoded_terms(rows[0][0], counter)
+
+    def found(self, task: str) -> TaskFound:
+        """Whether there is a task, or an array, of this home with this id, and what of it that has ended has failed."""
+        counter, member = order_of(task)
+        index = None if member == SINGLE else member
+        if not self.has(counter, index):
+            return TaskFound(task, is_known=False)
+        first, last = (SINGLE, MEMBER_MAX) if index is None else (index, index)
+        # before the failures, so that none of them is missed
+        is_over = not self._execute(schema.UNFINISHED_OF, (counter, first, last))
+        rows = self._execute(schema.FAILED_OF, (counter, first, last))
+        if not rows:
+            return TaskFound(task, is_known=True, is_over=is_over)
+        failed, state, reason = rows[0]
+        name = self._name(counter, failed)
+        how = reason if isinstance(reason, str) else "it cannot be read how"
+        words = failed_words(name, is_cancelled=state == "cancelled", reason=how)
+        return TaskFound(task, is_known=True, failed=words, is_over=is_over)
+
+    def each(self, counter: int) -> Each:
+        """What each member of an array runs, from member 1; () where all run the same."""
+        rows = self._execute("SELECT commands FROM submissions WHERE counter = ?", (counter,))
+        if not rows or rows[0][0] is None:
+            return ()
+        return decoded_each(rows[0][0], counter)
 
     def page(self, counter: int, index: int | None, after: int, limit: int) -> list[TaskRecord]:
         """The first records of a task or an array whose member's number is greater than ``after``; the first page is
@@ -166,15 +201,36 @@ class StoreReader:
         for row in found:
             if (name := self._name(row[0], row[1])) in self._damaged:
                 raise self._unreadable(self._damaged[name])
-        return [self._record(row) for row in found]
+        return [decoded_record(row, self._node) for row in found]
 
     def counts(self) -> dict[str, int]:
         """How many unfinished tasks there are in each state that any is in."""
-        counts = self._execute("SELECT state, count(*) FROM tasks WHERE ended_at = 0 GROUP BY state")
+        where, values = self._narrowed("counter")
+        counts = self._execute(f"SELECT state, count(*) FROM tasks WHERE ended_at = 0{where} GROUP BY state", values)  # noqa: S608 -- constants
         return {state: number for state, number in counts if state in tuple(TaskState)}
 
     def list_tasks(self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "") -> Listing:
-        """Unfinished tasks and those that ended after that moment (Unix s), oldest first, and whether there were more.
+        """What `listed` finds, all of it read."""
+        found, truncated = self.listed(ended_after, limit, states=states, node=node)
+        rows, damaged = self._readable(found)
+        if not states and not node:
+            damaged += self.damaged_besides(damaged, limit)
+        return Listing(rows, damaged, truncated)
+
+    def damaged_besides(self, named: Sequence[Damage], limit: int) -> list[Damage]:
+        """Unfinished tasks that cannot be read, besides those that were named already."""
+        names = {damage.task for damage in named}
+        return [damage for damage in self._damaged.values() if damage.task not in names][:limit]
+
+    def read(self, found: Sequence[Found]) -> Listing:
+        """Some of the rows that `listed` has found."""
+        return Listing(*self._readable(found))
+
+    def listed(
+        self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = ""
+    ) -> tuple[list[Found], bool]:
+        """Unfinished tasks and those that ended after that moment (Unix s), oldest first, as rows that are to be read yet
+        (`read`), and whether there were more.
 
         Of more than ``limit`` those that a node has come first, then as many of those that wait (who is next) as of
         those that ended (who was last). ``states`` (none: all) and ``node`` ("": any) narrow it; what cannot be read is
@@ -184,27 +240,38 @@ class StoreReader:
         placed = [state for state in wanted if not state.is_final and state is not TaskState.QUEUED]
         final = [state for state in wanted if state.is_final]
         busy = self._found(
-            f"t.ended_at = 0 AND t.state IN ({_marks(placed)}){on_node} ORDER BY t.counter, t.member LIMIT ?",
+            f"t.ended_at = 0 AND t.state IN ({marks(placed)}){on_node} ORDER BY t.counter, t.member LIMIT ?",
             (*placed, *values, limit + 1),
         )
-        waiting: list[_Found] = []
+        waiting: list[Found] = []
         if TaskState.QUEUED in wanted and not node:
             waiting = self._found(
                 "t.ended_at = 0 AND t.state = 'queued' ORDER BY t.counter, t.member LIMIT ?", (limit + 1,)
             )
         ended = self._found(
-            f"t.ended_at > ? AND t.state IN ({_marks(final)}){on_node} ORDER BY t.ended_at DESC LIMIT ?",
+            f"t.ended_at > ? AND t.state IN ({marks(final)}){on_node} ORDER BY t.ended_at DESC LIMIT ?",
             (max(ended_after, 0.0), *final, *values, limit + 1),
         )
         truncated = len(busy) + len(waiting) + len(ended) > limit
         left = max(limit - len(busy), 0)
         waiting = waiting[: max(left - len(ended), -(-left // 2))]
         kept = busy[:limit] + waiting + ended[: left - len(waiting)]
-        rows, damaged = self._readable(sorted(kept, key=lambda row: (_number(row[0]), _number(row[1]))))
-        if not states and not node:
-            named = {damage.task for damage in damaged}
-            damaged += [damage for damage in self._damaged.values() if damage.task not in named][:limit]
-        return Listing(rows, damaged, truncated)
+        return sorted(kept, key=lambda row: (_number(row[0]), _number(row[1]))), truncated
+
+    def listed_beside(
+        self, path: Path, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = ""
+    ) -> tuple[list[Found], bool]:
+        """The same through a connection of its own to the database at ``path``, for another thread: where there is much,
+        the agent's own must not wait for it."""
+        beside = StoreReader(self._node)
+        beside._who = self._who
+        try:
+            with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=BESIDE_WITHIN_S)) as connection:
+                connection.execute("PRAGMA query_only = 1")
+                beside._reader = connection
+                return beside.listed(ended_after, limit, states=states, node=node)
+        except sqlite3.Error as error:
+            raise StoreError("the database cannot be read", why=str(error)) from None
 
     def ended(self, since: float, after: Place | None, limit: int, *, oldest_first: bool) -> Listing:
         """One page of the tasks that ended at ``since`` (Unix s) or later: those that follow ``after`` (None: the first).
@@ -214,13 +281,13 @@ class StoreReader:
         else:
             place = after if after is not None else (float("inf"), 0, 0)
         found = self._found(schema.ENDED_OLDEST if oldest_first else schema.ENDED_NEWEST, (since, *place, limit))
-        return Listing(*self._readable(found), last=_place(found[-1]) if found else None)
+        return Listing(*self._readable(found), last=place_of(found[-1]) if found else None)
 
     def before_the_last(self, since: float, number: int) -> Place | None:
         """The place of the ended task that ``number`` more were submitted after, of those that ended at ``since`` or
         later; None if there are no more than these."""
         found = self._found(schema.ENDED_BEFORE_LAST, (since, number))
-        return _place(found[0]) if found else None
+        return place_of(found[0]) if found else None
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -231,7 +298,7 @@ class StoreReader:
             f"SELECT {schema.EVENT_COLUMNS} FROM events WHERE counter = ? AND member IN (?, ?) ORDER BY number",  # noqa: S608 -- constants
             (counter, SINGLE, member),
         )
-        return [self._happened(row) for row in rows]
+        return [decoded_event(row, self._node) for row in rows]
 
     def last_event(self) -> int:
         """The number of the newest event, 0 if there is none."""
@@ -244,8 +311,14 @@ class StoreReader:
         all kinds) narrows it; so do ``tasks``: ids, that of an array for all its members."""
         where = ["number > ?"]
         values: list[object] = [after]
+        if self._who:  # what concerns no task is everybody's, but for what was refused, and to whom
+            where.append(
+                "(counter IN (SELECT counter FROM owners WHERE who = ?)"
+                " OR (counter IS NULL AND task IS NULL AND what != 'security'))"
+            )
+            values.append(self._who)
         if what:
-            where.append(f"what IN ({_marks(what)})")
+            where.append(f"what IN ({marks(what)})")
             values += what
         if tasks:
             each = [self._about(task) for task in tasks]
@@ -256,7 +329,7 @@ class StoreReader:
             f"SELECT {schema.EVENT_COLUMNS} FROM events WHERE {' AND '.join(where)} ORDER BY number {order} LIMIT ?",  # noqa: S608 -- constants
             (*values, limit),
         )
-        return [self._happened(row) for row in (reversed(rows) if newest else rows)]
+        return [decoded_event(row, self._node) for row in (reversed(rows) if newest else rows)]
 
     def _about(self, task: str) -> tuple[str, tuple[object, ...]]:
         counter, member = order_of(task)
@@ -266,13 +339,9 @@ class StoreReader:
             return "counter = ?", (counter,)
         return "(counter = ? AND member IN (?, ?))", (counter, SINGLE, member)
 
-    def _happened(self, row: tuple[Any, ...]) -> Happened:
-        number, at, what, state, counter, member, task, attempt, node, reason = row
-        if tuple(map(type, (number, at, what, state, attempt, node, reason))) != _EVENT_TYPES:
-            raise StoreError(f"event {number} cannot be read from the database", why=f"{row!r}"[:200])
-        if counter is not None:
-            task = self._name(counter, member)
-        return Happened(number, at, what, state, task or "", attempt, node, reason)
+    def rows(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
+        """What a query finds. Raises StoreError."""
+        return self._execute(sql, values)
 
     def _execute(self, sql: str, values: tuple[object, ...] = ()) -> list[Any]:
         assert self._reader is not None
@@ -281,8 +350,16 @@ class StoreReader:
         except sqlite3.Error as error:
             raise StoreError("the database cannot be read", why=str(error)) from None
 
-    def _found(self, where: str, values: tuple[object, ...]) -> list[_Found]:
-        return self._execute(f"SELECT {_COLUMNS} FROM tasks t WHERE {where}", values)  # noqa: S608 -- constants
+    def _found(self, where: str, values: tuple[object, ...]) -> list[Found]:
+        only, who = self._narrowed("t.counter")
+        only = f"{only.removeprefix(' AND ')} AND " if only else ""
+        return self._execute(f"SELECT {COLUMNS} FROM tasks t WHERE {only}{where}", (*who, *values))  # noqa: S608 -- constants
+
+    def _narrowed(self, column: str) -> tuple[str, tuple[object, ...]]:
+        """What more a condition has to say where only one owner's are meant."""
+        if not self._who:
+            return "", ()
+        return f" AND {column} IN (SELECT counter FROM owners WHERE who = ?)", (self._who,)  # noqa: S608 -- constants
 
     def _rows(self, where: str, values: tuple[object, ...]) -> list[tuple[TaskRecord, TaskSpec]]:
         """All of them; raises StoreError naming the first that cannot be read."""
@@ -303,10 +380,9 @@ class StoreReader:
             else f"what happened to it:  peerload events {damage.task}",
         )
 
-    def _readable(self, found: Sequence[_Found]) -> tuple[list[tuple[TaskRecord, TaskSpec]], list[Damage]]:
+    def _readable(self, found: Sequence[Found]) -> tuple[list[tuple[TaskRecord, TaskSpec]], list[Damage]]:
         """Those that can be read, and the others by name."""
-        specs: dict[int, TaskSpec] = {}
-        environments: dict[bytes, bytes] = {}  # one copy of each, however many tasks share it
+        submissions = Submissions(self.rows, {row[0] for row in found})
         rows: list[tuple[TaskRecord, TaskSpec]] = []
         damaged: list[Damage] = []
         for row in found:
@@ -314,69 +390,13 @@ class StoreReader:
                 damaged.append(self._damaged[name])
                 continue
             try:
-                if row[0] not in specs:
-                    specs[row[0]] = self._spec_of(row[0], environments)
-                rows.append((self._record(row), specs[row[0]]))
+                rows.append((decoded_record(row, self._node), submissions.spec_of(row[0], row[1], self._node)))
             except StoreError as error:
                 damaged.append(Damage(self._name(row[0], row[1]), str(error)))
         return rows, damaged
 
     def _name(self, counter: object, member: object) -> str:
-        return f"{self._node}/{counter}" + (f".{member}" if member != SINGLE else "")
-
-    def _spec_of(self, counter: int, environments: dict[bytes, bytes]) -> TaskSpec:
-        rows = self._execute("SELECT spec, environment FROM submissions WHERE counter = ?", (counter,))
-        if not rows:
-            raise StoreError(f"submission {counter} is missing from the database")
-        packed, digest = rows[0]
-        if digest not in environments:
-            found = self._execute("SELECT environment FROM environments WHERE digest = ?", (digest,))
-            if not found:
-                raise StoreError(f"the environment of submission {counter} is missing from the database")
-            if not isinstance(found[0][0], bytes):
-                raise StoreError(f"the environment of submission {counter} cannot be read from the database")
-            environments[digest] = found[0][0]
-        spec: TaskSpec = _decoded(_spec, packed, f"submission {counter}")
-        return msgspec.structs.replace(spec, environment=environments[digest])
-
-    def _record(self, row: tuple[Any, ...]) -> TaskRecord:
-        name = self._name(row[0], row[1])
-        exit_ = None if row[13] is None else _decoded(_exit, row[13], f"the exit of {name}")
-        try:
-            state = TaskState(row[3])
-        except ValueError:
-            raise StoreError(f"{name} has no state that is known", why=repr(row[3])) from None
-        attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
-        if tuple(map(type, row[: len(_TYPES)])) != _TYPES or not isinstance(row[14], str):
-            raise StoreError(f"{name} is damaged", why="a column has a value of the wrong kind")
-        more = NO_MORE if row[15] is None else _decoded(_more, row[15], f"the record of {name}")
-        return TaskRecord(
-            task=name,
-            uid=row[2],
-            state=state,
-            submitted_at=submitted_at,
-            attempt=attempt,
-            node=node,
-            nonce=nonce,
-            machine_boot=machine_boot,
-            lease_s=lease_s,
-            migrations=migrations,
-            started_at=started_at,
-            ended_at=ended_at,
-            exit=exit_,
-            reason=row[14],
-            store=more.store,
-            parked_ts=more.parked_ts,
-            losses=more.losses,
-            lost_on=more.lost_on,
-            last_node=more.last_node,
-            retry_of=more.retry_of,
-            grants=more.grants,
-            devices=more.devices,
-            gpu_mem_bytes=more.gpu_mem_bytes,
-            gpu_alone=more.gpu_alone,
-            memory_retries=more.memory_retries,
-        )
+        return task_name(self._node, counter, member)
 
 
 def _number(value: object) -> int:
@@ -384,42 +404,12 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _place(found: _Found) -> Place:
-    return found[12], found[0], found[1]
-
-
-def _marks(values: Sequence[object]) -> str:
-    return ", ".join("?" * len(values))
+def _from_to(who: str) -> tuple[str, str]:
+    """The first and the last owner that are meant."""
+    return who, f"{who}\U0010ffff" if who.endswith(":") else who
 
 
 def _where(counter: int, index: int | None) -> tuple[str, tuple[object, ...]]:
     if index is None:
         return "t.counter = ? ORDER BY t.member", (counter,)
     return "t.counter = ? AND t.member = ?", (counter, index)
-
-
-def order_of(task: str) -> tuple[int, int]:
-    """The number of a task's submission, and of its member (SINGLE if it is in no array)."""
-    counter, dot, member = task.partition("/")[2].partition(".")
-    return int(counter), int(member) if dot else SINGLE
-
-
-def is_id(name: str) -> bool:
-    """Whether this is the id of a task; that of a damaged row may be anything."""
-    counter, dot, member = name.partition("/")[2].partition(".")
-    return counter.isdecimal() and (not dot or member.isdecimal())
-
-
-def decoded_execution(raw: object, what: str) -> ExecutionRecord:
-    """An attempt of another home as it was kept. Raises StoreError naming ``what`` cannot be read."""
-    record: ExecutionRecord = _decoded(_execution, raw, what)
-    return record
-
-
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: object, what: str) -> Any:  # noqa: ANN401 -- the decoder's type
-    if not isinstance(raw, bytes):
-        raise StoreError(f"{what} cannot be read from the database", why=f"{type(raw).__name__} where bytes should be")
-    try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise StoreError(f"{what} cannot be read from the database", why=str(error)) from None

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from peerload.agent import store_schema as schema
-from peerload.agent.store_read import KEPT_S, Damage, StoreReader, decoded_execution
+from peerload.agent.store_read import StoreReader
+from peerload.agent.store_rows import KEPT_S, Damage, decoded_execution, decoded_terms, order_of
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
 from peerload.model.task import ExecutionRecord, FloorKind, TaskRecord
+from peerload.model.terms import NO_TERMS, Fate, GroupSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from peerload.model.task import TaskSpec
+    from peerload.model.terms import Terms
 
 UID_BYTES = 16
 FLOOR_MAX = 1 << 62
@@ -36,6 +44,8 @@ class Recovered(msgspec.Struct, frozen=True):
     counter: int
     past: tuple[PastRun, ...] = ()
     drained: str | None = None
+    fates: tuple[Fate, ...] = ()
+    groups: tuple[GroupSettings, ...] = ()
     damaged: tuple[Damage, ...] = ()
     unreadable: tuple[str, ...] = ()
 
@@ -71,6 +81,8 @@ class StoreRecovery(StoreReader):
             self._counter(),
             self.past_runs(),
             reason,
+            self._fates(unreadable),
+            self._groups(unreadable),
             tuple(self._damaged.values()),
             tuple(unreadable),
         )
@@ -84,12 +96,36 @@ class StoreRecovery(StoreReader):
         rows, damaged = self._readable(found)
         twice = {uid for uid, count in Counter(row[2] for row in found).items() if count > 1}
         damages = [*damaged, *filter(None, (_why_unsound(record, twice) for record, _ in rows))]
+        terms = self._all_terms(rows, damages)
         self._damaged = {damage.task: damage for damage in damages}
         return [
-            TaskRow(record, spec)
+            TaskRow(record, spec, terms=terms[order_of(record.task)[0]])
             for record, spec in rows
             if record.task not in self._damaged and not record.state.is_final
         ]
+
+    def _all_terms(self, rows: Sequence[tuple[TaskRecord, TaskSpec]], damages: list[Damage]) -> dict[int, Terms]:
+        """The terms of the submissions of these, by number, equal ones once in memory; a task whose terms cannot be read
+        is damaged."""
+        packed: dict[int, object] = dict(
+            self._execute("SELECT counter, terms FROM submissions WHERE terms IS NOT NULL")
+        )
+        terms: dict[int, Terms] = {}
+        decoded: dict[object, Terms] = {None: NO_TERMS}
+        unreadable: dict[int, str] = {}
+        for record, _ in rows:
+            counter = order_of(record.task)[0]
+            if counter not in terms:
+                raw = packed.get(counter)
+                try:
+                    if raw not in decoded:
+                        decoded[raw] = decoded_terms(raw, counter)
+                except StoreError as error:
+                    unreadable[counter] = str(error)
+                terms[counter] = decoded.get(raw, NO_TERMS)
+            if counter in unreadable:
+                damages.append(Damage(record.task, unreadable[counter]))
+        return terms
 
     def _promises(self, unreadable: list[str]) -> tuple[list[ExecutionRecord], dict[bytes, tuple[int, FloorKind, str]]]:
         """Attempts of other homes, and floors; for what cannot be read of either the highest floor its row allows."""
@@ -123,10 +159,29 @@ class StoreRecovery(StoreReader):
                     floors[one] = max(floor, highest), FloorKind.STARTED_ONCE, home
         return executions, floors
 
+    def _fates(self, unreadable: list[str]) -> tuple[Fate, ...]:
+        rows = self._sound(
+            (str, int, str, str),
+            "what has become of a task that others wait for",
+            "SELECT task, is_over, failed, lost FROM fates ORDER BY task",
+            (),
+            unreadable,
+        )
+        return tuple(Fate(task, bool(is_over), failed, lost) for task, is_over, failed, lost in rows)
+
+    def _groups(self, unreadable: list[str]) -> tuple[GroupSettings, ...]:
+        rows = self._sound(
+            (str, int, int),
+            "a group",
+            "SELECT name, slots, is_paused FROM groups ORDER BY name",
+            (),
+            unreadable,
+        )
+        return tuple(GroupSettings(name, max(slots, 0), bool(is_paused)) for name, slots, is_paused in rows)
+
     def _counter(self) -> int:
         """The highest number of a submission that is known of, in whatever is left of it."""
-        kept = self._execute("SELECT value FROM meta WHERE key = 'counter'")
-        numbers = [kept[0][0]] if kept else []
+        numbers = [row[0] for row in self._execute("SELECT value FROM meta WHERE key IN ('counter', 'removed')")]
         for table in ("submissions", "tasks", "events"):
             numbers += [row[0] for row in self._execute(schema.HIGHEST.format(table=table), (COUNTER_MAX,))]
         return max((number for number in numbers if isinstance(number, int)), default=0)

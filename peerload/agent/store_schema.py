@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.model.task import FloorKind
+from peerload.model.task import FloorKind, TaskState
 
 if TYPE_CHECKING:
     import sqlite3
 
-VERSION = 3
+VERSION = 4
+
+_UNFINISHED = ", ".join(f"'{state.value}'" for state in TaskState if not state.is_final)
 
 _EVENTS = """
 CREATE TABLE events (
@@ -20,19 +22,48 @@ CREATE INDEX event_of ON events (counter, member) WHERE counter IS NOT NULL;
 """What happened. Of a task of this home counter and member are set, of another home's task its id; of an array as a
 whole, that is of its submission, member is SINGLE."""
 
+_KEPT = """
+CREATE INDEX IF NOT EXISTS outputs ON tasks (ended_at, counter, member, output_bytes) WHERE output_bytes > 0;
+CREATE INDEX IF NOT EXISTS failures ON tasks (counter, member) WHERE ended_at > 0 AND state IN ('failed', 'cancelled');
+CREATE INDEX IF NOT EXISTS submission_by_environment ON submissions (environment);
+CREATE TABLE IF NOT EXISTS doomed (key TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS chores (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, counter INTEGER NOT NULL, member INTEGER NOT NULL,
+    due_at REAL NOT NULL, tries INTEGER NOT NULL DEFAULT 0, why TEXT NOT NULL DEFAULT '');
+CREATE UNIQUE INDEX IF NOT EXISTS chore_of ON chores (counter, member, kind);
+CREATE INDEX IF NOT EXISTS chore_due ON chores (kind, due_at, number);
+"""
+"""doomed: attempts of which the rows are gone and the files may not be yet; chores: what is owed for tasks that have ended."""
+
+_GATES = """
+CREATE TABLE IF NOT EXISTS fates (
+    task TEXT PRIMARY KEY, is_over INTEGER NOT NULL, failed TEXT NOT NULL, lost TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS groups (name TEXT PRIMARY KEY, slots INTEGER NOT NULL, is_paused INTEGER NOT NULL) WITHOUT ROWID;
+"""
+"""What has become of tasks that others here wait for; and the groups that a user has set."""
+
+OWNERS = """
+CREATE TABLE IF NOT EXISTS owners (counter INTEGER PRIMARY KEY, who TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS owner_of ON owners (who, counter);
+"""
+"""Whose the submissions are, in system mode (`owner_key`); those that are not in it are the agent's own. An agent that does not
+know of the table leaves it alone, so that it takes no version of its own."""
+
 SCHEMA = (
     """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE environments (digest BLOB PRIMARY KEY, environment BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE submissions (
     counter INTEGER PRIMARY KEY, token TEXT NOT NULL, digest BLOB NOT NULL, spec BLOB NOT NULL,
-    environment BLOB NOT NULL, members INTEGER NOT NULL, submitted_at REAL NOT NULL);
+    environment BLOB NOT NULL, members INTEGER NOT NULL, submitted_at REAL NOT NULL, terms BLOB, commands BLOB);
 CREATE INDEX submission_by_token ON submissions (token);
 CREATE TABLE tasks (
     counter INTEGER NOT NULL, member INTEGER NOT NULL, uid BLOB NOT NULL, state TEXT NOT NULL, attempt INTEGER NOT NULL,
     node TEXT NOT NULL, nonce INTEGER NOT NULL, machine_boot TEXT NOT NULL, lease_s REAL NOT NULL,
     migrations INTEGER NOT NULL, submitted_at REAL NOT NULL, started_at REAL NOT NULL, ended_at REAL NOT NULL,
-    exit BLOB, reason TEXT NOT NULL, more BLOB, PRIMARY KEY (counter, member)) WITHOUT ROWID;
+    exit BLOB, reason TEXT NOT NULL, more BLOB, output_bytes INTEGER NOT NULL DEFAULT 0,
+    output_gone_at REAL NOT NULL DEFAULT 0, output_gone_why TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (counter, member)) WITHOUT ROWID;
 CREATE INDEX unfinished ON tasks (state, counter, member) WHERE ended_at = 0;
 CREATE INDEX ended ON tasks (ended_at) WHERE ended_at > 0;
 CREATE TABLE executions (
@@ -42,6 +73,8 @@ CREATE TABLE floors (
     home TEXT NOT NULL) WITHOUT ROWID;
 """
     + _EVENTS
+    + _KEPT
+    + _GATES
 )
 
 MIGRATIONS: dict[int, str] = {
@@ -56,13 +89,21 @@ ALTER TABLE tasks ADD COLUMN more BLOB;
 ALTER TABLE floors ADD COLUMN kind INTEGER NOT NULL DEFAULT 0;
 """,
     3: "",
+    4: "UPDATE tasks SET output_bytes = output_bytes_of(exit) WHERE exit IS NOT NULL;" + _KEPT + _GATES,  # noqa: S608 -- constants
 }
-"""What makes a database of version n - 1 one of version n, …"""
+"""What makes a database of version n - 1 one of version n, … ``output_bytes_of(exit)`` is given by who migrates."""
 
 ADDED_COLUMNS: dict[int, tuple[tuple[str, str, str], ...]] = {
     3: (("floors", "home", "TEXT NOT NULL DEFAULT ''"),),
+    4: (
+        ("submissions", "terms", "BLOB"),
+        ("submissions", "commands", "BLOB"),
+        ("tasks", "output_bytes", "INTEGER NOT NULL DEFAULT 0"),
+        ("tasks", "output_gone_at", "REAL NOT NULL DEFAULT 0"),
+        ("tasks", "output_gone_why", "TEXT NOT NULL DEFAULT ''"),
+    ),
 }
-"""… along with these columns (table, column, declaration), which some databases of version n - 1 have already."""
+"""… after these columns (table, column, declaration), which some databases of version n - 1 have already."""
 
 
 def migration(connection: sqlite3.Connection, number: int) -> str:
@@ -72,12 +113,27 @@ def migration(connection: sqlite3.Connection, number: int) -> str:
         for table, column, declaration in ADDED_COLUMNS.get(number, ())
         if column not in {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
     )
-    return f"BEGIN; {MIGRATIONS[number]} {added} PRAGMA user_version = {number}; COMMIT;"
+    return f"BEGIN; {added} {MIGRATIONS[number]} PRAGMA user_version = {number}; COMMIT;"
 
 
 PUT_ENVIRONMENT = "INSERT OR IGNORE INTO environments VALUES (?, ?)"
-PUT_SUBMISSION = "INSERT INTO submissions VALUES (?, ?, ?, ?, ?, ?, ?)"
-PUT_TASK = "INSERT OR REPLACE INTO tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+PUT_SUBMISSION = (
+    "INSERT INTO submissions (counter, token, digest, spec, environment, members, submitted_at, terms, commands)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+PUT_OWNER = "INSERT OR REPLACE INTO owners VALUES (?, ?)"
+DROP_OWNER = "DELETE FROM owners WHERE counter = ?"
+OWNERS_OF = "SELECT counter, who FROM owners WHERE counter IN ({marks})"
+LAST_OF = "SELECT max(counter) FROM owners WHERE who = ?"
+UNFINISHED_OF_OWNER = "SELECT count(*) FROM owners o CROSS JOIN tasks t ON t.counter = o.counter WHERE o.who BETWEEN ? AND ? AND t.ended_at = 0"
+OUTPUT_BYTES_OF_OWNER = (
+    "SELECT sum(t.output_bytes) FROM owners o CROSS JOIN tasks t ON t.counter = o.counter WHERE o.who BETWEEN ? AND ?"
+)
+PUT_TASK = (
+    "INSERT OR REPLACE INTO tasks (counter, member, uid, state, attempt, node, nonce, machine_boot, lease_s, migrations,"
+    " submitted_at, started_at, ended_at, exit, reason, more, output_bytes)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 PUT_EVENT = "INSERT INTO events (at, what, state, counter, member, task, attempt, node, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 PRUNE_EVENTS = (
     "DELETE FROM events WHERE number <= (SELECT max(number) FROM events) - ?"
@@ -97,10 +153,23 @@ DROP_OLD_FLOORS = (
 )
 """Never by age (the machine's date may be wrong): that a task which may run once only was started, and any of an attempt
 that is still here."""
+PUT_FATE = "INSERT OR REPLACE INTO fates VALUES (?, ?, ?, ?)"
+DROP_FATE = "DELETE FROM fates WHERE task = ?"
+PUT_GROUP = "INSERT OR REPLACE INTO groups VALUES (?, ?, ?)"
+DROP_GROUP = "DELETE FROM groups WHERE name = ?"
+FAILED_OF = (
+    "SELECT member, state, reason FROM tasks INDEXED BY failures WHERE counter = ? AND member BETWEEN ? AND ? AND ended_at > 0"
+    " AND state IN ('failed', 'cancelled') ORDER BY member LIMIT 1"
+)
+UNFINISHED_OF = (
+    "SELECT 1 FROM tasks INDEXED BY unfinished WHERE ended_at = 0"  # noqa: S608 -- constants
+    f" AND state IN ({_UNFINISHED}) AND counter = ? AND member BETWEEN ? AND ? LIMIT 1"
+)
+"""Whether any of these is unfinished. Left to itself SQLite goes through all members of an array, here and above."""
 PUT_DRAIN = "INSERT OR REPLACE INTO meta VALUES ('drained', ?)"
 DROP_DRAIN = "DELETE FROM meta WHERE key = 'drained'"
 PAST_RUNS = (
-    "SELECT t.counter, t.exit, s.spec FROM tasks t JOIN submissions s ON s.counter = t.counter"
+    "SELECT t.counter, t.exit, s.spec, t.member, s.commands IS NOT NULL FROM tasks t JOIN submissions s ON s.counter = t.counter"
     " WHERE t.ended_at > 0 AND t.exit IS NOT NULL AND t.state IN ('done', 'failed') ORDER BY t.ended_at DESC LIMIT ?"
 )
 

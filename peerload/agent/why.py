@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.agent import answers
 from peerload.core.admission import needs_text
-from peerload.core.change import smallest_change
-from peerload.core.reasons import Reasons, holds_words
+from peerload.core.change import Change, smallest_change
+from peerload.core.membership import PeerState
+from peerload.core.reasons import Reasons, Verdict, holds_words, uncollected_words
 from peerload.core.work import HomePhase
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import how_it_ended
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Decisions
-    from peerload.core.reasons import Verdict
+    from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
 
@@ -25,9 +28,15 @@ MEMBERS_MAX = 10_000
 """Members of an array that are looked at; all of them may be a million."""
 GROUPS_MAX = 8
 """Different states with their reasons that are told of an array."""
+AWAITED_NAMED_MAX = 4
+"""Tasks waited for that are named where all must have ended."""
 STEPS_MAX = 8
 """The last so many changes of a task that are told."""
-WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
+REVOKED = "was shut out of the cluster (revoked)"
+LEFT = "has left the cluster, or was forgotten"
+UNKNOWN = "is no node that is known here"
+GONE = (REVOKED, LEFT, UNKNOWN)
+WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
 
 
 def waits(task: HomeTask | None) -> bool:
@@ -61,8 +70,8 @@ class Why:
     def _task(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         task = self._parts.node.home.tasks.get(record.uid)
         told = self._about(record, spec)
-        if task is not None and task.phase is HomePhase.COLLECTING:
-            told["says"] = holds_words(task)
+        if task is not None and (task.phase is HomePhase.COLLECTING or uncollected_words(task)):
+            told["says"] = uncollected_words(task) or holds_words(task)
         return told | self._waiting(task) if task is not None and waits(task) else told
 
     def _array(self, records: list[TaskRecord], spec: TaskSpec) -> dict[str, object]:
@@ -73,7 +82,7 @@ class Why:
             task = home.tasks.get(record.uid)
             is_queued = task is not None and task.phase in WAITS
             state = "running" if task is not None and task.running_at else record.state.value
-            reason = answers.why_waiting(task, record) if is_queued else record.reason
+            reason = answers.why_waiting(self._parts.node, task, record) if is_queued else record.reason
             groups[state, reason] += 1
         name = records[0].task.rpartition(".")[0]
         unfinished = home.arrays.get(name, {}).values()
@@ -119,14 +128,17 @@ class Why:
         """Why it does not start: a reason for every node."""
         node, now_s = self._parts.node, self._parts.now().boot_s
         reasons = Reasons(node, task, now_s)
-        verdicts = list(reasons.verdicts())
+        verdicts = [*map(self._as_trusted, reasons.verdicts()), *self._pinned_elsewhere(task)]
         ages = {verdict.node: verdict.age_s for verdict in verdicts if verdict.age_s is not None}
         oldest = max(ages, key=lambda name: ages[name], default=None)
         change = None
-        if not any(verdict.now for verdict in verdicts):
-            change = smallest_change(node, reasons, task.spec)
+        gate = node.gates.words(task)
+        if gate:
+            change = _opened(node, task, verdicts)
+        elif not any(verdict.now for verdict in verdicts):
+            change = smallest_change(node, reasons, task.spec) or _another_directory(task, node.state.node)
         return {
-            "says": holds_words(task),
+            "says": gate or holds_words(task),
             "nodes": [
                 {
                     "node": verdict.node,
@@ -142,8 +154,35 @@ class Why:
             "oldest_s": ages[oldest] if oldest is not None else None,
             "oldest_node": oldest,
             "change": None if change is None else {"words": change.words, "node": change.node},
-            "summary": _summary(verdicts, node.state.node),
+            "summary": gate or self._works_alone(verdicts) or _summary(verdicts, node.state.node),
         }
+
+    def _as_trusted(self, verdict: Verdict) -> Verdict:
+        """Of a node that was shut out nothing else is of interest."""
+        trust, node = self._parts.trust.trust, verdict.node
+        peer = self._parts.node.membership.get(node)
+        if peer is None or not trust.was_revoked(node) or self._parts.trust.hears(node, peer.identity.boot):
+            return verdict
+        return msgspec.structs.replace(verdict, can_ever=False, now=None, reason=REVOKED)
+
+    def _pinned_elsewhere(self, task: HomeTask) -> list[Verdict]:
+        """The node that the task is for, if it is none that is known here (any more)."""
+        own, name = self._parts.node.state.node, task.spec.placement.node or ""
+        peer = self._parts.node.membership.get(name)
+        if name in ("", own) or (peer is not None and peer.state is not PeerState.LEFT):
+            return []
+        reason = REVOKED if self._parts.trust.trust.was_revoked(name) else UNKNOWN if peer is None else LEFT
+        return [Verdict(name, can_ever=False, now=None, reason=reason)]
+
+    def _works_alone(self, verdicts: list[Verdict]) -> str:
+        """Why there are no others, of a task that cannot start here; "" if this node was not shut out."""
+        facts = self._parts.tls.facts
+        is_shut_out = facts is not None and self._parts.trust.trust.refuses(facts)
+        if not is_shut_out or any(verdict.now for verdict in verdicts):
+            return ""
+        return (
+            f"{self._parts.node.state.node} was shut out of its cluster (revoked) and works alone: {verdicts[0].reason}"
+        )
 
 
 def _says(record: TaskRecord) -> str:
@@ -153,12 +192,31 @@ def _says(record: TaskRecord) -> str:
     return record.reason
 
 
+def _opened(node: Node, task: HomeTask, verdicts: list[Verdict]) -> Change | None:
+    """What a user could do about the gate before which this task waits, if there is room for it behind."""
+    room = next((verdict.node for verdict in verdicts if verdict.now), "")
+    awaited = node.gates.dependencies.waits_for(task.terms) if task.phase is HomePhase.GATED else []
+    if room and awaited:
+        names = [name.partition(" (")[0] for name in awaited[:AWAITED_NAMED_MAX]]
+        more = f" and {len(awaited) - len(names)} more" if len(awaited) > len(names) else ""
+        return Change(f"when {', '.join(names)}{more} {'has' if len(awaited) == 1 else 'have'} ended,", room)
+    words = node.gates.opened_by(task)
+    return Change(f"after  {words} ", room) if room and words else None
+
+
+def _another_directory(task: HomeTask, home: str) -> Change | None:
+    """What helps a task whose directory is not here."""
+    lacks = task.cannot_here.startswith("no directory ")
+    return Change("with -d DIR, or -d - for a fresh scratch directory,", home) if lacks else None
+
+
 def _summary(verdicts: list[Verdict], home: str) -> str:
     """In one line why it waits: what keeps it from the node that could run it soonest. "" where one has room."""
     if any(verdict.now for verdict in verdicts):
         return ""
     could = [verdict for verdict in verdicts if verdict.can_ever]
     if not could:
-        return "no node known can ever run it"
+        shut_out = next((f": {verdict.node} {verdict.reason}" for verdict in verdicts if verdict.reason in GONE), "")
+        return f"no node known can ever run it{shut_out}"
     nearest = min(could, key=lambda one: (one.now is not None, one.node != home, one.node))
     return f"{nearest.node}: {nearest.reason}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from peerload.cli.agent_flags import agent_options, default_state, given_settings
-from peerload.client import user_socket_path
+from peerload.cli.agent_flags import agent_options, default_places, given_settings
 
 
 def main(words: list[str]) -> int:
@@ -14,5 +13,5 @@ def main(words: list[str]) -> int:
     from peerload.agent.main import run
 
     settings = given_settings(flags)
-    code: int = run(settings, {"state": default_state(), "socket": settings.get("socket") or user_socket_path()})
+    code: int = run(settings, default_places(settings))
     return code

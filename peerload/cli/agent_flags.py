@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 from peerload.cli.options import Options, speed, whole
-from peerload.client import user_socket_path
+from peerload.client import SYSTEM_SOCKET, user_socket_path
 from peerload.model.errors import ConfigError, PeerloadError
 
 TYPE_CHECKING = False
@@ -20,9 +20,12 @@ KEYS = (
     "state",
     "socket",
     "listen",
+    "advertise",
     "cluster",
     "peer",
     "mqtt",
+    "mqtt_ca",
+    "mqtt_password_file",
     "slots",
     "policy",
     "label",
@@ -30,6 +33,7 @@ KEYS = (
     "record",
     "config",
 )
+SYSTEM_STATE = "/var/lib/peerload"
 _REPEATABLE = ("peer", "mqtt", "label")
 
 
@@ -39,15 +43,20 @@ def agent_options(verb: str, says: str) -> Options:
     reader.flag("--node", metavar="NAME", help="this node's name (default: the host's)")
     reader.flag("--state", metavar="DIR", help="where tasks and outputs are kept")
     reader.flag("--listen", metavar="HOST:PORT", help="where peers find it (default 127.0.0.1:0)")
+    reader.flag("--advertise", metavar="HOST:PORT", help="where others are told to dial it, if that is elsewhere")
     reader.flag("--cluster", metavar="DIR", help="the cluster's directory, made by `peerload cluster init`")
     reader.flag("--peer", action="append", metavar="HOST:PORT", help="a member of the cluster to join (repeatable)")
     reader.flag("--mqtt", action="append", metavar="URL", help="an MQTT broker (repeatable: for fail-over)")
+    reader.flag("--mqtt-ca", metavar="FILE|system", help="who is believed to be a broker (default: the cluster's CA)")
+    reader.flag("--mqtt-password-file", metavar="FILE", help="a private file with USER:PASSWORD, for the broker")
     reader.flag("--slots", type=whole(0, 65_536), metavar="N", help="tasks at a time (default: as the cpus allow)")
     reader.flag("--policy", metavar="NAME|FILE", help="the preset of policies")
     reader.flag("--label", action="append", metavar="L", help="a label of this node (repeatable)")
     reader.flag("--speed", type=speed, metavar="F", help="beside the reference machine (default: measured once)")
     reader.flag("--record", metavar="FILE", help="record every event and decision here, for `peerload replay`")
     reader.flag("--config", metavar="FILE", help="a configuration file")
+    if verb == "agent":
+        reader.switch("--system", help="be the agent of all users of this machine, as its service")
     return reader
 
 
@@ -57,10 +66,23 @@ def given_settings(flags: Namespace) -> dict[str, Any]:
     for key in ("config", "policy"):
         if str(given.get(key, "")).endswith(".toml"):
             given[key] = os.path.abspath(given[key])
-    for key in ("record", "cluster"):
-        if given.get(key):
+    for key in ("record", "cluster", "mqtt_ca", "mqtt_password_file"):
+        if given.get(key) and given[key] != "system":
             given[key] = os.path.abspath(given[key])
+    if any(":" in url.partition("://")[2].rpartition("@")[0] for url in given.get("mqtt", ())):
+        why = "everybody on this machine can read it there"
+        hint = "write USER:PASSWORD into a file, then:  chmod 600 FILE ; peerload up --mqtt mqtts://HOST --mqtt-password-file FILE"
+        raise ConfigError("mqtt", "no password on a command line", why=why, hint=hint)
+    if getattr(flags, "system", False):
+        given["mode"] = "system"
     return given
+
+
+def default_places(settings: dict[str, Any]) -> dict[str, Any]:
+    """Where the state and the socket of an agent with these settings are, unless they name others."""
+    if settings.get("mode") == "system":
+        return {"state": SYSTEM_STATE, "socket": SYSTEM_SOCKET}
+    return {"state": default_state(), "socket": settings.get("socket") or user_socket_path()}
 
 
 def as_words(settings: dict[str, Any]) -> list[str]:
@@ -68,7 +90,7 @@ def as_words(settings: dict[str, Any]) -> list[str]:
     words = []
     for key, value in settings.items():
         for one in value if key in _REPEATABLE else [value]:
-            words += [f"--{key}", str(one)]
+            words += [f"--{key.replace('_', '-')}", str(one)]
     return words
 
 

@@ -6,7 +6,8 @@ import sys
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, duration, signal_number
-from peerload.cli.text import counted, print_json, printable, say
+from peerload.cli.tasks import collapsed
+from peerload.cli.text import counted, print_json, say
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -87,24 +88,7 @@ def _say_waiting(waits_for: dict[str, Any]) -> None:
 
 
 def _show(cancelled: list[str], already: list[str]) -> None:
-    lines = [f"{line}  cancelled\n" for line in _told(cancelled)]
-    lines += [f"{line}  had already ended\n" for line in _told(already)]
+    lines = [f"{line}  cancelled\n" for line in collapsed(cancelled)]
+    lines += [f"{line}  had already ended\n" for line in collapsed(already)]
     sys.stdout.write("".join(lines))
     sys.stdout.flush()
-
-
-def _told(tasks: list[str]) -> list[str]:
-    """The names of tasks; members of the same array as one line that tells how many."""
-    members: dict[str, list[str]] = {}
-    for task in tasks:
-        members.setdefault(_array_of(task), []).append(task)
-    return [
-        printable(of[0]) if len(of) == 1 else f"{printable(array)}  {counted(len(of), 'task')}"
-        for array, of in members.items()
-    ]
-
-
-def _array_of(task: str) -> str:
-    """`ws1/42` for `ws1/42.7`, and for itself; the name of a node may have dots, too."""
-    node, slash, number = task.rpartition("/")
-    return node + slash + number.partition(".")[0]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options
-from peerload.cli.text import print_json, printable, say
+from peerload.cli.text import duration_text, print_json, printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,25 +32,52 @@ def main(words: list[str]) -> int:
     reader = Options(
         "cluster",
         "init DIR: make a cluster: its own certificate authority and keys, in a new directory. Whoever has a copy of it is\n"
-        "a member. show [DIR]: which cluster an agent started here belongs to.",
-        usage="[show [DIR] | init DIR [--name NAME]]",
+        "a member. show [DIR]: which cluster an agent started here belongs to. rotate: change the key that seals gossip and\n"
+        "MQTT, at all members; the one before goes on to open for an hour. broker-certificate DIR: make what a Mosquitto needs\n"
+        "to serve the cluster by TLS. To let a machine in:  peerload invite, then peerload join.",
+        usage="[show [DIR] | init DIR [--name NAME] | rotate | broker-certificate DIR --host NAME …]",
     )
-    reader.add_argument("what", nargs="?", default="show", metavar="show | init")
+    reader.add_argument("what", nargs="?", default="show", metavar="show | init | rotate | broker-certificate")
     reader.add_argument("directory", nargs="*", metavar="DIR")
     reader.flag("--name", metavar="NAME", help="init: the cluster's name (default: as the directory is called)")
+    reader.flag(
+        "--host", action="append", metavar="NAME", help="broker-certificate: by which nodes reach it (repeatable)"
+    )
+    reader.flag(
+        "--site", metavar="SITE", help="broker-certificate: the site whose nodes use it, where each has its own"
+    )
+    reader.flag(
+        "--bridge",
+        action="append",
+        metavar="SITE[=HOST[:PORT]]",
+        help="broker-certificate: join it with the broker of that site; =HOST: dial it there, else it dials (repeatable)",
+    )
     flags = reader.read(words)
-    if flags.what not in ("init", "show"):
-        raise UsageError(f"cluster: no such word: {flags.what!r}", hint="there are:  peerload cluster init DIR | show")
-    if len(flags.directory) > 1 or (flags.what == "init" and not flags.directory):
+    if flags.what not in ("init", "show", "rotate", "broker-certificate"):
+        hint = "there are:  peerload cluster init DIR | show | rotate | broker-certificate DIR"
+        if flags.what in ("invite", "join", "leave", "forget", "revoke"):
+            hint = f"it is a verb of its own:  peerload {flags.what}"
+        raise UsageError(f"cluster: no such word: {flags.what!r}", hint=hint)
+    if flags.what == "rotate":
+        return _rotate(flags)
+    for name in () if flags.what == "broker-certificate" else ("host", "site", "bridge"):
+        if getattr(flags, name):
+            raise UsageError(f"cluster {flags.what} takes no --{name}", hint="what it takes:  peerload cluster --help")
+    if len(flags.directory) > 1 or (flags.what != "show" and not flags.directory):
         raise UsageError(f"cluster {flags.what} takes one directory", hint="what it takes:  peerload cluster --help")
-    if flags.what == "show" and flags.name is not None:
-        raise UsageError("cluster show takes no --name", hint="what it takes:  peerload cluster --help")
+    if flags.what != "init" and flags.name is not None:
+        raise UsageError(f"cluster {flags.what} takes no --name", hint="what it takes:  peerload cluster --help")
+    if flags.what == "broker-certificate":
+        from peerload.cli.cluster_broker import make_files
+
+        place = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- a link stays one: it is refused
+        return make_files(place, flags, _configured())
     return _init(flags) if flags.what == "init" else _show(flags)
 
 
 def _init(flags: Namespace) -> int:
     from peerload.agent import cluster
-    from peerload.agent.peer_address import reachable
+    from peerload.agent.peer_address import join_address, reachable_anywhere
 
     directory = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- a link stays one: it is refused
     made = cluster.make(directory, _default_name(directory) if flags.name is None else flags.name)
@@ -58,31 +85,45 @@ def _init(flags: Namespace) -> int:
         print_json(_facts(made))
         return 0
     try:
-        address = reachable("0.0.0.0")  # noqa: S104 -- nothing is bound: this machine's address towards others is meant
+        address = reachable_anywhere()
     except OSError:
         address = SOMEWHERE
+    first = printable(join_address(address, EXAMPLE_PORT))
     place = printable(shlex.quote(str(directory)))
     copy = printable(shlex.quote(directory.name))
     sys.stdout.write(
         f"cluster {made.name} made in {place}. Whoever has a copy of it is a member: keep it as a secret.\n"
-        f"Start here:       peerload up --cluster {place} --listen {address}:{EXAMPLE_PORT}\n"
+        f"Start here:       peerload up --cluster {place} --listen {first}\n"
         f"Add a machine:    scp -rp {place} OTHER:        and there, with its own address:\n"
-        f"                  peerload up --cluster ~/{copy} --listen {SOMEWHERE}:{EXAMPLE_PORT} --peer {address}:{EXAMPLE_PORT}\n"
+        f"                  peerload up --cluster ~/{copy} --listen {SOMEWHERE}:{EXAMPLE_PORT} --peer {first}\n"
+    )
+    return 0
+
+
+def _rotate(flags: Namespace) -> int:
+    from peerload.client import Client
+
+    if flags.directory or flags.name is not None:
+        raise UsageError("cluster rotate takes nothing", hint="what it takes:  peerload cluster --help")
+    with Client(flags.socket) as client:
+        reply = client.call("rotate")
+    if flags.json:
+        print_json({key: reply.get(key) for key in ("number", "told", "overlap_s")})
+        return 0
+    told = int(reply.get("told") or 0)
+    sys.stdout.write(
+        f"gossip and MQTT are sealed with a new key (number {reply.get('number')}); {told} other member"
+        f"{'' if told == 1 else 's'} told, the rest get it when they are back. The old one opens for "
+        f"{duration_text(reply.get('overlap_s'))} more.\n"
     )
     return 0
 
 
 def _show(flags: Namespace) -> int:
-    from peerload.agent import cluster, settings
-    from peerload.cli.agent_flags import default_state
-    from peerload.client import user_socket_path
+    from peerload.agent import cluster
 
-    if flags.directory:
-        found = cluster.read(Path(os.path.abspath(flags.directory[0])))  # noqa: PTH100 -- as above
-    else:
-        defaults = {"state": default_state(), "socket": user_socket_path()}
-        configured = settings.load({}, defaults, dict(os.environ))
-        found = cluster.find(configured.cluster, os.environ)
+    named = Path(os.path.abspath(flags.directory[0])) if flags.directory else None  # noqa: PTH100 -- as above
+    found = _configured() if named is None else cluster.read(named)
     facts = _facts(found)
     if not flags.directory:
         facts["agent"] = _in_use(flags.socket)
@@ -104,6 +145,16 @@ def _show(flags: Namespace) -> int:
     if not flags.directory:
         _say_in_use(facts["agent"], found.id)
     return 0
+
+
+def _configured() -> Cluster:
+    """That of an agent that is started here now."""
+    from peerload.agent import cluster, settings
+    from peerload.cli.agent_flags import default_state
+    from peerload.client import user_socket_path
+
+    defaults = {"state": default_state(), "socket": user_socket_path()}
+    return cluster.find(settings.load({}, defaults, dict(os.environ)).cluster, os.environ)
 
 
 def _in_use(socket: str | None) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH109, PTH111, PTH117, PTH118, PTH119
+# ruff: noqa: PTH109, PTH111, PTH117, PTH118, PTH113, PTH119
 # os.path, since pathlib would cost every command its quick start.
 """From the flags of `run` and `submit` to what is asked of the agent, and what is said when it has answered."""
 
@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 import sys
 
-from peerload.cli import device_flags, environment, options
+from peerload.cli import device_flags, environment, mistakes, options, terms_flags
 from peerload.cli.main import UsageError
-from peerload.cli.text import printable, say, shortened, size_text
-from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest
+from peerload.cli.text import number_text, printable, say, shortened, size_text
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader.flag("-c", "--cpus", type=options.cpus, metavar="N", help="cores, may be a fraction (default 1)")
     reader.flag("--mem", type=options.size, metavar="8G", help="memory it needs")
     device_flags.add(reader)
+    terms_flags.add(reader)
     reader.flag("-t", "--time", type=options.duration, metavar="2h", help="stop it after this (exit code 124)")
     reader.flag("-J", "--name", help="what to call it (default: from the command)")
     reader.flag("-w", "--node", metavar="NAME", help="run it on this node only")
@@ -71,6 +72,9 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
 def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[str, Any], list[str]]:
     """The task's spec as the agent takes it, and the names of variables left out because they look like secrets."""
     argv = _argv(flags.shell, words, verb)
+    mistakes.check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
+    if flags.shell is None:
+        mistakes.say_if_quoted(words, verb)
     variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
     umask = os.umask(0o077)
     os.umask(umask)
@@ -84,12 +88,18 @@ def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[s
         migrations_max=flags.migrations,
     )
     name = flags.name if flags.name is not None else task_name(argv, shell=flags.shell is not None)
+    if not name.isprintable() and any("\udc80" <= character <= "\udcff" for character in name):
+        raise UsageError(f"{verb}: --name {printable(name)!r} is not UTF-8", hint="a name of text:  --name NAME")
     if len(name) > NAME_CHARACTERS_MAX:
-        raise UsageError(f"the name has {len(name)} characters; at most {NAME_CHARACTERS_MAX} are allowed")
+        raise UsageError(
+            f"the name has {len(name)} characters; at most {NAME_CHARACTERS_MAX} are allowed",
+            hint="a shorter one:  --name NAME",
+        )
     return {
         "argv": argv,
         "directory": _directory(flags.chdir),
         "environment": environment.packed(variables),
+        **_given(named=environment.named(flags.export, flags.env) or None),
         "umask": umask & 0o777,
         "name": name,
         "request": request,
@@ -117,12 +127,17 @@ def task_name(argv: list[bytes], *, shell: bool) -> str:
     """What people would call this command: its program, or the script that an interpreter is given."""
     if shell:
         words = argv[-1].split()
-        text = words[0] if words else b"sh"
+        text = next((word for word in words if not _is_assignment(word)), b"sh").rstrip(b";|&") or b"sh"
     else:
         text = os.path.basename(argv[0])
         if text.rstrip(b"0123456789.").decode("utf-8", "replace") in _INTERPRETERS and len(argv) > 1:
             text = text if argv[1].startswith(b"-") else os.path.basename(argv[1]) or text
     return text.decode("utf-8", "replace")[:NAME_CHARACTERS_MAX]
+
+
+def _is_assignment(word: bytes) -> bool:
+    """Whether a shell takes it for `NAME=VALUE` before a command."""
+    return word.partition(b"=")[0].decode("utf-8", "replace").isidentifier() and b"=" in word
 
 
 def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **more: object) -> int:
@@ -138,11 +153,31 @@ def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **m
         print_json(shown)
         return 0
     lines = ["nothing was submitted; this would be:"]
+    shown["umask"] = f"{spec['umask']:04o}"
     for key, value in shown.items():
-        text = " ".join(map(printable, value)) if isinstance(value, list) else printable(value)
-        lines.append(f"  {key:14} {text}")
+        if value not in ([], {}, (), None):
+            lines.append(f"  {key:14} {_readable(value)}")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _readable(value: object) -> str:
+    """Fields as `name value`, what there is more than one of with blanks or commas between."""
+    if isinstance(value, dict):
+        return ", ".join(f"{printable(key)} {_readable(one)}" for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        if value and all(isinstance(one, (list, tuple)) for one in value):
+            return ", ".join(map(_range, value))
+        return " ".join(map(_readable, value))
+    return number_text(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else printable(value)
+
+
+def _range(numbers: list[int] | tuple[int, ...]) -> str:
+    """A part of an array as it is typed; anything else word by word."""
+    if len(numbers) != len(("first", "last", "step")) or not all(isinstance(one, int) for one in numbers):
+        return _readable(list(numbers))
+    first, last, step = numbers
+    return f"{first}" if first == last else f"{first}-{last}" + (f":{step}" if step != 1 else "")
 
 
 def submit(
@@ -153,16 +188,23 @@ def submit(
     *,
     held: bool = False,
     waits_for_node: bool = False,
+    each: list[list[bytes]] | None = None,
+    attended: bool = False,
+    input_ends: bool = True,
+    terms: dict[str, object] | None = None,
 ) -> dict[str, Any]:
-    """Queue the task, and say on a terminal what was left out of its environment."""
-    if secret and sys.stderr.isatty():
-        say(
-            f"not sent with the task, since they look like secrets: {shortened(', '.join(secret), 200)}",
-            f"to send one:  --export {secret[0]}",
-        )
+    """Queue the task, or, with ``each``, an array of these command lines; say on a terminal what was left out of its
+    environment."""
+    say_left_out(secret)
     try:
-        more = {"wait_for_node": True} if waits_for_node else {}
+        more: dict[str, Any] = {"wait_for_node": True} if waits_for_node else {}
+        more |= {"each": each} if each else {}
+        more |= {"attended": True} if attended else {}
+        more |= {} if input_ends else {"input_ends": False}
+        more |= {"terms": terms} if terms else {}
         return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array, held=held, **more)
+    except NeverRunnable as error:
+        raise mistakes.mended(error, client, spec) from None
     except AgentSilent as error:
         error.hint = f"the task is queued if it goes on; then see:  peerload ls        {error.hint}"
         raise
@@ -172,6 +214,15 @@ def submit(
             why=error.why,
             hint="whether the task was queued is not known; see:  peerload up        peerload ls",
         ) from None
+
+
+def say_left_out(secret: list[str]) -> None:
+    """On a terminal, which variables were not sent."""
+    if secret and sys.stderr.isatty():
+        say(
+            f"not sent with the task, since they look like secrets: {shortened(', '.join(secret), 200)}",
+            f"to send one:  --export {secret[0]}",
+        )
 
 
 def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]) -> None:
@@ -227,6 +278,21 @@ def say_unknown(task: dict[str, Any]) -> None:
     )
 
 
+def say_away(away: dict[str, Any]) -> None:
+    """On stderr, of a task whose home cannot be asked; who runs it can."""
+    name, home, why = (printable(away.get(key) or "") for key in ("id", "home", "why"))
+    say(f"{name}: its home {home} cannot be asked: {why}", "this is what is here of it")
+
+
+def say_waits(waits: dict[str, Any]) -> None:
+    """On stderr, of a task that has ended elsewhere, while its result cannot be kept at its home."""
+    name, node, why = (printable(waits.get(key) or "") for key in ("id", "node", "why"))
+    say(
+        f"{name} has ended on {node}; its result waits there: {why}",
+        f"it is asked for again; more:  peerload why {name}",
+    )
+
+
 def _argv(shell: str | None, words: list[str], verb: str) -> list[bytes]:
     if shell is not None:
         if words:
@@ -258,7 +324,14 @@ def _directory(chosen: str | None) -> bytes:
                 "the directory you are in has been removed", hint="go elsewhere, or name one:  -d DIR"
             ) from None
         here = b"/"
-    return here if chosen is None else os.path.normpath(os.path.join(here, os.path.expanduser(os.fsencode(chosen))))
+    if chosen is None:
+        return here
+    directory = os.path.normpath(os.path.join(here, os.path.expanduser(os.fsencode(chosen))))
+    if os.path.isfile(directory):
+        raise BadRequest(
+            f"-d {printable(chosen)}", why="that is a file, not a directory", hint="a fresh scratch directory:  -d -"
+        )
+    return directory
 
 
 def _given(**fields: object) -> dict[str, object]:

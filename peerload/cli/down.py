@@ -10,9 +10,11 @@ import sys
 from peerload.cli.options import Options
 from peerload.cli.text import print_json, printable
 from peerload.client import Client
-from peerload.model.errors import AgentUnavailable, PeerloadError
+from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 
 STOPS_WITHIN_S = 30.0
+FLAG = "flag"
+"""As an agent calls the origin of what it was told by flags."""
 
 
 def main(words: list[str]) -> int:
@@ -31,6 +33,7 @@ def main(words: list[str]) -> int:
         raise
     with client:
         info = client.call("info")
+        back = "" if flags.all or flags.json else _back_again(client)
         watched = {key: watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))}
         try:
             client.call("stop", all=flags.all)
@@ -46,8 +49,33 @@ def main(words: list[str]) -> int:
     elif flags.all:
         sys.stdout.write(f"agent of {node} stopped; its tasks were ended\n")
     else:
-        sys.stdout.write(f"agent of {node} stopped; running tasks run on.  Back again:  peerload up\n")
+        sys.stdout.write(f"agent of {node} stopped; running tasks run on.  Back again:  {back}\n")
     return 0
+
+
+def _back_again(client: Client) -> str:
+    """How to start this agent as it was started: with the flags it was given. Without a broker's password."""
+    import shlex
+
+    words = ["peerload", "up"]
+    try:
+        settings = client.call("settings")["settings"]
+    except BadRequest:  # an agent of an earlier version
+        settings = []
+    for setting in settings:
+        if setting["origin"] == FLAG:
+            values = setting["value"] if isinstance(setting["value"], list) else [setting["value"]]
+            own = own_place(setting["key"])
+            words += [word for value in values if value != own for word in (f"--{setting['key']}", str(value))]
+    return printable(shlex.join(words))
+
+
+def own_place(key: str) -> str | None:
+    """Where `peerload up` keeps these without being told, None for any other setting."""
+    from peerload.cli.agent_flags import default_state
+    from peerload.client import default_socket_path
+
+    return {"state": default_state(), "socket": default_socket_path()}.get(key)
 
 
 def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ENVIRONMENT_BYTES_MAX = 256 << 10
 """The same bound as peerload.model.task has (not imported: it would cost the start of every submit)."""
 LARGEST_NAMED = 3
+NAMED_MAX = 1024
+"""As peerload.model.task has it."""
 
 _LOGIN_NAMES = frozenset(
     b"COLORTERM COLUMNS DESKTOP_SESSION DISPLAY GPG_AGENT_INFO GPG_TTY INVOCATION_ID JOURNAL_STREAM KRB5CCNAME LINES"
@@ -76,6 +78,13 @@ def captured(
     return kept, sorted(set(secret) - {os.fsdecode(name) for name in kept})
 
 
+def named(export: Sequence[str], extra: Sequence[str]) -> list[bytes]:
+    """The names that `--export` and `--env` name: those go along to where the task runs as somebody else, too."""
+    names = [name for words in export for name in words.split(",") if name and name != "none"]
+    names += [word.partition("=")[0] for word in extra]
+    return [os.fsencode(name) for name in dict.fromkeys(names)][:NAMED_MAX]
+
+
 def packed(environment: Mapping[bytes, bytes]) -> bytes:
     """The MessagePack map that travels. Raises BadRequest naming the largest variables if it is too large."""
     raw: bytes = msgpack.packb(dict(environment))
@@ -91,8 +100,10 @@ def packed(environment: Mapping[bytes, bytes]) -> bytes:
 
 
 def looks_secret(name: bytes) -> bool:
-    """``*TOKEN* *SECRET* *PASSWORD* *_KEY AWS_*``, in whatever case."""
+    """``*TOKEN* *SECRET* *PASSWORD* *_KEY AWS_*``, in whatever case, less the names of files with public certificates."""
     upper = name.upper()
+    if upper.endswith(b"_CA_BUNDLE"):
+        return False
     return upper.endswith(b"_KEY") or upper.startswith(b"AWS_") or any(part in upper for part in _SECRET_PARTS)
 
 

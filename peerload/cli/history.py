@@ -6,8 +6,9 @@ import sys
 import time
 
 from peerload.cli import tasks
+from peerload.cli.main import UsageError
 from peerload.cli.options import Options, whole
-from peerload.cli.text import duration_text, print_json, say, shortened, size_text, table
+from peerload.cli.text import counted, duration_text, print_json, say, shortened, size_text, table, terminal_columns
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -27,20 +28,32 @@ def main(words: list[str]) -> int:
     reader = Options("history", "Tasks whose home is here and that have ended, the last first.")
     reader.flag("--since", type=instant, default=0.0, metavar="T", help="ended since: 2h (ago), 2026-11-20, …T14:30")
     reader.flag("--limit", type=whole(1, LIMIT_MAX), metavar="N", help=f"at most the newest N ({LIMIT}; exports: all)")
+    reader.switch("--cluster", help="the tasks of all nodes, not those of this one alone")
+    reader.at()
     reader.switch("--all", help="tasks of all users")
     reader.flag("--export", metavar="FILE", help="write a trace for `peerload sim`: .csv, .jsonl, or - (CSV, here)")
     flags = reader.read(words)
+    if flags.cluster and (flags.at or flags.export is not None):
+        raise UsageError("history: --cluster is not for --at, nor for --export", hint="a trace is of one home")
     if flags.export is not None:
         from peerload.cli.history_export import export
 
         return export(flags)
     with Client(flags.socket) as client:
-        reply = client.call("history", since=flags.since, limit=flags.limit or LIMIT)
-    shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task)]
+        asked = {"since": flags.since, "limit": flags.limit or LIMIT}
+        reply = client.call("history", **asked, at=flags.at, cluster=flags.cluster)
+    own = tasks.own_names()
+    shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
+    hidden = len(reply["tasks"]) - len(shown)
+    if flags.cluster:
+        newest_first = sorted(shown, key=lambda task: -float(task.get("ended_at") or 0))
+        shown = newest_first[: flags.limit or LIMIT]
+        reply["truncated"] = bool(reply.get("truncated")) or len(shown) < len(newest_first)
     if flags.json:
-        print_json({"tasks": shown, "truncated": bool(reply.get("truncated"))})
+        missing = {"missing": reply.get("missing")} if flags.cluster else {}
+        print_json({"tasks": shown, "truncated": bool(reply.get("truncated")), **missing})
     else:
-        _talk(flags, reply, len(reply["tasks"]) - len(shown))
+        _talk(flags, reply, hidden)
         sys.stdout.write("".join(f"{line}\n" for line in _lines(shown)))
     return 0
 
@@ -67,14 +80,17 @@ def instant(text: str) -> float:
 def _talk(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:
     if reply.get("truncated"):
         say(f"only the newest {flags.limit or LIMIT} tasks are shown", "more:  --limit N")
+    tasks.say_missing(reply)
     if hidden:
-        say(f"{hidden} tasks of other users are not shown", "to see them:  peerload history --all")
+        say(f"not shown: {counted(hidden, 'task')} of other users", "to see them:  peerload history --all")
 
 
 def _lines(shown: list[dict[str, Any]]) -> list[str]:
     if not shown and sys.stdout.isatty():
-        return ["no tasks have ended"]
-    return table(HEADINGS, [_row(task) for task in shown], RIGHT)
+        return ["no tasks have ended        those that wait or run:  peerload ls"]
+    rows, columns = [_row(task) for task in shown], terminal_columns()
+    paint = {"STATE": tasks.STATE_COLOURS}
+    return table(HEADINGS, rows, RIGHT, columns=columns, gives_way=("NAME", "NODE"), paint=paint)
 
 
 def _row(task: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ import sys
 
 from peerload.cli import tasks
 from peerload.cli.main import UsageError
-from peerload.cli.text import print_json, say
+from peerload.cli.text import counted, print_json, say
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
 
@@ -95,15 +95,16 @@ def export(flags: Namespace) -> int:
 def _copy(flags: Namespace, out: TextIO, *, as_csv: bool) -> Trace:
     trace = Trace(out, as_csv=as_csv)
     with Client(flags.socket) as client:
+        own = tasks.own_names()
         for task in _ended(client, flags):
-            if flags.all or tasks.is_mine(task):
+            if flags.all or tasks.is_mine(task, own):
                 trace.add(task)
     return trace
 
 
 def _ended(client: Client, flags: Namespace) -> Iterator[dict[str, Any]]:
     """Page by page, so that only one is in memory."""
-    for part in client.stream("history", since=flags.since, limit=flags.limit, oldest_first=True):
+    for part in client.stream("history", since=flags.since, limit=flags.limit, oldest_first=True, at=flags.at):
         yield from part.get("tasks", ())
     yield from client.last.get("tasks", ())
 
@@ -114,6 +115,6 @@ def _tell(trace: Trace, path: str, *, as_json: bool) -> None:
         return
     left_out = f"; {trace.left_out} that never ran are left out" if trace.left_out else ""
     say(
-        f"{trace.written} tasks written{f' to {path}' if path else ''}{left_out}",
+        f"{counted(trace.written, 'task')} written{f' to {path}' if path else ''}{left_out}",
         f"replay them:  peerload sim --arrivals trace:{path}" if path else "",
     )

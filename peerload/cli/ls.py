@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 
 from peerload.cli import tasks
+from peerload.cli.array_rows import gathered
 from peerload.cli.main import UsageError
-from peerload.cli.options import Options, whole
+from peerload.cli.options import Options, node_name, whole
 from peerload.cli.redraw import redrawn
-from peerload.cli.text import print_json, say, table
+from peerload.cli.text import counted, print_json, say, terminal_columns
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -18,28 +20,34 @@ if TYPE_CHECKING:
     from typing import Any
 
 STATES = ("held", "queued", "leased", "running", "done", "failed", "cancelled", "unknown")
-HEADINGS = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options("ls", "My tasks whose home is here: unfinished ones and those that ended in the last 24 hours.")
     reader.flag("--state", action="append", default=[], metavar="S", help=f"only in this state: {' '.join(STATES)}")
-    reader.flag("--node", default="", metavar="NAME", help="only those on this node")
+    reader.flag("--node", type=node_name, default="", metavar="NAME", help="only those on this node")
+    reader.switch("--cluster", help="the tasks of all nodes, not those of this one alone")
+    reader.at()
     reader.switch("--all", help="tasks of all users")
-    reader.switch("--watch", help="draw it again each second, until Ctrl-C")
+    reader.switch("--members", help="members of arrays one by one, also those that wait or are done")
+    reader.switch("-w", "--watch", help="draw it again each second, until Ctrl-C")
     reader.flag("--limit", type=whole(1, 100_000), default=200, metavar="N", help="at most so many (200)")
     flags = reader.read(words)
     states = [name for value in flags.state for name in value.split(",") if name]
     for name in states:
         if name not in STATES:
             raise UsageError(f"ls: no such state: {name!r}", hint=f"there are:  {' '.join(STATES)}")
+    if flags.cluster and flags.at:
+        raise UsageError("ls: --cluster asks all nodes, --at one", hint=f"peerload ls --at {flags.at}")
     with Client(flags.socket) as client:
         if flags.watch and not flags.json:
             return redrawn(lambda: lines(client, flags, states))
+        gc.disable()  # it is looked for all the longer the more tasks there are, and found at our end
         if flags.json:
             reply = listed(client, flags, states)
-            print_json({key: reply.get(key) for key in ("tasks", "truncated", "unfinished", "damaged")})
+            keys = ("tasks", "truncated", "unfinished", "damaged", *(("missing",) if flags.cluster else ()))
+            print_json({key: reply.get(key) for key in keys})
             return 0
         sys.stdout.write("".join(f"{line}\n" for line in lines(client, flags, states)))
     return 0
@@ -47,9 +55,15 @@ def main(words: list[str]) -> int:
 
 def listed(client: Client, flags: Namespace, states: list[str]) -> dict[str, Any]:
     """The agent's answer, less other users' tasks unless they are asked for; ``hidden`` counts those."""
-    reply = client.call("tasks", states=states, node=flags.node, limit=flags.limit)
-    shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task)]
-    return {**reply, "tasks": shown, "hidden": len(reply["tasks"]) - len(shown)}
+    asked = {"states": states, "node": flags.node, "limit": flags.limit}
+    reply = client.call("tasks", **asked, at=flags.at, cluster=flags.cluster)
+    own = tasks.own_names()
+    shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
+    hidden = len(reply["tasks"]) - len(shown)
+    if flags.cluster:
+        shown = tasks.together(shown, flags.limit)
+    truncated = bool(reply.get("truncated")) or len(shown) + hidden < len(reply["tasks"])
+    return {**reply, "tasks": shown, "hidden": hidden, "truncated": truncated}
 
 
 def lines(client: Client, flags: Namespace, states: list[str]) -> list[str]:
@@ -57,15 +71,27 @@ def lines(client: Client, flags: Namespace, states: list[str]) -> list[str]:
     reply = listed(client, flags, states)
     if not flags.watch:
         if reply.get("truncated"):
-            say(f"only {len(reply['tasks'])} tasks are shown{_unfinished(reply)}", "more:  --limit N  or  --state S")
+            say(
+                f"no more than {counted(len(reply['tasks']), 'task')} shown{_unfinished(reply)}",
+                "more:  --limit N  or  --state S",
+            )
+        tasks.say_missing(reply)
         for task in reply.get("damaged", ()):
             say(f"{task['id']} is damaged: it cannot be read", task["why"])
         if reply["hidden"]:
-            say(f"{reply['hidden']} tasks of other users are not shown", "to see them:  peerload ls --all")
+            say(f"not shown: {counted(reply['hidden'], 'task')} of other users", "to see them:  peerload ls --all")
     now = time.time()
-    if not reply["tasks"]:
-        return ["no tasks"] if sys.stdout.isatty() else table(HEADINGS, [])
-    return table(HEADINGS, [tasks.row(task, now) for task in reply["tasks"]], right=("TIME",))
+    if not reply["tasks"] and sys.stdout.isatty():
+        return [_none(flags, states)]
+    shown = reply["tasks"] if flags.members else gathered(reply["tasks"])
+    return tasks.listed_table(shown, now, terminal_columns())
+
+
+def _none(flags: Namespace, states: list[str]) -> str:
+    """What to type where there is nothing to list."""
+    if states or flags.node:
+        return "no such tasks        all of mine:  peerload ls        those that ended:  peerload history"
+    return "no tasks        queue one:  peerload submit sleep 5        those that ended long ago:  peerload history"
 
 
 def _unfinished(reply: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ Everything but the verb asked for stays unloaded, so that `peerload --help` cost
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from io import TextIOWrapper
@@ -24,36 +25,55 @@ VERBS = (
     ("agent", "be the agent, in the foreground"),
     ("run", "run a command where there is room, as if it ran here"),
     ("submit", "queue a command, print its id"),
+    ("map", "run a command once for each input, as GNU parallel does"),
     ("ls", "my tasks: unfinished ones and those of the last 24 hours"),
     ("history", "ended tasks: when, how long, where, what they used"),
     ("show", "everything about a task"),
     ("why", "why a task waits: a reason for every node; or why it went where it went"),
     ("events", "what happened: every change with its reason and time"),
     ("logs", "the output of a task"),
+    ("attach", "join a running task: its output, its input, its end"),
     ("wait", "block until tasks have ended"),
     ("cancel", "stop tasks"),
     ("hold", "keep waiting tasks back"),
     ("release", "let held tasks go on"),
+    ("prio", "change the priority of waiting tasks"),
+    ("group", "groups of tasks: how many of each at a time, pause, resume"),
     ("retry", "queue what a task was to run once more"),
+    ("clean", "drop ended tasks and their outputs"),
     ("drain", "have this node take no more tasks"),
     ("undrain", "have it take tasks again"),
     ("nodes", "every node: state, load, cpu, memory, tasks"),
+    ("invite", "have another machine join: prints the line to type there"),
+    ("join", "make this machine a member of another's cluster"),
     ("leave", "take this node out of its cluster"),
     ("forget", "say that a node is gone for good"),
+    ("revoke", "shut a node out of the cluster"),
     ("cluster", "make a cluster for several machines; show which one is used here"),
     ("policy", "the policies there are; what each is and what its knobs do; check a preset"),
     ("sim", "what a policy does to response times, by simulation"),
     ("replay", "decide a recording of an agent again, and compare"),
+    ("doctor", "what usually goes wrong here, and what mends it"),
+    ("config", "the settings in force and where each comes from; check a configuration file"),
+    ("completions", "what has a shell complete verbs, flags, ids and names"),
     ("top", "the cluster at a glance"),
     ("demo", "three agents and a broker on this machine, at work"),
 )
+
+HIDDEN = ("launcher",)
+"""Verbs that services run, and nobody else."""
+CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+"""What writing our output may fail with, for which nobody here is to blame."""
+DEFAULT_HINT = "what may be wrong here:  peerload doctor"
+"""Where an error does not know better."""
+OPTIONS = ("--help", "--version", "--debug", "-h", "-V")
 
 HELP = f"""\
 usage: peerload [--debug] VERB ...
 
 Many machines as one, without a head node.
 
-{chr(10).join(f"  {name:8} {says}" for name, says in VERBS)}
+{chr(10).join(f"  {name:11} {says}" for name, says in VERBS)}
 
   peerload VERB --help    what a verb takes
   --version               the version
@@ -89,11 +109,13 @@ def main(words: list[str] | None = None) -> int:
     except PeerloadError as error:
         if debug:
             raise
-        report(error)
+        report(error, verb=words[0] if words else "")
         return USAGE if isinstance(error, UsageError) else CANNOT
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in CANNOT_BE_WRITTEN and error.filename is None:
+            return _output_refused(error)
         report(PeerloadError(f"this is a bug in peerload ({type(error).__name__})", why=str(error)), debug_hint=words)
         return CANNOT
     return code
@@ -128,7 +150,7 @@ def _dispatch(words: list[str]) -> int:
     if verb in ("--version", "-V"):
         sys.stdout.write(f"peerload {__version__}\n")
         return 0
-    if verb not in dict(VERBS):
+    if verb not in dict(VERBS) and verb not in HIDDEN:
         raise _unknown(verb)
     module = __import__(f"peerload.cli.{verb}", fromlist=["main"])
     code: int = module.main(rest)
@@ -138,17 +160,23 @@ def _dispatch(words: list[str]) -> int:
 def _unknown(verb: str) -> UsageError:
     from difflib import get_close_matches
 
-    what = "no such option" if verb.startswith("-") else "no such verb"
+    if verb.startswith("-"):
+        near = ["--version"] if verb in ("-v", "-version") else get_close_matches(verb, OPTIONS, n=1, cutoff=0.8)
+        also = f"did you mean  peerload {near[0]} ?        " if near else "a verb's own flags come after it        "
+        return UsageError("no such option", why=repr(verb), hint=f"{also}all of them:  peerload --help")
     near = get_close_matches(verb, [name for name, _ in VERBS], n=1)
     also = f"did you mean  peerload {near[0]} ?        " if near else ""
-    return UsageError(what, why=repr(verb), hint=f"{also}all of them:  peerload --help")
+    return UsageError("no such verb", why=repr(verb), hint=f"{also}all of them:  peerload --help")
 
 
-def report(error: PeerloadError, debug_hint: list[str] | None = None) -> None:
+def report(error: PeerloadError, debug_hint: list[str] | None = None, verb: str = "") -> None:
     """Say on stderr what happened and why, on one line, and the next command to type on another."""
     from peerload.cli.text import printable
 
-    hint = error.hint
+    hint = error.hint or DEFAULT_HINT
+    if isinstance(error, UsageError) and not error.hint:
+        known = verb in dict(VERBS)
+        hint = f"what it takes:  peerload {verb} --help" if known else "all of them:  peerload --help"
     if debug_hint is not None:
         hint = f"please report it, with what this prints:  peerload --debug {' '.join(debug_hint)}"
     lines = f"peerload: {printable(str(error))}\n"
@@ -160,6 +188,16 @@ def report(error: PeerloadError, debug_hint: list[str] | None = None) -> None:
         sys.stderr.flush()
     except BrokenPipeError:
         _pipe_closed()
+
+
+def _output_refused(error: OSError) -> int:
+    """Where our output goes there is no room, or it cannot be written for another reason."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # what is left of it is not to fail once more at our end
+    os.close(nowhere)
+    hint = "what was asked for may have been done all the same:  peerload ls"
+    report(PeerloadError("standard output cannot be written", why=error.strerror or str(error), hint=hint))
+    return CANNOT
 
 
 def _pipe_closed() -> int:

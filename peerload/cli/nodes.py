@@ -5,17 +5,32 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.options import Options
-from peerload.cli.text import duration_text, number_text, print_json, printable, shortened, size_text, table
+from peerload.cli.text import (
+    duration_text,
+    number_text,
+    print_json,
+    printable,
+    shortened,
+    size_text,
+    table,
+    terminal_columns,
+    width_of,
+)
 from peerload.client import Client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 HEADINGS = ("NODE", "STATE", "LOAD", "REGION", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
 GPU_HEADINGS = ("NODE", "GPU", "MODEL", "BUSY", "MEMORY", "OURS", "FOREIGN", "TASKS", "STATE")
 GPU_RIGHT = ("GPU", "BUSY", "OURS", "FOREIGN", "TASKS")
 REASON_WIDTH_MAX = 40
+LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "REGION", "QUEUED")
+"""Columns that a narrow terminal does without, in this order."""
+STATE_COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim", "revoked": "red"}
+REGION_COLOURS = {"underloaded": "green", "overloaded": "red"}
 RIGHT = ("LOAD", "CPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
 
 
@@ -26,16 +41,18 @@ def main(words: list[str]) -> int:
         "Every node: state, load index and region, cpu, memory, GPUs, tasks, incarnation (which grows with each start of\n"
         "its agent), and how old what we know is. Then every GPU: model, how busy, memory in use by our tasks and by others.",
     )
+    reader.at()
     flags = reader.read(words)
     with Client(flags.socket) as client:
-        nodes = client.call("nodes")["nodes"]
+        nodes = client.call("nodes", at=flags.at)["nodes"]
     if flags.json:
         print_json({"nodes": nodes})
     else:
-        lines = table(HEADINGS, [row(node) for node in nodes], RIGHT)
+        lines = fitted(HEADINGS, [row(node) for node in nodes], terminal_columns())
         gpus = [gpu_row(node, gpu) for node in nodes for gpu in node.get("gpus") or []]
         if gpus:
-            lines += ["", *table(GPU_HEADINGS, gpus, GPU_RIGHT)]
+            columns = terminal_columns()
+            lines += ["", *table(GPU_HEADINGS, gpus, GPU_RIGHT, columns=columns, gives_way=("STATE", "MODEL"))]
         lines += [
             f"{printable(str(node.get('node', '')))} has no GPUs: {printable(str(node['no_gpus_because']))}"
             for node in nodes
@@ -43,6 +60,19 @@ def main(words: list[str]) -> int:
         ]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def fitted(headings: Sequence[str], rows: list[list[str]], columns: int) -> list[str]:
+    """The table of the nodes, less the columns that a narrow terminal has no room for."""
+    paint = {"STATE": STATE_COLOURS, "REGION": REGION_COLOURS}
+    for name in (*LEFT_OUT_FIRST, ""):
+        bare = table(headings, rows, RIGHT)
+        if not columns or not name or max(map(width_of, bare)) <= columns:
+            break
+        at = headings.index(name)
+        headings = [*headings[:at], *headings[at + 1 :]]
+        rows = [row[:at] + row[at + 1 :] for row in rows]
+    return table(headings, rows, RIGHT, columns=columns, gives_way=("STATE",), paint=paint)
 
 
 def gpu_row(node: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
@@ -68,13 +98,13 @@ def gpu_row(node: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
 
 def row(node: dict[str, Any]) -> list[str]:
     """The cells of one node; this one is marked with a star."""
-    state = str(node.get("state") or "unknown")
+    state = "revoked" if node.get("revoked") else str(node.get("state") or "unknown")
     if node.get("drained"):
         reason = shortened(str(node.get("drain_reason") or ""), REASON_WIDTH_MAX)
         state += ", drained" + (f": {reason}" if reason else "")
     if node.get("trouble"):
         state += f", {shortened(str(node['trouble']), REASON_WIDTH_MAX)}"
-    memory = f"{size_text(node.get('mem_used_bytes'))} / {size_text(node.get('mem_bytes'))}"
+    memory = f"{size_text(node.get('mem_used_bytes') or None)} / {size_text(node.get('mem_bytes'))}"
     gpus = node.get("gpus")
     return [
         str(node.get("node", "")) + (" *" if node.get("self") else ""),

@@ -26,6 +26,18 @@ LEASE_AUTO = -1.0
 LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
 
 
+DESCRIBE = "\0describe"
+"""A word that nobody can type: a verb that gets it tells what it takes (`Described`) and does nothing."""
+
+
+class Described(Exception):
+    """What a verb takes. flags: by name, whether it takes a value and what it is for."""
+
+    def __init__(self, flags: dict[str, tuple[bool, str]]) -> None:
+        super().__init__()
+        self.flags = flags
+
+
 class Options(argparse.ArgumentParser):
     """The flags of one verb. Flags are never abbreviated; a mistake raises UsageError; `--socket` is always there."""
 
@@ -53,8 +65,13 @@ class Options(argparse.ArgumentParser):
         self._takes_value.update(dict.fromkeys(names, False))
         self.add_argument(*names, action="store_true", **settings)
 
+    def at(self) -> None:
+        """Lets the user name the node that is to answer."""
+        self.flag("--at", type=node_name, default="", metavar="NODE", help="ask this node of the cluster, not this one")
+
     def read(self, words: list[str]) -> argparse.Namespace:
         """The flags and positional words in ``words``, in any order."""
+        self._describe_if_asked(words)
         return self.parse_intermixed_args(self._with_negative_values(words))
 
     def _with_negative_values(self, words: list[str]) -> list[str]:
@@ -70,9 +87,31 @@ class Options(argparse.ArgumentParser):
 
     def read_command(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         """The flags up to the first word that is none, and all the words from there on (less one `--`)."""
+        self._describe_if_asked(words)
         end = self._end_of_flags(words)
         command = words[end:]
-        return self.parse_args(words[:end]), command[1:] if command[:1] == ["--"] else command
+        return self.parse_args(self._with_negative_values(words[:end])), command[1:] if command[:1] == [
+            "--"
+        ] else command
+
+    def _unknown(self, words: str) -> NoReturn:
+        """A flag, or one word too many, that the verb does not take, and the flag that may be meant."""
+        from difflib import get_close_matches
+
+        first = words.split(" ", 1)[0].partition("=")[0]
+        if not first.startswith("-"):
+            what = f"{self._verb}: one word too many: {first!r}"
+            raise UsageError(what, hint=f"what it takes:  peerload {self._verb} --help")
+        near = get_close_matches(first, self._takes_value, n=1)
+        also = f"did you mean {near[0]} ?        " if near else ""
+        raise UsageError(
+            f"{self._verb}: no such flag: {first}", hint=f"{also}all of them:  peerload {self._verb} --help"
+        )
+
+    def _describe_if_asked(self, words: list[str]) -> None:
+        if words[:1] == [DESCRIBE]:
+            helps = {name: action.help or "" for action in self._actions for name in action.option_strings}
+            raise Described({name: (takes, helps.get(name, "")) for name, takes in self._takes_value.items()})
 
     def _end_of_flags(self, words: list[str]) -> int:
         index = 0
@@ -93,6 +132,12 @@ class Options(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError where argparse would print its usage and exit."""
+        what, _, unknown = message.partition("unrecognized arguments: ")
+        if unknown and not what:
+            self._unknown(unknown)
+        message = message.removeprefix("argument ").replace(
+            "the following arguments are required: ", "what is missing: "
+        )
         raise UsageError(f"{self._verb}: {message}", hint=f"what it takes:  peerload {self._verb} --help")
 
 
@@ -200,6 +245,13 @@ def cpus(text: str) -> float:
 def is_node_name(text: str) -> bool:
     """Whether a node can be called this."""
     return 0 < len(text) <= NODE_NAME_LENGTH_MAX and NODE_NAME_CHARACTERS.issuperset(text)
+
+
+def node_name(text: str) -> str:
+    """The name of a node; none stands for this one."""
+    if text and not is_node_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no node's name: {NODE_NAME_SAYS}")
+    return text
 
 
 def speed(text: str) -> float:

@@ -46,7 +46,11 @@ def _mapped(path: str) -> mmap.mmap:
             if file.seek(0, 2):
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
-        raise PeerloadError(f"{path} cannot be read", why=getattr(error, "strerror", None) or str(error)) from None
+        raise PeerloadError(
+            f"{path} cannot be read",
+            why=getattr(error, "strerror", None) or str(error),
+            hint="record one:  peerload up --record FILE",
+        ) from None
     raise BadMessage("not a recording", why="it is empty")
 
 

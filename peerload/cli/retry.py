@@ -6,11 +6,20 @@ import os
 import sys
 
 from peerload.cli import command
+from peerload.cli.main import CANNOT, UsageError, report
 from peerload.cli.options import Options
-from peerload.cli.text import print_json, printable
+from peerload.cli.text import counted, print_json, printable, say
 from peerload.client import Client
+from peerload.model.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 TOKEN_BYTES = 16
+FAILED_WITHIN_S = 86_400.0
+TASKS_MAX = 100_000
+"""Of the last day, looked through for failed ones."""
 
 
 def main(words: list[str]) -> int:
@@ -21,20 +30,84 @@ def main(words: list[str]) -> int:
         "Of an array those members that have not succeeded are queued.",
         json_says="one object a task",
     )
-    reader.add_argument("task", nargs="+", metavar="ID")
+    reader.add_argument("task", nargs="*", metavar="ID")
     reader.switch("--all", help="of an array all members that have ended, also those that succeeded")
+    reader.switch(
+        "--failed", help="what failed, not what was cancelled; without an ID: all that failed in the last 24 h"
+    )
     flags = reader.read(words)
+    if flags.all and flags.failed:
+        raise UsageError("retry: --all and --failed contradict each other")
+    if not flags.task and not flags.failed:
+        raise UsageError(
+            "retry: which task?", hint="peerload retry ID        all that failed lately:  peerload retry --failed"
+        )
     with Client(flags.socket) as client:
-        for task in flags.task:
-            reply = client.call("retry", token=os.urandom(TOKEN_BYTES).hex(), task=task, all=flags.all)
-            members = reply.get("members")
-            if flags.json:
-                print_json(
-                    {"id": reply["id"], "retry_of": reply.get("retry_of")} | ({"members": members} if members else {})
-                )
+        chosen = [(task, flags.failed) for task in flags.task] if flags.task else _failed_lately(client)
+        code = again = 0
+        for task, failed in chosen:
+            try:
+                _retry(client, task, is_json=flags.json, all=flags.all, **({"failed": True} if failed else {}))
+            except BadRequest as error:
+                if len(chosen) == 1:
+                    raise
+                report(error)  # the others are queued all the same
+                code = CANNOT
             else:
-                sys.stdout.write(f"{printable(reply['id'])}\n")
-                sys.stdout.flush()
-            spec = {} if reply.get("directory_here") else client.call("show", tasks=[reply["id"]])["tasks"][0]
-            command.warn_if_stranded(client, reply, spec)
-    return 0
+                again += 1
+    if code and not flags.task:
+        say(f"queued again: {again}; not repeated: {len(chosen) - again}, as said above")
+    return code
+
+
+def _retry(client: Client, task: str, *, is_json: bool, **fields: object) -> None:
+    reply = client.call("retry", token=os.urandom(TOKEN_BYTES).hex(), task=task, **fields)
+    members = reply.get("members")
+    if is_json:
+        print_json({"id": reply["id"], "retry_of": reply.get("retry_of")} | ({"members": members} if members else {}))
+    else:
+        sys.stdout.write(f"{printable(reply['id'])}\n")
+        sys.stdout.flush()
+    spec = {} if reply.get("directory_here") else client.call("show", tasks=[reply["id"]])["tasks"][0]
+    command.warn_if_stranded(client, reply, spec)
+
+
+def _failed_lately(client: Client) -> list[tuple[str, bool]]:
+    """What failed within the last day and was not queued again since: arrays as a whole, where that is the same. Says how
+    many that are."""
+    reply = client.call("tasks", ended_within_s=FAILED_WITHIN_S, limit=TASKS_MAX)
+    chosen = to_retry(reply["tasks"])
+    number = sum(len(members) for _, members in chosen)
+    if not number:
+        say("nothing has failed in the last 24 hours that was not queued again since")
+        return []
+    say(f"{counted(number, 'task')} failed in the last 24 hours, queued again as:")
+    if reply.get("truncated"):
+        say(
+            f"there were more than {TASKS_MAX} tasks; older ones were not looked at",
+            "name them:  peerload retry --failed ID",
+        )
+    return [(task, True) for array, members in chosen for task in ([array] if array else members)]
+
+
+def to_retry(tasks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """(array, ids of its members) for what has failed and was not queued again. The array is "" where its members are to be
+    named one by one, since others of it were queued again; a single task is one of no array."""
+    again = {(str(task["retry_of"]), _member(task)) for task in tasks if task.get("retry_of")}
+    failed: dict[str, list[str]] = {}
+    partly: set[str] = set()
+    for task in tasks:
+        if task.get("state") not in ("failed", "unknown"):
+            continue
+        name = str(task["id"])
+        array = name.rpartition(".")[0]
+        if (name, _member(task)) in again or (array and (array, _member(task)) in again):
+            partly.add(array)
+        else:
+            failed.setdefault(array or name, []).append(name)
+    return [("" if name in partly else name, members) for name, members in failed.items()]
+
+
+def _member(task: dict[str, Any]) -> str:
+    """The number within its array, which one that repeats it has, too."""
+    return str(task["id"]).rpartition("/")[2].partition(".")[2]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from peerload.cli import tasks
+from peerload.cli import live, tasks
 from peerload.cli.options import Options
-from peerload.cli.text import counted, duration_text, number_text, print_json, printable, size_text
+from peerload.cli.text import ago_text, counted, duration_text, number_text, print_json, printable, size_text
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -21,9 +21,12 @@ def main(words: list[str]) -> int:
         "show", "Everything about tasks: spec, history of states with reasons, usage.", json_says="one object a task"
     )
     reader.add_argument("task", nargs="+", metavar="ID")
+    reader.at()
     flags = reader.read(words)
     with Client(flags.socket) as client:
-        shown = client.call("show", tasks=flags.task)["tasks"]
+        shown = client.call("show", tasks=flags.task, at=flags.at)["tasks"]
+    used = live.usage_of(flags.socket, shown)
+    shown = [task | {"live": used.get(task.get("id"))} for task in shown]
     if flags.json:
         for task in shown:
             print_json(task)
@@ -53,14 +56,22 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("priority", task.get("priority") or ""),
         ("time limit", duration_text(task["time_limit_s"]) if task.get("time_limit_s") else ""),
         ("promise", _promise(task)),
+        ("group", task.get("group") or ""),
+        ("waits for", _awaited(task)),
+        ("retries", _retries(task)),
         ("repeats", task.get("retry_of") or ""),
         ("attempt", _attempt(task)),
-        ("submitted", tasks.instant_text(task.get("submitted_at"))),
-        ("started", tasks.instant_text(task.get("started_at"))),
-        ("ended", tasks.instant_text(task.get("ended_at"))),
+        ("submitted", _when(task.get("submitted_at"), now)),
+        ("started", _when(task.get("started_at"), now)),
+        ("ended", _when(task.get("ended_at"), now)),
         ("took", duration_text(tasks.elapsed_s(task, now)) if task.get("started_at") else ""),
+        ("uses now", live.usage_text(task["live"], tasks.elapsed_s(task, now)) if task.get("live") else ""),
         ("used", _usage(usage) if task.get("ended_at") else ""),
-        ("output", f"{size_text(task.get('stdout_bytes'))} stdout, {size_text(task.get('stderr_bytes'))} stderr"),
+        ("output", _output(task)),
+        ("-o", task.get("output_file") or ""),
+        ("-e", task.get("error_file") or ""),
+        ("notify", task.get("notify") or ""),
+        ("still owed", "; ".join(map(_owed, task.get("owed") or []))),
     ]
     lines = [f"{printable(task.get('id', ''))}  {printable(task.get('name') or '')}".rstrip()]
     lines += [f"  {name:11}{printable(value)}" for name, value in facts if value != ""]
@@ -73,6 +84,27 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         lines.append("  history")
         lines += [f"    {line}" for line in tasks.steps_table(history)]
     return lines
+
+
+def _output(task: dict[str, Any]) -> str:
+    if task.get("stdout_bytes") is None and task.get("stderr_bytes") is None:
+        return ""  # it has not ended
+    sizes = f"{size_text(task.get('stdout_bytes'))} stdout, {size_text(task.get('stderr_bytes'))} stderr"
+    if not task.get("output_gone_at"):
+        return sizes
+    return f"{sizes}; removed {tasks.instant_text(task['output_gone_at'])} ({task.get('output_gone_why')})"
+
+
+def _owed(owed: dict[str, Any]) -> str:
+    what = "its output files" if owed.get("what") == "files" else "the notice"
+    tries = int(owed.get("tries") or 0)
+    return what + (f" ({counted(tries, 'try').replace('trys', 'tries')}: {owed.get('why')})" if tries else "")
+
+
+def _when(at: object, now: float) -> str:
+    """The moment, and how long ago that was."""
+    text = tasks.instant_text(at)
+    return f"{text} ({ago_text(now - at)})" if isinstance(at, (int, float)) and at else text
 
 
 def _state(task: dict[str, Any]) -> str:
@@ -90,6 +122,16 @@ def _promise(task: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def _awaited(task: dict[str, Any]) -> str:
+    """What it waits, or has waited, for: to end, to succeed."""
+    return _pairs({"end": task.get("after") or [], "success": task.get("after_ok") or []})
+
+
+def _retries(task: dict[str, Any]) -> str:
+    retries = task.get("retries")
+    return f"{retries}, {task.get('failures', 0)} of them taken" if retries else ""
+
+
 def _attempt(task: dict[str, Any]) -> str:
     lost = task.get("lost_on") or []
     said = f", lost {task['lost']} times" if task.get("lost") else ""
@@ -100,7 +142,7 @@ def _attempt(task: dict[str, Any]) -> str:
 
 
 def _needs(task: dict[str, Any]) -> str:
-    parts = [f"{number_text(task.get('cpus'))} cpus"]
+    parts = [f"{number_text(task.get('cpus'))} cpu{'' if task.get('cpus') == 1 else 's'}"]
     if task.get("mem_bytes"):
         parts.append(size_text(task["mem_bytes"]))
     if task.get("gpus"):

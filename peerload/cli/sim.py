@@ -25,6 +25,8 @@ STDOUT = "-"
 ROUNDS_MAX = 4
 """How often a scenario is played, each time longer than before."""
 
+ELSEWHERE = "is there room?  df -h        elsewhere:  peerload sim … --csv FILE"
+
 
 def main(words: list[str]) -> int:
     """Run the verb: 0 also if the system turns out to be unstable, which is an answer."""
@@ -54,7 +56,7 @@ def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        return [PeerloadError(f"sim: {what} cannot be written", why=error.strerror or str(error))]
+        return [PeerloadError(f"sim: {what} cannot be written", why=error.strerror or str(error), hint=ELSEWHERE)]
     return []
 
 

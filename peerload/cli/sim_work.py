@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import time
 import traceback
 from multiprocessing.connection import wait
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Self
 
 from peerload.model.errors import PeerloadError
@@ -59,7 +59,7 @@ def _done(scenarios: Sequence[Scenario], jobs: list[Job], workers: int, progress
         yield from (_play(scenarios, job, progress.add) for job in jobs)
         return
     left = iter(jobs)
-    as_bytes = pickle.dumps(scenarios)  # once for all workers: a trace may be long
+    as_bytes = bytes(ForkingPickler.dumps(scenarios))  # once for all workers: a trace may be long
     with _workers(workers) as processes:
         for connection, process in processes.items():
             with _watched(process):
@@ -120,13 +120,13 @@ def _watched(process: BaseProcess) -> Iterator[None]:
 
 
 def _death(code: int | None) -> PeerloadError:
-    who = "a simulation process"
+    who, hint = "a simulation process", "where it goes wrong:  peerload --debug sim --workers 1 …"
     if code is None:
-        return PeerloadError(f"{who} stopped answering")
+        return PeerloadError(f"{who} stopped answering", hint=hint)
     if code >= 0:
-        return PeerloadError(f"{who} ended by itself ({code})")
+        return PeerloadError(f"{who} ended by itself ({code})", hint=hint)
     if code != -signal.SIGKILL:
-        return PeerloadError(f"{who} was killed (signal {-code})")
+        return PeerloadError(f"{who} was killed (signal {-code})", hint=hint)
     return PeerloadError(
         f"{who} was killed (signal {-code}); is there enough memory?", hint="fewer --workers or --tasks"
     )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli import command
+from peerload.cli import command, terms_flags
 from peerload.cli.main import UsageError
-from peerload.cli.text import print_json, printable, shortened
+from peerload.cli.text import counted, print_json, printable, say, shortened
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
 
 ARRAY_MEMBERS_MAX = 1_000_000
 ARRAY_INDEX_MAX = 10**9
@@ -24,29 +29,77 @@ def main(words: list[str]) -> int:
         epilog="The flags end at the first word that is none; the rest is the command.",
     )
     reader.flag("--array", metavar="1-100", help="one task for each number: 1-100, 0-9:3, 1,5,7 (PEERLOAD_ARRAY_INDEX)")
+    reader.flag("--each-line", metavar="FILE", help="one task for each line, which is {} in the command (- is stdin)")
     reader.switch("--held", help="keep it back until  peerload release")
     flags, rest = reader.read_command(words)
     ranges = array_ranges(flags.array) if flags.array is not None else []
     spec, secret = command.specification(flags, rest, "submit")
+    each = _each_line(flags, spec) if flags.each_line is not None else []
+    terms = terms_flags.terms(flags, "submit")
     if flags.dry_run:
-        return command.print_dry_run(spec, secret, flags, array=ranges)
+        shown = {"each": _shown(each)} if each else {}
+        return command.print_dry_run(spec, secret, flags, array=ranges, **shown, **terms)
     with Client(flags.socket) as client:
-        reply = command.submit(client, spec, secret, ranges, held=flags.held, waits_for_node=flags.wait_for_node)
-        members = reply.get("members")
-        if flags.json:
-            print_json({"id": reply["id"]} | ({"members": members} if members else {}))
-        elif sys.stdout.isatty():
-            task = printable(reply["id"])
-            many = f"  {len(members)} tasks" if isinstance(members, list) else f"  {members} tasks" if members else ""
-            waits = "" if flags.held or reply.get("placeable") else _why_it_waits(client, reply["id"], ranges)
-            stands = f"waiting: {printable(waits)}" if waits else "held" if flags.held else "queued"
-            hint = f"why:  peerload why {task}" if waits else f"follow it:  peerload logs -f {task}"
-            sys.stdout.write(f"{task}{many}  {printable(shortened(spec['name']))}  {stands}      {hint}\n")
-        else:
-            sys.stdout.write(f"{printable(reply['id'])}\n")
-        sys.stdout.flush()
+        reply = command.submit(
+            client,
+            spec,
+            secret,
+            ranges,
+            held=flags.held,
+            waits_for_node=flags.wait_for_node,
+            each=each,
+            terms=terms,
+        )
+        try:
+            _tell(client, reply, spec, ranges, flags, is_each=bool(each))
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                say(f"{reply['id']} was submitted")  # else nobody would know of it
+            raise
         command.warn_if_stranded(client, reply, spec)
     return 0
+
+
+def _tell(
+    client: Client,
+    reply: dict[str, Any],
+    spec: dict[str, Any],
+    ranges: list[tuple[int, int, int]],
+    flags: Namespace,
+    *,
+    is_each: bool,
+) -> None:
+    """The id; on a terminal, a line about the task."""
+    members = reply.get("members")
+    if flags.json:
+        print_json({"id": reply["id"]} | ({"members": members} if members else {}))
+    elif sys.stdout.isatty():
+        task = printable(reply["id"])
+        number = len(members) if isinstance(members, list) else members
+        many = f"  {counted(number, 'task')}" if number else ""
+        waits = (
+            ""
+            if flags.held or reply.get("placeable")
+            else _why_it_waits(client, reply["id"], [(1, 1, 1)] if is_each else ranges)
+        )
+        stands = f"waiting: {printable(waits)}" if waits else "held" if flags.held else "queued"
+        hint = f"why:  peerload why {task}" if waits else f"follow it:  peerload logs -f {task}"
+        sys.stdout.write(f"{task}{many}  {printable(shortened(spec['name']))}  {stands}      {hint}\n")
+    else:
+        sys.stdout.write(f"{printable(reply['id'])}\n")
+    sys.stdout.flush()
+
+
+def _each_line(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
+    from peerload.cli.each_line import commands
+
+    return commands(flags, spec)
+
+
+def _shown(each: list[list[bytes]]) -> list[str]:
+    from peerload.cli.each import shown
+
+    return [printable(shown(argv)) for argv in each]
 
 
 def _why_it_waits(client: Client, task: str, ranges: list[tuple[int, int, int]]) -> str:
@@ -72,8 +125,14 @@ def array_ranges(text: str) -> list[tuple[int, int, int]]:
             )
         low, high, stride = map(int, numbers)
         if high < low or stride < 1 or high > ARRAY_INDEX_MAX:
-            raise UsageError(f"submit: --array {part!r}: not from small to great, or over {ARRAY_INDEX_MAX}")
+            raise UsageError(
+                f"submit: --array {part!r}: not from small to great, or over {ARRAY_INDEX_MAX}",
+                hint="such as:  --array 1-100",
+            )
         ranges.append((low, high, stride))
     if sum((high - low) // stride + 1 for low, high, stride in ranges) > ARRAY_MEMBERS_MAX:
-        raise UsageError(f"submit: --array {text!r} has more than {ARRAY_MEMBERS_MAX} members")
+        raise UsageError(
+            f"submit: --array {text!r} has more than {ARRAY_MEMBERS_MAX} members",
+            hint=f"in parts:  --array 1-{ARRAY_MEMBERS_MAX}        and one more for the rest",
+        )
     return ranges

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from peerload.cli.text import duration_text, printable, shortened, table
+from peerload.cli.text import ago_text, counted, duration_text, printable, say, shortened, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
 ENDED = ("done", "failed", "cancelled")
 REASON_WIDTH_MAX = 60
+COMMAND_WIDTH_MAX = 40
+STATE_COLOURS = {
+    "running": "green", "leased": "green", "done": "dim", "failed": "red", "unknown": "red", "cancelled": "yellow",
+    "held": "yellow",
+}  # fmt: skip
+HEADINGS = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
 NAME_WIDTH_MAX = 32
 
 
@@ -22,6 +28,22 @@ def elapsed_s(task: dict[str, Any], now: float) -> float | None:
     if not start:
         return None
     return float((task.get("ended_at") or now) - start)
+
+
+def together(found: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Tasks of several nodes as a list of one: unfinished ones before the others where there are more than ``limit``, the
+    newest of each; then in the order they were submitted in."""
+    if len(found) > limit:
+        found = sorted(found, key=lambda task: (task.get("state") in ENDED, -float(task.get("submitted_at") or 0)))[
+            :limit
+        ]
+    return sorted(found, key=lambda task: float(task.get("submitted_at") or 0))
+
+
+def say_missing(reply: dict[str, Any]) -> None:
+    """Which nodes were asked and did not answer."""
+    for node in reply.get("missing") or ():
+        say(f"without the tasks of {node.get('node')}: {node.get('why')}", "who is there:  peerload nodes")
 
 
 def exit_text(task: dict[str, Any]) -> str:
@@ -43,6 +65,25 @@ def row(task: dict[str, Any], now: float) -> list[str]:
         exit_text(task),
         shortened(str(task.get("reason") or ""), REASON_WIDTH_MAX),
     ]
+
+
+def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> list[str]:
+    """Tasks as lines, for `ls`: the cells of `row`, when that was, and the command; no column that says nothing."""
+    headings = [*HEADINGS[:-1], "WHEN", "COMMAND", HEADINGS[-1]]
+    rows = []
+    for task in shown:
+        *cells, reason = row(task, now)
+        rows.append([*cells, when_text(task, now), command_start(task.get("argv")), reason])
+    if rows and not any(cells[-1] for cells in rows):
+        headings, rows = headings[:-1], [cells[:-1] for cells in rows]
+    gives_way = ("COMMAND", "REASON", "NAME")
+    return table(headings, rows, right=("TIME",), columns=columns, gives_way=gives_way, paint={"STATE": STATE_COLOURS})
+
+
+def when_text(task: dict[str, Any], now: float) -> str:
+    """How long ago the last of these was: its end, its start, its submission."""
+    at = task.get("ended_at") or task.get("started_at") or task.get("submitted_at")
+    return ago_text(now - at) if isinstance(at, (int, float)) and at else "-"
 
 
 def instant_text(at: object) -> str:
@@ -68,16 +109,63 @@ def command_text(argv: object) -> str:
     return printable(shlex.join(map(str, argv))) if isinstance(argv, list) else "-"
 
 
-def is_mine(task: dict[str, Any]) -> bool:
-    """Whether the task's user is the one asking; a task without a user is everybody's."""
-    user = task.get("user")
-    if user in (None, ""):
-        return True
+def _is_plain(word: object) -> bool:
+    """Whether no shell would read this otherwise than it stands."""
+    return (
+        isinstance(word, str) and len(word) <= COMMAND_WIDTH_MAX and word.isascii() and word.replace("-", "").isalnum()
+    )
+
+
+def command_start(argv: object) -> str:
+    """The beginning of it, as wide as a column: a command may have a million characters."""
+    if not isinstance(argv, list):
+        return "-"
+    if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3:  # noqa: PLR2004 -- what -s and map make of a line
+        return shortened(printable(argv[2]), COMMAND_WIDTH_MAX)
+    if argv and all(map(_is_plain, argv)) and len(text := " ".join(argv)) <= COMMAND_WIDTH_MAX:
+        return text
+    words: list[str] = []
+    length = 0
+    for word in argv:
+        words.append(str(word)[:COMMAND_WIDTH_MAX])
+        length += len(words[-1]) + 1
+        if length > COMMAND_WIDTH_MAX:
+            break
+    is_whole = words == argv
+    text = command_text(words)
+    return shortened(text if is_whole else f"{text}…", COMMAND_WIDTH_MAX)
+
+
+def own_names() -> tuple[str, ...]:
+    """What the one who asks may be called as the user of a task."""
     import pwd
 
     own = os.getuid()
     try:
-        name = pwd.getpwuid(own).pw_name
+        return pwd.getpwuid(own).pw_name, str(own)
     except KeyError:
-        name = ""
-    return str(user) in (name, str(own))
+        return (str(own),)
+
+
+def is_mine(task: dict[str, Any], own: tuple[str, ...] = ()) -> bool:
+    """Whether the task's user is the one asking; a task without a user is everybody's. ``own``: what `own_names` says, for who
+    asks of many tasks."""
+    user = task.get("user")
+    return user in (None, "") or str(user) in (own or own_names())
+
+
+def collapsed(tasks: list[str]) -> list[str]:
+    """The names of tasks; members of the same array as one line that tells how many."""
+    members: dict[str, list[str]] = {}
+    for task in tasks:
+        members.setdefault(_array_of(task), []).append(task)
+    return [
+        printable(of[0]) if len(of) == 1 else f"{printable(array)}  {counted(len(of), 'task')}"
+        for array, of in members.items()
+    ]
+
+
+def _array_of(task: str) -> str:
+    """`ws1/42` for `ws1/42.7`, and for itself; the name of a node may have dots, too."""
+    node, slash, number = task.rpartition("/")
+    return node + slash + number.partition(".")[0]

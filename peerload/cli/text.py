@@ -5,44 +5,30 @@ from __future__ import annotations
 import os
 import sys
 
+from peerload.model.text import printable as printable  # noqa: PLC0414 -- it is also had from here
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any, TextIO
 
 _MINUTE_S = 60
 _HOUR_S = 3600
 _DAY_S = 86_400
+CELL_WIDTH_MIN = 8
+"""No cell is shortened to less."""
 
-_BIDI_AND_SEPARATORS = frozenset(
-    (0x061C, 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0xFEFF)
-)
 _COLOURS = {"red": "31", "green": "32", "yellow": "33", "bold": "1", "dim": "2"}
 
 
-def printable(text: object) -> str:
-    r"""Foreign text as a terminal may be given it: on one line, and unable to move, colour or reorder anything.
+def width_of(text: str) -> int:
+    """How many columns of a terminal this takes."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
 
-    Control characters (C0, C1, ESC, DEL), bidi controls, line separators and bytes that are no UTF-8 become
-    ``\x1b``-style escapes. bytes are taken as UTF-8.
-    """
-    words = text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else str(text)
-    if words.isascii() and words.isprintable():
-        return words
-    return "".join(map(_escaped, words))
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    if 0xDC80 <= code <= 0xDCFF:  # noqa: PLR2004 -- a byte that was no UTF-8, as surrogateescape keeps it
-        return f"\\x{code - 0xDC00:02x}"
-    if code < 0x20 or 0x7F <= code < 0xA0:  # noqa: PLR2004 -- C0, DEL and C1
-        return f"\\x{code:02x}"
-    if code in _BIDI_AND_SEPARATORS or 0xD800 <= code <= 0xDFFF:  # noqa: PLR2004 -- surrogates
-        return f"\\u{code:04x}"
-    if 0xE0000 <= code <= 0xE007F:  # noqa: PLR2004 -- tag characters: invisible text
-        return f"\\U{code:08x}"
-    return character
+    wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
+    return len(text) + wide - sum(unicodedata.category(one) in ("Mn", "Me") for one in text)
 
 
 def coloured(text: str, colour: str, stream: TextIO) -> str:
@@ -52,23 +38,87 @@ def coloured(text: str, colour: str, stream: TextIO) -> str:
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> list[str]:
-    """Lines of aligned columns, each cell made `printable`; those named in ``right`` are aligned to the right."""
-    cells = [list(headings), *([printable(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
+def terminal_columns() -> int:
+    """How wide the terminal is that stdout goes to; 0 if it goes elsewhere."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    right: Sequence[str] = (),
+    *,
+    columns: int = 0,
+    gives_way: Sequence[str] = (),
+    paint: Mapping[str, Mapping[str, str]] | None = None,
+) -> list[str]:
+    """Lines of aligned columns, each cell made `printable`; those named in ``right`` are aligned to the right.
+
+    columns: how wide the terminal is (0: as wide as need be); where that is too little, those in ``gives_way`` are
+    shortened, the first of them first. paint: for a heading, what colour a cell that begins with this word is given.
+    """
+    cells = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
+    plain = [all(map(str.isascii, row)) for row in cells]
+    widths = [
+        max(map(len if all(plain) else width_of, (row[column] for row in cells))) for column in range(len(headings))
+    ]
+    _narrow(widths, headings, columns, gives_way)
+    aligned = "  ".join(
+        f"{{:{'>' if name in right else '<'}{width}}}" for name, width in zip(headings, widths, strict=True)
+    )
+    painted = paint if paint and coloured("", "bold", sys.stdout) else {}
     lines = []
-    for row in cells:
-        padded = (
-            cell.rjust(width) if heading in right else cell.ljust(width)
-            for cell, width, heading in zip(row, widths, headings, strict=True)
-        )
-        lines.append("  ".join(padded).rstrip())
+    for number, row in enumerate(cells):
+        is_simple = plain[number] and not painted and all(map(_fits, row, widths))
+        lines.append((aligned.format(*row) if is_simple else _aligned(row, widths, headings, right, painted)).rstrip())
     return lines
 
 
+def _fits(cell: str, width: int) -> bool:
+    return len(cell) <= width
+
+
+def _aligned(
+    row: Sequence[str],
+    widths: Sequence[int],
+    headings: Sequence[str],
+    right: Sequence[str],
+    paint: Mapping[str, Mapping[str, str]],
+) -> str:
+    """The same for a row with wide characters, cells that are too long, or colours."""
+    padded = []
+    for cell, width, heading in zip(row, widths, headings, strict=True):
+        fitting = shortened(cell, width)
+        blank = " " * (width - width_of(fitting))
+        colour = paint.get(heading, {}).get(cell.partition(",")[0])
+        said = coloured(fitting, colour, sys.stdout) if colour else fitting
+        padded.append(blank + said if heading in right else said + blank)
+    return "  ".join(padded)
+
+
+def _narrow(widths: list[int], headings: Sequence[str], columns: int, gives_way: Sequence[str]) -> None:
+    """Take from the columns that give way what is too much, as far as their headings allow."""
+    excess = sum(widths) + 2 * (len(widths) - 1) - columns if columns else 0
+    for name in gives_way:
+        if excess <= 0 or name not in headings:
+            continue
+        at = headings.index(name)
+        taken = min(excess, max(widths[at] - max(len(name), CELL_WIDTH_MIN), 0))
+        widths[at] -= taken
+        excess -= taken
+
+
 def shortened(text: str, width_max: int = 48) -> str:
-    """At most ``width_max`` characters; an ellipsis shows that some are missing."""
-    return text if len(text) <= width_max else text[: width_max - 1] + "…"
+    """At most ``width_max`` columns wide; an ellipsis shows that some is missing."""
+    if len(text) <= width_max and width_of(text) <= width_max:
+        return text
+    kept = text[: width_max - 1]
+    while width_of(kept) > width_max - 1:
+        kept = kept[:-1]
+    return kept + "…"
 
 
 def size_text(size_bytes: object) -> str:
@@ -98,6 +148,14 @@ def duration_text(duration_s: object) -> str:
     if whole < _DAY_S:
         return f"{whole // _HOUR_S}h{whole % _HOUR_S // _MINUTE_S:02d}m"
     return f"{whole // _DAY_S}d{whole % _DAY_S // _HOUR_S:02d}h"
+
+
+def ago_text(seconds: float) -> str:
+    """``4s ago``, ``11m ago``, ``2h ago``, ``3d ago``."""
+    for unit, size_s in (("d", _DAY_S), ("h", _HOUR_S), ("m", _MINUTE_S)):
+        if seconds >= size_s:
+            return f"{int(seconds // size_s)}{unit} ago"
+    return f"{max(int(seconds), 0)}s ago"
 
 
 def number_text(number: object, digits: int = 2) -> str:

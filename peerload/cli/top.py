@@ -11,6 +11,7 @@ from peerload.cli.options import Options
 from peerload.cli.redraw import redrawn
 from peerload.cli.text import coloured, number_text, print_json, printable, table
 from peerload.client import Client
+from peerload.model.errors import PeerloadError
 from peerload.top.snapshot import bar, sample
 
 TYPE_CHECKING = False
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 SLOTS_HEADING = "SLOTS"
 LEFT_OUT_FIRST = ("REGION", "GPUS", "CPU", "MEMORY", "AGE")
 """Columns that a narrow terminal does without, in this order."""
+WITHOUT_VIEW = "With keys, output and graphs:  pip install 'peerload[top]'"
 WIDE = 10_000
 """The width of what is no terminal."""
 
@@ -27,16 +29,46 @@ WIDE = 10_000
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options("top", "The cluster at a glance: nodes with their load, and the tasks of this home that run.")
-    reader.switch("--once", help="print it once as text (without it: again each second, until Ctrl-C)")
+    reader.switch("--once", help="print it once as text")
+    reader.switch("--ascii", help="draw with plain characters only")
+    reader.switch("--readonly", help="nothing can be changed from it")
+    reader.flag("--at", default="", metavar="NODE", help="see the cluster from this node")
     flags = reader.read(words)
-    with Client(flags.socket) as client:
-        if flags.json:
-            print_json(sample(client))
-        elif flags.once or not sys.stdout.isatty():
-            sys.stdout.write("".join(f"{line}\n" for line in lines(sample(client), time.time())))
-        else:
-            return redrawn(lambda: lines(sample(client), time.time()))
-    return 0
+    is_live = not flags.json and not flags.once
+    is_live = is_live and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    with Client(flags.socket) as client:  # where no agent is, or no such node, that is said as everywhere
+        if not is_live:
+            seen = sample(client, flags.at)
+            if flags.json:
+                print_json(seen)
+            else:
+                sys.stdout.write("".join(f"{line}\n" for line in lines(seen, time.time())))
+            return 0
+        client.call("info", **({"at": flags.at} if flags.at else {}))
+    if not _has_view():
+        return redrawn(lambda: _again(flags.socket, flags.at))
+    from peerload.top import app
+
+    is_plain = flags.ascii or "utf" not in (sys.stdout.encoding or "").lower()
+    return app.run(flags.socket, node=flags.at, readonly=flags.readonly, ascii_only=is_plain)
+
+
+def _again(socket_path: str | None, at: str) -> list[str]:
+    """The text as it is now; where the agent is away, that."""
+    try:
+        with Client(socket_path) as client:
+            return [*lines(sample(client, at), time.time()), "", coloured(WITHOUT_VIEW, "dim", sys.stdout)]
+    except PeerloadError as error:
+        return [f"peerload: {printable(error.what)} -- trying again"]
+
+
+def _has_view() -> bool:
+    """Whether the extra `top` is installed and this terminal can show it."""
+    try:
+        import textual
+    except ImportError:
+        return False
+    return bool(textual) and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def lines(shown: dict[str, Any], now: float) -> list[str]:

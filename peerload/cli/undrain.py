@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.options import Options
+from peerload.cli.options import Options, node_name
 from peerload.cli.text import print_json
 from peerload.client import Client
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
-    flags = Options("undrain", "Have this node take tasks again, after  peerload drain.").read(words)
+    reader = Options("undrain", "Have this or another node take tasks again, after  peerload drain.")
+    reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
+    flags = reader.read(words)
     with Client(flags.socket) as client:
-        was_drained = bool(client.call("undrain").get("was_drained", True))
+        was_drained = bool(client.call("undrain", at=flags.node).get("was_drained", True))
     if flags.json:
         print_json({"was_drained": was_drained})
     else:
-        sys.stdout.write("this node takes tasks again\n" if was_drained else "this node was not drained\n")
+        node = flags.node or "this node"
+        sys.stdout.write(f"{node} takes tasks again\n" if was_drained else f"{node} was not drained\n")
     return 0

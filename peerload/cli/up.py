@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -13,7 +12,8 @@ import time
 
 import peerload
 from peerload.cli.agent_flags import agent_options, as_words, given_settings, located, make_private
-from peerload.cli.text import number_text, print_json, printable, say, size_text
+from peerload.cli.down import await_end, watch
+from peerload.cli.text import counted, number_text, print_json, printable, say, size_text, terminal_columns
 from peerload.client import ANSWERS_WITHIN_S, Client, default_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 
@@ -27,6 +27,9 @@ STARTS_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.02
 PEER_WITHIN_S = 3.0
 """So long the first peer may take to answer before it is said that there is none yet."""
+REFUSED_WITHIN_S = 0.3
+"""So long after it was met a peer may take to say that it knows another of this name."""
+OTHER_CLUSTER = "of another cluster"
 LOG_LINES_SHOWN = 10
 LOG_BYTES_READ = 16 << 10
 _LOOPBACK = ("127.", "[::1]")
@@ -41,20 +44,27 @@ def main(words: list[str]) -> int:
     settings = located(given_settings(flags))
     info = _info(settings["socket"], ANSWERS_WITHIN_S)
     already = info is not None
-    if already and (ignored := sorted(set(given_settings(flags)) - {"state", "socket"})):
+    if info is not None and (ignored := _not_in_force(given_settings(flags), settings, info)):
         said = " ".join(f"--{key}" for key in ignored)
         sys.stderr.write(f"peerload: {said} not applied: the agent runs already\n")
         sys.stderr.write(f"  stop it first:  peerload down --socket {printable(settings['socket'])}\n")
     if info is None:
+        log_start = _log_size(settings)
         info = start(settings)
         if settings.get("peer") or info.get("sought"):
-            info = _joined(settings, info)
+            info = _joined(settings, info, log_start)
     info.setdefault("socket", settings["socket"])
     if flags.json:
         print_json({key: info.get(key) for key in JSON_KEYS})
     else:
         sys.stdout.write(_told(info, already=already))
     return 0
+
+
+def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[str, Any]) -> list[str]:
+    """The flags given that an agent which runs already cannot heed."""
+    same_state = "state" not in given or os.path.realpath(settings["state"]) == os.path.realpath(str(info.get("state")))
+    return sorted(set(given) - ({"state", "socket"} if same_state else {"socket"}))
 
 
 def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, Any]:
@@ -87,25 +97,46 @@ def start(settings: dict[str, Any], program: Sequence[str] = ()) -> dict[str, An
             process.returncode = 0  # it goes on without us: nothing to reap
             return info
         if process.poll() is not None:
-            raise _failed(f"it ended with exit code {process.returncode}", log_path, log_start)
+            raise _ended(f"it ended with exit code {process.returncode}", log_path, log_start)
         pause.wait(LOOK_EVERY_S)
     process.terminate()
     process.wait()
     raise _failed(f"it did not answer within {STARTS_WITHIN_S:g} s and was stopped", log_path, log_start)
 
 
-def _joined(settings: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
-    """What the agent says of itself once it has met a peer; else, after a moment, say why it has not."""
+def _log_size(settings: dict[str, Any]) -> int:
+    try:
+        return os.path.getsize(os.path.join(settings["state"], "agent.log"))  # noqa: PTH202 -- as at the top
+    except OSError:
+        return 0
+
+
+def _joined(settings: dict[str, Any], info: dict[str, Any], log_start: int) -> dict[str, Any]:
+    """What the agent says of itself once it has met a peer that lets it stay; else, after a moment, say why it has not.
+    Raises PeerloadError if it ended meanwhile: a peer knows another of its name."""
     pause = threading.Event()
     deadline = time.monotonic() + PEER_WITHIN_S
-    with Client(settings["socket"]) as client:
-        while not info.get("peers") and time.monotonic() < deadline:
-            pause.wait(LOOK_EVERY_S)
-            info = client.call("info")
+    ends = watch(info.get("pid"))
+    try:
+        with Client(settings["socket"]) as client:
+            while not info.get("peers") and time.monotonic() < deadline:
+                pause.wait(LOOK_EVERY_S)
+                info = client.call("info")
+            if info.get("peers"):
+                pause.wait(REFUSED_WITHIN_S)
+                info = client.call("info")
+    except AgentUnavailable:
+        if ends is not None:
+            await_end(ends, "the agent")  # its last words come last
+        log_path = os.path.join(settings["state"], "agent.log")
+        raise _ended("it ended as soon as it met a peer", log_path, log_start) from None
     sought = info.get("sought") or {}
     if not info.get("peers") and sought:
         said = "; ".join(f"{address} ({_why(address, why)})" for address, why in sought.items())
-        say(f"no peer answered yet at {said}", f"trying on:  peerload nodes{_own(settings)}")
+        hint = f"trying on:  peerload nodes{_own(settings)}"
+        if any(OTHER_CLUSTER in why for why in sought.values()):
+            hint = "give both the same:  peerload up --cluster DIR        or let this one in:  peerload invite, there"
+        say(f"no peer answered yet at {said}", hint)
     return info
 
 
@@ -151,26 +182,40 @@ def _starting(socket_path: str) -> dict[str, Any] | None:
         return None
 
 
-def _failed(reason: str, log_path: str, log_start: int) -> PeerloadError:
+def _last_lines(log_path: str, log_start: int) -> list[str]:
     with open(log_path, "rb") as log:
         size = os.fstat(log.fileno()).st_size
         log.seek(max(log_start, size - LOG_BYTES_READ))
-        lines = log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES_SHOWN:]
-    for line in lines:
+        return log.read().decode("utf-8", "replace").splitlines()[-LOG_LINES_SHOWN:]
+
+
+def _ended(reason: str, log_path: str, log_start: int) -> PeerloadError:
+    """In the words with which the agent ended; ``reason`` and what it has logged where it had none."""
+    lines = _last_lines(log_path, log_start)
+    for number, line in enumerate(lines):
+        if line.startswith("peerload: "):
+            hint = "".join(lines[number + 1 : number + 2]).strip()
+            return PeerloadError("the agent did not start", why=line.removeprefix("peerload: "), hint=hint)
+    return _failed(reason, log_path, log_start)
+
+
+def _failed(reason: str, log_path: str, log_start: int) -> PeerloadError:
+    for line in _last_lines(log_path, log_start):
         sys.stderr.write(f"  {printable(line)}\n")
     return PeerloadError("the agent did not start", why=reason, hint=f"its log:  {log_path}")
 
 
 def _how_to_add(info: dict[str, Any]) -> str:
-    """What to type for one more node: on this machine, or on others where this one can be reached from there."""
-    address = printable(info.get("listen", "HOST:PORT"))
+    """What to type for one more machine, and for one more node on this one."""
+    address, own = printable(info.get("listen", "HOST:PORT")), printable(_own(info))
+    invite = f"peerload invite{own}"
     if info.get("cluster_local"):
-        return f"peerload up --peer {address} …        on other machines:  peerload cluster init DIR"
+        return f"{invite}        on this one too:  peerload up --peer {address} …"
+    if not info.get("issuer"):
+        return "peerload invite, on the machine where the cluster was made"
     if not address.startswith(_LOOPBACK):
-        return f"peerload up --cluster DIR --peer {address} …        with a copy of this cluster's DIR"
-    directory = printable(shlex.quote(str(info.get("cluster_directory") or "DIR")))
-    own = f"peerload up --cluster {directory} --peer {address} …"
-    return f"{own}        from other machines: once this one is started with  --listen ADDRESS:PORT"
+        return invite
+    return f"{invite}        from other machines: once this one is started with  --listen ADDRESS:PORT"
 
 
 def _cluster_told(info: dict[str, Any]) -> str:
@@ -182,20 +227,27 @@ def _cluster_told(info: dict[str, Any]) -> str:
     return f"{peers + 1} nodes known." if peers else alone
 
 
+def _beside(label: str, *commands: str) -> str:
+    """Commands behind a label, on one line where the terminal has room for them, else each on its own."""
+    line = f"{label:16}{'        '.join(commands)}"
+    columns = terminal_columns()
+    return f"{label:16}" + f"\n{'':16}".join(commands) if 0 < columns < len(line) else line
+
+
 def _told(info: dict[str, Any], *, already: bool) -> str:
     cpus = info.get("cpus")
     facts = [f"node {printable(info.get('node', ''))}", f"{number_text(cpus)} cpu{'' if cpus == 1 else 's'}"]
     if info.get("mem_bytes"):
         facts.append(size_text(info["mem_bytes"]))
     if info.get("slots") is not None:
-        facts.append(f"{info['slots']} tasks at a time")
+        facts.append(f"{counted(info['slots'], 'task')} at a time")
     notices = "".join(f"Note:           {printable(notice)}\n" for notice in info.get("notices") or ())
     verb = "an agent is already running" if already else "agent started"
     own = printable(_own(info))
     return (
         f"{verb}: {', '.join(facts)}. {_cluster_told(info)}\n"
         f"{notices}"
-        f"Try:            peerload run{own} hostname        peerload submit{own} sleep 5        peerload top{own}\n"
-        f"Add a node:     {_how_to_add(info)}\n"
+        f"{_beside('Try:', f'peerload run{own} hostname', f'peerload submit{own} sleep 5', f'peerload top{own}')}\n"
+        f"Add a machine:  {_how_to_add(info)}\n"
         f"Stop it:        peerload down{own}\n"
     )

@@ -42,7 +42,7 @@ def why_never(profile: Profile, request: ResourceRequest, placement: Placement, 
     if request.cpus > profile.cpus + EPSILON:
         return f"{profile.cpus:g} cpus, asked {request.cpus:g}"
     if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
-        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f}"
+        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
     return _why_no_devices(profile, request) if request.takes_devices else ""
 
 
@@ -153,7 +153,7 @@ def gpus_text(gpus: Sequence[Device]) -> str:
 
 
 def _gib(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB"
+    return f"{size / 2**30:.3g} GiB" if size >= 1 << 30 else f"{size / 2**20:.3g} MiB"
 
 
 class Ledger:

@@ -17,6 +17,8 @@ from peerload.model.errors import BadRequest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from peerload.core.attendance import Attendance
+    from peerload.core.gates import Gates
     from peerload.core.handoff_executor import Executor
     from peerload.core.handoff_home import Handoff
     from peerload.core.home import Home
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Arrivals:
-    """One per node; it keeps nothing but the submissions."""
+    """One per node; it keeps nothing but the submissions. ``attendance`` hears of each new task."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class Arrivals:
         sharing: Sharing,
         submissions: submission.Submissions,
         turns: Turns,
+        gates: Gates,
     ) -> None:
         self._state = state
         self._queue = queue
@@ -55,20 +58,40 @@ class Arrivals:
         self._sharing = sharing
         self._submissions = submissions
         self._turns = turns
+        self._gates = gates
+        self.attendance: Attendance
 
     def submitted(self, event: TaskSubmitted) -> None:
-        """Kept, answered, and considered; or refused."""
+        """Kept, answered, and considered; or refused. One that names tasks to wait for only once there are known to be such."""
+        if not event.terms.awaits or self._submissions.is_known(event):
+            self.accepted(event)
+        else:
+            self._gates.inquiries.begin(event, self._submissions.counter)
+
+    def accepted(self, event: TaskSubmitted) -> None:
+        """There is all that it names."""
         self._turns.carry_out(event.request, self._submitted(event))
+
+    def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[None]:
+        """It was submitted before. Whoever says so again is there for the tasks; the connection of then may be gone."""
+        if event.client:
+            self.attendance.coming(event.client)
+            for task in self._home.named(str(reply["id"])):
+                self.attendance.submitted(task, (event.client,))
+                yield
+            self.attendance.came(event.client)
+        self._state.actions.append(Answer(event.request, reply))
 
     def _submitted(self, event: TaskSubmitted) -> Iterator[None]:
         """The members of an array are made one by one, then kept all at once, and told of; nobody knows their names before.
-        Then each arrives, unless something has become of it already."""
+        Then each arrives, unless something has become of it already; from then on it ends with its client."""
         try:
             reply = self._submissions.repeated(event)
             if reply is not None:
-                self._state.actions.append(Answer(event.request, reply))
+                yield from self._repeated(event, reply)
                 return
             if self._submissions.is_under_way(event):
+                self.attendance.coming(event.client)
                 return
             placeable = submission.why_not_placeable(
                 self._state,
@@ -82,20 +105,24 @@ class Arrivals:
             self._state.actions.append(Answer(event.request, error=error))
             return
         self._home.begin_making(array.name)
+        self.attendance.coming(event.client)
         for member in array.members():
             task = array.add(member)
             if event.held:
                 task.phase = HomePhase.HELD
             self.adopt(task, directory_here=event.directory_here)
             yield
-        self._submissions.accept(array, placeable)
+        self._submissions.accept(array, placeable, self._gates.dependencies.rows(event.terms))
         self._home.has_made(array.name)
-        if event.held:
-            return
-        for task in array.tasks:
-            if self._has_yet_to_arrive(task):
+        clients = array.clients()
+        for task in array.tasks if clients or not event.held else ():
+            if clients and self._home.tasks.get(task.uid) is task:
+                self.attendance.submitted(task, clients)
+            if not event.held and self._has_yet_to_arrive(task):
                 self.arrives(task)
             yield
+        for client in clients:
+            self.attendance.came(client)
 
     def _has_yet_to_arrive(self, task: HomeTask) -> bool:
         is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task
@@ -104,11 +131,14 @@ class Arrivals:
     def adopt(self, task: HomeTask, *, directory_here: bool) -> None:
         """A task of this home, new or from the store."""
         self._home.adopt(task)
+        self._gates.adopt(task)
         if not directory_here:
             task.cannot_here = _no_directory(task.spec)
 
     def arrives(self, task: HomeTask) -> None:
         """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
+        if not self._gates.admits(task):
+            return
         spec = task.spec
         cannot = task.cannot_here or why_never(self._state.profile, spec.request, spec.placement, self._state.node)
         if cannot:
@@ -149,8 +179,11 @@ class Arrivals:
         to = self._handoff.not_started_received(src, message)
         if to is None:
             return
-        task = self._home.tasks[message.uid]
-        if task.phase is HomePhase.RESTING:
+        task = self._home.tasks.get(message.uid)
+        if task is None or task.phase is HomePhase.RESTING:  # None: it cannot be run again, and has failed
+            return
+        if not self._gates.admits(task):
+            self._queue.remove(task)
             return
         here = self._state.node
         spec = task.spec

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from peerload.core.drain import Drain
+    from peerload.core.gates import Gates
     from peerload.core.home import Home
     from peerload.core.leases import Leases
     from peerload.core.membership import Membership
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 HELD_BY_USER = "held by its user"
 RELEASED = "released"
-WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING)
+WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
 
 
 class Clients:
@@ -42,6 +43,7 @@ class Clients:
         membership: Membership,
         drain: Drain,
         turns: Turns,
+        gates: Gates,
     ) -> None:
         self._state = state
         self._home = home
@@ -49,6 +51,7 @@ class Clients:
         self._membership = membership
         self._drain = drain
         self._turns = turns
+        self._gates = gates
         self.arrives: Callable[[HomeTask], None]
 
     def _is_there(self, task: HomeTask) -> bool:
@@ -121,12 +124,42 @@ class Clients:
             for task in self._home.named(name):
                 if task.phase is HomePhase.HELD and self._is_there(task):
                     task.phase = HomePhase.WAITING
-                    self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=())
+                    is_freed = task.record.is_freed or self._gates.is_lost(task)
+                    self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=(), is_freed=is_freed)
                     self.arrives(task)
                     is_released = True
                 yield
             (released if is_released else not_held).append(name)
         self._answer(event.request, released=released, not_held=not_held)
+
+    def prioritize(self, event: events.PriorityRequested) -> None:
+        """Waiting tasks go before, or behind, others; the node that has one in its queue is told."""
+        self._turns.carry_out(event.request, self._prioritize(event))
+
+    def _prioritize(self, event: events.PriorityRequested) -> Iterator[None]:
+        changed: list[str] = []
+        passed_on: list[str] = []
+        elsewhere: list[str] = []
+        ended: list[str] = []
+        for name in event.tasks:
+            waits = is_told = is_there = False
+            for task in self._home.named(name):
+                if self._is_there(task) and not task.record.state.is_final:
+                    is_there = True
+                    waits |= task.phase in WAITS or task.phase is HomePhase.HELD
+                    self._home.prioritize(task, event.priority)
+                    self._gates.prioritized(task)
+                    is_told |= self._leases.tell_priority(task)
+                yield
+            (changed if waits else passed_on if is_told else elsewhere if is_there else ended).append(name)
+        self._answer(
+            event.request,
+            changed=changed,
+            passed_on=passed_on,
+            elsewhere=elsewhere,
+            ended=ended,
+            priority=event.priority,
+        )
 
     def drain(self, event: events.DrainRequested) -> None:
         """This node takes no more tasks."""
@@ -145,13 +178,15 @@ class Clients:
         error: BadRequest | None = None
         if event.node == self._state.node:
             error = BadRequest(f"{event.node} is this node itself", hint="peerload leave")
-        elif peer is None and not self._home.at(event.node):  # an agent's restart may have forgotten it, its tasks not
+        elif (
+            peer is None and not self._home.at(event.node) and not self._gates.dependencies.waits_on(event.node)
+        ):  # an agent's restart may have forgotten it, its tasks not
             error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
         elif peer is not None and not self._membership.forget(event.node):
             error = _still_there(event.node, peer.state)
         reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
         if error is None:
-            reply["tasks"] = self._leases.forgotten(event.node)
+            reply["tasks"] = self._leases.forgotten(event.node) + self._gates.dependencies.forgotten(event.node)
         self._state.actions.append(Answer(event.request, reply, error=error))
 
     def _answer(self, request: int, **reply: object) -> None:

@@ -18,7 +18,7 @@ from peerload.model.resources import ResourceRequest
 from peerload.model.task import Guarantee, task_home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from peerload.core.admission import Ledger
     from peerload.core.handoff_executor import Executor
@@ -42,6 +42,10 @@ class Frozen:
         self._executor = executor
         self._since_s: dict[str, float] = {}
         self._evicted = ""
+
+    def __iter__(self) -> Iterator[str]:
+        """The attempts that are held still, the longest first."""
+        return iter(sorted(self._since_s, key=lambda key: self._since_s[key]))
 
     def restore(self, keys: Iterable[str]) -> None:
         """What the launcher lists as frozen: for how long, it does not say."""

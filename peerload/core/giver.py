@@ -107,7 +107,7 @@ class Giver:
         spec, to = work.spec, profile.node
         if why_never(profile, spec.request, spec.placement, task_home(work.task)):
             return False
-        if self._membership.has_declined(to, "directory", spec.directory):
+        if self._membership.will_decline(to, spec):
             return False
         if isinstance(work, HomeTask):
             return bool(work.stranded_because) or (

@@ -26,7 +26,7 @@ RENEWALS_PER_LEASE = 4
 
 class GuestLeases:
     """One per node, over its guests; its timer is ``renew``. ``guest_of(home, uid)`` finds one; ``tell(guest)`` says to its home what is here of it,
-    ``give_back(guest, reason)`` ends one that waits."""
+    ``give_back(guest, reason)`` ends one that waits, ``prioritize(guest, priority)`` has it wait elsewhere in the queue."""
 
     def __init__(
         self,
@@ -35,12 +35,14 @@ class GuestLeases:
         guest_of: Callable[[str, bytes], Guest | None],
         tell: Callable[[Guest], None],
         give_back: Callable[[Guest, str], None],
+        prioritize: Callable[[Guest, int], None],
     ) -> None:
         self._state = state
         self._guests = guests
         self._guest_of = guest_of
         self._tell = tell
         self._give_back = give_back
+        self._prioritize = prioritize
         self._renew_at_s = math.inf
 
     def began(self, guest: Guest) -> None:
@@ -89,7 +91,11 @@ class GuestLeases:
         a deadline again: it waits for that."""
         for extension in message.extensions:
             guest = self._guest_of(src, extension.uid)
-            if guest is None or guest.attempt != extension.attempt or extension.ts <= guest.ts:
+            if guest is None or guest.attempt != extension.attempt:
+                continue
+            if extension.priority is not None:
+                self._prioritize(guest, extension.priority)
+            if extension.ts <= guest.ts:
                 continue
             was_parked = guest.is_parked
             guest.ts = extension.ts

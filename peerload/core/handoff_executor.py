@@ -1,4 +1,6 @@
-"""The executor's side of the handoff: reservations and guests. docs/wire.md names the rules (D3 … R11).
+"""The executor's side of the handoff, in one file because it has one table of guests.
+
+docs/wire.md names the rules (D3 … R11).
 
 A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *floor*:
 the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
 
 STUCK = "nothing runs there but tasks that are frozen, since their homes are silent"
 NOT_ITS_HOME = "words of others than its home"
+OFFERS_MAX = 1024
+"""Offers of one peer that may be outstanding here: more are declined (rule P2)."""
 
 
 class Executor:
@@ -67,8 +71,9 @@ class Executor:
         self._ledger = ledger
         self.guests: dict[str, Guest] = {}
         self.by_uid: dict[bytes, Guest] = {}
+        self._reserved: dict[str, set[str]] = {}
         self.floors = Floors(state, self.by_uid.__contains__)
-        self.leases = GuestLeases(state, self.guests, self._guest_of, self._tell, self.give_back)
+        self.leases = GuestLeases(state, self.guests, self._guest_of, self._tell, self.give_back, self.prioritize)
         self.results = GuestResults(state, ledger, self.floors, self.guests, self._remove)
         self.accepts: Callable[[Offer], bool]
         self.report: Callable[[], LoadReport]
@@ -76,13 +81,21 @@ class Executor:
         self.is_ending: Callable[[str], bool] = lambda _key: False
         self.is_own: Callable[[bytes], bool] = lambda _uid: False
 
+    def _reserved_no_more(self, guest: Guest) -> None:
+        reserved = self._reserved.get(guest.home)
+        if reserved is not None:
+            reserved.discard(guest.key)
+            if not reserved:
+                del self._reserved[guest.home]
+
     # -- offer and commit ----------------------------------------------------------------------------------------------
 
-    def offer_received(self, src: str, offer: Offer, *, directory_here: bool) -> None:
+    def offer_received(self, src: str, offer: Offer, *, directory_here: bool, refused: str = "") -> None:
         """Reserve room, or decline with the reason."""
         objection = self._objection(src, offer.task, offer.uid)
         if objection:
             self._state.count("offers declined here: cannot")
+            self._state.broken("P3", src, f"OFFER of {offer.task}: {objection}")
             self._state.send(src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self.report()))
             return
         stale = self.by_uid.get(offer.uid)
@@ -93,7 +106,7 @@ class Executor:
             and stale.home == src
         ):
             self._drop(stale)
-        refusal = self._refusal(src, offer, directory_here=directory_here)
+        refusal = self._refusal(src, offer, directory_here=directory_here, refused=refused)
         if refusal is not None:
             code, reason = refusal
             if reason == STUCK:
@@ -108,6 +121,7 @@ class Executor:
             guest = Guest(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
             self.guests[guest.key] = guest
             self.by_uid[offer.uid] = guest
+            self._reserved.setdefault(src, set()).add(guest.key)
         guest.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
         guest.ts = self._state.now.boot_s
         guest.lease_s = offer.lease_s
@@ -135,27 +149,38 @@ class Executor:
         if guest is None or guest.home == src:
             return guest
         self._state.count(NOT_ITS_HOME)
+        self._state.broken("P3", src, f"it speaks of {guest.task}, whose home is {guest.home}")
         return None
 
     def _has_no_say(self, src: str, task: str, uid: bytes) -> bool:
         """As `_objection`, where there is nothing to answer: it is counted."""
-        if not self._objection(src, task, uid):
+        if not (objection := self._objection(src, task, uid)):
             return False
         self._state.count(NOT_ITS_HOME)
+        self._state.broken("P3", src, f"it speaks of {task}: {objection}")
         return True
 
     def _accept(self, guest: Guest) -> None:
         """Say ACCEPT, and again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
         identity = self._state.identity
         accept = Accept(
-            guest.task, guest.uid, guest.attempt, guest.nonce, guest.ts, identity.machine_boot, identity.store
+            guest.task,
+            guest.uid,
+            guest.attempt,
+            guest.nonce,
+            guest.ts,
+            identity.machine_boot,
+            identity.store,
+            guest.spec.needs_feeding,
         )
         self._state.send(guest.home, accept)
         left_s = guest.ts + self._state.config.reservation_s - self._state.now.boot_s
         self._state.set_timer_in(min(guest.repeat_s, max(left_s, 0.0)), "reserved", guest.key)
         guest.repeat_s *= 2
 
-    def _refusal(self, src: str, offer: Offer, *, directory_here: bool) -> tuple[str, str] | None:
+    def _refusal(  # noqa: C901 -- one line a reason
+        self, src: str, offer: Offer, *, directory_here: bool, refused: str
+    ) -> tuple[str, str] | None:
         profile = self._state.profile
         known = self.by_uid.get(offer.uid)
         if known is not None and not (
@@ -175,13 +200,24 @@ class Executor:
         waits_for_frozen = self._state.runs_frozen_only and not self._ledger.fits(offer.spec.request)
         if never or waits_for_frozen:
             return ("cannot", never) if never else ("room", STUCK)
+        if refused:
+            return "policy", refused
         if not directory_here:
             return "directory", f"no directory {offer.spec.directory.decode(errors='replace')} there"
-        if known is None and len(self.guests) >= self._state.config.guests_max:
-            return "busy", f"{len(self.guests)} tasks of other homes are here already"
+        if known is None and (too_many := self._too_many(src)):
+            return "busy", too_many
         if known is None and not offer.only and not self._is_promised(offer) and not self.accepts(offer):
             return "room", "no room there by now"
         return None
+
+    def _too_many(self, src: str) -> str:
+        """Why nothing more of src is taken, whatever room there is; "" if something is."""
+        if len(self._reserved.get(src, ())) >= OFFERS_MAX:
+            self._state.broken("P2", src, f"more than {OFFERS_MAX} offers outstanding")
+            return f"{OFFERS_MAX} offers of {src} are outstanding here already"
+        if len(self.guests) >= self._state.config.guests_max:
+            return f"{len(self.guests)} tasks of other homes are here already"
+        return ""
 
     def _is_promised(self, offer: Offer) -> bool:
         """Whether this node has asked for it, and keeps room. What devices a promised task would take was not known when
@@ -205,6 +241,7 @@ class Executor:
                 self._state.clear_timer("reserved", guest.key)
                 self._ledger.expect_no_more(guest.uid)
                 guest.phase = GuestPhase.WAITING
+                self._reserved_no_more(guest)
                 guest.lease_s = commit.lease_s
                 guest.deadline_s = guest.ts + commit.lease_s
                 guest.arrived_s = self._state.now.boot_s
@@ -343,6 +380,14 @@ class Executor:
         if guest.phase is GuestPhase.HERE:
             self._state.actions.append(SignalTask(guest.key, message.signal))
 
+    def prioritize(self, guest: Guest, priority: int) -> None:
+        """Its user wants another priority: one that has not started stands elsewhere in the queue from now on."""
+        if guest.spec.priority == priority or guest.phase not in (GuestPhase.RESERVED, GuestPhase.WAITING):
+            return
+        self._queue.prioritize(guest, priority)
+        if guest.phase is GuestPhase.WAITING:
+            self._state.note_guest(guest, "queued", f"its priority is {priority} now")
+
     def give_back(self, guest: Guest, reason: str, to: str = "") -> None:
         """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
         self._queue.remove(guest)
@@ -411,5 +456,6 @@ class Executor:
 
     def _remove(self, guest: Guest) -> None:
         self.guests.pop(guest.key, None)
+        self._reserved_no_more(guest)
         if self.by_uid.get(guest.uid) is guest:
             del self.by_uid[guest.uid]

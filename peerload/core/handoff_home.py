@@ -15,6 +15,7 @@ from peerload.core.leases import Leases
 from peerload.core.losses import Losses
 from peerload.core.memory_retries import MemoryRetries
 from peerload.core.parking import Parking
+from peerload.core.retries import Retries
 from peerload.core.work import HomePhase
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from peerload.core.work import HomeTask
 
 SIGKILL = 9
+UNCOLLECTED_CHARS_MAX = 300
+"""Of why a result could not be kept."""
 
 
 class Handoff:
@@ -45,6 +48,7 @@ class Handoff:
         self._home = home
         self.losses = Losses(state, membership, home)
         self.memory = MemoryRetries(state, membership, home)
+        self.retries = Retries(state, home, self.memory)
         self.parking = Parking(state, membership, home)
         self.leases = Leases(state, home, self.losses, self.parking)
         self.declined: Callable[[HomeTask, str, str], None] = lambda _task, _node, _reason: None
@@ -99,6 +103,10 @@ class Handoff:
             else:
                 self._state.count("accepts too late")  # that reservation ends by itself
             return
+        if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
+            self._declined(task, src, f"{src} is of an earlier version, and passes no standard input on")
+            return
+        self._membership.black_holes.took(src)
         self._home.withdraw(task)
         self._queue.remove(task)
         task.phase = HomePhase.AWAY
@@ -147,6 +155,7 @@ class Handoff:
         if task is None or not is_offered or (src, message.attempt) != (task.offered_to, task.record.attempt + 1):
             self._state.count("declines of no offer")
             return
+        self._membership.black_holes.declined(src, message.code, accepts=message.report.accepts)
         self._declined(task, src, message.reason)
 
     def _declined(self, task: HomeTask, node: str, reason: str) -> None:
@@ -158,6 +167,8 @@ class Handoff:
         """No answer in time, or the offer never left: as a decline."""
         task = self._home.tasks.get(uid)
         if task is not None and task.phase is HomePhase.OFFERED and task.offered_to == node:
+            if self._membership.is_usable(node):
+                self._membership.black_holes.unanswered(node)
             self._declined(task, node, f"no answer from {node}")
 
     # -- what its node says of it ---------------------------------------------------------------------------------------
@@ -191,6 +202,8 @@ class Handoff:
         has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
         if not has_it or (src, message.attempt) != (record.node, record.attempt):
             self._state.count("words of nodes that do not have it")
+            if message.attempt > record.attempt:  # else it may be late
+                self._state.broken("P3", src, f"it speaks of attempt {message.attempt} of {task.task}; there is none")
             return False
         if message.store and record.store and message.store != record.store:
             self._state.count("promises of another store")
@@ -234,12 +247,15 @@ class Handoff:
             return
         if not self._was_granted(task, src, message.attempt):
             self._state.count("results of attempts not granted")
+            self._state.broken("P3", src, f"RESULT of {task.task}: attempt {message.attempt} was never given to it")
             return
         if message.exit.signal and not self._may_have(task, src, message.attempt):
             # It was given up, and revoked: that it was killed there is no result.
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
-        if self._ran_out_of_memory(task, message):
+        if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
+            self._membership.black_holes.ended(src, task.spec, message.exit)
+        if self._is_tried_again(task, message):
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
@@ -267,15 +283,16 @@ class Handoff:
                 )
             )
 
-    def _ran_out_of_memory(self, task: HomeTask, message: Result) -> bool:
-        """Whether this is no result, since the task is (or was by now) queued again with more GPU memory. That is durable
-        before it is acknowledged; said again after that, or of an attempt that was given up, it is dropped."""
-        if not self.memory.concerns(task, message.exit):
+    def _is_tried_again(self, task: HomeTask, message: Result) -> bool:
+        """Whether this is no result, since the task is (or was by now) queued again: with more GPU memory, or as it is to be
+        tried again when it has failed. That is durable before it is acknowledged; said again after that, or of an attempt
+        that was given up, it is dropped."""
+        if not self.retries.concerns(task, message.exit):
             if task.phase is not HomePhase.COLLECTING:
                 task.why_over = ""
             return False
         if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
-            task.why_over = self.memory.again(task, message.exit)
+            task.why_over = self.retries.again(task, message.exit)
             return not task.why_over
         if task.phase is HomePhase.COLLECTING and message.attempt == task.collected_attempt:
             return False  # it has been decided that this is its result
@@ -294,6 +311,7 @@ class Handoff:
             return
         if error:
             self._state.count("output fetches failed")
+            task.uncollected_because = error[:UNCOLLECTED_CHARS_MAX]
             self._home.resume(task)  # it will be repeated, and fetched again
             self.leases.resumed(task)
             return

@@ -1,4 +1,4 @@
-"""The tasks of this home: their durable life-cycle, their runs on this node, and their one end.
+"""The tasks of this home, in one file because they have one writer: their durable life-cycle, their runs here, their end.
 
 Home is its tasks' only writer: every change of state goes through `Home.become`, which makes it durable and knows the
 table of transitions. What is said to a node that runs a task is `handoff_home.py`, what becomes of one whose attempt was
@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.work import HomePhase, HomeTask
-from peerload.model.actions import ForgetTask, PutTask, SignalTask, SpawnTask, TaskChanged
+from peerload.model.actions import ForgetTask, PutChores, PutTask, SignalTask, SpawnTask, TaskChanged
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
 from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from peerload.core.admission import Ledger
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
+    from peerload.model.actions import Row
     from peerload.model.task import Exit, TaskRecord
 
 SIGKILL = 9
@@ -41,7 +42,9 @@ class Home:
     when it needs no place any more: it was accepted there, starts here, is over (node = ""), ``again(task, exit)`` when its
     process has ended (`MemoryRetries.again`), ``lost(task, reason)`` when
     its attempt on this node has left no result, ``never_started(task, reason)`` when that had no process, either, and
-    ``is_gone(key)`` when the process of a task cancelled here is gone.
+    ``is_gone(key)`` when the process of a task cancelled here is gone. ``ending(record)`` tells what else is to be kept with
+    its end, ``ended(record)`` is called after that; ``kept_back(task)`` when it waits no more and is not leased, either;
+    ``left(task)`` when nothing of it is left; ``left_gate(task)`` when it waits at the gate no more, and has not passed; ``regains(task)`` tells whether one that was held may be leased again.
     """
 
     def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
@@ -57,6 +60,12 @@ class Home:
         self.requeued: Callable[[HomeTask, str], None] = lambda _task, _reason: None
         self.placed: Callable[[HomeTask, str], None] = lambda _task, _node: None
         self.is_gone: Callable[[str], None] = lambda _key: None
+        self.ending: Callable[[TaskRecord], Sequence[Row]] = lambda _record: ()
+        self.ended: Callable[[TaskRecord], None] = lambda _record: None
+        self.kept_back: Callable[[HomeTask], None] = lambda _task: None
+        self.left: Callable[[HomeTask], None] = lambda _task: None
+        self.left_gate: Callable[[HomeTask], None] = lambda _task: None
+        self.regains: Callable[[HomeTask], bool] = lambda _task: True
         self.again: Callable[[HomeTask, Exit], str]
         self.lost: Callable[[HomeTask, str], None]
         self.never_started: Callable[[HomeTask, str], None]
@@ -81,9 +90,13 @@ class Home:
         """They are durable."""
         self._being_made.pop(array, None)
 
+    def is_being_made(self, name: str) -> bool:
+        """Whether this is an array whose members are not durable yet, or one of them."""
+        return (_array(name) or name) in self._being_made
+
     def named(self, name: str) -> list[HomeTask]:
         """The unfinished tasks that a user means: one, or the members of an array."""
-        if (_array(name) or name) in self._being_made:
+        if self.is_being_made(name):
             return []
         task = self.by_id.get(name)
         return [task] if task is not None else list(self.arrays.get(name, {}).values())
@@ -119,9 +132,15 @@ class Home:
         task.record = msgspec.structs.replace(record, reason=reason, **changes)
         if task.record.node != record.node:
             self._moved(task, record.node)
-        self._state.persist(PutTask(task.record, self._state.now.wall_s, reason))
+        ends = task.record.state.is_final and not record.state.is_final
+        more = self.ending(task.record) if ends else ()
+        owed = task.terms.chores() if ends else ()
+        kept = PutTask(task.record, self._state.now.wall_s, reason)
+        self._state.persist(kept, *more, *([PutChores(record.task, owed)] if owed else []))
         runs = bool(task.running_at) and task.record.state is TaskState.LEASED
         self._state.actions.append(TaskChanged(task.record, runs, reason))
+        if ends:
+            self.ended(task.record)
         return task.record
 
     def _moved(self, task: HomeTask, before: str) -> None:
@@ -143,6 +162,8 @@ class Home:
     ) -> None:
         """Back to the queue, nobody has it. ``arrives``: it is decided about anew at once; ``rests_s``: it is considered
         after that only; ``last_node`` among the changes: that node was only not heard of and may still have it (R11)."""
+        if self._cannot_repeat(task, reason):
+            return
         self._clear_timers(task)
         self._nobody_has(task)
         self.become(task, reason, **(NOBODY | {"state": TaskState.QUEUED, "last_node": ""} | changes))
@@ -153,6 +174,13 @@ class Home:
         self._queue.add(task)
         if arrives:
             self.requeued(task, reason)
+
+    def _cannot_repeat(self, task: HomeTask, reason: str) -> bool:
+        """Whether it has failed, since its input was read and is not kept: nothing is run on half an input."""
+        if not task.record.input_is_cut:
+            return False
+        self.fail(task, f"{reason}; it cannot be repeated, since its standard input is not kept whole")
+        return True
 
     def rest(self, task: HomeTask, seconds: float) -> None:
         """Queued, but not considered for so long."""
@@ -166,11 +194,20 @@ class Home:
             self._queue.add(task)
             self.requeued(task, task.record.reason)
 
+    def prioritize(self, task: HomeTask, priority: int) -> None:
+        """It goes before those of lower priority, behind those that have this one already."""
+        if task.spec.priority == priority:
+            return
+        self._queue.prioritize(task, priority)
+        self.become(task, f"its priority is {priority} now", priority=priority)
+
     def take_out(self, task: HomeTask, node: str = "") -> None:
         """It waits here no more: it is at that node, held or over."""
         self.withdraw(task)
         self._queue.remove(task)
-        if task.phase is HomePhase.RESTING:
+        if task.phase is HomePhase.GATED:
+            self.left_gate(task)
+        elif task.phase is HomePhase.RESTING:
             self._state.clear_timer("rest", task.uid.hex())
         self.placed(task, node)
 
@@ -212,10 +249,13 @@ class Home:
 
     def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
         """A task that waits, or that another node had, is kept back."""
+        if self._cannot_repeat(task, reason):
+            return
         self.take_out(task)
         self._clear_timers(task)
         self._nobody_has(task)
         task.phase = HomePhase.HELD
+        self.kept_back(task)
         self.become(task, reason, **(NOBODY | {"state": TaskState.HELD} | changes))
 
     def _nobody_has(self, task: HomeTask) -> None:
@@ -333,6 +373,7 @@ class Home:
 
     def _forget(self, task: HomeTask) -> None:
         self._clear_timers(task)
+        self.left(task)
         self.tasks.pop(task.uid, None)
         self.by_id.pop(task.task, None)
         tasks = self.elsewhere.get(task.record.node)
@@ -353,7 +394,7 @@ class Home:
         if task.spec.time_limit_s:
             self._state.clear_timer("limit", task.key)
 
-    def cancel(self, task: HomeTask, signal: int, *, force: bool) -> bool:
+    def cancel(self, task: HomeTask, signal: int, *, force: bool, reason: str = "cancelled") -> bool:
         """Durable before it is confirmed (D7); False if it has ended already."""
         if task.phase is HomePhase.OVER:
             if force:  # cancelled before, and its process has not obeyed yet
@@ -365,7 +406,7 @@ class Home:
         task.phase = HomePhase.OVER
         self.become(
             task,
-            "cancelled",
+            reason,
             state=TaskState.CANCELLED,
             started_at=task.running_at,
             ended_at=self._state.now.wall_s,
@@ -379,7 +420,7 @@ class Home:
         is_superseded = was is HomePhase.COLLECTING and task.collected_attempt != task.record.attempt and node
         is_elsewhere = was in (HomePhase.AWAY, HomePhase.UNKNOWN) and node
         if is_elsewhere or is_superseded:
-            self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, "cancelled"))
+            self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, reason))
             if first != SIGKILL:
                 self._obeys(key)
         self._forget(task)
@@ -401,13 +442,17 @@ class Home:
         return False
 
     def signal(self, task: HomeTask, signal: int) -> bool:
-        """Pass a signal on to the running task; False if it does not run."""
+        """Pass a signal of a user on to the running task; False if it does not run. Its end by that is its result."""
         if task.phase is HomePhase.HERE:
             self._state.actions.append(SignalTask(task.key, signal))
         elif task.phase is HomePhase.AWAY and task.running_at:
             self._state.send(task.record.node, Signal(task.task, task.uid, task.record.attempt, signal))
         else:
             return False
+        attempt, signals = task.signalled
+        if attempt != task.record.attempt:
+            signals = ()
+        task.signalled = task.record.attempt, tuple(dict.fromkeys((*signals, signal)))
         return True
 
 

@@ -140,7 +140,18 @@ class Leases:
             record = msgspec.structs.replace(task.record, started_at=renewal.started_at)
             self._state.actions.append(TaskChanged(record, running=True, reason=f"started on {src}"))
             self._home.seen_running(task, f"started on {src}")
-        return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s)
+        priority = None if task.running_at else task.record.priority
+        return LeaseExtension(renewal.uid, renewal.attempt, renewal.ts, lease_s, priority)
+
+    def tell_priority(self, task: HomeTask) -> bool:
+        """Tell the node that has this task, and has not started it, what its priority is by now; with each renewal it is told
+        again. → whether there is such a node."""
+        if task.phase is not HomePhase.AWAY or task.running_at:
+            return False
+        record = task.record
+        extension = LeaseExtension(task.uid, record.attempt, 0.0, record.lease_s, record.priority)
+        self._state.send(record.node, RenewOk((extension,)))
+        return True
 
     def _is_current(self, task: HomeTask, src: str, attempt: int) -> bool:
         """Whether src holds the current attempt; one that was given up but not granted anew is taken back (R11)."""
@@ -154,10 +165,13 @@ class Leases:
                 return record.node == src and record.state is TaskState.LEASED and task.collected_attempt != attempt
             case HomePhase.UNKNOWN:
                 is_back = src in (record.node, record.last_node)
-            case HomePhase.WAITING | HomePhase.OFFERED | HomePhase.RESTING:
+            case HomePhase.WAITING | HomePhase.OFFERED | HomePhase.RESTING | HomePhase.GATED:
                 is_back = record.last_node == src
             case HomePhase.HELD:  # for nodes that went away, which this one did not
                 is_back = record.last_node == src
+                if is_back and not self._home.regains(task):
+                    is_back = False  # from now on nothing is believed of that attempt, which is revoked
+                    self._home.become(task, record.reason, last_node="")
             case _:
                 is_back = False
         if is_back:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.membership import PeerState
+from peerload.core.retries import failure_pause_s
 from peerload.core.work import HomePhase
 from peerload.model.task import Guarantee, TaskState
 
@@ -77,9 +78,13 @@ class Losses:
 
     def rest_after_restart(self, task: HomeTask) -> bool:
         """Whether a queued task has to pause once more: how long it has done so is not known any more."""
-        if not task.record.losses:
+        record = task.record
+        if not record.losses and not record.failures:
             return False
-        self._home.rest(task, self._pause_s(task.record.losses))
+        pause_s = self._pause_s(record.losses) if record.losses else 0.0
+        if record.failures:
+            pause_s = max(pause_s, failure_pause_s(self._state.config, record.failures))
+        self._home.rest(task, pause_s)
         return True
 
     def _lose(self, task: HomeTask, reason: str, *, took_down: str, last_node: str = "", rests: bool = True) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.admission import why_never
+from peerload.core.black_holes import BlackHoles
 from peerload.core.contacts import identity_of
 from peerload.core.directory import ELIGIBLE_KEPT_MAX, NOBODY, Names
 from peerload.core.gossip import Gossip, rumour_of
@@ -22,7 +23,7 @@ from peerload.core.heard import Heard
 from peerload.core.profiles import Profiles
 from peerload.model.actions import ForgetPeer
 from peerload.model.gossip import Load, Standing
-from peerload.model.messages import Hello, Leaving, Need, Pong
+from peerload.model.messages import DECLINES_LASTING, Hello, Leaving, Need, Pong, decline_subject
 from peerload.model.resources import Profile
 from peerload.policy.api import KnownReport
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from peerload.model.gossip import Rumour
     from peerload.model.load import LoadReport
     from peerload.model.messages import Identity, Ping
+    from peerload.model.task import TaskSpec
 
 LEAVING_SAID_MAX = 4
 """Members that are told over the peer link that this node stops, besides what gossip tells."""
@@ -116,6 +118,8 @@ class Membership:
         self.gossip.loads = self._loads
         self.gossip.has_room = self._make_room
         self.gossip.contacts.buried = self._remove
+        self.black_holes = BlackHoles(state)
+        self.black_holes.changed = self._eligible.clear
         self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible.clear)
 
     def __iter__(self) -> Iterator[Peer]:
@@ -218,6 +222,7 @@ class Membership:
             self._become(peer, PeerState.ALIVE, "met")
         if is_new:
             self._reports.pop(node, None)
+            self.black_holes.started_anew(node)
         peer.identity = identity
         self.profiles.has(peer, profile, is_new=is_new)
         if in_person:
@@ -366,11 +371,12 @@ class Membership:
     # -- who may run what ----------------------------------------------------------------------------------------------
 
     def eligible(self, need: Need, home: str) -> Sequence[str]:
-        """The usable peers that could ever run this, by name."""
+        """The usable peers that could ever run this, by name; without those that are skipped, unless there are no others."""
+        self.black_holes.is_any()  # it tells if one may be asked again
         key = need if not need.migrations else Need(need.request, need.placement)
         found = self._eligible.get(key)
         if found is None:
-            found = self._eligible_now(key, home)
+            found = self._not_skipped(self._eligible_now(key, home))
             if len(self._eligible) >= ELIGIBLE_KEPT_MAX:
                 self._eligible.clear()
             self._eligible[key] = found
@@ -386,6 +392,12 @@ class Membership:
             if self.is_usable(name) and not why_never(peer.profile, need.request, need.placement, home)
         )
         return Names(tuple(sorted([*own, *(name for name in listed if name not in self._peers)])), self._state.node)
+
+    def _not_skipped(self, names: Names) -> Names:
+        if not self.black_holes.is_any():
+            return names
+        left = tuple(name for name in names if not self.black_holes.why(name))
+        return Names(left, self._state.node) if left else names
 
     def could_ever(self, need: Need, home: str) -> bool:
         """Whether any peer not known to have left could run this, also one that is silent or drained now."""
@@ -406,6 +418,12 @@ class Membership:
     def has_declined(self, node: str, code: str, subject: bytes) -> bool:
         """Whether this node declined that lately."""
         return bool(self._declined) and self._declined.get((node, code, subject), 0.0) > self._state.now.boot_s
+
+    def will_decline(self, node: str, spec: TaskSpec) -> bool:
+        """Whether this node declined lately, for a lasting reason, what would be so of this task, too."""
+        return bool(self._declined) and any(
+            self.has_declined(node, code, decline_subject(code, spec)) for code in DECLINES_LASTING
+        )
 
     def any_declined(self) -> bool:
         """Whether anything is remembered at all (the common case is no)."""

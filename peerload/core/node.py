@@ -1,4 +1,4 @@
-"""The only door of the core: an event comes in with the moment it happened, actions come out.
+"""The only door of the core, in one file to show every route: an event comes in with its moment, actions come out.
 
     node = Node(config, policies, identity, profile, random.Random(seed))
     actions = node.handle(now, event)
@@ -17,9 +17,12 @@ import msgspec
 
 from peerload.core.admission import Ledger
 from peerload.core.arrivals import Arrivals
+from peerload.core.attendance import Attendance
+from peerload.core.authorisation import DROPPED, Authorisation
 from peerload.core.clients import Clients
 from peerload.core.drain import Drain
 from peerload.core.endings import WORDS, Endings
+from peerload.core.gates import Gates
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.home import Home
@@ -59,6 +62,9 @@ TO_HOME = (
 """What is said to the home of a task."""
 
 
+NOT_ITS_TO_SAY = "words of others than who may say them: "
+
+
 class Node:
     """One node's core: `handle` changes it, the machines behind it may be looked at (by views for people)."""
 
@@ -76,11 +82,13 @@ class Node:
         self.home = Home(self.state, self.queue, self.ledger)
         self.handoff = Handoff(self.state, self.queue, self.membership, self.home)
         self.executor = Executor(self.state, self.queue, self.ledger)
+        self.authorisation = Authorisation(identity.node, self.home, self.executor)
         self.sharing = Sharing(
             self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor
         )
         self.submissions = Submissions(self.state)
         self.turns = turns = Turns(self.state)
+        self.gates = Gates(self.state, self.home, self.membership, turns)
         self.arrivals = Arrivals(
             self.state,
             self.queue,
@@ -91,6 +99,7 @@ class Node:
             self.sharing,
             self.submissions,
             turns,
+            self.gates,
         )
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
         self.endings = Endings(self.state, self.home, lambda key: self.runs.holds(key) or self.runs.is_ending(key))
@@ -106,11 +115,16 @@ class Node:
             self.sharing.information,
         )
         self.meetings = Meetings(self.membership, self.handoff, self.executor, self.sharing)
-        self.clients = Clients(self.state, self.home, self.handoff.leases, self.membership, self.drain, turns)
-        self.drain.arrives = self.clients.arrives = self.arrivals.arrives
+        self.clients = Clients(
+            self.state, self.home, self.handoff.leases, self.membership, self.drain, turns, self.gates
+        )
+        self.arrivals.attendance = self.attendance = Attendance(self.state, self.home, turns)
+        self.gates.left = self.attendance.left
+        self.drain.arrives = self.clients.arrives = self.gates.arrives = self.arrivals.arrives
+        self.gates.inquiries.submit = self.arrivals.accepted
         self.membership.died = self.handoff.leases.peer_died
         self.home.is_gone = self.endings.gone
-        self.home.again = self.handoff.memory.again
+        self.home.again = self.handoff.retries.again
         self.home.lost = self.handoff.losses.died
         self.home.never_started = self.handoff.losses.never_started
         self.executor.is_ending = self.runs.is_ending
@@ -136,6 +150,7 @@ class Node:
             self._message(event)
         else:
             self._route(event)
+        self.gates.settle()
         self.runs.fill()
         self.runs.frozen.settle()
         if state.profile.drained:
@@ -177,12 +192,22 @@ class Node:
                 self.arrivals.judge_again()
             case events.PeerMet():
                 self.meetings.met(event, told_by_itself=not event.retained)
+                self.gates.dependencies.ask(event.identity.node)
             case events.PeerUnreachable():
                 self.membership.unreachable(event.node)
             case events.SendFailed():
                 self._send_failed(event)
             case events.CancelRequested():
                 self.clients.cancel(event)
+            case events.AttendRequested():
+                self.attendance.attend(event)
+            case events.DetachRequested():
+                self.attendance.detach(event)
+            case events.ClientGone():
+                self.gates.inquiries.gone(event.client)
+                self.attendance.gone(event.client)
+            case events.InputCut():
+                self.attendance.cut(event.uid)
             case events.EndAsked():
                 self.endings.asked(event)
             case events.SignalRequested():
@@ -212,6 +237,12 @@ class Node:
                 self.clients.hold(event)
             case events.ReleaseRequested():
                 self.clients.release(event)
+            case events.PriorityRequested():
+                self.clients.prioritize(event)
+            case events.GroupRequested():
+                self.gates.asked(event)
+            case events.TasksFound():
+                self.gates.inquiries.found(event)
             case events.DrainRequested():
                 self.clients.drain(event)
             case events.EmptyAwaited():
@@ -253,8 +284,13 @@ class Node:
 
     def _message(self, event: events.MessageReceived) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line a message
         src = event.src
-        self.membership.heard(src)
         message: Any = event.message
+        if self.authorisation.verdict(src, message) is DROPPED:
+            task = getattr(message, "task", "what it does not have")
+            self.state.count(f"{NOT_ITS_TO_SAY}{type(message).__struct_config__.tag}")
+            self.state.broken("P3", src, f"{type(message).__struct_config__.tag} of {task} is not its to say")
+            return
+        self.membership.heard(src)
         if self.handoff.parking.is_away and isinstance(message, TO_HOME):
             return  # said to a home that has gone away; it will be said again
         if isinstance(message, WORDS):
@@ -271,7 +307,7 @@ class Node:
             case messages.Footprint():
                 self.sharing.footprint_received(src, message)
             case messages.Offer():
-                self.executor.offer_received(src, message, directory_here=event.directory_here)
+                self.executor.offer_received(src, message, directory_here=event.directory_here, refused=event.refused)
             case messages.Accept():
                 self.handoff.accept_received(src, message)
             case messages.Decline():
@@ -306,6 +342,10 @@ class Node:
                 self.handoff.died_received(src, message)
             case messages.Query():
                 self.executor.query_received(src, message)
+            case messages.AwaitTasks():
+                self.gates.inquiries.asked(src, message)
+            case messages.TasksTold():
+                self.gates.dependencies.told(src, message)
             case messages.Revoke():
                 self.executor.revoke_received(src, message)
             case messages.Signal():
@@ -329,6 +369,7 @@ class Node:
                     self.meetings.met(met, told_by_itself=False)
                 else:
                     self.state.count("states told in another's name")
+                    self.state.broken("P3", src, "a state told in another's name")
             case messages.Leaving():
                 self.membership.left(src)
             case _:
@@ -338,13 +379,13 @@ class Node:
         if message.code in messages.DECLINES_LASTING:
             task = self.home.tasks.get(message.uid)
             if task is not None:
-                self.membership.remember_decline(src, message.code, task.spec.directory)
+                self.membership.remember_decline(src, message.code, messages.decline_subject(message.code, task.spec))
         self.membership.heard_report(src, message.report)
         self.handoff.decline_received(src, message)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
-    def _timer(self, timer: tuple[str, ...]) -> None:  # noqa: PLR0912 C901 -- one line a timer
+    def _timer(self, timer: tuple[str, ...]) -> None:  # noqa: PLR0912 PLR0915 C901 -- one line a timer
         name, subject = timer[0], timer[1] if len(timer) > 1 else ""
         match name:
             case "probe":
@@ -378,7 +419,7 @@ class Node:
                 self.executor.floors.expire()
             case "result":
                 self.executor.results.repeat(subject)
-            case "offer" | "ask" | "lease" | "rest":
+            case "offer" | "ask" | "lease" | "rest" | "attended":
                 task = self.home.tasks.get(bytes.fromhex(subject))
                 if task is not None:
                     self._home_timer(name, task)
@@ -388,6 +429,12 @@ class Node:
                 self.runs.stop(subject)
             case "kill":
                 self.runs.kill(subject)
+            case "await":
+                self.gates.dependencies.ask(subject)
+            case "inquiry":
+                self.gates.inquiries.timed_out(int(subject))
+            case "gates":
+                pass  # `settle` goes on with what was too much for one event
             case "devices":
                 self.runs.devices_due()
             case "frozen":
@@ -402,5 +449,7 @@ class Node:
             self.handoff.leases.ask(task)
         elif name == "rest":
             self.home.rested(task)
+        elif name == "attended":
+            self.attendance.timed_out(task)
         else:
             self.handoff.leases.ran_out(task)

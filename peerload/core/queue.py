@@ -12,6 +12,8 @@ from collections import OrderedDict
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.core.device_line import DeviceLine
 from peerload.core.history import Backlog
 
@@ -85,6 +87,15 @@ class WaitingQueue:
         self._ledger.wait(work.spec.request, is_local=work.is_local)
         if self._backlog is not None:
             self._backlog.add(work)
+
+    def prioritize(self, work: Work, priority: int) -> None:
+        """It has another priority; if it waits here, it goes behind those that have this one already."""
+        is_queued, is_withheld = self.remove(work), work.withheld
+        work.spec = msgspec.structs.replace(work.spec, priority=priority)
+        if is_queued:
+            self.add(work)
+            if is_withheld:
+                self.withhold(work)
 
     def remove(self, work: Work) -> bool:
         """Wherever it stands; False if it does not wait here."""

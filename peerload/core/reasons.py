@@ -19,6 +19,7 @@ from peerload.core.membership import PeerState
 from peerload.core.reasons_here import cores_words, devices_words, duration_words, named, turn_words
 from peerload.core.reasons_there import room_told
 from peerload.core.work import HomePhase
+from peerload.model.messages import decline_subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +55,10 @@ class Reasons:
         self._node = node
         self._task = task
         self._now_s = now_s
-        self._peers = sorted(node.membership, key=lambda peer: peer.identity.node)
+        there = (
+            peer for peer in node.membership if peer.state is not PeerState.LEFT
+        )  # who has left is no node any more
+        self._peers = sorted(there, key=lambda peer: peer.identity.node)
         self._names = {work.key: work.task for work in node.runs.works()}
 
     def verdicts(self, spec: TaskSpec | None = None) -> Iterator[Verdict]:
@@ -146,10 +150,12 @@ class Reasons:
         if never:
             all_lacking = lacks(peer.profile, request, placement, home)
             reason = self._and_drained(all_lacking, peer.profile.drained)
+            if peer.state is PeerState.DEAD:
+                reason = f"{self._gone(peer)}; {reason}"
             return Verdict(node, can_ever=False, now=None, reason=reason, age_s=age_s)
         because = self._not_now_there(peer)
         if because:
-            return Verdict(node, can_ever=peer.state is not PeerState.LEFT, now=False, reason=because, age_s=age_s)
+            return Verdict(node, can_ever=True, now=False, reason=because, age_s=age_s)
         believed_s = self._node.state.config.report_age_s_max
         if heard is None:
             return Verdict(node, can_ever=True, now=None, reason="nothing was heard of its load so far", age_s=age_s)
@@ -177,8 +183,6 @@ class Reasons:
                 return f"suspect: it has not answered for {since}"
             case PeerState.DEAD:
                 return f"dead for {since}"
-            case PeerState.LEFT:
-                return f"it left {since} ago"
             case _:
                 return ""
 
@@ -193,8 +197,12 @@ class Reasons:
             return drained_words(peer.profile.drain_reason)
         if peer.profile.trouble:
             return f"it takes no tasks of others: {peer.profile.trouble}"
-        if node.membership.has_declined(name, "directory", task.spec.directory):
+        if skipped := node.membership.black_holes.why(name):
+            return skipped
+        if node.membership.has_declined(name, "directory", decline_subject("directory", task.spec)):
             return f"no directory {task.spec.directory.decode(errors='replace')} there"
+        if node.membership.has_declined(name, "policy", decline_subject("policy", task.spec)):
+            return f"its policy runs no tasks of {task.spec.user or 'this node'}"
         if task.phase is HomePhase.OFFERED and task.offered_to == name:
             return ""
         if not task.stranded_because and not node.home.may_migrate(task):
@@ -205,9 +213,19 @@ class Reasons:
         return ""
 
 
+_ELSEWHERE = (HomePhase.AWAY, HomePhase.COLLECTING, HomePhase.UNKNOWN)
+
+
 def drained_words(reason: str) -> str:
     """That a node takes no tasks for now, and why."""
     return f'drained: "{reason}"' if reason else "drained"
+
+
+def uncollected_words(task: HomeTask) -> str:
+    """That it has ended elsewhere, and why that cannot be recorded yet; "" if nothing is known of that."""
+    if not task.uncollected_because or task.record.attempt != task.collected_attempt or task.phase not in _ELSEWHERE:
+        return ""
+    return f"it has ended on {task.collected_from}, and its result waits there: {task.uncollected_because}"
 
 
 def holds_words(task: HomeTask) -> str:
@@ -216,10 +234,13 @@ def holds_words(task: HomeTask) -> str:
         case HomePhase.OFFERED:
             return f"it is offered to {task.offered_to}, which has not answered yet"
         case HomePhase.RESTING:
+            if task.record.failures and not task.record.losses:
+                return task.record.reason
             return f"an attempt of it was lost ({task.record.reason}); it is considered again shortly"
         case HomePhase.AWAY:
-            return f"it waits in the queue of {task.record.node}, which has taken it: {task.record.reason}"
+            waits = f"it waits in the queue of {task.record.node}, which has taken it: {task.record.reason}"
+            return uncollected_words(task) or waits
         case HomePhase.COLLECTING:
-            return f"it has ended on {task.collected_from}; its output is on the way"
+            return uncollected_words(task) or f"it has ended on {task.collected_from}; its output is on the way"
         case _:
             return ""

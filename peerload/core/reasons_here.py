@@ -57,7 +57,9 @@ def cores_words(ledger: Ledger, request: ResourceRequest, names: Mapping[str, st
     profile = ledger.profile
     if profile.slots_fixed and len(ledger.running) >= profile.slots:
         holders = [names.get(key, UNNAMED) for key in ledger.running]
-        return f"{len(ledger.running)} of {profile.slots} slots taken: {named(holders)}"
+        return (
+            f"{len(ledger.running)} of {profile.slots} slot{'' if profile.slots == 1 else 's'} taken: {named(holders)}"
+        )
     if ledger.cpus_running + request.cpus > profile.cpus + EPSILON:
         taken = f"{ledger.cpus_running:g} of {profile.cpus:g} cpus taken, asked {request.cpus:g}"
         return taken + _by(names, {key: one.cpus for key, (one, _) in ledger.running.items()}, "g")

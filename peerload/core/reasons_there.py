@@ -44,7 +44,9 @@ def room_told(profile: Profile, report: LoadReport, request: ResourceRequest) ->
 
 def _cores(profile: Profile, report: LoadReport, request: ResourceRequest) -> Told:
     n, slots = report.load_tasks, max(profile.slots, 1)
-    stands = f"{n} of {slots} slots taken" + (f", {report.waiting} wait" if report.waiting else "")
+    stands = f"{n} of {slots} slot{'' if slots == 1 else 's'} taken" + (
+        f", {report.waiting} wait" if report.waiting else ""
+    )
     if request.takes_devices:
         return _cores_beside_devices(profile, report, request, stands)
     if n >= slots:

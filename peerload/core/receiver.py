@@ -160,6 +160,8 @@ class Receiver:
         stranded = self._giver.stranded_for(request.profile)
         if stranded is not None:
             return stranded
+        if self._membership.black_holes.why(src):
+            return None
         if self._ledger.waits_for_devices:
             waiting = self._giver.waits_for_room_there(request.profile, request.report)
             if waiting is not None:

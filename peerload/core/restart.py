@@ -20,22 +20,25 @@ def restart(node: Node, event: AgentStarted) -> None:
         node.drain.restore(event.drained)
     for run in event.past:
         node.state.history.learn(run.spec, run.exit)
+    node.gates.restore(event.fates, event.groups)
     queued = [task for row in event.tasks if (task := _task(node, row)).record.state is TaskState.QUEUED]
     for record in event.executions:
         guest = node.executor.adopt(record)
         if guest.phase is not GuestPhase.ENDED:
             node.runs.restore(guest)
     node.runs.reconcile(event.running, dict(event.ended), event.frozen)
+    node.gates.restored()
     for task in queued:
         if not node.handoff.losses.rest_after_restart(task):
             node.arrivals.arrives(task)
+    node.attendance.restored()
     node.membership.start(event.known, event.seeds)
     node.state.set_timer_in(node.state.config.floor_kept_s, "floors")
 
 
 def _task(node: Node, row: TaskRow) -> HomeTask:
     """One task of this home, in the phase that goes with its durable state; a queued one is for the caller."""
-    task = HomeTask(row.record, node.submissions.shared(row.spec), node.state.now.boot_s)
+    task = HomeTask(row.record, node.submissions.shared(row.spec), node.state.now.boot_s, row.terms)
     node.arrivals.adopt(task, directory_here=row.directory_here)
     if row.record.state is TaskState.HELD:
         task.phase = HomePhase.HELD

@@ -175,9 +175,7 @@ class Sender:
         peers = self._membership.eligible(task.need(), self._state.node)
         if not self._membership.any_declined():
             return peers
-        return tuple(
-            peer for peer in peers if not self._membership.has_declined(peer, "directory", task.spec.directory)
-        )
+        return tuple(peer for peer in peers if not self._membership.will_decline(peer, task.spec))
 
     def step(self, search: Search, task: HomeTask) -> None:
         """Ask the policy what to do next, and do it."""

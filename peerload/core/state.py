@@ -123,6 +123,11 @@ class CoreState:
         """Keep an event for people (`EVENTS` lists what can happen); nothing waits for it."""
         self.actions.append(Note(PutEvent(self.now.wall_s, what, state, task, attempt, node, reason)))
 
+    def broken(self, rule: str, who: str, what: str) -> None:
+        """Say that something was refused for the sake of a rule of security, and to whom. Only of what no node says that
+        keeps the rules, however late it comes."""
+        self.note("security", rule, node=who, reason=what)
+
     def note_guest(self, guest: Guest, state: str, reason: str) -> None:
         """The same of an attempt of another home that is here."""
         self.note("attempt", state, task=guest.task, attempt=guest.attempt, node=guest.home, reason=reason)

@@ -15,13 +15,14 @@ from peerload.model.actions import Answer, PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
 from peerload.model.events import Submission
 from peerload.model.messages import Need
-from peerload.model.task import TaskRecord, TaskState
+from peerload.model.task import TaskRecord, TaskState, member_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from peerload.core.membership import Membership, Peer
     from peerload.core.state import CoreState
+    from peerload.model.actions import Row
     from peerload.model.events import TaskSubmitted
     from peerload.model.task import TaskSpec
 
@@ -44,10 +45,18 @@ class Made:
         self.name = f"{state.node}/{counter}"
         self.submitted_at = state.now.wall_s
         self.tasks: list[HomeTask] = []
-        self.rows: list[PutSubmission | PutTask] = [
-            PutSubmission(Submission(counter, event.token, event.digest, spec, event.indices, self.submitted_at))
-        ]
-        self.repeated: list[int] = []
+        self._submission = Submission(
+            counter,
+            event.token,
+            event.digest,
+            spec,
+            event.indices,
+            self.submitted_at,
+            terms=event.terms,
+            each=event.each,
+        )
+        self.rows: list[PutSubmission | PutTask] = [PutSubmission(self._submission)]
+        self.repeated: list[TaskSubmitted] = []
         self._first, self._reason = (
             (TaskState.HELD, "submitted held") if event.held else (TaskState.QUEUED, "submitted")
         )
@@ -62,14 +71,26 @@ class Made:
         """How many are still to be made."""
         return max(len(self.event.indices), 1) - len(self.tasks)
 
+    def clients(self) -> list[int]:
+        """Those that attend them, as often as each has said so."""
+        return [event.client for event in (self.event, *self.repeated) if event.client]
+
     def add(self, member: str) -> HomeTask:
         """Make one."""
         uid = self._state.rng.getrandbits(128).to_bytes(16, "big")
         record = TaskRecord(
-            member, uid, self._first, self.submitted_at, reason=self._reason, retry_of=self.event.retry_of
+            member,
+            uid,
+            self._first,
+            self.submitted_at,
+            reason=self._reason,
+            retry_of=self.event.retry_of,
+            attended=self.event.client > 0,
+            input=self.event.input,
         )
         self.rows.append(PutTask(record, self.submitted_at, self._reason))
-        task = HomeTask(record, self.spec, self._state.now.boot_s)
+        spec = self.spec if not self.event.each else self._submission.spec_of(member_of(member))
+        task = HomeTask(record, spec, self._state.now.boot_s, self.event.terms)
         self.tasks.append(task)
         return task
 
@@ -104,6 +125,15 @@ class Submissions:
             raise BadRequest(USED_BEFORE, hint=NEW_TOKEN)
         return {**reply, "directory_here": event.directory_here, "placeable": None, "repeated": True}
 
+    @property
+    def counter(self) -> int:
+        """The last number given."""
+        return self._counter
+
+    def is_known(self, event: TaskSubmitted) -> bool:
+        """Whether a submission with this token was accepted before, or is being made."""
+        return event.token in self._tokens or event.before is not None or event.token in self._under_way
+
     def is_under_way(self, event: TaskSubmitted) -> bool:
         """Whether an array with this token is being made: then it is answered with that. Raises BadRequest if it is another
         command."""
@@ -112,7 +142,7 @@ class Submissions:
             return False
         if made.event.digest != event.digest:
             raise BadRequest(USED_BEFORE, hint=NEW_TOKEN)
-        made.repeated.append(event.request)
+        made.repeated.append(event)
         return True
 
     def begin(self, event: TaskSubmitted, tasks_now: int) -> Made:
@@ -130,11 +160,12 @@ class Submissions:
         self._under_way[event.token] = made
         return made
 
-    def accept(self, made: Made, placeable: str | None) -> None:
-        """Keep the task or the members of the array (D1), and answer. placeable: why nobody can run it now."""
+    def accept(self, made: Made, placeable: str | None, rows: Iterable[Row] = ()) -> None:
+        """Keep the task or the members of the array (D1), and ``rows`` with them, and answer. placeable: why nobody can run it
+        now."""
         state, event = self._state, made.event
         del self._under_way[event.token]
-        state.persist(*made.rows)
+        state.persist(*made.rows, *rows)
         state.count("tasks submitted", len(made.tasks))
         reply: dict[str, object] = {"id": made.name, "members": len(event.indices) or None}
         if event.retry_of:
@@ -142,8 +173,8 @@ class Submissions:
         self._remember(event.token, event.digest, reply)
         reply = {**reply, "directory_here": event.directory_here, "placeable": placeable}
         state.actions.append(Answer(event.request, reply))
-        for request in made.repeated:
-            state.actions.append(Answer(request, {**reply, "repeated": True}))
+        for again in made.repeated:
+            state.actions.append(Answer(again.request, {**reply, "repeated": True}))
 
     def shared(self, spec: TaskSpec) -> TaskSpec:
         """The same spec with its environment kept once in memory, however many tasks have an equal one."""
@@ -186,7 +217,9 @@ def why_not_placeable(
         return None
     if not membership.could_ever(need, state.node):
         return f"no node known can ever run it; {here}"
-    could = [peer for peer in membership if not why_never(peer.profile, spec.request, spec.placement, state.node)]
+    could = [
+        peer for peer in _members(membership) if not why_never(peer.profile, spec.request, spec.placement, state.node)
+    ]
     return "; ".join([here, *_named([(peer, _why_not_now(peer)) for peer in could])])
 
 
@@ -194,6 +227,17 @@ def _why_not_now(peer: Peer) -> str:
     if peer.state is not PeerState.ALIVE:
         return peer.state.value
     return "drained" if peer.profile.drained else "no room now"
+
+
+def _members(membership: Membership) -> Iterator[Peer]:
+    """The peers without those that have left: they are no nodes any more."""
+    return (peer for peer in membership if peer.state is not PeerState.LEFT)
+
+
+def _why_never_there(peer: Peer, never: str) -> str:
+    """Whether anybody is there comes first."""
+    gone = "" if peer.state is PeerState.ALIVE else peer.state.value
+    return ", ".join(filter(None, (gone, never)))
 
 
 def _named(reasons: list[tuple[Peer, str]]) -> list[str]:
@@ -205,8 +249,8 @@ def _refuse_hopeless(
     state: CoreState, membership: Membership, spec: TaskSpec, here: str, *, directory_here: bool
 ) -> None:
     reasons = [
-        (peer, why_never(peer.profile, spec.request, spec.placement, state.node) or peer.state.value)
-        for peer in membership
+        (peer, _why_never_there(peer, why_never(peer.profile, spec.request, spec.placement, state.node)))
+        for peer in _members(membership)
     ]
     is_the_directory = not directory_here and not why_not_here(state, spec, directory_here=True)
     hint = "another directory: -d DIR        a fresh scratch directory: -d -" if is_the_directory else HOPELESS_HINT
@@ -222,7 +266,7 @@ def _refuse_hopeless(
 
 def _nearest_miss(state: CoreState, membership: Membership, spec: TaskSpec) -> tuple[str, str]:
     """The node that lacks least, and what it lacks, in words."""
-    profiles = [state.profile, *(peer.profile for peer in membership if peer.knows_profile)]
+    profiles = [state.profile, *(peer.profile for peer in _members(membership) if peer.knows_profile)]
     lacking = [(lacks(profile, spec.request, spec.placement, state.node), profile) for profile in profiles]
     fewest = min(lacking, key=lambda one: (len(one[0]), one[1].gpus == 0, -one[1].gpus, one[1].node))
     return fewest[1].node, ", ".join(fewest[0])

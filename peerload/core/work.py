@@ -10,9 +10,11 @@ import msgspec
 from peerload.model.devices import GpuShare
 from peerload.model.messages import Need
 from peerload.model.task import ExecutionRecord, ExecutionState, execution_key
+from peerload.model.terms import NO_TERMS
 
 if TYPE_CHECKING:
     from peerload.model.task import Exit, TaskRecord, TaskSpec
+    from peerload.model.terms import Terms
 
 
 class HomePhase(enum.Enum):
@@ -23,7 +25,9 @@ class HomePhase(enum.Enum):
     OFFERED = enum.auto()
     """Queued, and an offer is out: it must not start here."""
     RESTING = enum.auto()
-    """Queued, but an attempt of it was lost: it waits a while before it is considered."""
+    """Queued, but an attempt of it was lost, or has failed: it waits a while before it is considered."""
+    GATED = enum.auto()
+    """Queued, but it has to wait for other tasks, or for a slot of its group: nobody is offered it."""
     HELD = enum.auto()
     """Kept back until it is released."""
     HERE = enum.auto()
@@ -100,7 +104,8 @@ class HomeTask(Work):
     the newest that its node's clock was heard to show, 0 = nothing since this home's start;
     cannot_here: why this home can never run it, though its profile fits (no such directory);
     false_starts: how often this node could not start it; stranded_because: why it has no place now; collected_attempt:
-    the one whose output is on its way, collected_from whom; why_over: why it is not tried again.
+    the one whose output is on its way, collected_from whom; uncollected_because: why its result, which its node has, could not be kept here the last time; why_over: why it is not tried again; signalled: (attempt, the signals that a user has sent it); terms: what only its home
+    has to know.
     """
 
     __slots__ = (
@@ -121,15 +126,19 @@ class HomeTask(Work):
         "repeat_s",
         "running_at",
         "search",
+        "signalled",
         "stranded_because",
+        "terms",
+        "uncollected_because",
         "voluntary",
         "why_over",
     )
 
-    def __init__(self, record: TaskRecord, spec: TaskSpec, arrived_s: float) -> None:
-        spec = with_more_memory(spec, record.gpu_mem_bytes, alone=record.gpu_alone)
+    def __init__(self, record: TaskRecord, spec: TaskSpec, arrived_s: float, terms: Terms = NO_TERMS) -> None:
+        spec = as_recorded(spec, record)
         super().__init__(record.task, record.uid, spec, arrived_s, is_local=True)
         self.record = record
+        self.terms = terms
         self.phase = HomePhase.WAITING
         self.search: int | None = None
         self.offered_to = ""
@@ -149,6 +158,8 @@ class HomeTask(Work):
         self.collected_from = ""
         self.exit: Exit | None = None
         self.why_over = ""
+        self.uncollected_because = ""
+        self.signalled: tuple[int, tuple[int, ...]] = (0, ())
 
     @property
     def key(self) -> str:
@@ -241,6 +252,13 @@ class Guest(Work):
     def may_move(self) -> bool:
         """Whether its home would still place it elsewhere."""
         return self.migrations_max < 0 or self.migrations < self.migrations_max
+
+
+def as_recorded(spec: TaskSpec, record: TaskRecord) -> TaskSpec:
+    """What a task asks for by now, that was submitted with this."""
+    if record.priority is not None and record.priority != spec.priority:
+        spec = msgspec.structs.replace(spec, priority=record.priority)
+    return with_more_memory(spec, record.gpu_mem_bytes, alone=record.gpu_alone)
 
 
 def with_more_memory(spec: TaskSpec, gpu_mem_bytes: int, *, alone: bool) -> TaskSpec:

@@ -12,6 +12,7 @@ from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership
 from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
+from peerload.model.terms import Chore, Fate, GroupSettings
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -59,6 +60,13 @@ class PutFloor(msgspec.Struct, frozen=True, gc=False, tag=True):
     home: str = ""
 
 
+class PutChores(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep what is owed for a task that has ended; what is owed for an array as a whole, with the end of its last member."""
+
+    task: str
+    chores: tuple[Chore, ...]
+
+
 class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep one line about what happened (`EVENTS` lists what can): at Unix s; node: the other one, where there is one."""
 
@@ -71,10 +79,24 @@ class PutEvent(msgspec.Struct, frozen=True, gc=False, tag=True):
     reason: str = ""
 
 
+SECURITY_RULES = (
+    *("J1", "J2", "J3", "J4", "J5", "J6"),
+    *("L1", "L2", "L3", "L4"),
+    *("X1", "X2", "X3", "X4", "X5", "X6", "X7"),
+    *("F1", "F2", "F3"),
+    "T1",
+    *("P1", "P2", "P3", "P4", "P5", "P6"),
+    *("M1", "M2"),
+    *("C1", "C2"),
+    *("S2", "S4", "S5", "S6", "S10", "S11", "S13", "S15", "S16", "S17", "S18", "S20"),
+)
+"""The rules of security, as docs/security.md has them: an event of security is that something was refused for one."""
+
 EVENTS: dict[str, tuple[str, ...]] = {
     "task": ("held", "queued", "leased", "running", "strayed", "parked", "done", "failed", "cancelled", "unknown"),
     "attempt": (
         "accepted",
+        "queued",
         "started",
         "running",
         "strayed",
@@ -89,12 +111,16 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "lost",
         "delivered",
     ),
-    "node": ("alive", "suspect", "dead", "left", "forgotten"),
-    "agent": ("started", "stopping", "leaving", "draining", "undrained"),
+    "node": ("alive", "suspect", "dead", "left", "forgotten", "skipped"),
+    "agent": ("started", "stopping", "leaving", "draining", "undrained", "restarting", "reloaded", "not reloaded"),
+    "join": ("invited", "welcomed", "refused"),
+    "cluster": ("revoked", "rotated", "forged", "certified", "renewed"),
     "launcher": ("lost", "ready", "silent", "answers"),
     "disk": ("low", "full", "ok"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
-    "store": ("damaged", "lost"),
+    "chore": ("saved", "notified", "postponed", "abandoned"),
+    "store": ("damaged", "lost", "removed"),
+    "security": SECURITY_RULES,
 }
 """What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
 
@@ -111,7 +137,45 @@ class PutDrain(msgspec.Struct, frozen=True, gc=False, tag=True):
     reason: str | None
 
 
-Row = PutSubmission | PutTask | PutExecution | DropExecution | PutFloor | DropFloors | PutDrain | PutEvent
+class PutFate(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep what has become of a task that others here wait for."""
+
+    fate: Fate
+
+
+class DropFates(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Nobody here waits for these any more."""
+
+    tasks: tuple[str, ...]
+
+
+class PutGroup(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep what a user wants of a group."""
+
+    group: GroupSettings
+
+
+class DropGroup(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A user wants nothing of this group any more."""
+
+    name: str
+
+
+Row = (
+    PutSubmission
+    | PutTask
+    | PutExecution
+    | DropExecution
+    | PutFloor
+    | DropFloors
+    | PutDrain
+    | PutEvent
+    | PutChores
+    | PutFate
+    | DropFates
+    | PutGroup
+    | DropGroup
+)
 
 
 class Persist(_Action, frozen=True):
@@ -181,6 +245,12 @@ class SpawnTask(_Action, frozen=True):
 
 class LookAtDevices(_Action, frozen=True):
     """Read all devices at once, and tell what was read with DevicesSampled: an attempt has ended on some."""
+
+
+class FindTasks(_Action, frozen=True):
+    """Look up what is on disk of these tasks or arrays of this home, then answer with TasksFound."""
+
+    tasks: tuple[str, ...]
 
 
 class SignalTask(_Action, frozen=True):
@@ -310,6 +380,7 @@ OUTWARD: tuple[type, ...] = (
     DialAddress,
     ForgetPeer,
     SpawnTask,
+    FindTasks,
     SignalTask,
     SetLease,
     EvictTask,
@@ -331,6 +402,7 @@ Action = (
     | ForgetPeer
     | SendGossip
     | SpawnTask
+    | FindTasks
     | LookAtDevices
     | SignalTask
     | SetLease

@@ -65,6 +65,17 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A task whose lease has run out is ended after so long in the freezer …"""
     frozen_kept_s: Positive = 60.0
     """… and after so long there, if a task of this node needs its room."""
+    failure_backoff_s: Positive = 1.0
+    """A task that failed and is to be tried again waits for so long, twice as long each time, up to the next."""
+    failure_backoff_s_max: Positive = 60.0
+    await_s: Positive = 10.0
+    """Another home is asked this often what has become of the tasks that others here wait for."""
+    await_answer_s: Positive = 5.0
+    """So long another home may take to say whether there is such a task, when one is submitted that waits for it."""
+    groups_max: Limit = 1000
+    """Groups that are set at a time."""
+    inquiries_max: Limit = 1000
+    """Submissions at a time that wait for word on the tasks that they name."""
     unknown_ask_s_max: Positive = 300.0
     """A node whose run of a task that may run once only was lost sight of is asked about it this often at least."""
 
@@ -125,8 +136,17 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What this node will not start again is remembered for so long after it was last of use; no message is that late."""
     floors_kept_max: Limit = 100_000
     """Of how many tasks; those that may run once only, and whose home has not taken note, are kept besides."""
+    refusals_max: Limit = 5
+    """A node that refuses so many offers in a row, though it says that it takes tasks, or does not answer them, is skipped."""
+    fast_failures_max: Limit = 10
+    """One on which so many tasks in a row fail within fast_failure_s each is, too."""
+    fast_failure_s: Positive = 2.0
+    skip_s: Positive = 60.0
+    """Skipped for so long."""
     kill_after_s: Positive = 10.0
     """A revoked or timed-out task gets its signal, then SIGKILL after this."""
+    attended_s: Positive = 30.0
+    """A task whose client must be there is cancelled if that is not back so long after a restart of the agent."""
     environments_kept_max: Limit = 64
     """Distinct environments kept once in memory, however many tasks share them."""
     tokens_kept_max: Limit = 100_000
@@ -164,6 +184,11 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = {}
 
 
+AccountName = Annotated[str, Meta(pattern=r"^[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z")]
+"""The name of an account, or of a group, of the machine: never one with a colon in it."""
+UserOf = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}:[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z")]
+
+
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one agent; each is a flag of `peerload agent` and a key of the config file."""
 
@@ -171,8 +196,14 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     state: str
     socket: str
     listen: str = "127.0.0.1:0"
+    advertise: str = ""
+    """Where others are told to dial this node, if that is not where it listens: a port that a gate forwards to it."""
     peer: Annotated[tuple[str, ...], Meta(max_length=64)] = ()
     mqtt: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    mqtt_ca: str = ""
+    """Who is believed to be a broker at mqtts://: the file of a CA, `system` for those of the system; "": the cluster's own."""
+    mqtt_password_file: str = ""
+    """A file with one line `USER:PASSWORD` that its owner alone can read, for brokers whose address names no password."""
     slots: Annotated[int, Meta(ge=0, le=65536)] | None = None
     policy: str = "adaptive"
     label: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
@@ -180,11 +211,21 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How fast the node works beside the reference machine; None: measured once, kept in the state directory."""
     cluster: str = ""
     """The cluster's directory (`peerload cluster init` makes one); "": this user's, else one of this machine alone."""
+    certificate_s: Annotated[float, Meta(ge=1.0, le=3.2e8)] = 90 * 86_400.0
+    """How long the certificates last that this node makes; after two thirds of it they are made anew."""
     gossip: Literal["local", "lan", "wan"] = "lan"
     """How fast the loss of a node is noticed: agents on one machine, on one network, or far apart."""
     site: NodeName = "main"
     output_bytes_max: Annotated[int, Meta(ge=4096, le=1 << 50)] = 16 << 20
     """Captured per stream and task: half of it from the head and half from the tail are kept."""
+    ended_kept_s: Annotated[float, Meta(gt=0.0, le=1e9)] = 30 * 86_400.0
+    """Ended tasks are kept for so long, and their outputs with them; events, too …"""
+    ended_tasks_max: Limit = 100_000
+    """… and no more of them than these, …"""
+    ended_output_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 5 << 30
+    """… and of their outputs no more than this: the oldest go first."""
+    retention_every_s: Annotated[float, Meta(ge=0.05, le=86_400.0)] = 60.0
+    """What is to go for that is looked for this often, the first time so long after the agent's start."""
     lease_s: Annotated[float, Meta(ge=1.0, le=86_400.0)] = 60.0
     """A node that runs a task for another must have been heard of within this; else the task is frozen there and, a
     little later, run elsewhere. More rides out longer outages, less finds a lost node sooner."""
@@ -200,3 +241,54 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Where agents of this machine claim its GPUs, a directory that is the same for all of them; "": where it keeps locks."""
     inbox_max: Limit = 200_000
     clients_max: Limit = 256
+    mode: Literal["user", "system"] = "user"
+    """Whose agent it is: "user": that of the user it runs as, and no other may ask it; "system": of all users of this machine
+    whom its groups let in, each with tasks of its own. Given on the command line alone."""
+    group: AccountName = "peerload"
+    """In system mode: who is in this group of the machine may use the agent …"""
+    admin_group: AccountName = "peerload-admin"
+    """… and who is in this one may all that concerns others, too: as root."""
+    users: Literal["guest", "same-name"] | Annotated[dict[UserOf, AccountName], Meta(max_length=4096)] = "guest"
+    """In system mode: whom users of other nodes are here: "guest", nobody known; "same-name", the account that is called as
+    they are there; or a table from ``node:user`` to an account."""
+    map_administrators: bool = False
+    """In system mode: whether users of other nodes may be such as are in the admin group here: their tasks can ask this agent
+    for whatever an administrator may."""
+    allow_root_tasks: bool = False
+    """In system mode: whether root may submit tasks."""
+    accept_foreign: bool = True
+    """In system mode: whether this node runs tasks of other nodes at all."""
+    exec_allow: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^/[^\x00]*\Z", max_length=4096)], ...], Meta(max_length=1024)
+    ] = ()
+    """In system mode: the programs that tasks of other nodes may be, such as "/usr/bin/*"; (): any."""
+    guest_uids: tuple[
+        Annotated[int, Meta(ge=1000, lt=(1 << 32) - 1)], Annotated[int, Meta(ge=1000, lt=(1 << 32) - 1)]
+    ] = (
+        61_184,
+        65_519,
+    )
+    """In system mode: the least and the greatest uid for guests, of which each task has one of its own."""
+    guest_bytes_max: Annotated[int, Meta(ge=1 << 20, le=1 << 50)] = 1 << 30
+    """In system mode: what a guest may have in its temporary files, which are kept in memory."""
+    guest_memory_bytes_max: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    """In system mode: the memory of a guest that has not said how much it needs; 0: its share of the machine's, by the processors
+    that it asked for."""
+    guest_network: bool = True
+    """In system mode: whether guests have the network of the machine, or none but a loopback interface of their own."""
+    task_processes_max: Annotated[int, Meta(ge=1, le=1 << 22)] = 512
+    """In system mode: processes and threads of one task at a time."""
+    launcher: str = "/run/peerload-launcher"
+    """In system mode: where the launcher listens, which a service of its own runs as root."""
+    user_connections_max: Limit = 64
+    """In system mode: connections of one user at a time, …"""
+    user_requests_per_s: Annotated[float, Meta(ge=1.0, le=1e6)] = 5_000.0
+    """… requests, …"""
+    user_work_share: Annotated[float, Meta(ge=0.01, le=1.0)] = 0.5
+    """… of the time of the agent's one loop, that share for carrying them out, …"""
+    user_submits_per_s: Annotated[float, Meta(ge=1.0, le=1e6)] = 20_000.0
+    """… and tasks that it submits, …"""
+    user_tasks_max: Limit = 1_000_000
+    """… those of them that have not ended, …"""
+    user_output_bytes_max: Annotated[int, Meta(ge=0, le=1 << 60)] = 10 << 30
+    """… and what is kept of their outputs: beyond it nothing is queued."""

@@ -4,6 +4,7 @@ PeerloadError
 ├── BadRequest          a user's mistake: what, why and the next command to type
 │   ├── NoSuchTask
 │   ├── NeverRunnable   no known node could ever run the request
+│   ├── NotAllowed      whoever asks may not
 │   ├── SlowDown        a named bound is reached
 │   └── DiskFull        the disk has no room for it (ENOSPC)
 ├── ConfigError         a setting is unknown, out of range or contradicts another
@@ -53,6 +54,12 @@ class NeverRunnable(BadRequest):
     """No node known here could ever run what was asked."""
 
     code = "never-runnable"
+
+
+class NotAllowed(BadRequest):
+    """Whoever asks for this may not; nothing was changed."""
+
+    code = "not-allowed"
 
 
 class SlowDown(BadRequest):
@@ -134,13 +141,17 @@ class AgentSilent(AgentUnavailable):
 
 
 class LinkUnavailable(PeerloadError):
-    """The agent of ``node`` (or of an address, while its name is not known) cannot be reached, or the link broke."""
+    """The agent of ``node`` (or of an address, while its name is not known) cannot be reached, or the link broke. ``kind``: of what
+    kind that is, for other nodes, which are not told what this one sees of its network."""
 
     code = "link-unavailable"
 
-    def __init__(self, node: str, what: str, *, why: str = "") -> None:
-        super().__init__(what, why=why)
+    def __init__(
+        self, node: str, what: str, *, why: str = "", hint: str = "", kind: str = "it cannot be dialled"
+    ) -> None:
+        super().__init__(what, why=why, hint=hint)
         self.node = node
+        self.kind = kind
 
 
 class StoreError(PeerloadError):

@@ -1,4 +1,7 @@
-"""What can happen to a node, in the past tense. `Node.handle(now, event)` takes these and nothing else."""
+"""What can happen to a node, in one file because it is one vocabulary: `Node.handle(now, event)` takes the union of all.
+
+Names are in the past tense; each is a frozen value that also lies in recordings.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
 from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
+from peerload.model.terms import NO_TERMS, Fate, GroupSettings, Terms
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -19,8 +23,10 @@ class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
 class Submission(msgspec.Struct, frozen=True, gc=False):
     """One acknowledged `submit`: a task, or an array of tasks with one spec.
 
-    counter: the number in the id; indices: () for a single task, else the array's; token: the client's own, unique
-    for 7 days, so that repeating a submit is safe; digest: of the payload, to tell a repeat from a mistake.
+    counter: the number in the id; indices: () for a single task, else the array's; each: where its members run different
+    commands, that of member i is each[i - 1]; token: the client's own, unique
+    for 7 days, so that repeating a submit is safe; digest: of the payload, to tell a repeat from a mistake; terms: what
+    only this home has to know.
     """
 
     counter: int
@@ -29,15 +35,22 @@ class Submission(msgspec.Struct, frozen=True, gc=False):
     spec: TaskSpec
     indices: tuple[int, ...]
     submitted_at: float
+    terms: Terms = NO_TERMS
+    each: tuple[tuple[bytes, ...], ...] = ()
+
+    def spec_of(self, member: int) -> TaskSpec:
+        """What a member runs; ``member``: its number, of a single task any."""
+        return self.spec if not self.each else msgspec.structs.replace(self.spec, argv=self.each[member - 1])
 
 
 class TaskRow(msgspec.Struct, frozen=True, gc=False):
-    """A task as the store had it at start: its durable record and what is to be run; directory_here: whether its
-    working directory exists on this node now."""
+    """A task as the store had it at start: its durable record, what is to be run and on what terms; directory_here: whether
+    its working directory exists on this node now."""
 
     record: TaskRecord
     spec: TaskSpec
     directory_here: bool = True
+    terms: Terms = NO_TERMS
 
 
 class PastRun(msgspec.Struct, frozen=True):
@@ -60,7 +73,8 @@ class AgentStarted(_Event, frozen=True):
     still. A START that is in neither has died.
     past: the last runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node
     takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
-    addresses (HOST:PORT) at which a member may be. They are tried for ever.
+    addresses (HOST:PORT) at which a member may be. They are tried for ever. fates: what has become of tasks that others here
+    wait for; groups: those that a user has set.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -75,12 +89,16 @@ class AgentStarted(_Event, frozen=True):
     drained: str | None = None
     known: tuple[Identity, ...] = ()
     seeds: tuple[str, ...] = ()
+    fates: tuple[Fate, ...] = ()
+    groups: tuple[GroupSettings, ...] = ()
 
 
 class TaskSubmitted(_Event, frozen=True):
     """A client asks to run a command. directory_here: the working directory exists on this node; before: what the store
     knows of an earlier submission with this token: (digest, id, members; 0 = a single task); held: it is kept back until
-    it is released; retry_of: the id of the task that it repeats; waits_for_node: though no node known could ever run it."""
+    it is released; retry_of: the id of the task that it repeats; waits_for_node: though no node known could ever run it;
+    each: as in `Submission`; client: the connection that attends it, 0 = none; input: the name of what it is to read,
+    "" = nothing."""
 
     request: int
     token: str
@@ -92,6 +110,39 @@ class TaskSubmitted(_Event, frozen=True):
     held: bool = False
     retry_of: str = ""
     waits_for_node: bool = False
+    terms: Terms = NO_TERMS
+    each: tuple[tuple[bytes, ...], ...] = ()
+    client: int = 0
+    input: str = ""
+
+
+class AttendRequested(_Event, frozen=True):
+    """A client is there again for a task that it attends: after a restart of this agent, which knows no connections of
+    before. Answered with ``attended``: whether it still is to be."""
+
+    request: int
+    client: int
+    task: str
+
+
+class DetachRequested(_Event, frozen=True):
+    """A client leaves a task to itself: it is not cancelled when its clients are gone. Answered when that is durable."""
+
+    request: int
+    task: str
+
+
+class ClientGone(_Event, frozen=True):
+    """A connection of a client that attended tasks is closed. Not answered."""
+
+    client: int
+
+
+class InputCut(_Event, frozen=True):
+    """More was sent to the standard input of a task of this home than is kept: its beginning is to be dropped, as far as it
+    was read. That is done when the record of the task says so. Not answered."""
+
+    uid: bytes
 
 
 class CancelRequested(_Event, frozen=True):
@@ -142,6 +193,42 @@ class ReleaseRequested(_Event, frozen=True):
 
     request: int
     tasks: tuple[str, ...]
+
+
+class PriorityRequested(_Event, frozen=True):
+    """A client wants tasks of this home to have another priority: ids of tasks or of whole arrays. Answered with ``changed``,
+    ``elsewhere`` (names of which a node has one already, where it stays as it was) and ``ended``."""
+
+    request: int
+    tasks: tuple[str, ...]
+    priority: int
+
+
+class GroupRequested(_Event, frozen=True):
+    """A client wants something of a group: other ``slots`` (0: any number), that it is ``paused`` or not, that it is removed;
+    None: as it was. Answered with what it is then."""
+
+    request: int
+    name: str
+    slots: int | None = None
+    paused: bool | None = None
+    removed: bool = False
+
+
+class TaskFound(msgspec.Struct, frozen=True, gc=False):
+    """What is on disk of a task, or of an array, of this home. failed: what of it has ended and not succeeded, in words;
+    is_over: whether all of it has ended. The two belong together: nothing that fails before it is over is missing there."""
+
+    task: str
+    is_known: bool
+    failed: str = ""
+    is_over: bool = False
+
+
+class TasksFound(_Event, frozen=True):
+    """What FindTasks has asked for."""
+
+    found: tuple[TaskFound, ...]
 
 
 class DrainRequested(_Event, frozen=True):
@@ -213,11 +300,13 @@ class PeerUnreachable(_Event, frozen=True):
 
 
 class MessageReceived(_Event, frozen=True):
-    """A peer said something. directory_here: for an Offer, whether its working directory exists on this node."""
+    """A peer said something. For an Offer: directory_here: whether its working directory exists on this node; refused: why
+    the policy of this node lets its user run nothing, "" if it does."""
 
     src: str
     message: Membership | Advice | Ownership
     directory_here: bool = True
+    refused: str = ""
 
 
 class GossipReceived(_Event, frozen=True):
@@ -359,11 +448,22 @@ class AgentStopping(_Event, frozen=True):
 Event = (
     AgentStarted
     | TaskSubmitted
+    | AttendRequested
+    | DetachRequested
+    | ClientGone
+    | InputCut
+    | AttendRequested
+    | DetachRequested
+    | ClientGone
+    | InputCut
     | CancelRequested
     | EndAsked
     | SignalRequested
     | HoldRequested
     | ReleaseRequested
+    | PriorityRequested
+    | GroupRequested
+    | TasksFound
     | DrainRequested
     | EmptyAwaited
     | EmptyAwaitedNoMore

@@ -17,9 +17,10 @@ from peerload.model.load import LOAD_MAX, Count, LoadReport, Region, Share
 from peerload.model.resources import Address, BootId, Bytes, NodeName
 
 DATAGRAM_BYTES_MAX = 1400
-"""A sealed datagram is no larger, so that no network on its way has to cut it in pieces."""
-MESSAGES_BYTES_MAX = 1200
-"""What the messages of one datagram may take together; the rest is for its head and its seal."""
+"""A sealed datagram that is larger is not looked at."""
+MESSAGES_BYTES_MAX = 1120
+"""What the messages of one datagram may take together. With its head and its seal it stays below 1232 bytes, which is what
+fits through any network of IPv6 and any tunnel (1280 bytes) in one piece."""
 ACCUSERS_MAX = 8
 """Accusers that are told of; more would change nothing."""
 MESSAGES_MAX = 64

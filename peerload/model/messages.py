@@ -28,18 +28,35 @@ RUMOURS_MAX = 4096
 PROFILES_MAX = 64
 """Profiles asked for, or told, at a time."""
 RENEWALS_MAX = 4096
+SIGNED_MAX = 256
+"""Words of the cluster's CA that there are at a time."""
+AWAITED_MAX = 1000
+"""Tasks of one home that another asks after at a time."""
+FORWARD_BYTES_MAX = 3 << 20
+"""The largest request that is carried to another node."""
+FORWARDED_PART_BYTES_MAX = 512 << 10
+"""An answer is carried in parts of at most this size."""
 PAIR_MOVES_MAX = 64
 """Tasks that change hands in one pairing."""
 
-DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy", "disk")
+DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy", "disk", "policy")
 """Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
-has promised not to start, too many offers outstanding, or little room left on its disk."""
-DECLINES_LASTING = ("directory",)
+has promised not to start, too many offers outstanding, little room left on its disk, or its policy runs no tasks of that
+user."""
+DECLINES_LASTING = ("directory", "policy")
+
+
+def decline_subject(code: str, spec: TaskSpec) -> bytes:
+    """What a decline for a lasting reason is about: it is so of every task that has the same."""
+    user = spec.user.encode()
+    return user if code == "policy" else spec.directory + b"\0" + user if user else spec.directory
+
 
 Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 LeaseSeconds = Annotated[float, Meta(ge=LEASE_S_MIN, le=1e12)]
 Reason = Annotated[str, Meta(max_length=512)]
 Search = Annotated[int, Meta(ge=0, le=1 << 62)]
+WHY_LENGTH_MAX = 400
 Captured = Annotated[bytes, Meta(max_length=64 << 10)]
 
 
@@ -73,9 +90,19 @@ class Hello(_Message, frozen=True, tag="hello"):
     report: LoadReport = LoadReport()
     peers: Annotated[tuple[Identity, ...], Meta(max_length=PEERS_TOLD_MAX)] = ()
     stream: bool = False
-    """This connection is for one output stream alone; it is no link."""
+    """This connection is for one output stream, or for one client's requests, alone; it is no link."""
     refutation: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     """How often this run has spoken for itself in gossip (`Rumour.refutation`)."""
+    trust: Annotated[bytes, Meta(max_length=16)] = b""
+    """A digest of what the cluster's CA has said, as far as it is known here (`Trust`)."""
+    forwards: bool = False
+    """`Forward` is understood here."""
+    wall_at: Seconds = 0.0
+    """What its clock says, so that people can be told of one that is wrong; 0: not told. Nothing is decided by it."""
+    dials_back: bool = False
+    """`DialBack` and `NotDialled` are understood here."""
+    back: Search = 0
+    """This stream is the one that was asked for by a `DialBack` of this number: who asked for it asks over it, too."""
 
 
 class Ping(_Message, frozen=True, tag="ping"):
@@ -116,6 +143,23 @@ class ProfileTold(_Message, frozen=True, tag="profile-told"):
     """The profiles asked for, as far as they are known."""
 
     profiles: Annotated[tuple[KnownProfile, ...], Meta(max_length=PROFILES_MAX)]
+
+
+class Trust(_Message, frozen=True, tag="trust"):
+    """What the cluster's CA has said since it was made: who is shut out, and with which keys is sealed. Each is signed by
+    it, whoever passes it on (agent/trust.py)."""
+
+    signed: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=SIGNED_MAX)]
+
+
+class CertificateRequest(_Message, frozen=True, tag="certificate-request"):
+    """My certificate ends soon: make the one anew that this link was made with, for the same key and name."""
+
+
+class CertificateTold(_Message, frozen=True, tag="certificate"):
+    """It is made (PEM)."""
+
+    certificate: Annotated[bytes, Meta(max_length=8192)]
 
 
 class Leaving(_Message, frozen=True, tag="leaving"):
@@ -253,7 +297,8 @@ class Offer(_Message, frozen=True, tag="offer"):
 
 class Accept(_Message, frozen=True, tag="accept"):
     """x → home: room is reserved. ``ts`` is x's own clock at sending; home hands it back and never reads it. machine_boot,
-    store: x's, as of this reservation; said again until the COMMIT comes or the reservation ends."""
+    store: x's, as of this reservation; said again until the COMMIT comes or the reservation ends. input: of a task that takes
+    input, or a terminal: x knows how; one of an earlier version would run it without."""
 
     task: TaskId
     uid: Uid
@@ -262,6 +307,7 @@ class Accept(_Message, frozen=True, tag="accept"):
     ts: Seconds
     machine_boot: Annotated[str, Meta(max_length=64)] = ""
     store: Annotated[str, Meta(max_length=64)] = ""
+    input: bool = False
 
 
 class Decline(_Message, frozen=True, tag="decline"):
@@ -308,12 +354,14 @@ class Renew(_Message, frozen=True, tag="renew"):
 
 
 class LeaseExtension(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One renewed lease: it lasts until ``ts + lease_s`` on x's clock."""
+    """One renewed lease: it lasts until ``ts + lease_s`` on x's clock. A ts that was answered before renews nothing. priority:
+    what its user wants by now of a task that waits in x's queue; null: as it was submitted."""
 
     uid: Uid
     attempt: Attempt
     ts: Seconds
     lease_s: LeaseSeconds
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] | None = None
 
 
 class RenewOk(_Message, frozen=True, tag="renew-ok"):
@@ -419,12 +467,36 @@ class ResultAck(_Message, frozen=True, tag="result-ack"):
     attempt: Attempt
 
 
+class AwaitTasks(_Message, frozen=True, tag="await-tasks"):
+    """home → another home: tasks here wait for these of yours (ids of tasks or of arrays): what has become of them?
+    Answered by TasksTold at once, and again when one has ended; repeated until all have."""
+
+    tasks: Annotated[tuple[TaskId, ...], Meta(max_length=AWAITED_MAX)]
+
+
+class AwaitedTask(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What has become of one of them. is_known: whether there is, or was, such a task; is_over: all of it has ended; failed:
+    what of it has not succeeded, "" = nothing so far; says: where it stands, in a few words."""
+
+    task: TaskId
+    is_known: bool = True
+    is_over: bool = False
+    failed: Reason = ""
+    says: Annotated[str, Meta(max_length=128)] = ""
+
+
+class TasksTold(_Message, frozen=True, tag="tasks-told"):
+    """home → the other home: that is what has become of your AwaitTasks, or of some of it."""
+
+    tasks: Annotated[tuple[AwaitedTask, ...], Meta(max_length=AWAITED_MAX)]
+
+
 # -- output streams: a connection of their own, so that a long output never stands before a lease ---------------------
 
 
 class OutputRequest(_Message, frozen=True, tag="output-request"):
     """home → x: send the output of this attempt from these offsets on: as it comes until it has ended (``follow``), or
-    what there is now."""
+    what there is now. paced: as it comes, the task waits for who reads it."""
 
     task: TaskId
     uid: Uid
@@ -432,6 +504,7 @@ class OutputRequest(_Message, frozen=True, tag="output-request"):
     stdout_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     stderr_from: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     follow: bool = True
+    paced: bool = False
 
 
 class OutputChunk(_Message, frozen=True, tag="output-chunk"):
@@ -450,13 +523,111 @@ class OutputEnd(_Message, frozen=True, tag="output-end"):
     gone: bool = False
 
 
+# -- input streams: as output, the other way ---------------------------------------------------------------------------
+
+
+class InputRequest(_Message, frozen=True, tag="input-request"):
+    """x → home: send the standard input of this attempt up to ``up_to``; said again, over the same connection, as the task
+    reads on. ``have``: so many bytes are here, and will not be asked for again; is_closed: the task reads no more."""
+
+    task: TaskId
+    uid: Uid
+    attempt: Attempt
+    have: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    up_to: Annotated[int, Meta(ge=0, le=1 << 61)] = 0
+    is_closed: bool = False
+
+
+class InputChunk(_Message, frozen=True, tag="input-chunk"):
+    """A piece of input at its offset, the next after what was sent before."""
+
+    offset: Annotated[int, Meta(ge=0, le=1 << 60)]
+    data: Annotated[bytes, Meta(max_length=512 << 10)]
+
+
+class InputWindow(_Message, frozen=True, tag="input-window"):
+    """The window of the client of a task with a terminal."""
+
+    rows: Annotated[int, Meta(ge=1, le=65_535)]
+    columns: Annotated[int, Meta(ge=1, le=65_535)]
+
+
+class InputEnd(_Message, frozen=True, tag="input-end"):
+    """That was all, so many bytes. ``gone``: home has no such attempt there (any more), which says nothing about its
+    input."""
+
+    size_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    gone: bool = False
+
+
+# -- requests of clients: a connection of their own for each client and node ------------------------------------------
+
+
+class Forward(_Message, frozen=True, tag="forward"):
+    """any → any: one of your clients, so to say, asks this. ``request``: the body of a frame of the control socket, whose
+    number is that of the answers; ``user`` and ``uid``: who asks, at the node that sends it; ``hops``: how many nodes it has
+    come through with this one."""
+
+    request: Annotated[bytes, Meta(min_length=1, max_length=FORWARD_BYTES_MAX)]
+    user: Annotated[str, Meta(max_length=64)] = ""
+    uid: Annotated[int, Meta(ge=0, le=1 << 32)] = 0
+    hops: Annotated[int, Meta(ge=1, le=1000)] = 1
+
+
+class Forwarded(_Message, frozen=True, tag="forwarded"):
+    """The answer: the body of a frame of the control socket, or with ``continues`` a part of one, the next of which
+    follows at once."""
+
+    answer: Annotated[bytes, Meta(max_length=FORWARDED_PART_BYTES_MAX)]
+    continues: bool = False
+
+
+class ForwardStop(_Message, frozen=True, tag="forward-stop"):
+    """Nobody waits for the answer to the request of this number any more; the others go on."""
+
+    number: Search
+
+
 class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
     """The frame was for another start of this agent and was ignored."""
 
     boot: BootId
 
 
-Membership = Hello | Ping | Pong | Sync | ProfileRequest | ProfileTold | Leaving | WrongBoot
+class NameTaken(_Message, frozen=True, tag="name-taken"):
+    """Said before the link closes: another agent, with which there is a link, is called as you are."""
+
+
+class DialBack(_Message, frozen=True, tag="dial-back"):
+    """Said over a link: make a stream to me, since I could perhaps not make it to you, and say this number in its
+    introduction. Answered by that, or by `NotDialled`."""
+
+    number: Annotated[int, Meta(ge=1, le=1 << 62)]
+
+
+class NotDialled(_Message, frozen=True, tag="not-dialled"):
+    """I cannot dial you: for the stream that you have asked for under this number, or (0) at the address that you tell."""
+
+    number: Search
+    why: Annotated[str, Meta(max_length=WHY_LENGTH_MAX)] = ""
+
+
+Membership = (
+    Hello
+    | Ping
+    | Pong
+    | Sync
+    | ProfileRequest
+    | ProfileTold
+    | Trust
+    | CertificateRequest
+    | CertificateTold
+    | Leaving
+    | WrongBoot
+    | NameTaken
+    | DialBack
+    | NotDialled
+)
 Broadcast = State | StateRequest | Enough
 Advice = (
     Broadcast
@@ -486,10 +657,27 @@ Ownership = (
     | Return
     | Result
     | ResultAck
+    | AwaitTasks
+    | TasksTold
 )
 Output = OutputRequest | OutputChunk | OutputEnd
-Message = Membership | Advice | Ownership | Output
+Input = InputRequest | InputChunk | InputWindow | InputEnd
+Forwarding = Forward | Forwarded | ForwardStop
+Message = Membership | Advice | Ownership | Output | Input | Forwarding
 
+STREAMED: tuple[type, ...] = (
+    OutputRequest,
+    OutputChunk,
+    OutputEnd,
+    InputRequest,
+    InputChunk,
+    InputWindow,
+    InputEnd,
+    Forward,
+    Forwarded,
+    ForwardStop,
+)
+"""What travels over streams only."""
 BROADCAST: tuple[type, ...] = (State, StateRequest, Enough)
 ADVICE: tuple[type, ...] = (
     *BROADCAST,

@@ -104,3 +104,5 @@ class Profile(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     speed: Speed = 1.0
     trouble: Annotated[str, Meta(max_length=256)] = ""
     devices: Annotated[tuple[Device, ...], Meta(max_length=DEVICES_MAX)] = ()
+    issuer: bool = False
+    """It has the key of the cluster's CA, and so can let others in."""

@@ -100,12 +100,24 @@ TRANSITIONS: dict[TaskState, tuple[TaskState, ...]] = {
 """Which state may follow which; `docs/lifecycle.md` is drawn from this table."""
 
 
+class Terminal(msgspec.Struct, frozen=True, gc=False):
+    """The window of a terminal, in characters."""
+
+    rows: Annotated[int, Meta(ge=1, le=65_535)]
+    columns: Annotated[int, Meta(ge=1, le=65_535)]
+
+
 class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One command line and what it asks for. Bytes where the operating system has bytes.
 
     environment: a MessagePack map of bytes to bytes, opaque to the core; directory: an absolute path, or SCRATCH;
     umask: 0 … 0o777; time_limit_s: 0 = none; priority: the greater goes first. lease_s: how long the node that runs it
     may be unheard of, at least LEASE_S_MIN, or 0 = as its home is set; lease_auto: that grows with the time it has run.
+    takes_input: its standard input comes from its home, else it is /dev/null; terminal: it gets a terminal of its own, with
+    that window at first, in which stdout and stderr are one; followed: somebody reads its output as it comes, so that more of
+    it is kept than usual. user: the name at home of the account that submitted it, set by a home in system mode, which
+    knows it from the operating system; "" in user mode. named: the variables that the submitter has asked for by name: they go
+    along where the task runs as somebody else, too.
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -120,6 +132,16 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     lease_s: Annotated[float, Meta(ge=0.0, le=LEASE_S_MAX)] = 0.0
     lease_auto: bool = False
+    takes_input: bool = False
+    terminal: Terminal | None = None
+    followed: bool = False
+    user: Name = ""
+    named: Annotated[tuple[Annotated[bytes, Meta(min_length=1, max_length=256)], ...], Meta(max_length=1024)] = ()
+
+    @property
+    def needs_feeding(self) -> bool:
+        """Whether its node has to have something for it to read."""
+        return self.takes_input or self.terminal is not None
 
     def __post_init__(self) -> None:
         """ValueError, where it is decoded a ValidationError, for what a range cannot say."""
@@ -208,7 +230,11 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     repeats. grants: the attempts that may have a result, the newest last, at most GRANTS_KEPT_MAX: those granted to other
     nodes, but for what these gave their word never to start. devices: the ids of those that it was given on this node.
     gpu_mem_bytes: of each GPU, in place of what it asked for at first, 0 = as that; gpu_alone: it shares them with nobody by
-    now; memory_retries: how often it was queued again because it had run out of their memory.
+    now; memory_retries: how often it was queued again because it had run out of their memory. attended: it is cancelled when
+    its client is gone; input: the name of its standard input in this home's spool, "" = none; input_is_cut: the beginning of
+    that is not kept any more, so that no other attempt can read it. failures: how often it has
+    failed and was tried again; priority: in place of the one it was submitted with, None = that; is_freed: it does not wait
+    for other tasks any more, as nobody can tell what has become of them.
     """
 
     task: str
@@ -236,6 +262,12 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     gpu_mem_bytes: int = 0
     gpu_alone: bool = False
     memory_retries: int = 0
+    attended: bool = False
+    input: str = ""
+    input_is_cut: bool = False
+    failures: int = 0
+    priority: int | None = None
+    is_freed: bool = False
 
 
 class FloorKind(enum.IntEnum):
@@ -273,6 +305,11 @@ class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
 def task_home(task: str) -> str:
     """The home node in a task id: ``ws1`` in ``ws1/42.7``."""
     return task.partition("/")[0]
+
+
+def member_of(task: str) -> int:
+    """The member's number in a task id: 7 in ``ws1/42.7``; 0 for a task that is in no array."""
+    return int(task.rpartition(".")[2]) if "." in task else 0
 
 
 def execution_key(uid: bytes, attempt: int) -> str:

@@ -375,6 +375,8 @@ class IdealCluster:
                 for other in self._hearers:
                     if other != name:
                         self._delivered(other, received, self._message_s)
+            case actions.FindTasks():
+                raise InvariantBroken(f"{name} looks for tasks, which nobody asked for")
             case actions.SignalTask() | actions.EvictTask():
                 raise InvariantBroken(f"{name} ends {action.key}, which nobody asked for")
             case (

@@ -6,21 +6,28 @@ from typing import TYPE_CHECKING
 
 from peerload.model.actions import (
     DropExecution,
+    DropFates,
     DropFloors,
+    DropGroup,
+    PutChores,
     PutDrain,
     PutEvent,
     PutExecution,
+    PutFate,
     PutFloor,
+    PutGroup,
     PutSubmission,
     PutTask,
 )
-from peerload.model.events import AgentStarted, TaskRow
-from peerload.model.task import execution_key
+from peerload.model.events import AgentStarted, TaskFound, TaskRow
+from peerload.model.task import TaskState, execution_key, member_of
+from peerload.model.terms import failed_words
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row
     from peerload.model.events import Running, Submission
     from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord
+    from peerload.model.terms import Fate, GroupSettings
 
 
 class Store:
@@ -32,8 +39,10 @@ class Store:
         self.executions: dict[str, ExecutionRecord] = {}
         self.floors: dict[bytes, tuple[int, FloorKind, str]] = {}
         self.drained: str | None = None
+        self.fates: dict[str, Fate] = {}
+        self.groups: dict[str, GroupSettings] = {}
 
-    def apply(self, row: Row) -> None:  # noqa: C901 -- one line a row
+    def apply(self, row: Row) -> None:  # noqa: C901 PLR0912 -- one line a row
         """Keep one row."""
         match row:
             case PutTask():
@@ -52,15 +61,27 @@ class Store:
                     self.floors.pop(uid, None)
             case PutDrain():
                 self.drained = row.reason
-            case PutEvent():
-                pass  # for people; nothing is read from it
+            case PutFate():
+                self.fates[row.fate.task] = row.fate
+            case DropFates():
+                for task in row.tasks:
+                    self.fates.pop(task, None)
+            case PutGroup():
+                self.groups[row.group.name] = row.group
+            case DropGroup():
+                self.groups.pop(row.name, None)
+            case PutEvent() | PutChores():
+                pass  # for people, and for the agent itself: no node reads anything from it
 
     def started(self, running: Running, ended: dict[str, Exit]) -> AgentStarted:
         """What an agent that starts now is told."""
         rows = tuple(
-            TaskRow(record, self.submissions[int(record.task.partition("/")[2].partition(".")[0])].spec)
-            for record in self.tasks.values()
-            if not record.state.is_final
+            TaskRow(record, kept.spec_of(member_of(record.task)), terms=kept.terms)
+            for record, kept in (
+                (record, self._submission_of(record.task))
+                for record in self.tasks.values()
+                if not record.state.is_final
+            )
         )
         tokens = tuple(
             (kept.token, kept.digest, name, len(kept.indices))
@@ -75,7 +96,23 @@ class Store:
             running=running,
             ended=tuple(ended.items()),
             drained=self.drained,
+            fates=tuple(self.fates.values()),
+            groups=tuple(self.groups.values()),
         )
+
+    def found(self, task: str) -> TaskFound:
+        """What is durable of a task or an array."""
+        records = [record for name, record in self.tasks.items() if task == name or task == name.rpartition(".")[0]]
+        over = [record for record in records if record.state in (TaskState.FAILED, TaskState.CANCELLED)]
+        words = [
+            failed_words(record.task, is_cancelled=record.state is TaskState.CANCELLED, reason=record.reason)
+            for record in over
+        ]
+        is_over = bool(records) and all(record.state.is_final for record in records)
+        return TaskFound(task, is_known=bool(records), failed=words[0] if words else "", is_over=is_over)
+
+    def _submission_of(self, task: str) -> Submission:
+        return self.submissions[int(task.partition("/")[2].partition(".")[0])]
 
     def _home(self) -> str:
         return next(iter(self.tasks), "").partition("/")[0]

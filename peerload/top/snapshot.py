@@ -12,11 +12,13 @@ TASKS_MAX = 1000
 BAR_WIDTH = 10
 
 
-def sample(client: Client) -> dict[str, Any]:
-    """One look at the cluster: {cluster: {…}, nodes: […], tasks: […]}, tasks being those leased or running."""
-    info = client.call("info")
-    nodes = client.call("nodes")["nodes"]
-    tasks = client.call("tasks", ended_within_s=0.0, limit=TASKS_MAX)["tasks"]
+def sample(client: Client, at: str = "") -> dict[str, Any]:
+    """One look at the cluster: {cluster: {…}, nodes: […], tasks: […]}, tasks being those leased or running. ``at``: as seen
+    from that node."""
+    there = {"at": at} if at else {}
+    info = client.call("info", **there)
+    nodes = client.call("nodes", **there)["nodes"]
+    tasks = client.call("tasks", ended_within_s=0.0, limit=TASKS_MAX, **there)["tasks"]
     return {
         "cluster": cluster(info, nodes, tasks),
         "nodes": nodes,

@@ -1,4 +1,4 @@
-"""The requests a client may send over the control socket, typed and bounded.
+"""What clients may ask for, in one file because it is one vocabulary: a request is decoded into the union of all.
 
 One frame a request, ``{"id": n, "verb": …, …}``; answers are ``{"id": n, "ok": {…}}`` or
 ``{"id": n, "error": {"code", "what", "why", "hint"}}``; a stream sends ``{"id": n, "more": {…}}`` any number of times
@@ -7,32 +7,46 @@ before its ``ok``. Requests on one connection are answered in any order. docs/wi
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from peerload.model.errors import BadMessage
 from peerload.model.resources import NodeName
-from peerload.model.task import TaskSpec
+from peerload.model.task import ARGV_ITEMS_MAX, TaskSpec
+from peerload.model.terms import NO_TERMS, GroupName, Terms
+from peerload.wire import bounds
 from peerload.wire.expected import in_words
 
 TASKS_NAMED_MAX = 10_000
 RANGES_MAX = 1_000
 EVENT_TASKS_MAX = 100
+USAGE_TASKS_MAX = 64
 DRAIN_REASON_CHARS_MAX = 256
+INPUT_BYTES_MAX = 1 << 20
+"""The largest piece of a standard input that one request carries."""
+OUTPUT_TOLD_BYTES_MAX = 64 << 10
+EACH_MAX = 100_000
+"""Command lines of one array; the size of a frame bounds them sooner."""
 
 RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
-TaskRef = Annotated[str, Meta(min_length=1, max_length=80)]
+TaskRef = Annotated[str, Meta(max_length=256)]
 """`ws1/42`, `42`, `42.7` or `@` (the asker's last task)."""
 TaskRefs = Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=TASKS_NAMED_MAX)]
+Argv = Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
 Range = tuple[
     Annotated[int, Meta(ge=0, le=10**9)], Annotated[int, Meta(ge=0, le=10**9)], Annotated[int, Meta(ge=1, le=10**9)]
 ]
 
 
-class _Request(msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fields=True, kw_only=True):
+class _Request(
+    msgspec.Struct, frozen=True, tag_field="verb", forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """at: the node that is to answer; "": the home of the tasks that are named, else the node that is asked."""
+
     id: RequestId = 0
+    at: Annotated[str, Meta(pattern=r"^([a-z0-9-]{1,40})?\Z")] = ""
 
 
 class Info(_Request, frozen=True, tag="info"):
@@ -43,42 +57,61 @@ class Info(_Request, frozen=True, tag="info"):
 
 class Submit(_Request, frozen=True, tag="submit"):
     """Queue a command → id, members (of an array, else null), directory_here, placeable (null | why no node known
-    can run it now). array: inclusive (first, last, step) ranges; held: it is kept back until it is released;
-    wait_for_node: not refused if no node known could ever run it."""
+    can run it now). array: inclusive (first, last, step) ranges; each: in the place of that, what each member runs
+    instead of the spec's argv, the members counted from 1; held: it is kept back until it is released;
+    wait_for_node: not refused if no node known could ever run it; terms: what only its home has to know. input: what it reads
+    from its standard input, or the beginning of that; input_ends: that is all, else `input` sends more (both only if its spec
+    takes_input). attended: it is cancelled when this connection closes, unless another one attends it or it was detached."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     spec: TaskSpec
     array: Annotated[tuple[Range, ...], Meta(max_length=RANGES_MAX)] = ()
+    each: Annotated[tuple[Argv, ...], Meta(max_length=EACH_MAX)] = ()
     held: bool = False
     wait_for_node: bool = False
+    terms: Terms = NO_TERMS
+    input: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
+    input_ends: bool = True
+    attended: bool = False
 
 
 class Tasks(_Request, frozen=True, tag="tasks"):
     """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most
     ``limit``, ``truncated`` tells: those that a node has come first, then as many of those that wait (who is next) as of
     those that ended (who was last). unfinished: where it is truncated, how many there are in each state. damaged: those
-    that cannot be read (id, why)."""
+    that cannot be read (id, why). cluster: those of all nodes, in no order, at most ``limit`` of each; missing: which nodes
+    did not answer (node state why)."""
 
     ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
     states: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
     node: Annotated[str, Meta(max_length=40)] = ""
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
+    cluster: bool = False
 
 
 class History(_Request, frozen=True, tag="history"):
     """Ended tasks, also those that ``tasks`` tells no more → tasks, as ``tasks`` tells them and with what they used;
     those that ended at ``since`` (Unix s) or later, the newest ``limit`` of them (null: all), ``truncated`` tells whether
-    there were more. The last ended first; with oldest_first in the order they were submitted in."""
+    there were more. The last ended first; with oldest_first in the order they were submitted in. cluster: as with
+    ``tasks``."""
 
     since: Annotated[float, Meta(ge=0.0, le=1e12)] = 0.0
     limit: Annotated[int, Meta(ge=1, le=1 << 40)] | None = 1000
     oldest_first: bool = False
+    cluster: bool = False
 
 
 class Show(_Request, frozen=True, tag="show"):
     """Everything about tasks → tasks, each with spec, history and usage."""
 
     tasks: TaskRefs
+
+
+class Usage(_Request, frozen=True, tag="usage"):
+    """What tasks that run on this node use just now → tasks: id node cpu_s cpus_busy memory_bytes processes of those that do,
+    null for what is not known."""
+
+    tasks: Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=USAGE_TASKS_MAX)]
 
 
 class Why(_Request, frozen=True, tag="why"):
@@ -100,10 +133,13 @@ class Events(_Request, frozen=True, tag="events"):
 
 class Wait(_Request, frozen=True, tag="wait"):
     """Block until tasks ended → a ``more`` for each that ended (id state exit_code signal node reason), and at once for one
-    that is, or becomes, ``unknown``: that may go on; then ok with ``timed_out``. any: the first that ended is enough."""
+    that is, or becomes, ``unknown``: that may go on; then ok with ``timed_out``. any: the first that ended is enough. outputs:
+    each that ended is told with started_at, ended_at, stdout_bytes, stderr_bytes, and, where they have no more than
+    OUTPUT_TOLD_BYTES_MAX together and are here, stdout and stderr."""
 
     tasks: TaskRefs
     any: bool = False
+    outputs: bool = False
     timeout_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
 
 
@@ -121,11 +157,13 @@ class Cancel(_Request, frozen=True, tag="cancel"):
 
 class Retry(_Request, frozen=True, tag="retry"):
     """Queue what a task was to run as a new one → as `submit`. The task has ended, or is unknown; of an array those members
-    that have not succeeded are queued, with ``all`` every one that has ended. ``token``: as with `submit`."""
+    that have not succeeded are queued, with ``all`` every one that has ended, with ``failed`` those that failed, or of which
+    nobody knows how they ended: none that was cancelled. ``token``: as with `submit`."""
 
     token: Annotated[str, Meta(min_length=8, max_length=64)]
     task: TaskRef
     all: bool = False
+    failed: bool = False
 
 
 class Hold(_Request, frozen=True, tag="hold"):
@@ -138,6 +176,28 @@ class Release(_Request, frozen=True, tag="release"):
     """Let held tasks go on → released, not_held (names of which no task was held)."""
 
     tasks: TaskRefs
+
+
+class Prio(_Request, frozen=True, tag="prio"):
+    """Give tasks another priority → changed, passed_on (names of which another node has one in its queue, and is told),
+    elsewhere (names of which one runs already: it counts only if it is queued again), ended."""
+
+    tasks: TaskRefs
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)]
+
+
+class Groups(_Request, frozen=True, tag="groups"):
+    """The groups of tasks of this node → groups: name slots (null: any number) paused taken running waiting held."""
+
+
+class Group(_Request, frozen=True, tag="group"):
+    """Set a group → group, as it is then. slots: at most so many of it are leased at a time, 0 = any number; paused: none of
+    it is started; removed: nothing of this is wanted any more; null: as it was."""
+
+    name: GroupName
+    slots: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    paused: bool | None = None
+    removed: bool = False
 
 
 class Drain(_Request, frozen=True, tag="drain"):
@@ -156,12 +216,17 @@ class Undrain(_Request, frozen=True, tag="undrain"):
 class Output(_Request, frozen=True, tag="output"):
     """The output of one task → ``more`` {stream: 1|2, offset, data: bytes}, then ok {id state exit_code signal node
     reason, stdout_bytes, stderr_bytes}. follow: until it has ended (also waits for its start); else what there is
-    now. tail_bytes: only the last so many bytes of each stream."""
+    now. tail_bytes, tail_lines: of what there is now, only the last so many bytes, or lines, of each stream. tells_start:
+    ``more`` {running: {node, attempt}}, too, when an attempt of it runs, before its output, and {ended: {node, attempt}}
+    before what is left of the output of one that has ended. Of a task whose home is away
+    the node that runs it tells, and says so first: ``more`` {away: {id home why}}."""
 
     task: TaskRef
     follow: bool = False
     streams: Annotated[tuple[Annotated[int, Meta(ge=1, le=2)], ...], Meta(min_length=1, max_length=2)] = (1, 2)
     tail_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] | None = None
+    tells_start: bool = False
+    tail_lines: Annotated[int, Meta(ge=0, le=1 << 40)] | None = None
 
 
 class Signal(_Request, frozen=True, tag="signal"):
@@ -171,8 +236,66 @@ class Signal(_Request, frozen=True, tag="signal"):
     signal: Annotated[int, Meta(ge=1, le=64)]
 
 
+class Input(_Request, frozen=True, tag="input"):
+    """More of the standard input of a task whose spec takes_input → offset (so many bytes have come), wanted (false: the task
+    takes no more), ended. Answered when there is room for more. offset: where this belongs, so that what is sent again is
+    not read twice, null = at the end; ends: that is all; is_source: it ends, too, when this client is gone without a word. One
+    client at a time feeds a task, unless it has a terminal."""
+
+    task: TaskRef
+    data: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
+    offset: Annotated[int, Meta(ge=0, le=1 << 60)] | None = None
+    ends: bool = False
+    is_source: bool = False
+
+
+class Resize(_Request, frozen=True, tag="resize"):
+    """The window of the client of a task with a terminal → ok."""
+
+    task: TaskRef
+    rows: Annotated[int, Meta(ge=1, le=65_535)]
+    columns: Annotated[int, Meta(ge=1, le=65_535)]
+
+
+class Attend(_Request, frozen=True, tag="attend"):
+    """Be the client of a task again that was submitted as attended → attended (false: it has ended, or was detached)."""
+
+    task: TaskRef
+
+
+class Detach(_Request, frozen=True, tag="detach"):
+    """Leave an attended task to itself: it is not cancelled when this connection closes, and its input stays open → ok."""
+
+    task: TaskRef
+
+
+class Clean(_Request, frozen=True, tag="clean"):
+    """Drop ended tasks and their outputs → ``more`` {tasks (ids)} any number of times, then ok {removed, outputs
+    (numbers), output_bytes, in_use (how many did not go since somebody follows or waits for them)}. Those that ended longer than
+    ``older_s`` ago, in one of ``states``, of ``tasks``, and not one of the newest ``keep``: each narrows it. outputs_only: the
+    tasks themselves stay. dry_run: nothing goes, the answer is the same."""
+
+    tasks: Annotated[tuple[TaskRef, ...], Meta(max_length=TASKS_NAMED_MAX)] = ()
+    older_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 0.0
+    keep: Annotated[int, Meta(ge=0, le=1 << 40)] = 0
+    states: Annotated[tuple[Literal["done", "failed", "cancelled"], ...], Meta(max_length=3)] = ()
+    outputs_only: bool = False
+    dry_run: bool = False
+
+
 class Nodes(_Request, frozen=True, tag="nodes"):
     """Every node known → nodes (keys as docs/cli.md lists them), this one first."""
+
+
+class Overview(_Request, frozen=True, tag="overview"):
+    """What a live view shows, cheap to ask for each second → revision complete agent nodes nodes_gone tasks tasks_gone
+    guests guests_gone counts events took_s. since: the ``revision`` of an earlier answer; then only what has changed since comes,
+    and what is gone by name; everything, and ``complete``, if that is not known any more. events: the newest
+    ``events_max`` with greater numbers than ``events_after``."""
+
+    since: Annotated[str, Meta(max_length=100)] = ""
+    events_after: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
+    events_max: Annotated[int, Meta(ge=0, le=1000)] = 100
 
 
 class Policy(_Request, frozen=True, tag="policy"):
@@ -181,6 +304,18 @@ class Policy(_Request, frozen=True, tag="policy"):
 
 class Stats(_Request, frozen=True, tag="stats"):
     """Counters since the agent's start → counters: {name: number}."""
+
+
+class Checkup(_Request, frozen=True, tag="checkup"):
+    """What an agent alone knows of its own health → node python event_loop launcher (pid units memory unenforced silent)
+    disk (state free_bytes total_bytes low_bytes reserve_bytes reserve_bytes_max stalled) broker (null, or urls url why)
+    peers (node state address linked met_s datagram_age_s clock_ahead_s) clashes ({name: address}: agents that were refused
+    since their name is taken) damaged (id why) frozen (tasks of other homes held still) trouble certificate_until issuer (it can
+    renew that itself, and let others in) revoked (that certificate was)."""
+
+
+class Settings(_Request, frozen=True, tag="settings"):
+    """The settings this agent runs with → settings: key value origin of each, the passwords of brokers left out."""
 
 
 class Stop(_Request, frozen=True, tag="stop"):
@@ -202,12 +337,43 @@ class Forget(_Request, frozen=True, tag="forget"):
     node: NodeName
 
 
+class Invite(_Request, frozen=True, tag="invite"):
+    """Let somebody join → token (one word, a secret), address, cluster, uses, ends_at. node: who alone may; issuer: who
+    joins may let others in, too."""
+
+    uses: Annotated[int, Meta(ge=1, le=1000)] = 1
+    ttl_s: Annotated[float, Meta(ge=1.0, le=604_800.0)] = 900.0
+    node: Annotated[str, Meta(pattern=r"^([a-z0-9-]{1,40})?\Z")] = ""
+    issuer: bool = False
+
+
+class Revoke(_Request, frozen=True, tag="revoke"):
+    """Shut a node out of the cluster → node, was (the state it had, null: not known), told (members told at once),
+    was_issuer. force: although it is not known here."""
+
+    node: NodeName
+    force: bool = False
+
+
+class Rotate(_Request, frozen=True, tag="rotate"):
+    """Change the key of gossip and MQTT → number (of the new one), told (members told at once), overlap_s (so long the
+    one before still opens)."""
+
+
+class Restart(_Request, frozen=True, tag="restart"):
+    """Stop the agent and start it in the same process, with the settings as they are then → pid, boot (of the start that
+    ends). Running tasks run on."""
+
+    reason: Annotated[str, Meta(max_length=100)] = ""
+
+
 Request = (
     Info
     | Submit
     | Tasks
     | History
     | Show
+    | Usage
     | Why
     | Events
     | Wait
@@ -215,26 +381,44 @@ Request = (
     | Retry
     | Hold
     | Release
+    | Prio
+    | Groups
+    | Group
     | Drain
     | Undrain
     | Output
     | Signal
+    | Input
+    | Resize
+    | Attend
+    | Detach
+    | Clean
     | Nodes
+    | Overview
     | Policy
     | Stats
+    | Checkup
+    | Settings
     | Stop
     | Leave
     | Forget
+    | Invite
+    | Revoke
+    | Rotate
+    | Restart
 )
 
 _decoder = msgspec.msgpack.Decoder(Request)
+REQUEST_VALUES_MAX = 1 << 20
+"""Values in one request: the words of 100,000 commands are among them."""
 
 
 def decode_request(raw: bytes) -> Request:
     """One request. Raises BadMessage, whatever the bytes are."""
     try:
+        bounds.check(raw, REQUEST_VALUES_MAX)
         request: Request = _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadMessage("not a request this agent understands", why=in_words(error)[:300]) from None
     return request
 
@@ -243,3 +427,64 @@ def encode(body: object) -> bytes:
     """One frame for a client."""
     raw = msgspec.msgpack.encode(body)
     return len(raw).to_bytes(4, "big") + raw
+
+
+def encode_request(request: Request) -> bytes:
+    """A request as it was decoded, what is at its default left out."""
+    return msgspec.msgpack.encode(request)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One frame of an answer: exactly one of its three bodies is there."""
+
+    id: RequestId = 0
+    ok: dict[str, Any] | None = None
+    more: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+
+
+ANSWER_VALUES_MAX = 1 << 18
+"""Values in one frame of an answer, which an agent sends in parts long before it has so many."""
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+
+
+def _check(body: dict[str, Any]) -> None:
+    """Raises ValueError for what no client could read, such as a key that is no text."""
+    level: list[Any] = [body]
+    while level:
+        below: list[Any] = []
+        for value in level:
+            if type(value) is list:
+                below += [item for item in value if type(item) not in _PLAIN]
+            elif type(value) is dict:
+                if any(type(key) is not str for key in value):
+                    raise ValueError("a key that is no text")
+                below += [item for item in value.values() if type(item) not in _PLAIN]
+            else:
+                raise ValueError(f"a value of type {type(value).__name__}")
+        level = below
+
+
+def _no_extension(code: int, _data: memoryview) -> object:
+    raise ValueError(f"an extension of type {code}")
+
+
+_answers = msgspec.msgpack.Decoder(Answer, ext_hook=_no_extension)
+
+
+def decode_answer(raw: bytes) -> tuple[int, str, dict[str, Any]]:
+    """The number of the request, the kind ("ok", "more" or "error") and the body of one frame of an answer. Raises
+    BadMessage, whatever the bytes are."""
+    try:
+        bounds.check(raw, ANSWER_VALUES_MAX)
+        answer = _answers.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise BadMessage("not an answer", why=in_words(error)[:300]) from None
+    bodies = [(kind, body) for kind in ("ok", "more", "error") if (body := getattr(answer, kind)) is not None]
+    if len(bodies) != 1:
+        raise BadMessage("not an answer", why=f"{len(bodies)} bodies in one frame")
+    try:
+        _check(bodies[0][1])
+    except ValueError as error:
+        raise BadMessage("not an answer", why=str(error)) from None
+    return answer.id, *bodies[0]

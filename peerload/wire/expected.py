@@ -28,11 +28,17 @@ _TYPES = {
 }
 _FORMS = {
     r"^[a-z0-9-]{1,40}\Z": "a name of a-z, 0-9 and -, at most 40 characters,",
+    r"^([a-z0-9-]{1,40})?\Z": "a name of a-z, 0-9 and -, at most 40 characters, or none,",
     r"^[a-z][a-z0-9-]{0,30}\Z": "a word of a-z, 0-9 and -, a letter first, at most 31 characters,",
     r"^[A-Za-z0-9._:/@+-]{1,80}\Z": "a word of letters, digits and . _ : / @ + -, at most 80 characters,",
     r"^[A-Za-z_][A-Za-z0-9_]{0,127}\Z": "the name of a variable (letters, digits and _, no digit first, at most 128 characters)",
     r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z": "the name of a task, such as ws1/42 or ws1/42.7,",
     r"^[a-z][a-z0-9-]{0,30}:[!-~]{1,80}\Z": "the name of a device, such as nvidia:GPU-1 or fpga:0,",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z": "the name of a group (letters, digits, . _ and -, at most 40 characters)",
+    r"^([A-Za-z0-9][A-Za-z0-9._-]{0,39})?\Z": "the name of a group (letters, digits, . _ and -, at most 40 characters), or none,",
+    r"^[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z": "the name of an account (no space, / : or comma, at most 64 characters)",
+    r"^[a-z0-9-]{1,40}:[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z": "a user of a node, such as ws1:alice,",
+    r"^/[^\x00]*\Z": "a whole path",
     r"^[0-9a-f]+$": "a number in hexadecimal digits",
 }
 """The forms that texts may have, by their regular expressions."""

@@ -13,6 +13,11 @@ HEADER_BYTES = 4
 CONTROL_BYTES_MAX = 4 << 20
 """The largest frame on the control socket, either way."""
 
+LAST_WORDS_ENDING = ".why"
+"""Beside its socket, so called, an agent that had to end leaves the reason: a line with what, and one with what helps …"""
+LAST_WORDS_BYTES_MAX = 2000
+"""… in so many bytes at most."""
+
 
 def pack(body: object, size_bytes_max: int = CONTROL_BYTES_MAX) -> bytes:
     """One frame. Raises ValueError if its body is larger than ``size_bytes_max``."""

@@ -14,6 +14,7 @@ from msgspec import Meta
 from peerload.model.errors import BadMessage, FrameTooLarge
 from peerload.model.gossip import DATAGRAM_BYTES_MAX, MESSAGES_MAX, GossipMessage, Version
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN
+from peerload.wire import bounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,9 +55,10 @@ def decode(raw: bytes) -> Datagram:
     if len(raw) > DATAGRAM_BYTES_MAX:
         raise FrameTooLarge(len(raw), DATAGRAM_BYTES_MAX)
     try:
+        bounds.check(raw, len(raw))
         sealed = _datagrams.decode(raw)
         messages = [_messages.decode(one) for one in sealed.messages if _is_known(one)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadMessage("not a datagram of gossip", why=str(error)[:300]) from None
     skipped = len(sealed.messages) - len(messages)
     return Datagram(sealed.protocol_min, sealed.protocol_max, tuple(messages), skipped)

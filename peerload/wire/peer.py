@@ -6,6 +6,7 @@ import msgspec
 
 from peerload.model.errors import BadMessage, FrameTooLarge
 from peerload.model.messages import Envelope
+from peerload.wire import bounds
 
 CONTROL_BYTES_MAX = 1 << 20
 DATA_BYTES_MAX = 4 << 20
@@ -14,6 +15,8 @@ MQTT_BYTES_MAX = 4 << 10
 """The largest MQTT payload: only advice, which is small."""
 
 _encoder = msgspec.msgpack.Encoder()
+VALUES_MAX = 1 << 18
+"""Values in one frame."""
 _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
@@ -35,6 +38,7 @@ def decode(raw: bytes, size_bytes_max: int = DATA_BYTES_MAX) -> Envelope:
     if len(raw) > size_bytes_max:
         raise FrameTooLarge(len(raw), size_bytes_max)
     try:
+        bounds.check(raw, VALUES_MAX)
         return _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise BadMessage("not an envelope", why=str(error)[:300]) from None

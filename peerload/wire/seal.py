@@ -7,13 +7,15 @@ taken once (rule J5). A sealed message is
 
 with ChaCha20-Poly1305 (RFC 8439). The key is one start of one sender's own: HKDF-SHA256 (RFC 5869) over the cluster's
 key, salted with the cluster's id, for (purpose, src, src_boot). So the counter alone is the nonce: it never repeats
-under one key, since a boot id never returns. The header and the caller's ``aad`` are authenticated too: the topic, or the
+under one key, since a boot id never returns. While a key is being changed two of them open (`Sealer.use`): which one was
+used shows by which one fits. The header and the caller's ``aad`` are authenticated too: the topic, or the
 name of the node that it is for, so that it means nothing at another place.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
@@ -21,6 +23,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from peerload.model.errors import NotAuthentic, Replayed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VERSION = 1
 KEY_BYTES = 32
@@ -38,12 +43,12 @@ a forgotten one opens again: what is inside must say how new it is."""
 
 
 class _Sender:
-    """One start of one sender: its key, and which of its last WINDOW_MESSAGES counters were seen (bit i: newest - i)."""
+    """One start of one sender: its keys, and which of its last WINDOW_MESSAGES counters were seen (bit i: newest - i)."""
 
-    __slots__ = ("cipher", "newest", "seen")
+    __slots__ = ("ciphers", "newest", "seen")
 
-    def __init__(self, cipher: ChaCha20Poly1305) -> None:
-        self.cipher = cipher
+    def __init__(self) -> None:
+        self.ciphers: dict[bytes, ChaCha20Poly1305] = {}
         self.newest = -1
         self.seen = 0
 
@@ -75,13 +80,13 @@ class Sealer:
             raise ValueError(f"a key of {len(key)} bytes; it has {KEY_BYTES}")
         if not 0 < len(node.encode()) <= NAME_BYTES_MAX or not 0 < len(boot.encode()) <= BOOT_BYTES_MAX:
             raise ValueError(f"{node!r} of {boot!r} cannot be a sender")
-        self._key = key
+        self._keys: tuple[bytes, ...] = (key,)
         self._salt = cluster.encode()
         self._purpose = purpose.encode()
         self._counter = 0
         self._own = (node, boot)
         self._header = bytes((VERSION,)) + _prefixed(node.encode()) + _prefixed(boot.encode())
-        self._cipher = self._derived(node.encode(), boot.encode())
+        self._cipher = self._derived(key, node.encode(), boot.encode())
         self._senders: OrderedDict[tuple[str, str], _Sender] = OrderedDict()
 
     def __repr__(self) -> str:
@@ -96,6 +101,15 @@ class Sealer:
     def overhead_bytes(self) -> int:
         """How much longer a message is once it is sealed."""
         return len(self._header) + COUNTER_BYTES + TAG_BYTES
+
+    def use(self, keys: Sequence[bytes]) -> None:
+        """From now on the first of these seals, and all of them open. The counter goes on, whatever the key."""
+        if tuple(keys) == self._keys:
+            return
+        self._keys = tuple(keys)
+        self._cipher = self._derived(keys[0], self._own[0].encode(), self._own[1].encode())
+        for sender in self._senders.values():
+            sender.ciphers = {key: cipher for key, cipher in sender.ciphers.items() if key in self._keys}
 
     def seal(self, plaintext: bytes, aad: bytes = b"") -> bytes:
         """A sealed message. ``aad`` does not travel: who opens it must have the same."""
@@ -113,15 +127,21 @@ class Sealer:
         who = (_text(src), _text(boot))
         if who == self._own:
             raise Replayed("our own sealed message came back")
-        sender = self._senders.get(who) or _Sender(self._derived(src, boot))
+        sender = self._senders.get(who) or _Sender()
         number = int.from_bytes(counter, "big")
         if not sender.is_new(number):
             raise Replayed("a sealed message came twice or late")
         header = datagram[:header_bytes]
-        try:
-            plaintext = sender.cipher.decrypt(_nonce(counter), datagram[header_bytes:], header + aad)
-        except InvalidTag:
-            raise NotAuthentic("a sealed message does not open", why="another key, or it was changed") from None
+        for key in self._keys:
+            cipher = sender.ciphers.get(key) or self._derived(key, src, boot)
+            try:
+                plaintext = cipher.decrypt(_nonce(counter), datagram[header_bytes:], header + aad)
+            except InvalidTag:
+                continue
+            sender.ciphers[key] = cipher
+            break
+        else:
+            raise NotAuthentic("a sealed message does not open", why="another key, or it was changed")
         sender.add(number)  # only now: a forged counter must not shut out those that follow
         self._senders[who] = sender
         self._senders.move_to_end(who)
@@ -129,9 +149,9 @@ class Sealer:
             self._senders.popitem(last=False)
         return *who, plaintext
 
-    def _derived(self, src: bytes, boot: bytes) -> ChaCha20Poly1305:
+    def _derived(self, key: bytes, src: bytes, boot: bytes) -> ChaCha20Poly1305:
         info = b"peerload seal" + bytes((VERSION,)) + b"".join(map(_prefixed, (self._purpose, src, boot)))
-        return ChaCha20Poly1305(HKDF(SHA256(), KEY_BYTES, self._salt, info).derive(self._key))
+        return ChaCha20Poly1305(HKDF(SHA256(), KEY_BYTES, self._salt, info).derive(key))
 
 
 def _prefixed(part: bytes) -> bytes:

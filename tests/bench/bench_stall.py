@@ -8,43 +8,30 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peerload.client import Client
-from tests.bench.support import ANSWER_WITHIN_S, ENVIRONMENT, agents, arguments, report_taken
+from tests.bench.support import ANSWER_WITHIN_S, ENVIRONMENT, Meanwhile, agents, arguments, report_taken
 
 TASKS = 100_000
 SLOTS = 2
 ASK_EVERY_S = 0.005
 
 
-class Asker:
-    """Asks who the agent is until it is told to end; ``longest_s`` is its longest wait for an answer."""
+class Asker(Meanwhile):
+    """Asks who the agent is; ``longest_s`` is its longest wait for an answer."""
 
-    def __init__(self, socket: str) -> None:
-        self.longest_s = 0.0
-        self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._ask, args=(socket,))
+    every_s = ASK_EVERY_S
+    longest_s = 0.0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.set()
-        self._thread.join()
-
-    def _ask(self, socket: str) -> None:
-        with Client(socket, timeout_s=ANSWER_WITHIN_S) as client:
-            while not self._ends.wait(ASK_EVERY_S):
-                began_s = time.perf_counter()
-                client.call("info")
-                self.longest_s = max(self.longest_s, time.perf_counter() - began_s)
+    def once(self, client: Client) -> None:
+        began_s = time.perf_counter()
+        client.call("info")
+        self.longest_s = max(self.longest_s, time.perf_counter() - began_s)
 
 
 def main() -> int:

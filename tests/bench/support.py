@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from peerload.agent import cluster
 from peerload.agent.broker import start_broker
@@ -23,7 +23,7 @@ from peerload.cli.environment import packed
 from peerload.client import Client
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 TRUE = "/bin/true"
 ROUNDS = 5
@@ -31,6 +31,35 @@ ANSWER_WITHIN_S = 120.0
 MEET_WITHIN_S = 15.0
 
 _CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\n'
+
+
+class Meanwhile:
+    """A client of its own that does something again and again, while a ``with`` block lasts. ``every_s``: between the end of
+    one and the begin of the next."""
+
+    every_s: float
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._repeat)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def once(self, client: Client) -> None:
+        """What it does."""
+        raise NotImplementedError
+
+    def _repeat(self) -> None:
+        with Client(self._socket, timeout_s=ANSWER_WITHIN_S) as client:
+            while not self._ends.wait(self.every_s):
+                self.once(client)
 
 
 class Agent:
@@ -73,8 +102,16 @@ ENVIRONMENT = packed({b"PATH": os.environb.get(b"PATH", b"/usr/bin:/bin")})
 
 
 @contextlib.contextmanager
-def agents(count: int, *, slots: int = 2, policy: str = "symmetric", mqtt: bool = False) -> Iterator[list[Agent]]:
-    """So many agents in a temporary directory; with ``mqtt`` they share a broker and have met when this returns."""
+def agents(
+    count: int,
+    *,
+    slots: int = 2,
+    policy: str = "symmetric",
+    mqtt: bool = False,
+    prepare: Callable[[Path, str], None] | None = None,
+) -> Iterator[list[Agent]]:
+    """So many agents in a temporary directory; with ``mqtt`` they share a broker and have met when this returns.
+    ``prepare`` is called with the state directory and the name of each before it starts."""
     started: list[Agent] = []
     with contextlib.ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="pl-bench-", dir="/tmp"))
@@ -87,6 +124,8 @@ def agents(count: int, *, slots: int = 2, policy: str = "symmetric", mqtt: bool 
             settings: dict[str, Any] = {"node": f"node{number}", "state": str(directory / f"state{number}")}
             settings |= {"socket": str(directory / f"s{number}"), "slots": slots, "policy": policy, "mqtt": url}
             settings |= {"config": str(directory / "config.toml"), "listen": "127.0.0.1:0"}
+            if prepare is not None:
+                prepare(directory / f"state{number}", f"node{number}")
             started.append(Agent(up.start(settings), slots))
         if mqtt:
             for agent in started:

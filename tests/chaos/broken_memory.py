@@ -28,9 +28,9 @@ def memory_not_durable(patch: pytest.MonkeyPatch) -> None:
 
 def memory_first_result(patch: pytest.MonkeyPatch) -> None:
     """That an attempt that was given up, or done with, ran out of memory is taken for the task's result."""
-    ran_out = Handoff._ran_out_of_memory
+    ran_out = Handoff._is_tried_again
 
     def of_current(self: Handoff, task: HomeTask, message: Result) -> bool:
         return message.attempt == task.record.attempt and ran_out(self, task, message)
 
-    patch.setattr(Handoff, "_ran_out_of_memory", of_current)
+    patch.setattr(Handoff, "_is_tried_again", of_current)

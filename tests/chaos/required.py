@@ -88,6 +88,7 @@ FAULTS = (
     "Drain",
     "Forget",
     "FsyncError",
+    "GroupSet",
     "LateThenCut",
     "LauncherCrash",
     "LauncherPause",
@@ -102,6 +103,7 @@ FAULTS = (
     "Suspend, announced",
     "Verb cancel",
     "Verb hold",
+    "Verb prio",
     "Verb release",
 )
 

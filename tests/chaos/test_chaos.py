@@ -1,4 +1,5 @@
-"""The cluster under faults, in short: 60 seeds, replay, and each broken variant at a seed that finds it out."""
+"""The cluster under faults, in short: a dozen seeds, replay, and every sixth broken variant at a seed that finds it out
+(test_long.py looks for all of them, from the first seed on)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ NEAR = 30
 """Where a change of the core has moved the seed that finds a variant out, so many after it are tried."""
 
 
-@pytest.mark.parametrize("seed", range(1, SEEDS + 1))
+@pytest.mark.parametrize("seed", range(1, SEEDS + 1, 5))
 def test_no_promise_is_broken(seed: int) -> None:
     outcome = run(seed)
     assert not outcome.broken, f"seed {seed}: {outcome.broken}; again: make chaos SEED={seed} TRACE=1; {outcome.story}"
@@ -54,7 +55,7 @@ def test_rare_faults_are_named() -> None:
     assert not any(line.startswith("D1 crashed before") for line in lines)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", list(VARIANTS)[::6])
 def test_a_rule_left_out_is_found_out(name: str) -> None:
     hint = VARIANTS[name].hint
     _, broken = hunt(VARIANTS[name], range(hint, hint + NEAR), kept=range(1, SEEDS + 1))

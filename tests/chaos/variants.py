@@ -9,6 +9,7 @@ import pytest
 
 from tests.chaos import broken_core as core
 from tests.chaos import broken_drivers as drivers
+from tests.chaos import broken_gates as gates
 from tests.chaos import broken_memory as memory
 from tests.chaos import broken_parking as parking
 
@@ -33,7 +34,7 @@ VARIANTS = {
     "lease-from-receipt": Variant(core.lease_from_receipt, hint=2),
     "renew-no-extend": Variant(core.renew_no_extend, hint=2),
     "resend-no-extend": Variant(core.resend_no_extend, hint=18),
-    "reboot-deadline": Variant(core.reboot_deadline, hint=5),
+    "reboot-deadline": Variant(core.reboot_deadline, hint=1),
     "swim-reassign": Variant(core.swim_reassign, hint=3),
     "no-self-fence": Variant(drivers.no_self_fence, hint=2),
     "agent-timer": Variant(drivers.agent_timer, hint=4),
@@ -56,9 +57,9 @@ VARIANTS = {
     "park-late": Variant(parking.park_late, hint=39),
     "park-flag": Variant(parking.park_flag, hint=2),
     "park-strict": Variant(parking.park_strict, hint=2),
-    "park-ts-volatile": Variant(parking.park_ts_volatile, checks_boots=False, hint=43),
-    "revoke-forgets": Variant(parking.revoke_forgets, hint=72),
-    "return-not-durable": Variant(core.return_not_durable, checks_boots=False, beside=(core.ignore_nonces,), hint=10),
+    "park-ts-volatile": Variant(parking.park_ts_volatile, checks_boots=False, hint=13),
+    "revoke-forgets": Variant(parking.revoke_forgets, hint=110),
+    "return-not-durable": Variant(core.return_not_durable, checks_boots=False, beside=(core.ignore_nonces,), hint=49),
     "return-queued": Variant(core.return_queued),
     "same-n-two-commits": Variant(core.same_n_two_commits),
     "n-not-burnt": Variant(core.n_not_burnt),
@@ -67,8 +68,16 @@ VARIANTS = {
     "launcher-lost-says-not-started": Variant(core.launcher_lost_says_not_started),
     "died-then-fork": Variant(drivers.died_then_fork),
     "launcher-unbound": Variant(drivers.launcher_unbound),
-    "exit-torn": Variant(drivers.exit_torn, hint=9),
+    "exit-torn": Variant(drivers.exit_torn, hint=19),
     # An attempt that ran out of GPU memory.
     "memory-not-durable": Variant(memory.memory_not_durable, hint=10),
-    "memory-first-result": Variant(memory.memory_first_result, hint=50),
+    "memory-first-result": Variant(memory.memory_first_result, hint=1),
+    # Groups, tasks that wait for others, and tasks that are tried again.
+    "slots-not-restored": Variant(gates.slots_not_restored),
+    "pause-lets-go": Variant(gates.pause_lets_go, hint=13),
+    "slot-not-passed-on": Variant(gates.slot_not_passed_on, hint=9),
+    "dead-home-is-over": Variant(gates.dead_home_is_over, hint=5),
+    "end-is-success": Variant(gates.end_is_success),
+    "retry-not-durable": Variant(gates.retry_not_durable),
+    "retry-first-result": Variant(gates.retry_first_result),
 }

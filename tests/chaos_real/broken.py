@@ -19,6 +19,7 @@ from tests.integration.cluster import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.store_removal import Upkeep
     from peerload.model.actions import Row
 
 SLOW_COMMIT_S = 0.03
@@ -45,7 +46,7 @@ def slow_disk() -> None:
     network shows on such a disk, and hardly ever on one that is done before a client has read its answer."""
     commit = Store._commit
 
-    def slowly(self: Store, rows: list[Row]) -> None:
+    def slowly(self: Store, rows: list[Row | Upkeep]) -> None:
         time.sleep(SLOW_COMMIT_S)
         commit(self, rows)
 

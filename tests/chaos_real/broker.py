@@ -6,6 +6,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
+from peerload.agent.peer_address import join_address
 from tests.chaos_real.machine import send
 from tests.chaos_real.network import NAMESPACES
 
@@ -20,12 +21,16 @@ class Broker:
     """The broker of the campaign; what it knew is gone when it has been killed."""
 
     def __init__(self, program: Path, directory: Path, namespace: str, address: str) -> None:
-        self.url = f"mqtt://{address}:{PORT}"
+        self.url = f"mqtt://{join_address(address, PORT)}"
         self._log = directory / "broker.log"
         config = directory / "mosquitto.conf"
         config.write_text(f"user root\nlistener {PORT} {address}\nallow_anonymous true\n", encoding="ascii")
         self._words = ["nsenter", f"--net={NAMESPACES / namespace}", str(program), "-c", str(config)]
         self._process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, config: Path) -> None:
+        """From its next start on it has this configuration."""
+        self._words[-1] = str(config)
 
     def start(self) -> None:
         """Start it, unless it runs."""

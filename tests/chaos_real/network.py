@@ -118,13 +118,16 @@ class Network:
 
     def close(self) -> None:
         """Remove all of it."""
+        self._stop_relay()
+        for name in [self.namespace(member) for member in [*self.members, "hub"]]:
+            if (NAMESPACES / name).exists():
+                command("ip", "netns", "del", name)
+
+    def _stop_relay(self) -> None:
         if self._relay is not None:
             with self._relay:  # it ends when its stdin does
                 pass
             self._relay = None
-        for name in [self.namespace(member) for member in [*self.members, "hub"]]:
-            if (NAMESPACES / name).exists():
-                command("ip", "netns", "del", name)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ def namespaces() -> None:
         pytest.skip(f"this system cannot make machines of namespaces: {tried.stderr.strip() or 'no /dev/net/tun'}")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("namespaces")
 def test_a_short_campaign_loses_nothing(mosquitto: Path, capfd: pytest.CaptureFixture[str]) -> None:
     verdict = hold(Options(tasks=250, faults=len(KINDS), seconds=12.0, scale=0.6, faults_at_a_time=6), mosquitto)

@@ -167,7 +167,7 @@ def is_gossip(action: actions.Action) -> bool:
             return isinstance(action, actions.SendGossip)
 
 
-def _row(row: actions.Row) -> str:
+def _row(row: actions.Row) -> str:  # noqa: C901 PLR0912 -- one line a row
     match row:
         case actions.PutTask():
             return str(row.record.state)
@@ -181,8 +181,18 @@ def _row(row: actions.Row) -> str:
             return "drop"
         case actions.PutEvent():
             return "event"
+        case actions.PutChores():
+            return "owes " + " ".join(row.chores)
         case actions.DropFloors():
             return f"drop {len(row.uids)} floors"
+        case actions.PutFate():
+            return f"fate {row.fate.task}"
+        case actions.DropFates():
+            return f"drop {len(row.tasks)} fates"
+        case actions.PutGroup():
+            return f"group {row.group.name}"
+        case actions.DropGroup():
+            return f"no group {row.name}"
         case actions.PutDrain():
             return "undrained" if row.reason is None else "drained"
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from peerload.core.handoff_executor import OFFERS_MAX
 from peerload.core.work import GuestPhase
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
-from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind
-from tests.core.given import RECEIVER, UID, Given, offer, spec
+from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, execution_key
+from tests.core.given import RECEIVER, UID, Given, ResourceRequest, offer, spec
 
 KEY = f"{UID.hex()}-1"
 STARTS = ["persist start floor=1", "spawn 1"]
@@ -83,7 +84,7 @@ def test_a_reservation_ends() -> None:
     ("why", "message", "directory_here"),
     [
         ("room", offer(), True),
-        ("cannot", offer(home="z"), True),
+        ("cannot", offer(request=ResourceRequest(cpus=99.0)), True),
         ("directory", offer(directory=b"/data"), False),
     ],
 )
@@ -95,6 +96,7 @@ def test_declines_say_why(why: str, message: messages.Offer, *, directory_here: 
     assert x.sent(messages.Decline).code == why
 
 
+@pytest.mark.rule("P2")
 def test_guests_are_bounded() -> None:
     x = Given(slots=3, peers=("h",), config=CoreConfig(guests_max=1))
     x.hear("h", offer())
@@ -318,3 +320,52 @@ def test_a_guests_phase_follows_its_durable_state() -> None:
     assert x.node.executor.guests[KEY].phase is GuestPhase.HERE
     x.end(KEY)
     assert x.node.executor.guests[KEY].phase is GuestPhase.ENDED
+
+
+@pytest.mark.rule("P2")
+def test_so_many_offers_of_one_peer_are_outstanding_and_no_more() -> None:
+    x = Given(slots=4000, peers=("h", "i"))
+
+    def offered(home: str, number: int) -> list[str]:
+        return x.hear(home, messages.Offer(f"{home}/{number}", number.to_bytes(16, "big"), 1, spec(), 60.0, only=True))
+
+    for number in range(OFFERS_MAX):
+        assert "Accept to h" in offered("h", number)
+    assert offered("h", OFFERS_MAX) == ["Decline to h"]
+    assert x.sent(messages.Decline).code == "busy"
+    assert [note.state for note in x.notes if note.what == "security"] == ["P2"]
+    assert "Accept to i" in offered("i", 1 << 20), "another home is none the worse"
+    x.after(CoreConfig().reservation_s + 1.0).timer("reserved", execution_key(bytes(16), 1))
+    assert "Accept to h" in offered("h", OFFERS_MAX + 1), "there is room again"
+
+
+# -- priorities --------------------------------------------------------------------------------------------------------
+
+
+def waiting(x: Given, number: int) -> bytes:
+    """Another guest of h that waits here → its uid."""
+    uid = bytes([number]) * 16
+    x.hear("h", messages.Offer(f"h/{number}", uid, 1, spec(), 60.0, only=True))
+    accept = x.sent(messages.Accept)
+    x.hear("h", messages.Commit(f"h/{number}", uid, 1, accept.nonce, accept.ts, 60.0))
+    assert x.node.executor.by_uid[uid].phase is GuestPhase.WAITING
+    return uid
+
+
+def wants(uid: bytes, priority: int, attempt: int = 1) -> messages.RenewOk:
+    return messages.RenewOk((messages.LeaseExtension(uid, attempt, 0.0, 60.0, priority),))
+
+
+def test_what_waits_here_goes_by_the_priority_that_its_user_wants_by_now() -> None:
+    x = guest(slots=1)
+    second, third = waiting(x, 2), waiting(x, 3)
+    deadline_s = x.node.executor.by_uid[third].deadline_s
+    assert x.hear("h", wants(third, 9)) == []
+    x.hear("h", wants(second, 99, attempt=2))  # not of this attempt
+    x.hear("z", wants(second, 99))  # not from its home
+    assert x.node.executor.by_uid[third].deadline_s == deadline_s  # nothing was renewed
+    x.end(KEY)
+    assert x.node.executor.by_uid[third].phase is GuestPhase.HERE
+    assert x.node.executor.by_uid[second].phase is GuestPhase.WAITING
+    x.hear("h", wants(third, 3))
+    assert x.node.executor.by_uid[third].spec.priority == 9  # it has started

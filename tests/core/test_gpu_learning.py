@@ -18,6 +18,7 @@ from peerload.model.load import LoadReport
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, Usage
 from tests.core.given import SENDER, WALL_S, Given
+from tests.support import in_short
 
 GIB = 1024 * MIB
 KEYS = (b"line", b"shape", b"program")
@@ -202,7 +203,7 @@ def test_a_command_that_needs_nearly_all_of_a_card_has_one_for_itself() -> None:
     assert names
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", in_short(range(3), 3))
 @pytest.mark.parametrize("noise", [0.03, 0.08, 0.12])
 def test_few_run_out_of_memory_once_a_command_is_known_and_all_of_them_are_tried_again(seed: int, noise: float) -> None:
     rng = random.Random(f"{seed} {noise}")

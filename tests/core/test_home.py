@@ -259,6 +259,7 @@ def test_one_that_may_run_once_is_taken_back_from_a_node_that_was_forgotten() ->
     assert (task.record.state, task.record.node) == (TaskState.LEASED, "y")
 
 
+@pytest.mark.rule("P4")
 def test_a_node_that_takes_a_task_and_never_starts_it_is_not_asked_again_and_again() -> None:
     x = Given(policies=SENDER, peers=("y",))
     x.submit(spec(placement=Placement(exclude=("x",))))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from peerload.core.reasons import uncollected_words
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, PutFloor
@@ -161,6 +162,7 @@ def test_once_an_output_that_breaks_off_leaves_it_unknown() -> None:
     x.after(65).timer("lease", task.uid.hex())
     x.hear("y", messages.Result(task.task, task.uid, 1, RESULT))
     assert x.when(events.OutputArrived(task.uid, 1, "it broke off")) == []
+    assert uncollected_words(task) == "it has ended on y, and its result waits there: it broke off"
     assert task.phase is HomePhase.UNKNOWN
 
 
@@ -316,3 +318,18 @@ def test_a_start_without_its_process_is_said_to_have_died_after_a_restart() -> N
     x = Given(peers=("h",), started=events.AgentStarted(executions=(record,), floors=floors))
     assert x.started[:2] == ["persist drop", "Died to h"]
     assert x.hear("h", messages.Query("h/1", UID, 1)) == ["Died to h"]
+
+
+def test_another_priority_is_told_to_the_node_that_has_it_queued_and_with_each_renewal() -> None:
+    x, task = away(spec())
+    did = x.when(events.PriorityRequested(9, (task.task,), 7))
+    assert did == ["persist leased", "changed leased", "RenewOk to y", "answer"]
+    (extension,) = x.sent(messages.RenewOk).extensions
+    assert (extension.uid, extension.attempt, extension.ts, extension.priority) == (task.uid, 1, 0.0, 7)
+    assert x.done(Answer).reply["passed_on"] == [task.task]
+    x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 90.0),)))
+    assert x.sent(messages.RenewOk).extensions[0].priority == 7
+    x.hear("y", messages.Renew((messages.Renewal(task.task, task.uid, 1, 95.0, 94.0),)))
+    assert x.sent(messages.RenewOk).extensions[0].priority is None  # it runs
+    x.when(events.PriorityRequested(10, (task.task,), 8))
+    assert x.done(Answer).reply["elsewhere"] == [task.task]

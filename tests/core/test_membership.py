@@ -548,6 +548,7 @@ def test_whoever_comes_and_goes_has_one_turn_a_round() -> None:
     assert order.count("q") == 1
 
 
+@pytest.mark.rule("P6")
 def test_a_datagram_of_other_versions_only_is_not_looked_at() -> None:
     x = given("y")
     assert x.when(events.GossipReceived("y", "y-boot-1", (GossipPing(1, "x"),), "", 2, 3)) == []

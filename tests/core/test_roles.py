@@ -216,6 +216,7 @@ def drops(x: Given, src: str, did: list[str], before: Any, counted: dict[str, in
     assert x.node.state.counts != counted
 
 
+@pytest.mark.rule("P3")
 @pytest.mark.parametrize("who", SAYERS)
 @pytest.mark.parametrize(("phase", "kind"), TO_EXECUTOR)
 def test_who_may_tell_the_node_that_runs_it(phase: str, kind: str, who: str) -> None:
@@ -229,6 +230,7 @@ def test_who_may_tell_the_node_that_runs_it(phase: str, kind: str, who: str) -> 
         drops(x, src, did, before, counted)
 
 
+@pytest.mark.rule("P3")
 @pytest.mark.parametrize("who", [HAS, HAD, NEVER, HAS_AS_ANOTHERS, HAS_ANOTHER_ATTEMPT])
 @pytest.mark.parametrize(("phase", "kind"), TO_HOME)
 def test_who_may_tell_its_home(phase: str, kind: str, who: str) -> None:
@@ -242,9 +244,11 @@ def test_who_may_tell_its_home(phase: str, kind: str, who: str) -> None:
         drops(x, src, did, before, counted)
 
 
+@pytest.mark.rule("P3")
 def test_the_tables_have_every_message_of_ownership() -> None:
     kinds = {kind for _, kind in (*TO_EXECUTOR, *TO_HOME)}
-    assert kinds == {kind.__name__ for kind in get_args(messages.Ownership)}
+    between_homes = {"AwaitTasks", "TasksTold"}  # tests/core/test_gates.py
+    assert kinds | between_homes == {kind.__name__ for kind in get_args(messages.Ownership)}
 
 
 ADVICE: list[Any] = [
@@ -272,10 +276,19 @@ ADVICE: list[Any] = [
 
 def test_all_else_that_goes_between_nodes_is_here() -> None:
     said = {type(message) for message in ADVICE}
-    elsewhere = {messages.Hello, messages.WrongBoot}  # of the peer link itself (tests/integration/test_peer_tls.py)
+    of_the_link = {
+        messages.Hello,
+        messages.WrongBoot,
+        messages.NameTaken,
+        messages.DialBack,
+        messages.NotDialled,
+    }  # tests/integration/test_peer_tls.py
+    of_the_agent = {messages.Trust, messages.CertificateRequest, messages.CertificateTold}  # test_joining.py
+    elsewhere = of_the_link | of_the_agent
     assert said == {*get_args(messages.Advice), *get_args(messages.Membership)} - elsewhere
 
 
+@pytest.mark.rule("M2", "P4")
 @pytest.mark.parametrize("number", range(len(ADVICE)))
 def test_advice_moves_nothing_that_somebody_has(number: int) -> None:
     for x in (home("away")[0], home("unknown")[0], executor("running")[0], executor("reserved")[0]):

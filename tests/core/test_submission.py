@@ -71,3 +71,18 @@ def test_the_answer_says_why_nobody_can_run_it_now() -> None:
     assert told(x, spec(directory=b"/data"), directory_here=False) == (
         "no directory /data on this node; y: drained; z: no room now; a: no room now; and 1 more"
     )
+
+
+def test_members_of_an_array_may_run_a_command_each() -> None:
+    x = Given(peers=())
+    each = ((b"first",), (b"second", b"2"), (b"third",))
+    x.submit(spec(), indices=(1, 2, 3), each=each)
+    assert [task.spec.argv for task in x.node.home.tasks.values()] == list(each)
+    assert [task.task for task in x.node.home.tasks.values()] == ["x/1.1", "x/1.2", "x/1.3"]
+
+
+def test_a_repeat_of_some_members_keeps_their_commands() -> None:
+    x = Given(peers=())
+    each = ((b"first",), (b"second",), (b"third",))
+    x.submit(spec(), indices=(1, 3), each=each, retry_of="x/9")
+    assert [task.spec.argv for task in x.node.home.tasks.values()] == [(b"first",), (b"third",)]

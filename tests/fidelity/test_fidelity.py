@@ -59,6 +59,7 @@ def compared(policy: str, live: Outcome, simulated: Simulated) -> tuple[float, f
     return abs(apart[0]), abs(apart[1]), within
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", PRESETS[-1:])
 def test_the_simulator_and_real_agents_agree_in_short(policy: str) -> None:
     need_broker("mosquitto")

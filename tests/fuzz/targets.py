@@ -6,6 +6,7 @@ are well-formed: a fuzzer gets further from them than from nothing.
 
 from __future__ import annotations
 
+import base64
 import random
 import shutil
 import sqlite3
@@ -18,7 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent import cluster, settings
+from peerload.agent import certificates, cluster, joined, settings
+from peerload.agent.environment import variables_of
+from peerload.agent.invites import Invites
+from peerload.agent.join_door import Door, Newcomer
 from peerload.agent.launcher_records import RecordLog
 from peerload.agent.mqtt_inbox import AdviceFilter, Topics
 from peerload.agent.peer_address import parse_address
@@ -38,12 +42,13 @@ from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
 from peerload.policy import registry
 from peerload.policy.reading import parsed
-from peerload.wire import control, frame, gossip, peer, recording
+from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests.fuzz import more_targets
 from tests.support import cluster_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 UID = bytes(range(16))
 KEY = bytes(KEY_BYTES)
@@ -88,6 +93,12 @@ def _envelopes() -> tuple[bytes, ...]:
         messages.OutputChunk(1, 0, b"out"),
         messages.State(IDENTITY, Profile("n2", 2, 2.0), LoadReport()),
         messages.WrongBoot("boot-1"),
+        messages.NameTaken(),
+        messages.DialBack(7),
+        messages.NotDialled(7, "why"),
+        messages.Forward(_requests()[0], "me", 1000),
+        messages.Forwarded(_answers()[0], continues=True),
+        messages.ForwardStop(1),
         messages.Sync(RUMOURS, (Load.of("n3", LoadReport()),), asks=True),
         messages.ProfileTold((messages.KnownProfile("boot-2", Profile("n2", 2, 2.0)),)),
     ]
@@ -109,6 +120,15 @@ def _requests() -> tuple[bytes, ...]:
     return tuple(msgpack.packb(request) for request in requests)
 
 
+def _answers() -> tuple[bytes, ...]:
+    bodies: tuple[dict[str, object], ...] = (
+        {"ok": {"id": "n1/1"}},
+        {"more": {"stream": 1, "offset": 0, "data": b"x"}},
+        {"error": {"what": "no"}},
+    )
+    return tuple(msgpack.packb({"id": number, **body}) for number, body in enumerate(bodies))
+
+
 def _mqtt_payload(raw: bytes) -> object:
     topics = Topics("default", "main", "n1")
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
@@ -128,7 +148,7 @@ def _gossip(raw: bytes) -> object:
     """What a member says in a datagram is read, and then believed or not."""
     read = gossip.decode(raw)
     me = msgspec.structs.replace(IDENTITY, node="n1", boot="boot-1")
-    node = Node(CoreConfig(), registry.build_preset("p", {}), me, Profile("n1", 2, 2.0), random.Random(1))
+    node = Node(CoreConfig(), more_targets.policies(), me, Profile("n1", 2, 2.0), random.Random(1))
     node.handle(Instant(1.0, 1.0), events.AgentStarted())
     node.handle(Instant(1.0, 1.0), events.PeerMet(IDENTITY, Profile("n2", 2, 2.0), LoadReport()))
     said = events.GossipReceived("n2", "boot-2", read.messages, "", read.protocol_min, read.protocol_max)
@@ -148,19 +168,23 @@ def _recording(raw: bytes) -> object:
 
 
 def _config(raw: bytes) -> object:
-    with tempfile.NamedTemporaryFile(suffix=".toml") as file:
-        file.write(raw)
-        file.flush()
-        return settings.load({"config": file.name}, {"state": "/s", "socket": "/s/a"}, {"HOME": "/nowhere"})
+    file = more_targets.scratch() / "settings.toml"
+    file.write_bytes(raw)
+    return settings.load({"config": str(file)}, {"state": "/s", "socket": "/s/a"}, {"HOME": "/nowhere"})
 
 
 def _cluster_directory(raw: bytes) -> object:
     """The first byte chooses the file that the rest takes the place of."""
-    made = cluster_of().directory
-    with tempfile.TemporaryDirectory() as directory:
-        place = Path(shutil.copytree(made, Path(directory) / "cluster"))
-        (place / cluster.FILES[raw[0] % len(cluster.FILES) if raw else 0]).write_bytes(raw[1:])
+    place = more_targets.scratch() / "cluster"
+    if not place.exists():
+        shutil.copytree(cluster_of().directory, place)
+    file = place / cluster.FILES[raw[0] % len(cluster.FILES) if raw else 0]
+    sound = file.read_bytes()
+    file.write_bytes(raw[1:])
+    try:
         return cluster.read(place)
+    finally:
+        file.write_bytes(sound)
 
 
 def _preset(raw: bytes) -> object:
@@ -189,6 +213,53 @@ def _printable(raw: bytes) -> object:
         assert unicodedata.category(character) not in {"Cc", "Zl", "Zp", "Cs"}, repr(shown)
         assert unicodedata.bidirectional(character) not in BIDI_CONTROLS, repr(shown)
     return shown
+
+
+def _token(raw: bytes) -> object:
+    """As it stands, and with the checksum that it would need."""
+    digits = base64.b32encode(raw + token._checksum(raw)).decode().rstrip("=")
+    words = (raw.decode("utf-8", "replace"), token.PREFIX + digits.lower())
+    read: list[object] = []
+    for word in words:
+        try:
+            read.append(token.parse(word))
+        except BadRequest:
+            read.append(None)
+    return read
+
+
+def _join_words() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+    """What a newcomer says, and what it is told."""
+    newcomer: tuple[join.FromNewcomer, ...] = (join.JoinAsk(), join.JoinRequest(b"t" * 8, "n3", b"csr", b"p" * 64))
+    node: tuple[join.FromNode, ...] = (
+        join.JoinWho(b"-----BEGIN", b"n" * join.NONCE_BYTES),
+        join.JoinWelcome(b"-----BEGIN", "n3", "main", KEY, peers=("h:1",)),
+        join.JoinRefused("token", "no"),
+    )
+    return tuple(join.encode(said)[4:] for said in newcomer), tuple(join.encode(said)[4:] for said in node)
+
+
+def _door(raw: bytes) -> object:
+    """What a stranger sends, in pieces, to the door of a node; its clock stands still."""
+    return more_targets.in_a_loop(lambda: _at_the_door(raw))
+
+
+def _at_the_door(raw: bytes) -> object:
+    door = Door(
+            Invites(more_targets.scratch() / "invites"), b"ca", lambda: b"certificate", lambda *_, **__: "",
+            lambda *_: join.JoinWelcome(b"-----BEGIN", "n3", "main", KEY), lambda _state, _why: None, Counter(),
+        )  # fmt: skip
+    newcomer = Newcomer(door, lambda: None)
+    newcomer.connection_made(more_targets.Deaf())
+    for first in range(0, len(raw), 7):
+        newcomer.data_received(raw[first : first + 7])
+    newcomer.connection_lost(None)
+    return door.newcomers
+
+
+def _joined(raw: bytes) -> object:
+    (more_targets.scratch() / joined.NAME).write_bytes(raw)
+    return joined.read(more_targets.scratch())
 
 
 def _address(raw: bytes) -> object:
@@ -257,6 +328,7 @@ def targets() -> dict[str, Target]:
         "gossip": Target(_gossip, protocol, (gossip.encode(SAID), gossip.encode(RUMOURS))),
         "mqtt": Target(_mqtt_payload, (), _envelopes()),
         "request": Target(control.decode_request, protocol, _requests()),
+        "answer": Target(control.decode_answer, protocol, _answers()),
         "frame": Target(_frame, (ValueError,), _requests()),
         "recording": Target(_recording, protocol, ()),
         "config": Target(_config, (ConfigError,), (b'node = "a"\nslots = 3\n', b'peer = ["h:1"]\nlease_s = 2.5\n')),
@@ -274,8 +346,57 @@ def targets() -> dict[str, Target]:
         "exit-record": Target(_exit_records, (), (_records(),)),
         "row": Target(rows.read, (StoreError,), tuple(bytes((n, 0)) + b"\x80" for n in range(len(rows.columns)))),
         "text": Target(_printable, (), ("\x1b[31m\u202e\u2028é".encode(), b"\xff\xfe\x00")),
+        "join-newcomer": Target(join.decode_newcomer, protocol, _join_words()[0]),
+        "join-node": Target(join.decode_node, protocol, _join_words()[1]),
+        "join-door": Target(
+            _door, (), tuple(len(said).to_bytes(4, "big") + said for said in (*_join_words()[0], *_join_words()[1]))
+        ),
+        "join-csr": Target(certificates.requested_key, (ValueError, PeerloadError), (b"\x30\x03\x02\x01\x00",)),
+        "token": Target(
+            _token, (), (token.Token(b"f" * 32, b"i" * 8, b"s" * 16, ("h:1",)).text().encode(), b"", b"\x01" * 60)
+        ),
+        "joined": Target(
+            _joined, (ConfigError,), (b'cluster = "c"\nnode = "a"\nlisten = "h:1"\npeer = ["h:2"]\n', b"a")
+        ),
+        "control-link": Target(more_targets.control_connection, (), _framed(_requests())),
+        "peer-link": Target(more_targets.peer_connection, (), _framed(_envelopes())),
+        "member": Target(more_targets.member, (), _envelopes()),
+        "launcher-request": Target(more_targets.launcher_request, more_targets.MALFORMED, _framed((_LIST, _EXIT))),
+        "launcher-event": Target(more_targets.launcher_event, (), _framed((_EXIT, _LIST))),
+        "exit": Target(
+            more_targets.exit_as_told, more_targets.MALFORMED, (msgpack.packb({"exit_code": 1, "signal": 9}),)
+        ),
+        "environment": Target(variables_of, (BadRequest,), (msgpack.packb({b"A": b"b"}),)),
+        "listing": Target(more_targets.listing, protocol, _answers()),
+        "trust": Target(more_targets.trust_words, (), more_targets.words()),
+        "state": Target(more_targets.state_file, (), more_targets.files()),
+        "certificate": Target(
+            more_targets.certificate, (), (cluster_of().authority.certificate, cluster_of().authority.key)
+        ),
+        "settings": Target(more_targets.settings_text, (), (b'node = "a"\nslots = 3\n', b"[gpu]\nx = 1\n")),
+        "mqtt-words": Target(more_targets.mqtt_words, (), (msgpack.packb([b"word", b"x" * 100]),)),
+        "users-policy": Target(
+            more_targets.users_policy,
+            (ValueError, TypeError),
+            (b'users = "guest"\n', b'users = { "ws1:alice" = "bob" }\n'),
+        ),
         "address": Target(_address, (ConfigError, BadRequest), (b"127.0.0.1:7000", b"[::1]:0", b"host:99999")),
     }
+
+
+def _framed(bodies: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(len(body).to_bytes(4, "big") + body for body in bodies)
+
+
+_LIST: bytes = msgpack.packb([{"do": "list"}, {"do": "lease", "key": "a-1", "deadline_s": 1.0}])
+_EXIT: bytes = msgpack.packb(
+    [
+        {"is": "ended", "key": "a-1", "exit": {"exit_code": 0, "started_at": 1.0, "ended_at": 2.0}},
+        {"is": "started", "key": "a-1", "pid": 1, "started_at": 1.0},
+        {"is": "fed", "key": "a-1", "offset": 1, "is_closed": False},
+        {"is": "frozen", "key": "a-1"},
+    ]
+)
 
 
 def _records() -> bytes:

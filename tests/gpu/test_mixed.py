@@ -46,6 +46,7 @@ def test_sharing_pays(trace: list[DeviceArrival], adaptive: Outcome) -> None:
     assert adaptive.transfers > 0 == fifo.transfers
 
 
+@pytest.mark.long
 def test_a_play_is_repeatable(trace: list[DeviceArrival], adaptive: Outcome) -> None:
     assert by_agents("adaptive", trace, seed=1) == adaptive
 

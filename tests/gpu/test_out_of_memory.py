@@ -16,7 +16,9 @@ PROGRAM = """
 import os, pathlib, sys, time
 attempt = int(os.environ["PEERLOAD_ATTEMPT"])
 directory = pathlib.Path(sys.argv[1])
-(directory / f"begun-{attempt}").write_text(os.environ.get("PEERLOAD_GPU_MEM_MB", ""), encoding="ascii")
+written = directory / f"written-{attempt}"
+written.write_text(os.environ.get("PEERLOAD_GPU_MEM_MB", ""), encoding="ascii")
+written.rename(directory / f"begun-{attempt}")
 while not (directory / f"end-{attempt}").exists():
     time.sleep(0.01)
 if attempt <= int(sys.argv[2]):

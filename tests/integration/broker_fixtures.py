@@ -55,7 +55,7 @@ class LoopThread:
 
         self._thread = threading.Thread(target=body, name=f"loop {kind}")
         self._thread.start()
-        assert ready.wait(10)
+        assert ready.wait(60)
 
     def run(self, work: Coroutine[Any, Any, ResultT], timeout_s: float = 20.0) -> ResultT:
         """What the coroutine returns."""

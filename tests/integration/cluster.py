@@ -185,7 +185,7 @@ class Agent:
 
     def client(self) -> Client:
         """A connection to it."""
-        return Client(self.socket, timeout_s=30.0)
+        return Client(self.socket, timeout_s=60)
 
     def call(self, verb: str, **fields: object) -> dict[str, Any]:
         """One request, one reply."""
@@ -255,7 +255,7 @@ class Agent:
 
     def database(self, query: str) -> list[tuple[Any, ...]]:
         """Read its database as it lies on disk."""
-        with contextlib.closing(sqlite3.connect(self.state / "peerload.db", timeout=10.0)) as connection:
+        with contextlib.closing(sqlite3.connect(self.state / "peerload.db", timeout=60)) as connection:
             return connection.execute(query).fetchall()
 
 

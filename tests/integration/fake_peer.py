@@ -37,23 +37,32 @@ IDLE = LoadReport(slots=8, accepts=True, incarnation=1, sequence=1)
 
 class FakePeer:
     """Dials an agent, introduces itself and says that it is idle and takes everything. Pings, probes and requests to
-    give are answered while it waits for something else. ``certified``: whose certificate it shows, if not its own."""
+    give are answered while it waits for something else. ``certified``: whose certificate it shows, if not its own; ``stream``:
+    it dials for a stream; ``at``: where it says that it listens."""
 
     def __init__(
-        self, address: str, node: str = "ghost", *, boot: str = "boot", report: LoadReport = IDLE, certified: str = ""
+        self,
+        address: str,
+        node: str = "ghost",
+        *,
+        boot: str = "boot",
+        report: LoadReport = IDLE,
+        certified: str = "",
+        stream: bool = False,
+        at: str = "",
     ) -> None:
         host, _, port = address.rpartition(":")
         self.node = node
         self.boot = boot
         self.report = report
-        self.identity = Identity(node=node, boot=boot, machine_boot="machine", store="store", incarnation=1)
+        self.identity = Identity(node=node, boot=boot, machine_boot="machine", store="store", incarnation=1, address=at)
         self.profile = Profile(node=node, slots=8, cpus=8.0)
         self.peer: Hello | None = None
         self._sequence = 0
-        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=10)
+        plain = socket.create_connection((host.strip("[]"), int(port)), timeout=60)
         self._socket = credentials_of(certified or node).client.wrap_socket(plain)
         self._buffer = b""
-        self.send(Hello(self.identity, self.profile, report))
+        self.send(Hello(self.identity, self.profile, report, stream=stream))
         self.peer = self.expect(Hello)
 
     def __enter__(self) -> Self:

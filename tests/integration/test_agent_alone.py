@@ -159,6 +159,7 @@ def test_environment_bytes_arrive(agent: Agent) -> None:
     assert agent.output(task)[0] == b"\xff=\n\x01"
 
 
+@pytest.mark.rule("X7")
 def test_a_task_has_no_descriptors_of_ours_and_reads_nothing(agent: Agent) -> None:
     done = agent.cli("run", "sh", "-c", "ls /proc/$$/fd; cat")
     assert done.stdout.split() == [b"0", b"1", b"2"]
@@ -175,7 +176,7 @@ def test_run_streams_while_the_task_runs(agent: Agent) -> None:
         assert process.poll() is None
         gate.touch()
         assert process.stdout.read() == b"last\n"
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 def test_ctrl_c_reaches_the_task(agent: Agent) -> None:
@@ -185,7 +186,7 @@ def test_ctrl_c_reaches_the_task(agent: Agent) -> None:
         assert process.stdout.readline() == b"ready\n"
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == b"caught\n"
-        assert process.wait(10) == 9
+        assert process.wait(60) == 9
 
 
 def test_a_run_whose_reader_goes_away_ends_its_task(agent: Agent) -> None:
@@ -194,7 +195,7 @@ def test_a_run_whose_reader_goes_away_ends_its_task(agent: Agent) -> None:
         pid = int(process.stdout.readline())
         process.stdout.close()
         process.stdout = None
-        assert process.wait(20) != 0
+        assert process.wait(60) != 0
         wait_until(lambda: not is_alive(pid), 20, "the task to end")
 
 

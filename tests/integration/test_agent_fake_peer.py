@@ -77,6 +77,7 @@ def test_it_closes_the_link_after_the_commit(home: Agent, ledger: Ledger) -> Non
     assert ledger.of(task)[0].at_s >= committed_s + commit.lease_s, "not before its lease has run out"
 
 
+@pytest.mark.long
 def test_it_falls_silent_after_the_commit(home: Agent, ledger: Ledger) -> None:
     with FakePeer(home.listen) as ghost:
         task = home.submit(*ledger.argv(1))
@@ -121,6 +122,7 @@ def test_its_result_comes_late_but_first(home: Agent, ledger: Ledger) -> None:
         assert home.show(task)["exit_code"] == 3, "a recorded result never changes"
 
 
+@pytest.mark.long
 def test_it_is_told_to_stop_what_home_has_given_away(home: Agent, ledger: Ledger) -> None:
     with FakePeer(home.listen) as ghost:
         task = home.submit(*ledger.argv(1))
@@ -132,6 +134,7 @@ def test_it_is_told_to_stop_what_home_has_given_away(home: Agent, ledger: Ledger
     ledger.check([task])
 
 
+@pytest.mark.rule("P3")
 def test_a_stranger_cannot_end_or_take_a_task(home: Agent, ledger: Ledger) -> None:
     with FakePeer(home.listen) as ghost, FakePeer(home.listen, "thief", boot="other") as thief:
         task = home.submit(*ledger.argv(1), placement={"node": "ghost"})
@@ -164,6 +167,7 @@ def test_as_a_home_it_vanishes_after_its_offer(home: Agent) -> None:
     assert home.cli("run", "echo", "on").stdout == b"on\n"
 
 
+@pytest.mark.rule("P5")
 def test_a_commit_runs_once_however_often_it_is_said(home: Agent, ledger: Ledger) -> None:
     home.cli("cancel", "1")
     wait_until(lambda: not home.call("nodes")["nodes"][0]["tasks_running"], what="the slot to be free")

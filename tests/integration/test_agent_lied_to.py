@@ -31,6 +31,8 @@ def heard_out(liar: FakePeer) -> None:
     liar.expect(Pong)
 
 
+@pytest.mark.rule("P3")
+@pytest.mark.bad_input("foreign-result")
 def test_what_another_says_of_a_task_that_a_node_has(agent: Agent) -> None:
     with FakePeer(agent.listen, "victim") as victim:
         task = agent.submit("sleep", "60", placement={"node": "victim"})

@@ -59,10 +59,10 @@ def test_tasks_at_one_node_spread(cluster: Cluster, broker: BrokerProcess) -> No
     [
         ("pairing", {"pair-request", "pair-reply"}),
         ("bidding", {"probe", "probe-reply"}),
-        ("first-reply", {"state-request", "state-answer", "enough"}),
+        pytest.param("first-reply", {"state-request", "state-answer", "enough"}, marks=pytest.mark.long),
         ("broadcast-when-idle", {"state-request", "state-answer", "enough", "give-request"}),
-        ("poll-when-idle", {"give-request", "give-reply"}),
-        ("load-balancing", {"probe", "give-request"}),
+        pytest.param("poll-when-idle", {"give-request", "give-reply"}, marks=pytest.mark.long),
+        pytest.param("load-balancing", {"probe", "give-request"}, marks=pytest.mark.long),
     ],
 )
 def test_every_way_of_sharing_spreads_tasks(

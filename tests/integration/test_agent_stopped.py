@@ -27,7 +27,7 @@ def test_a_stopped_agent_is_named_and_who_follows_waits_on() -> None:
                 for words in (("ls",), ("submit", "true"), ("wait", task), up)
             ]
             for process in asked:
-                _out, told = process.communicate(timeout=30)
+                _out, told = process.communicate(timeout=60)
                 assert process.returncode == 125
                 assert f"the agent (pid {agent.pid}) does not answer: nothing from it for 10 s" in told.decode()
                 assert f"kill -CONT {agent.pid}" in told.decode()
@@ -35,5 +35,5 @@ def test_a_stopped_agent_is_named_and_who_follows_waits_on() -> None:
             assert following.poll() is None
         finally:
             agent.resume()
-        assert following.communicate(timeout=30) == (b"ended\n", b"")
+        assert following.communicate(timeout=60) == (b"ended\n", b"")
         assert following.returncode == 0

@@ -19,7 +19,7 @@ import pytest
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable, BadRequest
 from peerload.model.messages import Hello, Ping
-from tests.integration.cluster import Agent, Cluster, is_alive
+from tests.integration.cluster import Agent, Cluster, is_alive, processes_with
 from tests.integration.fake_peer import FakePeer
 from tests.support import wait_until
 
@@ -71,7 +71,7 @@ def start_and_fail(agent: Agent) -> subprocess.CompletedProcess[bytes]:
         env=agent.cluster.environment,
         capture_output=True,
         stdin=subprocess.DEVNULL,
-        timeout=30,
+        timeout=60,
         check=False,
         cwd="/",
     )
@@ -106,7 +106,7 @@ def test_a_task_that_is_not_there(agent: Agent, task: str) -> None:
 def test_a_directory_that_cannot_be_read(agent: Agent, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("a file")
-    done_here = agent.cli("run", "-t", "5s", "--local", "-d", str(text), "true", timeout_s=20)
+    done_here = agent.cli("run", "-t", "5s", "--local", "-d", str(text), "true", timeout_s=60)
     assert done_here.returncode != 0
     assert str(text).encode() in done_here.stderr
 
@@ -118,6 +118,7 @@ def test_arguments_up_to_the_limit_travel(agent: Agent) -> None:
     assert agent.output(task)[0].strip() == b"1000000"
 
 
+@pytest.mark.rule("L3")
 def test_arguments_over_the_limit_are_refused(agent: Agent) -> None:
     refused(agent.cli("run", "true", *["x" * 100_000] * 11), 125, "1 MiB")
     with pytest.raises(BadRequest, match="at most"):
@@ -168,6 +169,7 @@ def framed(body: object) -> bytes:
     return len(raw).to_bytes(4, "big") + raw
 
 
+@pytest.mark.bad_input("garbage")
 def test_garbage_on_the_control_socket(agent: Agent) -> None:
     with raw_client(agent) as sock:
         say(sock, random.Random(1).randbytes(GARBAGE_BYTES))
@@ -177,6 +179,7 @@ def test_garbage_on_the_control_socket(agent: Agent) -> None:
         say(sock, b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
 
 
+@pytest.mark.rule("L3")
 def test_a_frame_that_claims_4_gib(agent: Agent) -> None:
     before = resident_bytes(agent.pid)
     with raw_client(agent) as sock:
@@ -215,6 +218,7 @@ def test_a_request_that_is_none_is_answered(agent: Agent, body: dict[str, Any]) 
     assert b"launcher_pid" in heard, "the next request is answered all the same"
 
 
+@pytest.mark.rule("L3")
 @pytest.mark.parametrize(
     "change",
     [
@@ -285,6 +289,7 @@ def test_a_client_that_never_reads_holds_up_only_itself(agent: Agent) -> None:
     assert agent.wait(task)[task]["exit_code"] == 0
 
 
+@pytest.mark.rule("L3")
 def test_more_clients_than_there_is_room_for(cluster: Cluster) -> None:
     config = cluster.directory / "few.toml"
     config.write_text("clients_max = 4\n")
@@ -305,9 +310,10 @@ def test_more_clients_than_there_is_room_for(cluster: Cluster) -> None:
 
 def peer_socket(agent: Agent) -> socket.socket:
     host, _, port = agent.listen.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
+@pytest.mark.bad_input("garbage")
 def test_garbage_on_the_peer_port(agent: Agent) -> None:
     for data in (
         random.Random(2).randbytes(GARBAGE_BYTES),
@@ -378,6 +384,7 @@ def test_a_port_that_another_agent_has(cluster: Cluster) -> None:
     refused(start_and_fail(cluster.add("n2", "--listen", first.listen)), 125, "listen", first.listen)
 
 
+@pytest.mark.bad_input("duplicate-node")
 def test_the_same_name_twice(cluster: Cluster) -> None:
     first = cluster.agent("n1")
     twin = cluster.add("n2", "--peer", first.listen)
@@ -388,8 +395,57 @@ def test_the_same_name_twice(cluster: Cluster) -> None:
     assert first.cli("run", "echo", "on").stdout == b"on\n"
     assert [node["node"] for node in first.call("nodes")["nodes"]] == ["n1"]
     assert "--node" in twin.log_end()
+    refused(twin.cli("ls"), 125, "no agent is running here any more: another agent is called n1", "peerload up --node")
 
 
+def test_a_name_that_a_third_knows_another_by(cluster: Cluster) -> None:
+    first, second = cluster.linked(2)
+    place = cluster.directory / "twin"
+    place.mkdir(mode=0o700)
+    where = ["--state", str(place / "state"), "--socket", str(place / "sock")]
+    done = cluster.cli(str(place / "sock"), "up", *where[:2], "--node", second.node, "--peer", first.listen)
+    refused(done, 125, f"another agent is called {second.node}", "--node NAME")
+    assert not processes_with(str(place)), "neither the agent nor its launcher is left"
+    assert first.cli("run", "--node", second.node, "echo", "on").stdout == b"on\n"
+    assert second.runs
+
+
+def test_an_agent_at_work_is_not_ended_by_a_clash(cluster: Cluster) -> None:
+    first, second = cluster.linked(2)
+    twin = cluster.add("twin", "--peer", second.listen)
+    twin.node = first.node
+    twin.spawn()
+    assert twin.reap() == 125
+    assert first.runs
+    late = cluster.add("late")
+    late.node = second.node
+    late.start()
+    task = late.submit("sleep", "60")
+    late.call("hold", tasks=[late.submit("true")])
+    late.kill()
+    late.more += ["--peer", first.listen]
+    late.start()
+    wait_until(lambda: late.call("checkup")["refused_by"], 20, "the refusal")
+    assert next(t for t in late.call("tasks")["tasks"] if t["id"] == task)["state"] == "running"
+    assert any("another agent is called" in notice for notice in late.call("info")["notices"])
+    late.call("stop", all=True)
+    late.reap()
+
+
+def test_an_agent_that_comes_back_is_not_ended_by_a_clash(cluster: Cluster) -> None:
+    first, second = cluster.linked(2)
+    back = cluster.add("back")
+    back.node = second.node
+    back.start()
+    back.wait(back.submit("true"))
+    back.kill()
+    back.more += ["--peer", first.listen]
+    back.start()
+    wait_until(lambda: back.call("checkup")["refused_by"], 20, "the refusal")
+    assert back.runs
+
+
+@pytest.mark.rule("S11")
 def test_a_state_directory_that_anybody_may_write_to(cluster: Cluster) -> None:
     agent = cluster.add("n1")
     agent.state.mkdir()
@@ -397,6 +453,7 @@ def test_a_state_directory_that_anybody_may_write_to(cluster: Cluster) -> None:
     refused(start_and_fail(agent), 125, str(agent.state), "chmod 700")
 
 
+@pytest.mark.rule("S11")
 def test_a_state_directory_of_somebody_else(cluster: Cluster) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give a directory away")
@@ -406,6 +463,7 @@ def test_a_state_directory_of_somebody_else(cluster: Cluster) -> None:
     refused(start_and_fail(agent), 125, str(agent.state))
 
 
+@pytest.mark.rule("S11")
 def test_a_state_directory_that_is_a_file_or_a_link(cluster: Cluster) -> None:
     agent = cluster.add("n1")
     agent.state.write_text("a file")
@@ -437,6 +495,7 @@ def test_a_socket_path_that_is_too_long(cluster: Cluster) -> None:
     refused(cluster.cli(agent.socket, "ls"), 125, "107")
 
 
+@pytest.mark.rule("S15")
 @pytest.mark.parametrize("name", ["UPPER", "with space", "dot.ted", "x" * 41, "", "ünïcode", "a/b", "-"])
 def test_a_node_name_that_cannot_be_used(cluster: Cluster, name: str) -> None:
     agent = cluster.add("n1")
@@ -481,10 +540,11 @@ def test_a_mistake_in_a_preset_is_told_with_its_line(cluster: Cluster) -> None:
     assert (done.returncode, says in done.stderr.decode()) == (125, True)
 
 
+@pytest.mark.rule("J6", "S2")
 def test_listening_to_the_world_is_refused_without_a_cluster_directory(cluster: Cluster) -> None:
     del cluster.environment["PEERLOAD_CLUSTER"]
     agent = cluster.add("n0", "--listen", "0.0.0.0:0")
-    refused(start_and_fail(agent), 125, "listen", "without a cluster directory", "peerload cluster init DIR")
+    refused(start_and_fail(agent), 125, "listen", "without a cluster directory", "peerload invite  makes one")
     for address in ("0.0.0.0:0", "[::]:0", ":0", "127.0.0.1:99999", "127.0.0.1"):
         refused(start_and_fail(cluster.add(f"n{len(cluster.agents)}", "--listen", address)), 125, "listen")
 

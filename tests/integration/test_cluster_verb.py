@@ -78,6 +78,38 @@ def test_mistakes_are_named(desk: Cluster) -> None:
     refused(desk.cli(None, "cluster", "show", directory), 125, "others may read", f"chmod -R go= {directory}")
 
 
+@pytest.mark.rule("M1")
+def test_what_a_broker_needs_is_one_command(desk: Cluster) -> None:
+    lab, out = desk.directory / "lab", desk.directory / "broker"
+    words = ("cluster", "broker-certificate", str(out), "--host", "broker.lab")
+    refused(desk.cli(None, *words), 125, "no cluster beyond this machine", "peerload invite")
+    assert desk.cli(None, "cluster", "init", str(lab)).returncode == 0
+    desk.environment["PEERLOAD_CLUSTER"] = str(lab)
+    refused(desk.cli(None, *words[:2]), 2, "takes one directory")
+    refused(desk.cli(None, *words[:3]), 125, "1 to 16 names are wanted", "--host broker.lab")
+    refused(desk.cli(None, "cluster", "show", "--host", "x"), 2, "takes no --host")
+    done = desk.cli(None, *words, "--host", "192.0.2.7")
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.decode()
+    assert "mqtts://broker.lab:8883" in said
+    assert "sudo install" in said
+    assert (out / "broker.key").read_text(encoding="utf-8").splitlines()[1] not in said
+    refused(desk.cli(None, *words), 125, "is there already", "name another directory")
+    told = shown(desk, "broker-certificate", str(desk.directory / "next"), "--host", "b")
+    assert told["hosts"] == ["b"]
+    more = ("--host", "fd00::5", "--site", "east", "--bridge", "west=[fd00::6]", "--bridge", "north")
+    done = desk.cli(None, *words[:2], str(desk.directory / "east"), *more)
+    assert 'mqtt = ["mqtts://[fd00::5]:8883"] and site = "east"' in done.stdout.decode(), done
+    assert (desk.directory / "east" / "bridge.key").exists()
+    last = (*words[:2], str(desk.directory / "last"), "--host", "b")
+    refused(desk.cli(None, *last, "--bridge", "west=b"), 125, "which site this broker is for", "--site east")
+    refused(desk.cli(None, *last, "--site", "e/t"), 125, "is no site", "--site east")
+    refused(desk.cli(None, *last, "--site", "east", "--bridge", "west=::1"), 125, "is no SITE=HOST", "[::1]")
+    refused(desk.cli(None, "cluster", "show", "--bridge", "west"), 2, "takes no --bridge")
+    (lab / "ca.key").unlink()
+    refused(desk.cli(None, *words[:2], str(lab / "x"), *words[3:]), 125, "does not have the key of the cluster's CA")
+
+
 def test_an_agent_does_not_start_with_a_directory_that_cannot_be_used(desk: Cluster) -> None:
     directory = desk.directory / "lab"
     assert desk.cli(None, "cluster", "init", str(directory)).returncode == 0
@@ -91,12 +123,14 @@ def test_an_agent_does_not_start_with_a_directory_that_cannot_be_used(desk: Clus
     refused(start_and_fail(desk.add("n9")), 125, "cluster: 'lab' is not the whole path", "peerload cluster init DIR")
 
 
+@pytest.mark.rule("J6")
 def test_without_a_directory_other_machines_are_refused_with_a_way_out(desk: Cluster) -> None:
     for more in (["--listen", "192.0.2.1:7117"], ["--peer", "192.0.2.1:7117"], ["--peer", "example.org:7117"]):
         agent = desk.add(f"n{len(desk.agents)}", *more)
-        refused(start_and_fail(agent), 125, more[0][2:], "without a cluster directory", "peerload cluster init DIR")
+        refused(start_and_fail(agent), 125, more[0][2:], "without a cluster directory", "peerload invite")
 
 
+@pytest.mark.rule("J6")
 def test_agents_of_one_user_meet_without_a_directory_and_others_do_not(desk: Cluster) -> None:
     first, second = desk.linked(2)
     assert first.call("info")["cluster"] == "local"
@@ -122,6 +156,7 @@ def test_a_name_is_all_that_is_needed_to_move_a_cluster(desk: Cluster) -> None:
     assert (agent.state / "tls" / "node.pem").read_bytes() == before
 
 
+@pytest.mark.rule("S13")
 def test_no_key_is_told_logged_or_recorded(desk: Cluster) -> None:
     directory = desk.directory / "lab"
     assert desk.cli(None, "cluster", "init", str(directory)).returncode == 0

@@ -29,7 +29,7 @@ def test_a_damaged_row_is_told_to_whoever_asks_for_it(agent: Agent) -> None:
     damaged, sound = agent.submit("true"), agent.submit("echo", "sound")
     agent.wait(damaged, sound)
     pid = agent.pid
-    with contextlib.closing(sqlite3.connect(agent.state / "peerload.db", timeout=10.0)) as database, database:
+    with contextlib.closing(sqlite3.connect(agent.state / "peerload.db", timeout=60)) as database, database:
         database.execute("UPDATE tasks SET exit = x'c1' WHERE counter = ?", (int(damaged.partition("/")[2]),))
     for verb, fields in (
         ("show", {"tasks": [damaged]}),
@@ -66,6 +66,7 @@ def test_a_large_array_is_shown_whole(agent: Agent) -> None:
     assert (typed.returncode, typed.stdout.count(b"\n")) == (0, MEMBERS)
 
 
+@pytest.mark.rule("L3")
 def test_one_client_may_leave_only_so_much_unanswered(agent: Agent) -> None:
     task = agent.submit("sleep", "600")
     more = 10

@@ -18,7 +18,7 @@ def test_a_damaged_task_keeps_nobody_from_starting() -> None:
         agent = cluster.agent("n1", slots=1)
         held = [_held(agent, number) for number in range(3)]
         agent.kill()
-        with contextlib.closing(sqlite3.connect(agent.state / "peerload.db", timeout=10.0)) as connection:
+        with contextlib.closing(sqlite3.connect(agent.state / "peerload.db", timeout=60)) as connection:
             connection.execute("UPDATE tasks SET state = 'zombie' WHERE counter = 3")
             connection.commit()
         agent.start()

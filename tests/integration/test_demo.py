@@ -88,6 +88,7 @@ def test_sixty_commands_spread_over_the_nodes_and_come_home(directory: Path) -> 
     _assert_nothing_left(directory)
 
 
+@pytest.mark.long
 def test_the_table_fits_a_terminal_and_names_every_node(directory: Path) -> None:
     with _start(directory, "--tasks", "12", "--policy", "threshold") as process:
         out, errors = process.communicate(timeout=DEMO_S_MAX)
@@ -101,6 +102,7 @@ def test_the_table_fits_a_terminal_and_names_every_node(directory: Path) -> None
     _assert_nothing_left(directory)
 
 
+@pytest.mark.long
 def test_the_small_broker_does_as_well(directory: Path) -> None:
     pytest.importorskip("amqtt", reason="the extra 'broker' is not installed")
     with _start(directory, "--tasks", "12", "--broker", "amqtt", "--json") as process:
@@ -151,6 +153,7 @@ def test_a_policy_that_does_not_exist_is_told_and_leaves_nothing(directory: Path
     _assert_nothing_left(directory)
 
 
+@pytest.mark.long
 def test_each_command_prints_its_answer() -> None:
     for command in {one.name: one for one in demo_work.commands(30)}.values():
         if command.name.startswith(("read", "sleep")):

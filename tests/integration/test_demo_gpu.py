@@ -34,6 +34,7 @@ def start(directory: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 def test_each_task_goes_where_the_experiment_says(directory: Path) -> None:
     with start(directory, "--json") as process:
         out, errors = process.communicate(timeout=DEMO_S_MAX)

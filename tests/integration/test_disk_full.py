@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from peerload.model.errors import AgentUnavailable, BadRequest
-from tests.integration.cluster import Agent, Cluster
+from tests.integration.cluster import Agent, Cluster, ended
 from tests.support import wait_until
 
 DISK_BYTES = 64 << 20
@@ -81,6 +81,7 @@ def free_bytes(disk: Path) -> int:
     return status.f_bavail * status.f_frsize
 
 
+@pytest.mark.bad_input("disk-filler")
 def test_a_full_disk_loses_nothing_and_what_runs_ends(cluster: Cluster) -> None:
     agent = on_small_disk(cluster)
     disk = cluster.directory / "disk"
@@ -104,9 +105,9 @@ def test_a_full_disk_loses_nothing_and_what_runs_ends(cluster: Cluster) -> None:
     assert b"alive, disk full" in agent.cli("nodes").stdout
 
     go.touch()
-    ended = agent.wait(first, queued)
-    assert {task["state"] for task in ended.values()} == {"done"}
-    assert len(ended) == 42
+    found = agent.wait(first, queued)
+    assert {task["state"] for task in found.values()} == {"done"}
+    assert len(found) == 42
     assert reserve.stat().st_size < reserved
 
     agent.kill()
@@ -137,7 +138,7 @@ def test_a_sync_that_fails_stops_the_agent_at_once(strace: Path) -> None:
             with pytest.raises(AgentUnavailable):
                 agent.submit("true", token="said-once-more")
             assert agent.reap() == 1
-            tracing.wait(10)
+            tracing.wait(60)
         assert "the store failed" in agent.log_end()
         agent.start()
         assert agent.states()[kept] == "running"
@@ -169,6 +170,51 @@ def test_without_a_reserve_what_is_decided_waits_for_room(cluster: Cluster) -> N
     assert len(agent.states()) == 8  # it answers, with what was durable
     refusal(agent)
     filler.unlink()
-    ended = agent.wait(tasks)
-    assert {task["state"] for task in ended.values()} == {"done"}
+    found = agent.wait(tasks)
+    assert {task["state"] for task in found.values()} == {"done"}
     assert agent.runs
+
+
+@pytest.mark.long
+def test_a_result_that_home_has_no_room_for_is_told_and_waits(cluster: Cluster) -> None:
+    """Its home's disk is full: `run` says so, and the result comes when there is room."""
+    home = on_small_disk(cluster)
+    disk = cluster.directory / "disk"
+    there = cluster.agent("n2", "--peer", home.listen)
+    cluster.await_acquainted([home, there])
+    go = cluster.directory / "go"
+    line = f"until [ -e {go} ]; do sleep 0.05; done; head -c 3000000 /dev/zero"
+    with ended(home.spawn_cli("run", "--node", "n2", "-s", line, stdout=subprocess.DEVNULL)) as running:
+        wait_until(lambda: list(home.states().values()) == ["running"], 60)
+        filler = fill(disk)
+        (home.state / "reserve").write_bytes(b"")
+        fill(disk)
+        go.touch()
+        (task,) = home.states()
+        assert running.stderr is not None
+        said = b""
+        while b"has ended" not in said:
+            line_said = running.stderr.readline()
+            assert line_said, said
+            said += line_said
+        assert f"{task} has ended on n2; its result waits there: the disk of its home is full" in said.decode()
+        filler.unlink()
+        running.communicate(timeout=60)
+        assert running.returncode == 0
+    assert home.show(task)["state"] == "done"
+
+
+def test_what_a_task_wrote_on_a_full_disk_is_said_to_be_missing(cluster: Cluster) -> None:
+    agent = on_small_disk(cluster)
+    go = cluster.directory / "go"
+    line = f"until [ -e {go} ]; do sleep 0.05; done; head -c 3000000 /dev/zero || exit 7"
+    with ended(agent.spawn_cli("run", "-s", line, stdout=subprocess.DEVNULL)) as running:
+        wait_until(lambda: list(agent.states().values()) == ["running"], 60)
+        fill(cluster.directory / "disk")
+        go.touch()
+        _, said = running.communicate(timeout=60)
+    reason = "exit code 7; the disk of n1 was full then: what it wrote may be missing"
+    assert reason in said.decode()
+    (task,) = agent.states()
+    assert agent.show(task)["reason"] == reason
+    assert reason in agent.cli("why", task).stdout.decode()

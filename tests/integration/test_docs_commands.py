@@ -6,25 +6,29 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.integration.cluster import ROOT, Cluster, program
-from tests.support import free_port
+from tests.support import free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONG_PAGES = {"simulator.md"}  # test_sim_verb.py has the like of its commands in short
+LONG_PAGES = {
+    "simulator.md",
+    "quickstart.md",
+    "coming-from.md",
+}  # test_sim_verb.py and test_story.py have the like in short
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SKIPPED = ("git clone ", "make ", 'export PATH="$PWD/.venv/bin:')
 """What sets up the checkout that these tests run in."""
 COMMAND_S_MAX = 60
 OTHER_MACHINE = {
-    "scp": '#!/bin/sh\nexec cp -rp "$2" HERE/\n',
     "ssh": """#!/bin/sh
 shift
 cd HERE
@@ -33,8 +37,26 @@ exec sh -c "$*"
 """,
 }
 """Stand-ins for the way to another machine, which is another user's place on this one."""
+TABLE_PAGE = "coming-from.md"
+"""Its commands stand in tables, beside those of others."""
+CLUSTER_PAGE = "mqtt.md"
+"""Its reader has a cluster already."""
+GPU_PAGES = {"cookbook.md"}
+"""Their reader has GPUs; here they are played."""
+FILE = re.compile(r"^`([\w.]+)`:\n\n```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""A file that a page has its reader write, with its name before it."""
 TABLES = {"cli.md": "\n## JSON\n", "wire.md": "\n## The control socket\n"}
 TABLE_KEYS = re.compile(r"`([a-z0-9_ ]+)`")
+
+
+def table_commands(page: Path) -> list[str]:
+    """What the last column of its tables says to type, in order."""
+    rows = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    return [
+        command.replace("\\|", "|")
+        for row in rows
+        for command in re.findall(r"`([^`]+)`", re.split(r"(?<!\\)\|", row)[2])
+    ]
 
 
 def commands(page: Path) -> list[str]:
@@ -42,6 +64,8 @@ def commands(page: Path) -> list[str]:
     typed = [
         line for block in BLOCK.findall(page.read_text(encoding="utf-8")) for line in block.splitlines() if line.strip()
     ]
+    if page.name == TABLE_PAGE:
+        return table_commands(page)
     assert all(line.startswith("$ ") for line in typed), "a console block holds commands alone"
     return [line.removeprefix("$ ") for line in typed if not line.removeprefix("$ ").startswith(SKIPPED)]
 
@@ -54,11 +78,14 @@ class Desk:
         self.work = self.directory / "work"
         self.work.mkdir()
         (self.work / "train.py").write_text("print('trained')\n", encoding="utf-8")
+        (self.work / "some.log").write_text("said\n", encoding="utf-8")
         bin_directory = self.directory / "bin"
         bin_directory.mkdir()
         script = bin_directory / "peerload"
         script.write_text(f'#!/bin/sh\nexec {shlex.join(program())} "$@"\n', encoding="utf-8")
         script.chmod(0o755)
+        (bin_directory / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n', encoding="utf-8")
+        (bin_directory / "python").chmod(0o755)
         self.environment = {**cluster.environment, "PATH": f"{bin_directory}:{cluster.environment['PATH']}"}
         del self.environment["PEERLOAD_CLUSTER"]  # whoever reads the page has none yet
         self.other = self.directory / "other"
@@ -68,13 +95,15 @@ class Desk:
             (bin_directory / name).write_text(text.replace("HERE", str(self.other)), encoding="utf-8")
             (bin_directory / name).chmod(0o755)
         self.port = free_port()
+        self.token = ""
+        self.gpu_agent: subprocess.Popen[bytes] | None = None
 
     def as_here(self, command: str) -> str:
         """The line as a reader would type it, with what differs from machine to machine."""
-        here = command.replace("/tmp/second", f"{self.directory}/second")
-        here = here.replace("ITS-ADDRESS:7117", f"127.0.0.2:{self.port}").replace(
-            "ADDRESS:7117", f"127.0.0.1:{self.port}"
-        )
+        here = command.replace("/tmp/second", f"{self.directory}/second").replace("/root/", f"{self.directory}/")
+        if here == "peerload invite":
+            return f"peerload invite --listen 127.0.0.1:{self.port}"
+        here = here.replace("TOKEN", f"--listen 127.0.0.2:{self.port} {self.token}")
         return here.replace("HOST:PORT", self.up()["listen"]) if "HOST:PORT" in here else here
 
     def types(self, command: str) -> str:
@@ -91,7 +120,24 @@ class Desk:
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         assert "Traceback" not in done.stderr
+        if "plj1-" in done.stdout:
+            self.token = done.stdout.split()[-1]
         return done.stdout
+
+    def up_with_gpus(self) -> None:
+        """Have an agent with two GPUs that are played."""
+        (self.directory / "on").mkdir()
+        cards = [{"uuid": f"GPU-played-{number}", "name": "played", "mem_bytes": 24 << 30} for number in range(2)]
+        machine = self.directory / "machine.json"
+        machine.write_text(json.dumps({"gpus": cards, "processes": str(self.directory / "on")}), encoding="utf-8")
+        start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from peerload.cli.demo_gpu_agent import main; main()"
+        socket = f"{self.directory}/run/peerload/agent.sock"
+        words = [sys.executable, "-c", start, str(machine), "--socket", socket, "--slots", "4"]
+        with (self.directory / "gpus.log").open("wb") as log:
+            self.gpu_agent = subprocess.Popen(
+                words, env=self.environment, cwd="/", stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        wait_until(lambda: Path(socket).exists(), 20, "the agent with GPUs")
 
     def up(self) -> dict[str, Any]:
         """Have an agent, and what it says of itself."""
@@ -111,6 +157,8 @@ def desk() -> Iterator[Desk]:
             for socket in own:
                 if Path(socket).exists():
                     here.types(f"peerload down --all --socket {socket}")
+            if here.gpu_agent is not None:
+                here.gpu_agent.wait(60)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +171,17 @@ def desk() -> Iterator[Desk]:
 )
 def test_commands_work_as_they_stand(page: Path, desk: Desk) -> None:
     typed = commands(page)
-    if not any("peerload up" in command for command in typed):
+    for name, text in FILE.findall(page.read_text(encoding="utf-8")):
+        (desk.work / name).write_text(text, encoding="utf-8")
+    if page.name in GPU_PAGES:
+        desk.up_with_gpus()
+    elif page.name == TABLE_PAGE:
+        (desk.work / "job.sh").write_text("sleep 0.1; echo job\n", encoding="utf-8")
+        desk.types("peerload up --node ws1")
+    elif not any("peerload up" in command for command in typed):
         desk.up()  # a page of reference: its reader has one
+    if page.name == CLUSTER_PAGE:
+        desk.types(desk.as_here("peerload invite"))
     for command in typed:
         desk.types(desk.as_here(command))
 
@@ -146,14 +203,14 @@ def test_two_machines_share_as_the_quick_start_says(desk: Desk) -> None:
     page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
     part = page[page.index("## Two machines") : page.index("## When something goes wrong")]
     typed = [line.removeprefix("$ ") for block in BLOCK.findall(part) for line in block.splitlines()]
-    assert len(typed) == 9
+    assert len(typed) == 6
     for command in typed:
         desk.types(desk.as_here(command))
     ran = {task["node"] for task in json.loads(desk.types("peerload ls --json"))["tasks"]}
     assert len(ran) == 2
     assert "other" in ran
     assert f"127.0.0.2:{desk.port}" in desk.types("ssh OTHER peerload up --json")
-    assert json.loads(desk.types("peerload cluster show ~/lab --json"))["local"] is False
+    assert json.loads(desk.types("peerload cluster show --json"))["local"] is False
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -163,7 +220,7 @@ def keys_told(page: str, name: str) -> list[set[str]]:
     """The sets of keys in the row of a page's tables that begins with this name, one set a piece of code."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     for line in text[text.index(TABLES[page]) :].splitlines():
-        if line.startswith(f"| {name} |"):
+        if line.startswith("| ") and name in (line.split("|")[1].strip(), *line.split("|")[1].strip().split(", ")):
             cells = [cell.strip() for cell in line.split("|")[2:-1]]
             return [set(found.split()) for cell in cells for found in TABLE_KEYS.findall(cell)]
     raise AssertionError(f"{page} has no row {name!r}")
@@ -196,18 +253,20 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     assert without_version(listed) == told("`ls`")[0]
     assert [without_version(typed("why --json 1")[0])] == told("`why`")
     assert without_version(typed("events --json --limit 1")[0]) == told("`events`")[0]
-    assert [without_version(typed("hold --json 1")[0])] == told("`hold`")
-    assert [without_version(typed("release --json 1")[0])] == told("`release`")
+    typed("submit --json --held sleep 60")
+    assert [without_version(typed("hold --json @")[0])] == told("`hold`")
+    assert [without_version(typed("release --json @")[0])] == told("`release`")
+    typed("cancel --json --wait @")
     assert without_version(typed("retry --json 1")[0]) == told("`retry`")[0]
     assert [without_version(typed("drain --json")[0])] == told("`drain`")
     assert [without_version(typed("undrain --json")[0])] == told("`undrain`")
     assert [set(listed["tasks"][0])] == told("task")
     (ended,) = typed("history --json")
-    assert [without_version(ended)] == told("`history`")
+    assert without_version(ended) == told("`history`")[0]
     assert [set(ended["tasks"][0])] == [set.union(*told("task"), *told("task, in `history` also"))]
     assert [without_version(typed("history --json --export t.csv")[0])] == told("`history --export FILE`")
     (shown,) = typed("show --json 1")
-    assert without_version(shown) == set.union(*told("task"), told("task, in `show` also")[0])
+    assert without_version(shown) == {"live"}.union(*told("task"), told("task, in `show` also")[0])
     assert [set(shown["history"][0])] == [told("step of `history`")[-1]]
     (nodes,) = typed("nodes --json")
     assert [without_version(nodes)] == told("`nodes`")
@@ -255,11 +314,12 @@ def test_answers_have_the_keys_that_the_page_tells() -> None:
             "drain": {},
             "undrain": {},
         }.items():
-            assert set(agent.call(verb, **asked)) == keys_told("wire.md", f"`{verb}`")[-1]
+            told = keys_told("wire.md", f"`{verb}`")  # the fields, the keys, and what there is in some cases besides
+            assert set(agent.call(verb, **asked)) == told[1 if verb in ("tasks", "history") else -1]
         with agent.client() as client:
             (ended,) = client.stream("wait", tasks=[task])
             _, *told = keys_told("wire.md", "`wait`")
-            assert [set(client.last), set(ended)] == told
+            assert [set(client.last), set(ended)] == told[:2]
             (piece,) = client.stream("output", task=task)
             _, *told = keys_told("wire.md", "`output`")
             assert [set(client.last), set(piece)] == told

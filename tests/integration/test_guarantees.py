@@ -54,6 +54,7 @@ def take_down(agent: Agent, *pids: int) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_task_whose_home_stops_politely_runs_on_without_a_lease(cluster: Cluster, ledger: Ledger) -> None:
     home, _, task = away(cluster, ledger, 80)
     before = beats(ledger, task)
@@ -68,6 +69,7 @@ def test_a_task_whose_home_stops_politely_runs_on_without_a_lease(cluster: Clust
     assert "parked: this agent stops" in reasons(home, task)
 
 
+@pytest.mark.long
 def test_a_parked_task_is_leased_again_when_its_home_is_back(cluster: Cluster, ledger: Ledger) -> None:
     home, executor, task = away(cluster, ledger, 100)
     assert home.cli("down").returncode == 0
@@ -103,6 +105,7 @@ def _said(process: subprocess.Popen[bytes]) -> bytes:
         return process.stderr.readline() + process.stderr.readline()
 
 
+@pytest.mark.long
 def test_once_a_lost_node_leaves_the_outcome_unknown(cluster: Cluster, ledger: Ledger) -> None:
     home, executor, task = away(cluster, ledger, 600, "--once")
     third = cluster.agent("n3", "--peer", home.listen, lease_s=SHORT_LEASE_S)
@@ -149,6 +152,7 @@ def test_once_a_node_that_is_back_late_goes_on(cluster: Cluster, ledger: Ledger)
     assert [step["state"] for step in home.show(task)["history"]].count("leased") == 2
 
 
+@pytest.mark.long
 def test_a_longer_lease_rides_out_a_longer_silence(cluster: Cluster, ledger: Ledger) -> None:
     home, executor, task = away(cluster, ledger, 80, "--lease", "60s")
     assert home.show(task)["lease"] == 60.0
@@ -160,6 +164,7 @@ def test_a_longer_lease_rides_out_a_longer_silence(cluster: Cluster, ledger: Led
     assert home.show(task)["attempt"] == 1
 
 
+@pytest.mark.long
 def test_fast_a_node_that_is_called_dead_loses_its_task_at_once(cluster: Cluster, ledger: Ledger) -> None:
     home, executor = cluster.linked(2, slots=1)
     task = home.submit(*ledger.argv(30, 5), placement={"exclude": ["n1"]}, guarantee="fast")

@@ -26,7 +26,7 @@ def agent() -> Iterator[Agent]:
 def test_tasks_that_ended_long_ago_are_told_and_exported(agent: Agent) -> None:
     old = agent.submit("sleep", "0.05", array=[(1, 3, 1)])
     agent.wait(old)
-    with contextlib.closing(sqlite3.connect(agent.state / "peerload.db", timeout=10.0)) as database, database:
+    with contextlib.closing(sqlite3.connect(agent.state / "peerload.db", timeout=60)) as database, database:
         database.execute(
             "UPDATE tasks SET submitted_at = submitted_at - ?1, started_at = started_at - ?1, ended_at = ended_at - ?1",
             (YEAR_S,),

@@ -39,7 +39,7 @@ class Agent:
 
     def __init__(self, directory: Path) -> None:
         self._sock = socket.socket(socket.AF_UNIX)
-        self._sock.settimeout(10)
+        self._sock.settimeout(60)
         self._sock.connect(str(directory / "launcher.sock"))
         self._directory = directory
         self.events: list[dict[str, Any]] = []
@@ -161,7 +161,7 @@ class Bench:
         for process in self.processes:
             if process.poll() is None:
                 process.terminate()
-            process.wait(10)
+            process.wait(60)
             if process.stderr is not None:
                 process.stderr.close()
         shutil.rmtree(self.directory)
@@ -212,6 +212,7 @@ def test_a_task_runs_with_its_environment_directory_and_umask(bench: Bench) -> N
     assert exit_["usage"]["memory_bytes_max"] > 0
 
 
+@pytest.mark.rule("X7")
 def test_it_leads_a_session_of_its_own_and_a_signal_reaches_its_whole_group(bench: Bench) -> None:
     bench.launcher()
     agent = bench.agent()
@@ -388,6 +389,7 @@ def test_output_over_the_limit_keeps_its_head_and_its_tail(bench: Bench) -> None
         assert file.read() == b"x" * (LIMIT_BYTES // 2 - 6) + b"\nlast\n"
 
 
+@pytest.mark.rule("X6")
 @pytest.mark.parametrize(
     "raw",
     [
@@ -429,7 +431,7 @@ def test_a_full_disk_ends_no_task(bench: Bench) -> None:
 def test_there_is_one_launcher_of_a_directory(bench: Bench) -> None:
     bench.launcher()
     second = bench.start()
-    assert second.wait(10) == ALREADY_RUNS
+    assert second.wait(60) == ALREADY_RUNS
     assert second.stderr is not None
     assert b"another launcher runs in" in second.stderr.read()
 
@@ -448,9 +450,10 @@ def test_stop_ends_every_task_and_itself(bench: Bench, by_signal: bool) -> None:
         agent.send({"do": "stop"})
     assert agent.ended("soft")["signal"] == signal.SIGTERM
     assert agent.ended("hard")["signal"] == signal.SIGKILL
-    assert launcher.wait(10) == 0
+    assert launcher.wait(60) == 0
 
 
+@pytest.mark.rule("X6", "S11")
 def test_it_is_small_and_its_socket_private(bench: Bench) -> None:
     launcher = bench.launcher()
     agent = bench.agent()

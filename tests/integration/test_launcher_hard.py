@@ -114,7 +114,7 @@ def test_a_spawn_that_was_cut_in_two_is_found_by_its_output(
     log.append([["a", 0, 0, machine_boot(), [str(output), str(bench.directory / "a.err")]]])
     log.close()
     bench.launcher()
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
 
 
 # -- output --------------------------------------------------------------------------------------------------------
@@ -143,6 +143,7 @@ def test_output_can_be_read_whatever_the_umask(bench: Bench, umask: int) -> None
         ("truncate -s 5000G {out}; rm {err}", 5000 << 30),
     ],
 )
+@pytest.mark.bad_input("fifo")
 def test_a_task_that_spoils_its_output_harms_itself_alone(bench: Bench, script: str, stdout_bytes: int | None) -> None:
     launcher = bench.launcher()
     agent = bench.agent()
@@ -156,6 +157,8 @@ def test_a_task_that_spoils_its_output_harms_itself_alone(bench: Bench, script: 
     assert launcher.poll() is None
 
 
+@pytest.mark.rule("F2")
+@pytest.mark.bad_input("disk-filler", "growing-file")
 def test_output_is_bounded_while_it_is_written_and_again_after_the_task_has_emptied_it(bench: Bench) -> None:
     bench.launcher()
     agent = bench.agent()

@@ -27,6 +27,8 @@ from tests.support import stands_still, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from peerload.agent.launcher_cgroup import Cgroups
+
 GONE = {"", "Z"}
 KINDS = ("cgroup2", "cgroup1", "bare")
 FAR_S = 1000.0
@@ -103,6 +105,8 @@ set -- leader
 MEMBERS = {"background", "session", "daemon", "leader"}
 """In the background of its group, in a session of its own, an orphan in another session that ignores signals."""
 BEATS_COUNTED = 10
+FREEZES = 60
+"""With Linux 6.18 one in sixteen is not whole at the first write (freezer of the first version)."""
 
 
 class Beats:
@@ -146,7 +150,7 @@ class Family(Beats):
 
     def await_frozen(self, reference: Beats) -> None:
         """Nothing of it executes, while others do."""
-        wait_until(lambda: all(map(stands_still, self.pids())), what="all stand still")
+        wait_until(lambda: all(map(stands_still, self.pids())), 60.0, "all stand still")
         before, began = self.counts(), reference.counts()["reference"]
         wait_until(lambda: reference.counts()["reference"] > began + BEATS_COUNTED)
         assert self.counts() == before
@@ -216,12 +220,44 @@ def kill_with_guard(launcher: subprocess.Popen[bytes]) -> None:
 # -- leases --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("X4")
 def test_the_kind_is_told_with_what_it_cannot_hold(bench: Bench, kind: str) -> None:
     bench.launcher()
     listed = bench.agent().listed()
     assert listed["units"] == kind
     assert all(isinstance(word, str) for word in listed["unenforced"])
     assert listed["unenforced"]
+
+
+def test_what_a_task_uses_is_told(bench: Bench) -> None:
+    """Of all its processes, also of the orphan in a session of its own; of what is not there nothing."""
+    bench.launcher()
+    agent = bench.agent()
+    agent.listed()
+    family = Family(bench, agent)
+    family.await_all()
+    agent.spawn("idle", b"sleep", b"60")
+    agent.started("idle")
+
+    def used(*keys: str) -> dict[str, list[float]]:
+        agent.send({"do": "usage", "id": 7, "keys": list(keys)})
+        event = agent.next()
+        assert (event["is"], event["id"]) == ("used", 7)
+        assert 0 < event["at_s"] <= now_s()
+        found: dict[str, list[float]] = event["of"]
+        return found
+
+    before = used("a")["a"]
+    family.await_more(MEMBERS)
+    wait_until(lambda: used("a")["a"][0] > before[0], 60.0, "its time to be counted")
+    now = used("a", "idle", "nobody")
+    assert set(now) == {"a", "idle"}
+    assert now["a"][1] > 1 << 20
+    assert now["a"][2] >= len(MEMBERS)
+    assert now["idle"][2] == 1
+    agent.send({"do": "signal", "key": "a", "signal": signal.SIGKILL})
+    agent.ended("a")
+    assert used("a") == {}
 
 
 @pytest.mark.parametrize("agent_is", ["closed", "silent"])
@@ -300,6 +336,33 @@ def test_what_is_frozen_stays_so_though_its_user_continues_it(bench: Bench, refe
     for pid in family.pids():
         os.kill(pid, signal.SIGCONT)
     family.await_frozen(reference)
+
+
+def _is_whole(units: Cgroups, key: str) -> bool:
+    units.freeze_again([key])
+    return units.is_frozen(units.path(key))
+
+
+def test_what_forks_all_the_time_stands_still_each_time(kind: str) -> None:
+    units = None if kind == "bare" else cgroup_units(kind, f"{PROBE}.{os.getpid()}")
+    if units is None:
+        pytest.skip("it is a matter of the kernel's units")
+    units.enter("a")
+    forking = [subprocess.Popen(["sh", "-c", "while :; do sleep 0.002; done"]) for _ in range(8)]
+    units.leave()
+    try:
+        for _ in range(FREEZES):
+            time.sleep(0.01)
+            units.freeze("a")
+            wait_until(lambda: _is_whole(units, "a"))
+            wait_until(lambda: {_state(pid) for pid in units.processes("a")} <= (GONE | set("DS")))
+            units.thaw("a")
+    finally:
+        units.kill("a")
+        for process in forking:
+            process.wait()
+        wait_until(lambda: units.close("a"))
+        units.remove()
 
 
 def test_a_task_frozen_for_too_long_is_killed_and_that_is_no_exit(bench: Bench) -> None:
@@ -436,7 +499,7 @@ def test_a_stop_ends_all_and_does_not_let_the_frozen_ones_go_on(bench: Bench, re
     agent.send({"do": "stop"})
     assert agent.lost("frozen")["never_started"] is False
     assert agent.ended("running")["signal"] == signal.SIGKILL
-    assert launcher.wait(10) == 0
+    assert launcher.wait(60) == 0
     assert frozen.are_gone()
     assert running.are_gone()
     assert frozen.counts() == before

@@ -29,14 +29,14 @@ def test_the_command_known_to_take_longest_goes_also_after_a_crash() -> None:
         preset.write_text(PRESET, encoding="utf-8")
         first = cluster.agent("n1", "--policy", str(preset), slots=1)
         for command in (SHORT, LONG) * 3:
-            first.wait(first.submit(*command), timeout_s=20)
+            first.wait(first.submit(*command), timeout_s=60)
         first.kill()
         first.start()
         blocker = first.submit("sleep", "600")
         first.await_state(blocker, "running")
         waiting = [first.submit(*command) for command in (SHORT, LONG, SHORT)]
         cluster.agent("n2", "--peer", first.listen, "--policy", str(preset), slots=1)
-        first.wait(*waiting, timeout_s=30)
+        first.wait(*waiting, timeout_s=60)
         shown = [first.show(task) for task in waiting]
         assert {task["node"] for task in shown} == {"n2"}
         started = sorted(shown, key=lambda task: float(task["started_at"]))

@@ -84,6 +84,7 @@ def test_members_find_one_another_again_without_the_one_they_joined_through(clus
     cluster.await_acquainted([n1, n2, n3])
 
 
+@pytest.mark.long
 def test_many_restarted_at_once_agree(cluster: Cluster) -> None:
     agents = cluster.linked(6)
     for agent in agents:
@@ -147,6 +148,7 @@ def test_a_node_with_unfinished_tasks_says_what_becomes_of_them(cluster: Cluster
     assert n1.states() == {running: "running", waiting: "queued"}
 
 
+@pytest.mark.rule("J5")
 def test_datagrams_of_a_stranger_change_nothing(cluster: Cluster) -> None:
     (n1,) = cluster.linked(1)
     host, _, port = n1.listen.rpartition(":")

@@ -23,6 +23,7 @@ def agents() -> Iterator[list[Agent]]:
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])
+@pytest.mark.bad_input("memory-bomb")
 def test_who_takes_more_than_asked_for_is_named_everywhere(agents: list[Agent], node: str) -> None:
     home, says = agents[0], SAYS.format(node)
     done = home.cli("run", "-w", node, "--mem", "64M", "python3", "-c", TAKES)
@@ -61,6 +62,7 @@ def test_the_reason_outlives_agent_and_launcher(agents: list[Agent]) -> None:
     assert home.show(name) == before
 
 
+@pytest.mark.rule("X4")
 def test_how_memory_is_limited_is_told(agents: list[Agent]) -> None:
     for agent in agents:
         how = agent.call("info")["memory_limits"]

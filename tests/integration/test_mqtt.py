@@ -14,8 +14,9 @@ import aiomqtt
 import msgspec
 import pytest
 
-from peerload.agent.mqtt import BrokerUrl
+from peerload.agent.mqtt_address import BrokerUrl
 from peerload.agent.mqtt_inbox import AdviceFilter, Received, Topics
+from peerload.agent.mqtt_repeats import Repeats
 from peerload.model.errors import ConfigError, ProtocolError
 from peerload.model.load import LoadReport
 from peerload.model.messages import (
@@ -221,6 +222,8 @@ def test_state_is_repeated(loop_thread: LoopThread, broker: BrokerProcess) -> No
     node.close()
 
 
+@pytest.mark.rule("M2")
+@pytest.mark.bad_input("garbage")
 def test_what_a_hostile_broker_hands_over_is_dropped_and_counted(nodes: Nodes) -> None:
     me = nodes("me")
     wait_until(lambda: me.bus.connected, what="connected")
@@ -270,6 +273,7 @@ def test_what_a_hostile_broker_hands_over_is_dropped_and_counted(nodes: Nodes) -
     assert me.bus.connected
 
 
+@pytest.mark.rule("M1")
 def test_nothing_can_be_read_on_the_way(nodes: Nodes) -> None:
     a, b = nodes("a"), nodes("b")
     wait_until(lambda: a.heard and b.heard, what="both")
@@ -295,6 +299,7 @@ def test_nothing_can_be_read_on_the_way(nodes: Nodes) -> None:
         assert b"slots" not in payload
 
 
+@pytest.mark.rule("M2")
 def test_ownership_is_never_published(nodes: Nodes) -> None:
     a = nodes("a")
     wait_until(lambda: a.bus.connected, what="connected")
@@ -323,10 +328,10 @@ def test_a_broker_that_never_answers_is_away_and_blocks_nobody(
         thread = threading.Thread(target=accept)
         thread.start()
         node = BusNode(loop_thread, [f"mqtt://someone:s3cret@127.0.0.1:{mute.getsockname()[1]}"], "a")
-        assert accepted.wait(10)
+        assert accepted.wait(60)
         assert node.send("b", ASK) is False
         assert node.announce(1) is False
-        wait_until(lambda: caplog.records, timeout_s=15, what="one line about it")
+        wait_until(lambda: caplog.records, timeout_s=60, what="one line about it")
         assert "no answer within" in caplog.text
         assert "s3cret" not in caplog.text
         assert node.changes == []
@@ -351,10 +356,11 @@ def test_the_next_broker_is_tried(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
+@pytest.mark.rule("S13")
 @pytest.mark.parametrize(
     "url",
     [
-        "mqtts://u:pass1@h",
+        "mqtts://u:pass1@h/path",
         "http://u:pass1@h",
         "mqtt://",
         "mqtt://u:pass1@h:99999",
@@ -376,16 +382,19 @@ def test_addresses() -> None:
     assert (full.host, full.port, full.user, full.password) == ("::1", 99, "user", "p@ss")
     assert full.text == "mqtt://[::1]:99"
     assert "p@ss" not in repr(full)
+    safe = BrokerUrl.parse("mqtts://broker")
+    assert (safe.port, safe.tls, safe.text) == (8883, True, "mqtts://broker:8883")
 
 
 class Sample(msgspec.Struct):
     topic: str
     payload: bytes
+    retain: bool = False
 
 
 def test_waiting_states_coalesce_to_the_newest_of_each_node() -> None:
     counters: Counter[str] = Counter()
-    queue: Received[Sample] = Received(counters, 3)
+    queue: Received[Sample] = Received(counters, Repeats(), 3)
     for number in range(100):
         queue.put_nowait(Sample("peerload/c/s/a/state", str(number).encode()))
     queue.put_nowait(Sample("peerload/c/s/a/to/me", b"1"))

@@ -30,9 +30,9 @@ CLOSED_S_MAX = 5.5
 """A stranger is shut out within 5 s."""
 
 
-def plain(node: LinkNode) -> socket.socket:
+def plain(node: LinkNode, came_from: str = "127.0.0.1") -> socket.socket:
     host, _, port = node.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=60, source_address=(came_from, 0))
 
 
 def answer(sock: socket.socket) -> bytes:
@@ -74,6 +74,7 @@ def turned_away(node: LinkNode, why: str) -> bool:
     return node.counters[f"peer dropped: no proof: {why}"] == 1
 
 
+@pytest.mark.rule("J3")
 @pytest.mark.parametrize(
     "raw",
     [
@@ -94,6 +95,7 @@ def test_who_does_not_speak_tls_gets_no_answer(nodes: Nodes, raw: bytes) -> None
     assert a.met == []
 
 
+@pytest.mark.rule("J3", "S10")
 def test_a_plaintext_introduction_is_not_read(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a, member = nodes("a"), nodes("b")
     sock = plain(a)
@@ -105,6 +107,7 @@ def test_a_plaintext_introduction_is_not_read(nodes: Nodes) -> None:  # noqa: F8
     wait_until(lambda: turned_away(a, "it does not speak TLS"), what="it is counted")
 
 
+@pytest.mark.rule("J3")
 def test_who_says_nothing_is_shut_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811 -- a fixture
     monkeypatch.setattr(peer_listen, "HANDSHAKE_S", 0.5)
     a = nodes("a")
@@ -114,12 +117,17 @@ def test_who_says_nothing_is_shut_out(nodes: Nodes, monkeypatch: pytest.MonkeyPa
     wait_until(lambda: a.counters["peer dropped: no proof: the handshake took too long"] == 2, what="both counted")
 
 
+@pytest.mark.rule("J3")
 def test_strangers_without_proof_are_bounded(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a = nodes("a")
-    silent = [plain(a) for _ in range(peer_listen.STRANGERS_MAX)]
-    wait_until(lambda: len(a.links._listener.strangers) == peer_listen.STRANGERS_MAX, what="all wait")
+    silent = [plain(a) for _ in range(peer_listen.STRANGERS_OF_ONE_MAX)]
+    wait_until(lambda: len(a.links._listener.strangers) == peer_listen.STRANGERS_OF_ONE_MAX, what="all wait")
     assert answer(plain(a)) == b""
     assert a.counters["peer dropped: too many strangers"] == 1
+    others = peer_listen.STRANGERS_MAX - peer_listen.STRANGERS_OF_ONE_MAX
+    silent += [plain(a, "127.0.0.2") for _ in range(others)]
+    wait_until(lambda: len(a.links._listener.strangers) == peer_listen.STRANGERS_MAX, what="there is room for others")
+    assert answer(plain(a, "127.0.0.3")) == b"", "and an end of it"
     for sock in silent:
         sock.close()
     wait_until(lambda: not a.links._listener.strangers, what="room again")
@@ -128,6 +136,7 @@ def test_strangers_without_proof_are_bounded(nodes: Nodes) -> None:  # noqa: F81
     wait_until(lambda: a.met, what="a member")
 
 
+@pytest.mark.rule("J3", "S10")
 def test_an_older_tls_is_refused(nodes: Nodes, tmp_path: Path) -> None:  # noqa: F811 -- a fixture
     a = nodes("a")
     context = context_of(None, tmp_path)
@@ -141,6 +150,7 @@ NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
 
 
+@pytest.mark.rule("J3")
 @pytest.mark.parametrize(
     ("cluster", "made_at", "why"),
     [
@@ -151,6 +161,7 @@ DAY = timedelta(days=1)
     ],
     ids=["another CA", "expired", "a clock too far ahead", "none"],
 )
+@pytest.mark.bad_input("wrong-ca", "expired", "skewed-clock")
 def test_a_certificate_that_will_not_do(
     nodes: Nodes,  # noqa: F811 -- a fixture
     tmp_path: Path,
@@ -168,6 +179,7 @@ def test_a_certificate_that_will_not_do(
 
 
 @pytest.mark.parametrize("hours", [-23, 23])
+@pytest.mark.bad_input("skewed-clock")
 def test_clocks_may_differ_by_nearly_a_day(nodes: Nodes, tmp_path: Path, hours: int) -> None:  # noqa: F811 -- a fixture
     a = nodes("a")
     pair = certificates.issue(cluster_of().authority, "stranger", datetime.now(UTC) + timedelta(hours=hours))
@@ -177,6 +189,7 @@ def test_clocks_may_differ_by_nearly_a_day(nodes: Nodes, tmp_path: Path, hours: 
     stranger.close()
 
 
+@pytest.mark.rule("S10")
 def test_a_member_that_speaks_another_protocol(nodes: Nodes, tmp_path: Path) -> None:  # noqa: F811 -- a fixture
     a = nodes("a")
     pair = certificates.issue(cluster_of().authority, "stranger", datetime.now(UTC))
@@ -184,6 +197,7 @@ def test_a_member_that_speaks_another_protocol(nodes: Nodes, tmp_path: Path) -> 
     wait_until(lambda: a.counters["peer dropped: no certificate of a node"] == 1, what="it is counted")
 
 
+@pytest.mark.rule("S16", "P3")
 @pytest.mark.parametrize("certified", ["somebody", "stranger1", "strange"])
 def test_a_certificate_for_another_node(nodes: Nodes, certified: str) -> None:  # noqa: F811 -- a fixture
     a = nodes("a")
@@ -194,6 +208,7 @@ def test_a_certificate_for_another_node(nodes: Nodes, certified: str) -> None:  
     assert a.met == []
 
 
+@pytest.mark.rule("P3")
 def test_a_member_cannot_speak_for_another_later_on(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a, b = nodes.linked("a", "b")
     stranger = Stranger(a)
@@ -266,6 +281,7 @@ def why_not(node: LinkNode, address: str, dst: str = "b") -> str:
     return str(caught.value)
 
 
+@pytest.mark.rule("J3")
 def test_a_member_of_another_cluster_is_told_nothing(nodes: Nodes) -> None:  # noqa: F811 -- a fixture
     a, other = nodes("a"), nodes("b", cluster="another")
     assert "it is of another cluster" in why_not(a, other.address)

@@ -55,7 +55,7 @@ def ended_at(home: Agent) -> int:
     return sum(state == "done" for state in home.states().values())
 
 
-IN_SHORT = ("adaptive", "symmetric")
+IN_SHORT = ("adaptive",)
 
 
 @pytest.mark.parametrize("broker", ["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)

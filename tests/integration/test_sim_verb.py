@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 QUICK = ["--nodes", "5", "--tasks", "600", "--replications", "3"]
 
+DEBUG = "  where it goes wrong:  peerload --debug sim --workers 1 …\n"
+
 
 def command(*words: str) -> list[str]:
     return [*program(), "sim", *words]
@@ -45,6 +47,7 @@ def ran(
     )
 
 
+@pytest.mark.long
 def test_numbers_depend_on_the_seed_and_not_on_workers_or_hash_seed() -> None:
     words = [*QUICK, "--tasks", "300", "--compare", "threshold,adaptive", "--load", "0.7:0.9:2", "--json"]
     one = ran(*words, "--workers", "1", PYTHONHASHSEED="1")
@@ -59,9 +62,10 @@ def test_what_a_full_stdout_does_not_take_is_on_stderr() -> None:
         done = subprocess.run(command(*QUICK), stdout=full, stderr=subprocess.PIPE, text=True, timeout=100, check=False)
     assert done.returncode == 125
     assert done.stderr.startswith("adaptive on 5 nodes")
-    assert done.stderr.endswith("peerload: sim: stdout cannot be written: No space left on device\n")
+    assert "peerload: sim: stdout cannot be written: No space left on device\n" in done.stderr
 
 
+@pytest.mark.long
 def test_json_has_the_keys_that_the_page_tells() -> None:
     found = json.loads(ran(*QUICK, "--json").stdout)
     assert set(found) - {"v"} == keys_told("cli.md", "`sim`")[0]
@@ -123,7 +127,7 @@ def test_ctrl_c_and_sigterm_end_it_with_all_its_workers(number: signal.Signals) 
             os.killpg(process.pid, number)  # as a terminal does: to all of them
         else:
             process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == 130
         assert (out, err) == ("", "")
         wait_until(lambda: not any(map(is_alive, children)), 10.0, "the workers are gone")
@@ -137,22 +141,23 @@ def test_ctrl_c_and_sigterm_end_it_with_all_its_workers(number: signal.Signals) 
             "peerload: a simulation process was killed (signal 9); is there enough memory?\n"  # noqa: ISC004 -- lines
             "  fewer --workers or --tasks\n",
         ),
-        (signal.SIGTERM, "peerload: a simulation process was killed (signal 15)\n"),
+        (signal.SIGTERM, "peerload: a simulation process was killed (signal 15)\n" + DEBUG),
     ],
 )
 def test_a_worker_that_dies_ends_it_with_all_the_others(number: signal.Signals, says: str) -> None:
     with at_work() as (process, children, workers):
         os.kill(workers[1], number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         assert process.returncode == CANNOT
         assert (out, err) == ("", says)
         wait_until(lambda: not any(map(is_alive, children)), 10.0, "nothing is left")
 
 
+@pytest.mark.long
 def test_workers_end_when_what_started_them_is_killed() -> None:
     with at_work() as (process, children, _):
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
         wait_until(lambda: not any(map(is_alive, children)), 30.0, "nothing is left")
 
 
@@ -168,7 +173,7 @@ def test_a_worker_that_ends_by_itself_is_told(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('[location.sender]\npolicy = "mine.py:Mine"\n', encoding="utf-8")
     done = ran(*QUICK, "--policy", "mine.toml", "--workers", "2", cwd=tmp_path, check=False)
     assert (done.returncode, done.stdout) == (CANNOT, "")
-    assert done.stderr == "peerload: a simulation process ended by itself (3)\n"
+    assert done.stderr == "peerload: a simulation process ended by itself (3)\n" + DEBUG
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -189,6 +194,7 @@ def all_of(terminal: int) -> str:
     return raw.decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_terminal_shows_how_far_it_is(workers: str) -> None:
     main_end, terminal = pty.openpty()

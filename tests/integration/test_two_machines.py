@@ -21,7 +21,7 @@ PORT = 7117
 
 
 def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def machines() -> Iterator[dict[str, str]]:
             ip("netns", "add", name)
     except subprocess.CalledProcessError as error:
         for name in made.values():
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=20)
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True, timeout=60)
         pytest.skip(f"no network namespaces here: {error.stderr.decode()}")
     try:
         one, two = made
@@ -75,7 +75,7 @@ def test_a_copy_of_the_directory_makes_a_machine_a_member(machines: dict[str, st
         assert done.returncode == 0, done.stderr
         assert str(own) in done.stdout.decode()
         copy.parent.mkdir()
-        subprocess.run(["cp", "-rp", str(own), str(copy)], check=True, timeout=20)
+        subprocess.run(["cp", "-rp", str(own), str(copy)], check=True, timeout=60)
         first = on(cluster, machines["n1"], "n1", "--cluster", str(own), slots=1).start()
         peer = ["--peer", f"{ADDRESSES['n1']}:{PORT}"]
         second = on(cluster, machines["n2"], "n2", "--cluster", str(copy), *peer).start()
@@ -116,6 +116,7 @@ def listening(pid: int) -> tuple[set[tuple[str, str, int]], set[str]]:
     return inet, {path for found in process.net_connections("unix") if (path := str(found.laddr))}
 
 
+@pytest.mark.rule("S2")
 def test_an_agent_listens_at_its_socket_and_one_address_alone() -> None:
     with Cluster() as cluster:
         agent = cluster.agent()

@@ -53,10 +53,10 @@ def test_up_tells_how_many_nodes_there_are_once_it_has_met_one(tmp_path: Path) -
 def test_up_says_how_to_add_a_node_to_this_very_cluster(tmp_path: Path) -> None:
     with Cluster() as cluster:
         out, _told = up(cluster, tmp_path)
-        directory = cluster.environment["PEERLOAD_CLUSTER"]
-        assert f"Add a node:     peerload up --cluster {directory} --peer 127.0.0.1:" in out
+        assert "Add a machine:  peerload invite" in out
         assert "cluster init" not in out
         del cluster.environment["PEERLOAD_CLUSTER"]
         (tmp_path / "alone").mkdir()
         out, _told = up(cluster, tmp_path / "alone")
-        assert "on other machines:  peerload cluster init DIR" in out
+        assert "Add a machine:  peerload invite" in out
+        assert "on this one too:  peerload up --peer 127.0.0.1:" in out

@@ -96,6 +96,7 @@ def test_where_a_task_went_and_on_which_card(lab: Lab) -> None:
     assert lab.home.show(task)["devices"] == [lab.cards.id(0)]
 
 
+@pytest.mark.long
 def test_a_task_that_runs_elsewhere_shows_its_cards_at_home_also_after_a_restart(lab: Lab) -> None:
     task = lab.home.submit("sleep", "120", request={"gpus": 2}, directory=b"-")
     shown = lab.home.await_state(task, "running")
@@ -146,7 +147,7 @@ def test_drained_dead_and_full(lab: Lab) -> None:
     lab.home.await_state(blocking, "running")
     task = lab.submit("submit", "-d", "-", "-x", "gpu1", "true")
     found = lab.reasons()
-    assert found["n1"] == (True, False, f"1 of 1 slots taken: {blocking}")
+    assert found["n1"] == (True, False, f"1 of 1 slot taken: {blocking}")
     assert found["lab4"] == (True, False, 'drained: "new PSU"')
     assert found["gpu1"] == (False, None, "the task excludes it")
     assert lab.why_json()["change"] == {"words": "without -x gpu1", "node": "gpu1"}
@@ -168,15 +169,20 @@ def test_an_array_what_is_held_and_what_is_no_task(lab: Lab) -> None:
         "groups": [{"state": "queued", "reason": "waits for room", "tasks": 5}],
         "more_groups": 0,
     }
-    assert (told["id"], told["summary"]) == (f"{array}.1", f"n1: 1 of 1 slots taken: {blocking}")
-    assert lab.why(f"{array}.3")[2].endswith(f"1 of 1 slots taken: {blocking}")
+    assert (told["id"], told["summary"]) == (f"{array}.1", f"n1: 1 of 1 slot taken: {blocking}")
+    assert lab.why(f"{array}.3")[2].endswith(f"1 of 1 slot taken: {blocking}")
     lab.home.cli("hold", f"{array}.2")
     held = lab.why(f"{array}.2")
     assert held[1].startswith("It is held, for ")
     assert lab.why()[1:3] == ["        4 queued: waits for room", f"        1 held: {lab.why_json('@.2')['says']}"]
     lab.home.call("cancel", tasks=[blocking, array])
     assert lab.why(f"{array}.1")[1].split(" ago, ")[1] == "cancelled: cancelled"
-    for ref, words in {"99": "no such task: 99", "gpu1/1": "its home is gpu1", "x y": "is no task id"}.items():
+    for ref, words in {
+        "99": "no such task: 99",
+        "gpu1/1": "no such task: gpu1/1",
+        "n99/1": "its home is n99",
+        "x y": "is no task id",
+    }.items():
         done = lab.home.cli("why", ref)
         assert done.returncode == 125
         assert words in done.stderr.decode()

@@ -12,6 +12,7 @@ from peerload.model.gossip import LAN
 from tests.membership import measures
 from tests.membership.arena import Arena, Faults
 from tests.membership.ours import Peerload
+from tests.support import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,7 +94,7 @@ def test_many_restarted_at_once_agree_soon() -> None:
     assert measures.restarted_at_once("peerload", 16, 7) <= 30.0
 
 
-@pytest.mark.parametrize("faults", [measures.MILD, measures.HARSH])
+@pytest.mark.parametrize("faults", in_short([measures.MILD, measures.HARSH], 2))
 def test_nobody_healthy_is_called_dead(faults: Faults) -> None:
     told = measures.falsehoods("peerload", 10, 0.1, 8, faults)
     assert told.deaths == 0

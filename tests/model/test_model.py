@@ -9,7 +9,7 @@ from tests.model.refinement import Seen, explained
 from tests.model.rows import Row, breaking, holding
 from tests.model.state import Budget
 
-SHORT = ("no queue, no return", "queue and return, at most once", "loose")
+SHORT = ("no queue, no return", "queue and return, at most once")
 SHORT_BREAKING = (
     "park-equal",
     "return-queued",

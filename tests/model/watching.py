@@ -184,12 +184,16 @@ def _until_stop(lines: list[Noted]) -> list[Noted]:
     return kept
 
 
-def _home_step(before: TaskRecord | None, record: TaskRecord, home: str) -> tuple[str, tuple[str, ...], bool] | None:
+def _home_step(  # noqa: C901 -- a line a row
+    before: TaskRecord | None, record: TaskRecord, home: str
+) -> tuple[str, tuple[str, ...], bool] | None:
     """The node, the names of the steps and whether one must have been taken, of a row of home's. None: says nothing new."""
     was = before.state if before is not None else None
     match record.state:
         case TaskState.QUEUED if before is None:
             return "", ("submitted",), True
+        case TaskState.QUEUED if before is not None and record.failures > before.failures:
+            return "", (STOP,), False  # tried again after a failure: a result that the model has no word for
         case TaskState.QUEUED if was is TaskState.LEASED and before is not None and before.node != home:
             return "", ("requeued", "lease over"), True
         case TaskState.LEASED if record.node == home:

@@ -68,6 +68,7 @@ def test_parameters(kind: str, name: str, check: str) -> None:
     assert check not in found, f"{kind}.{name}: {found[check]}"
 
 
+@pytest.mark.long
 def test_traces_are_the_same_in_processes_with_other_hash_seeds() -> None:
     elsewhere = [examination.digests_elsewhere(MEMBERS, hash_seed) for hash_seed in (1, 2)]
     here = examination.digests(MEMBERS)

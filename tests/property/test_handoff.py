@@ -29,6 +29,7 @@ from peerload.model.resources import Placement, Profile
 from peerload.model.task import SCRATCH, Exit, Guarantee, TaskSpec
 from peerload.policy.registry import build_preset
 from peerload.sim.store import Store
+from tests.chaos import broken_core
 from tests.core.given import assert_durable_first, identity
 from tests.sim import broken_variants
 
@@ -327,9 +328,9 @@ def park_late(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("variant", "machine"),
     [
-        (broken_variants.lease_from_receipt, Handoff),
+        pytest.param(broken_core.lease_from_receipt, Handoff, marks=pytest.mark.long),
         (broken_variants.renewal_of_any_attempt, Handoff),
-        (park_no_confirm, HandoffParked),
+        pytest.param(park_no_confirm, HandoffParked, marks=pytest.mark.long),
         (park_late, HandoffParked),
     ],
 )

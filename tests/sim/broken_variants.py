@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.guest_leases import GuestLeases
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.leases import Leases
@@ -20,27 +19,6 @@ from peerload.core.work import GuestPhase, HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.sim.launcher import Launcher, Process
 from peerload.sim.store import Store
-
-
-def lease_from_receipt(patch: pytest.MonkeyPatch) -> None:
-    """R1: the executor counts its lease from when the answer came."""
-    commit_received, renewed = Executor.commit_received, GuestLeases.renewed
-
-    def commit_late(self: Executor, src: str, commit: messages.Commit) -> None:
-        known = self.by_uid.get(commit.uid)
-        was_reserved = known is not None and known.phase is GuestPhase.RESERVED
-        commit_received(self, src, commit)
-        guest = self.by_uid.get(commit.uid)
-        if guest is not None and was_reserved:
-            guest.deadline_s = self._state.now.boot_s + commit.lease_s
-
-    def renewed_late(self: GuestLeases, src: str, message: messages.RenewOk) -> None:
-        now_s = self._state.now.boot_s
-        late = [msgspec.structs.replace(extension, ts=now_s) for extension in message.extensions]
-        renewed(self, src, messages.RenewOk(tuple(late)))
-
-    patch.setattr(Executor, "commit_received", commit_late)
-    patch.setattr(GuestLeases, "renewed", renewed_late)
 
 
 def renew_no_extend(patch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from peerload.model.errors import InvariantBroken
+from tests.chaos import broken_core
 from tests.sim import broken_variants
 from tests.sim.test_faults import run
 
@@ -16,9 +17,9 @@ SEEDS_MAX = 200
 @pytest.mark.parametrize(
     "variant",
     [
-        broken_variants.lease_from_receipt,
+        broken_core.lease_from_receipt,
         broken_variants.renew_no_extend,
-        broken_variants.reboot_deadline,
+        pytest.param(broken_variants.reboot_deadline, marks=pytest.mark.long),
         broken_variants.suspicion_requeues,
         broken_variants.nobody_freezes,
         broken_variants.floor_volatile,

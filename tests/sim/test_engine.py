@@ -92,7 +92,7 @@ def mmc_response(slots: int, load: float) -> float:
     return 1 + last / (below + last) / (slots * (1 - load))
 
 
-@pytest.mark.parametrize(("nodes", "probes"), [(1, 3), (2, 0)])
+@pytest.mark.parametrize(("nodes", "probes"), [(1, 3), pytest.param(2, 0, marks=pytest.mark.long)])
 def test_without_probes_or_peers_every_node_is_m_m_c(nodes: int, probes: int) -> None:
     preset = build_preset(
         "t", {"transfer": {"threshold": 2.0}, "location": {"sender": {"policy": "threshold", "probes": probes}}}
@@ -106,6 +106,7 @@ def test_without_probes_or_peers_every_node_is_m_m_c(nodes: int, probes: int) ->
     assert abs(statistics.mean(means) - mmc_response(2, 0.7)) < max(2 * half_width, 0.15)
 
 
+@pytest.mark.long
 def test_sharing_helps_and_no_policy_beats_one_central_queue() -> None:
     means = {}
     for name in ("threshold", "symmetric"):

@@ -30,6 +30,7 @@ from peerload.sim.service import Service, draw_of, read_service
 from peerload.sim.statistics import Sample, half_width, intervals, student_t
 from peerload.sim.watch import Watch
 from peerload.sim.workload import Arrival, poisson
+from tests.support import in_short
 
 
 def scenario(**changes: Any) -> Scenario:
@@ -123,7 +124,7 @@ class Acquainted(Simulation):
         pass
 
 
-@pytest.mark.parametrize("policy", ["threshold", "receiver", "adaptive"])
+@pytest.mark.parametrize("policy", in_short(["receiver", "threshold", "adaptive"], 3))
 def test_messages_that_take_time_do_what_they_do_in_the_engine_with_its_promises_checked(policy: str) -> None:
     policies = load_preset(policy, is_reference=True)
     arrivals = list(poisson([f"n{number}" for number in range(1, 6)], 4.5, 1200, random.Random(3)))
@@ -271,6 +272,7 @@ def test_mean_wait_and_response_differ_by_the_service() -> None:
     assert value(found, "mean_response") == pytest.approx(value(found, "mean_wait") + 1.0)
 
 
+@pytest.mark.long
 def test_tasks_that_run_at_the_end_count_as_they_will_end() -> None:
     """A few take hundreds of times the mean: they are still running when as many more tasks have come."""
     heavy = Service("h2", (100.0,))
@@ -286,6 +288,7 @@ def test_tasks_that_run_at_the_end_count_as_they_will_end() -> None:
     ), "the last know already when their homes will hear of it"
 
 
+@pytest.mark.long
 def test_tasks_that_wait_at_the_end_are_followed_until_they_begin_unless_it_grows() -> None:
     settled = scenario(nodes=50, load=0.3, service=Service("h2", (100.0,)), tasks=2000, warm_up=500)
     assert [played(settled, seed=seed)[1][0].cut_off for seed in range(1, 5)] == [0] * 4
@@ -365,7 +368,11 @@ def test_a_hot_spot_that_receivers_cannot_cope_with_is_called_unstable() -> None
 
 @pytest.mark.parametrize(
     ("policy", "nodes", "load"),
-    [("none", 8, 0.7), pytest.param("threshold", 8, 0.9, marks=pytest.mark.long), ("none", 1, 0.8)],
+    [
+        pytest.param("none", 8, 0.7, marks=pytest.mark.long),
+        pytest.param("threshold", 8, 0.9, marks=pytest.mark.long),
+        ("none", 1, 0.8),
+    ],
 )
 def test_what_is_stable_is_not_called_unstable(policy: str, nodes: int, load: float) -> None:
     for seed in range(1, 6):
@@ -417,6 +424,7 @@ def test_fairness_by_home_node() -> None:
     assert found.is_stable is None
 
 
+@pytest.mark.long
 def test_equal_seeds_give_equal_samples_and_others_differ() -> None:
     asked = scenario(policy="adaptive", nodes=5, tasks=1500)
     (_, first), (_, again), (_, other) = played(asked, 2), played(asked, 2), played(asked, 2, seed=2)

@@ -29,7 +29,19 @@ from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
 from tests.theory.run import combine
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
-LONG = {"S-herd", "S-rcm", "S-foot"}  # among those of few nodes
+LONG = {
+    "S-herd",
+    "S-rcm",
+    "S-foot",
+    "S-thr",
+    "S-thr-h2",
+    "S-thr-delay",
+    "X-sym4",
+    "X-mm2-sym",
+    "X-sho3",
+    "S-prio-self",
+    "X-thr3",
+}  # among those of few nodes
 QUICK = [
     pytest.param(case, id=case["id"], marks=[pytest.mark.long] if case["id"] in LONG else [])
     for case in CASES
@@ -125,6 +137,7 @@ def test_both_sides_that_ask_everybody_are_one_central_queue(nodes: int, slots: 
     assert fmean(shared) == pytest.approx(fmean(central), rel=1e-9)
 
 
+@pytest.mark.long
 def test_both_sides_of_two_nodes_are_m_m_2() -> None:
     found = measured({**BOTH, "N": 2, "rho": 0.7, "L": 1, "L_recv": 1, "service": "exp"}, 6000)
     value, half = found["mean_response"]
@@ -137,7 +150,14 @@ ADAPTIVE: Parameters = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("load", "share"), [(0.5, 1.00), (0.7, 1.03), (0.9, 1.09)])
+@pytest.mark.parametrize(
+    ("load", "share"),
+    [
+        pytest.param(0.5, 1.00, marks=pytest.mark.long),
+        pytest.param(0.7, 1.03, marks=pytest.mark.long),
+        (0.9, 1.09),
+    ],
+)
 def test_adaptive_comes_near_one_central_queue(load: float, share: float) -> None:
     """Against the same tasks in one queue with all the slots, so that few of them are enough."""
     shared = played({**ADAPTIVE, "rho": load}, 6000)
@@ -145,6 +165,7 @@ def test_adaptive_comes_near_one_central_queue(load: float, share: float) -> Non
     assert fmean(shared) / fmean(central) == pytest.approx(share, rel=0.02)
 
 
+@pytest.mark.long
 def test_only_the_class_means_depend_on_the_priority() -> None:
     """Equal service times: the numbers of tasks at the nodes are the same path by path; only whose turn it is differs."""
     common = {"N": 6, "rho": 0.85, "sender": "threshold", "T_send": 2, "T_accept": 2, "L": 2, "service": "det"}
@@ -155,6 +176,7 @@ def test_only_the_class_means_depend_on_the_priority() -> None:
     assert max(means.values()) == pytest.approx(min(means.values()), rel=1e-9)
 
 
+@pytest.mark.long
 def test_shortest_equals_threshold_where_only_idle_nodes_accept_and_probes_more() -> None:
     common = {"N": 10, "rho": 0.8, "T_send": 1, "T_accept": 1, "L": 3}
     threshold = measured({**common, "sender": "threshold"}, 5000)
@@ -166,6 +188,7 @@ def test_shortest_equals_threshold_where_only_idle_nodes_accept_and_probes_more(
     assert shortest["sender_probes_per_task"][0] == pytest.approx(3 * 0.8, rel=0.05)
 
 
+@pytest.mark.long
 def test_shortest_equals_threshold_task_by_task_with_one_probe() -> None:
     common = {"N": 4, "rho": 0.8, "T_send": 1, "T_accept": 1, "L": 1}
     assert played({**common, "sender": "shortest"}, 3000) == played({**common, "sender": "threshold"}, 3000)
@@ -193,6 +216,7 @@ def test_littles_law() -> None:
     assert cluster.load_tasks() == 0
 
 
+@pytest.mark.long
 def test_giving_the_oldest_or_the_newest_changes_the_tail_and_not_the_mean() -> None:
     """Equal service times: the numbers of tasks at the nodes are the same path by path; only who waits differs."""
     common = {"N": 4, "rho": 0.9, "T_recv": 1, "T_give": 1, "L_recv": 2, "service": "det"}
@@ -289,6 +313,7 @@ def test_a_case_that_cannot_be_played_says_why(parameters: Parameters) -> None:
     assert len(str(raised.value)) > 10
 
 
+@pytest.mark.long
 def test_marks_in_tasks_of_the_node_survive_the_division_by_its_slots() -> None:
     for slots in range(1, 60):
         for tasks in (slots, slots + 1, 2 * slots + 1):

@@ -13,7 +13,7 @@ import pytest
 from peerload import client as client_module
 from peerload.client import Client, default_socket_path, user_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
-from peerload.wire import control
+from peerload.wire import control, frame
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_no_socket(tmp_path: Path) -> None:
     with pytest.raises(AgentUnavailable) as caught:
         Client(path)
     assert str(caught.value) == f"no agent is running here (no socket at {path})."
-    assert caught.value.hint == ("start one:  peerload up")
+    assert caught.value.hint == "start one:  peerload up        if one should be there:  peerload doctor"
 
 
 def test_socket_path_too_long() -> None:
@@ -91,6 +91,28 @@ def test_agent_that_never_answers(agent: FakeAgent) -> None:
     assert f"kill -CONT {os.getpid()}" in caught.value.hint
 
 
+def test_one_that_is_being_started_is_waited_for(tmp_path: Path) -> None:
+    """Who has listened there is gone, and the socket is not: whoever holds it starts another."""
+    with socket.socket(socket.AF_UNIX) as held:
+        held.bind(str(tmp_path / "agent.sock"))
+        listen = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).listen()"
+        words = [sys.executable, "-c", listen, str(held.fileno())]
+        subprocess.run(words, pass_fds=[held.fileno()], check=True)
+        with Client(str(tmp_path / "agent.sock"), timeout_s=0.05) as client:
+
+            def answer() -> None:
+                connection, _ = held.accept()
+                with connection:
+                    frame.read(connection)  # what was asked first
+                    frame.read(connection)  # who it is: the client is out of patience by then
+                    connection.sendall(frame.pack({"id": 1, "ok": {"node": "ws1"}}))
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            assert client.call("info") == {"node": "ws1"}
+            thread.join()
+
+
 def test_a_request_may_take_longer_while_the_agent_answers_others(agent: FakeAgent) -> None:
     alive = threading.Event()
 
@@ -100,7 +122,7 @@ def test_a_request_may_take_longer_while_the_agent_answers_others(agent: FakeAge
             alive.set()
 
     def show(_request: control.Show, reply: Reply) -> None:
-        assert alive.wait(10)
+        assert alive.wait(60)
         reply.ok(tasks=[])
 
     agent.handlers |= {"info": info, "show": show}
@@ -121,7 +143,7 @@ def test_who_follows_waits_on_once_it_was_answered(agent: FakeAgent) -> None:
         asked.set()
 
     def wait(_request: control.Wait, reply: Reply) -> None:
-        assert asked.wait(10)
+        assert asked.wait(60)
         assert not threading.Event().wait(0.4)  # it is stopped for longer than any patience, and goes on
         reply.ok(timed_out=False)
 
@@ -187,3 +209,16 @@ def test_imports_nothing_slow() -> None:
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_an_agent_that_had_to_end_has_left_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    (tmp_path / "agent.sock.why").write_text("another agent is called ws1\npeerload up --node NAME\n", encoding="utf-8")
+    with pytest.raises(AgentUnavailable) as refused:
+        Client(str(path))
+    assert str(refused.value) == "no agent is running here any more: another agent is called ws1"
+    assert refused.value.hint == "peerload up --node NAME"
+    (tmp_path / "agent.sock.why").unlink()
+    (tmp_path / "agent.sock.why").symlink_to("/etc/passwd")
+    with pytest.raises(AgentUnavailable, match=r"^no agent is running here \(no socket at"):
+        Client(str(path))

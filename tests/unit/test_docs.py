@@ -161,7 +161,7 @@ def test_the_brokers_configuration_is_accepted(mosquitto: Path, tmp_path: Path) 
     nowhere = tmp_path / "no-such-directory" / "socket"
     configuration.write_text(lines.replace("listener 1883 127.0.0.1", f"listener 0 {nowhere}"), encoding="utf-8")
     done = subprocess.run(
-        [str(mosquitto), "-c", str(configuration)], capture_output=True, text=True, timeout=20, check=False
+        [str(mosquitto), "-c", str(configuration)], capture_output=True, text=True, timeout=60, check=False
     )
     assert "unix socket" in done.stderr
     assert not re.search("unknown|recommended|deprecated|found at", done.stderr, re.IGNORECASE)

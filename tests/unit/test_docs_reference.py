@@ -5,22 +5,37 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from peerload.agent import answers, launcher, launcher_link, launcher_socket, peer_connection
-from peerload.agent.store_read import Happened
+from peerload.agent import (
+    access,
+    answers,
+    forward,
+    forward_server,
+    launcher,
+    launcher_reach,
+    launcher_socket,
+    node_answers,
+    peer_connection,
+    peer_streams,
+    routes,
+)
+from peerload.agent.ending_answers import endings_object
+from peerload.agent.store_rows import Happened
 from peerload.cli import main as cli
 from peerload.cli.options import Options
 from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig, CoreConfig
 from peerload.model.devices import Device
 from peerload.model.resources import Placement, ResourceRequest
-from peerload.model.task import TaskRecord, TaskSpec, TaskState
+from peerload.model.task import TaskRecord, TaskSpec, TaskState, Terminal
+from peerload.model.terms import NO_TERMS
 from peerload.policy import registry
-from peerload.wire import control, frame, peer
+from peerload.wire import bounds, control, frame, peer
 from tests.core.given import Given
 
 if TYPE_CHECKING:
@@ -80,6 +95,22 @@ def test_every_message_of_gossip_has_its_row() -> None:
     assert all(re.search(rf"\b{bound}\b", text) for bound in bounds)
 
 
+def test_the_bounds_of_forwarding_are_told() -> None:
+    text = section("wire.md", "### Forwarded requests")
+    assert f"{messages.FORWARD_BYTES_MAX >> 20} MiB; " in text
+    assert f"{messages.FORWARDED_PART_BYTES_MAX >> 10} KiB" in text
+    assert f"at most {forward_server.FORWARDS_MAX} clients" in text
+    assert f"{forward_server.PENDING_BYTES_MAX >> 20} MiB of requests" in text
+    assert f"at most {forward.TUNNELS_MAX} such streams" in text
+    assert f"at most {peer_streams.FORWARDING_MAX} such streams, beside {peer_streams.STREAMS_MAX} for" in text
+    assert f"within {forward.OPEN_S_MAX:g} s ({forward.OPEN_DEAD_S_MAX:g} s if" in text
+    assert f"says nothing for {forward.SILENT_S_MAX:g} s" in text
+    assert f"at most {bounds.DEPTH_MAX} lists within one another" in text
+    assert f"has at most {forward.ANSWER_BYTES_MAX >> 20} MiB" in text
+    assert f"takes {routes.CLUSTER_WAITED_S_MAX:g} s" in text
+    assert f"`hops` is {access.HOPS_MAX}" in text
+
+
 def test_the_presets_of_gossip_are_told() -> None:
     table = {code(cells[0]): cells[1:] for cells in rows(section("membership.md", "## Presets"))}
     names = gossip.GossipPreset.__struct_fields__
@@ -107,13 +138,15 @@ def test_the_envelope_is_told() -> None:
 def test_every_request_has_its_row() -> None:
     told = {code(cells[0]): code(cells[1]) for cells in rows(section("wire.md", "## The control socket"))}
     kinds: Iterable[type[msgspec.Struct]] = control.Request.__args__
-    assert told == {str(kind.__struct_config__.tag): fields(kind).removesuffix("id").strip() for kind in kinds}
+    assert told == {str(kind.__struct_config__.tag): fields(kind).removesuffix("id at").strip() for kind in kinds}
 
 
 def test_the_spec_is_told() -> None:
     (line,) = re.findall(r"^- `spec`: (.*(?:\n  .*)*)", section("wire.md", "## The control socket"), re.MULTILINE)
     named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", line)))) - {"bin"}
-    assert named == {name for kind in (TaskSpec, ResourceRequest, Placement) for name in kind.__struct_fields__}
+    assert named == {
+        name for kind in (TaskSpec, Terminal, ResourceRequest, Placement) for name in kind.__struct_fields__
+    }
 
 
 def test_the_largest_frames_are_told() -> None:
@@ -125,7 +158,7 @@ def test_the_largest_frames_are_told() -> None:
         frame.CONTROL_BYTES_MAX,
         launcher_socket.FRAME_BYTES_MAX,
     ]
-    assert launcher_socket.FRAME_BYTES_MAX == launcher_link.FRAME_BYTES_MAX
+    assert launcher_socket.FRAME_BYTES_MAX == launcher_reach.FRAME_BYTES_MAX
     units = {"KiB": 1 << 10, "MiB": 1 << 20}
     assert [int(size.split()[0]) * units[size.split()[1]] for size in sizes] == true
 
@@ -151,8 +184,8 @@ def test_every_rule_the_code_names_is_told() -> None:
         text = path.read_text(encoding="utf-8")
         for rules in re.findall(r"\((?:rule )?([A-Z]\d{1,2}(?: \+ [A-Z]\d{1,2})?)\)|rule ([A-Z]\d{1,2})\b", text):
             cited |= set(re.findall(r"[A-Z]\d+", " ".join(rules)))
-    wire = (DOCS / "wire.md").read_text(encoding="utf-8")
-    assert {rule for rule in cited if not re.search(rf"\b{rule}\b", wire)} == set()
+    told = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("wire.md", "security.md"))
+    assert {rule for rule in cited if not re.search(rf"\b{rule}\b", told)} == set()
 
 
 # -- cli.md ------------------------------------------------------------------------------------------------------------
@@ -179,16 +212,16 @@ def flags_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 def flags_told(verb: str) -> set[str]:
+    """The flags in the tables below each heading that names the verb."""
     text = (DOCS / "cli.md").read_text(encoding="utf-8")
+    told: set[str] = set()
     for heading in re.findall(r"^### .*$", text, re.MULTILINE):
         if f"`{verb}`" in heading:
-            told: set[str] = set()
             for flag, means in rows(section("cli.md", heading)):
                 only = re.match(r"`(\w+)` only", means)
                 if only is None or only[1] == verb:
-                    told |= {code(one).split(" ")[0] for one in re.findall(r"`[^`]*`", flag)}
-            return told
-    return set()
+                    told |= {code(one).split(" ")[0] for one in re.findall(r"`-[^`]*`", flag)}
+    return told
 
 
 VERBS = [verb for verb, _ in cli.VERBS]
@@ -225,7 +258,9 @@ def test_the_keys_of_tasks_are_told() -> None:
     spec = TaskSpec((b"true",), b"/", request=ResourceRequest(gpus=1))
     record = TaskRecord("ws1/1", bytes(16), TaskState.DONE, 1.0)
     assert sorted(answers.task_object(record, spec, "me")) == sorted(told_keys("task"))
-    beyond = [*answers.detail(spec, record), "history", "decision"]
+    store: Any = SimpleNamespace(output_gone=lambda _task: None)
+    endings = [*endings_object(store, record, spec, NO_TERMS), *answers.output_gone(store, record)]
+    beyond = [*answers.detail(spec, record), *answers.agreed(NO_TERMS, record), *endings, "history", "decision"]
     assert sorted(beyond) == sorted(told_keys("task, in show also"))
     assert list(answers.used(record)) == told_keys("task, in history also")
     assert set(answers.step(EVENT)) == set(told_keys("step of history"))
@@ -236,7 +271,7 @@ def test_the_keys_of_nodes_and_their_gpus_are_told() -> None:
     x = Given()
     gpu = Device("nvidia:GPU-1", is_read=True, mem_bytes=1 << 30)
     x.node.ledger.devices.set_devices((gpu,))
-    own, peer, *_ = answers.nodes(x.node)
+    own, peer, *_ = node_answers.nodes(x.node)
     assert set(own) == set(peer) == set(told_keys("node"))
     text = section("cli.md", "## JSON")
     (told,) = re.findall(r"`gpus` of a node: `([^`]+)`", text)

@@ -16,21 +16,35 @@ from peerload.model.gossip import Load, Rumour, Standing
 from peerload.model.load import LoadReport, Region
 from peerload.model.messages import (
     Accept,
+    AwaitedTask,
+    AwaitTasks,
+    CertificateRequest,
+    CertificateTold,
     Commit,
     Decline,
+    DialBack,
     Died,
     Enough,
     Envelope,
     Footprint,
+    Forward,
+    Forwarded,
+    ForwardStop,
     GiveReply,
     GiveRequest,
     Hello,
     Identity,
+    InputChunk,
+    InputEnd,
+    InputRequest,
+    InputWindow,
     KnownProfile,
     LeaseExtension,
     Leaving,
     Message,
+    NameTaken,
     Need,
+    NotDialled,
     NotStarted,
     Offer,
     OutputChunk,
@@ -59,6 +73,8 @@ from peerload.model.messages import (
     StateAnswer,
     StateRequest,
     Sync,
+    TasksTold,
+    Trust,
     Unpair,
     WrongBoot,
 )
@@ -87,11 +103,20 @@ EXIT = Exit(137, 9, "killed", 1.5e9, 1.6e9, Usage(1.0, 2.0, 3), 10, 20)
 RUMOUR = Rumour("ws3", "c" * 32, "m3", "s3", 4, 1, Standing.SUSPECT, "10.0.0.3:7117", 2, 1, 1, ("ws4",), 2.5)
 LOAD = Load.of("ws3", REPORT, 1.5)
 SAMPLES: list[Message] = [
-    Hello(IDENTITY, PROFILE, REPORT, (IDENTITY, IDENTITY), True),
+    Hello(IDENTITY, PROFILE, REPORT, (IDENTITY, IDENTITY), True, forwards=True),
+    Forward(b"\x81\xa2id\x01", "me", 1000, 1),
+    Forwarded(b"\x81\xa2id\x01", continues=True),
+    ForwardStop(7),
     Ping(1 << 62),
     Pong(0, REPORT),
+    Trust((b"signed", b"by the CA")),
+    CertificateRequest(),
+    CertificateTold(b"PEM"),
     Leaving(),
     WrongBoot("x"),
+    NameTaken(),
+    DialBack(1 << 62),
+    NotDialled(7, "10.0.0.1:7117 does not answer"),
     State(IDENTITY, PROFILE, REPORT),
     Probe(1, Need(SPEC.request, SPEC.placement, 2), REPORT),
     ProbeReply(1, accepts=True, report=REPORT, price_s=2.5),
@@ -108,7 +133,7 @@ SAMPLES: list[Message] = [
     ProfileTold((KnownProfile("c" * 32, PROFILE),)),
     GiveReply(2, REPORT, "ws1/42", UID),
     Offer(**ATTEMPT, spec=SPEC, lease_s=60.0, migrations=1, migrations_max=4),
-    Accept(**ATTEMPT, nonce=1 << 62, ts=1e6),
+    Accept(**ATTEMPT, nonce=1 << 62, ts=1e6, input=True),
     Decline(**ATTEMPT, code="directory", reason="no such directory", report=REPORT),
     Commit(**ATTEMPT, nonce=5, ts=1e6, lease_s=60.0),
     Renew((Renewal("ws1/1", UID, 1, 2.5, 1.5e9), Renewal("ws1/2", UID, 2, 3.5))),
@@ -122,9 +147,20 @@ SAMPLES: list[Message] = [
     Return(**ATTEMPT, to="ws9", reason="drained"),
     Result(**ATTEMPT, exit=EXIT, inline=True, stdout=b"\x00\xff", stderr=b"e"),
     ResultAck(**ATTEMPT),
+    AwaitTasks(("ws1/42", "ws1/43")),
+    TasksTold(
+        (
+            AwaitedTask("ws1/42", is_over=True, failed="ws1/42 failed (exit code 3)"),
+            AwaitedTask("ws1/43", says="queued"),
+        )
+    ),
     OutputRequest(**ATTEMPT, stdout_from=1, stderr_from=2),
     OutputChunk(2, 1 << 60, b"x" * (512 << 10)),
     OutputEnd(3, 4, True),
+    InputRequest(**ATTEMPT, have=1, up_to=1 << 61, is_closed=True),
+    InputChunk(1 << 60, b"x" * (512 << 10)),
+    InputWindow(24, 65_535),
+    InputEnd(5, gone=True),
 ]
 
 
@@ -158,6 +194,7 @@ def test_another_codec_reads_and_writes_the_same(message: Message) -> None:
     assert peer.decode(msgpack.packb(seen)) == envelope
 
 
+@pytest.mark.rule("P6")
 @pytest.mark.parametrize("message", SAMPLES, ids=tag)
 def test_unknown_fields_are_skipped(message: Message) -> None:
     envelope = wrap(message)
@@ -180,6 +217,7 @@ def altered(message: Message, **changes: object) -> bytes:
     return typing.cast("bytes", msgpack.packb(seen))
 
 
+@pytest.mark.rule("P1")
 @pytest.mark.parametrize(
     "raw",
     [
@@ -225,6 +263,7 @@ def test_what_is_no_message_is_an_error(raw: bytes) -> None:
         peer.decode(raw)
 
 
+@pytest.mark.rule("P1", "S18")
 def test_sizes_are_bounded_before_anything_is_read() -> None:
     with pytest.raises(FrameTooLarge) as caught:
         peer.decode(bytes(peer.DATA_BYTES_MAX + 1))
@@ -244,6 +283,7 @@ def decode_is_total(raw: bytes) -> None:
     assert peer.decode(peer.encode(envelope)) == envelope
 
 
+@pytest.mark.rule("P1")
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes(raw: bytes) -> None:
     decode_is_total(raw)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import re
@@ -16,6 +17,8 @@ from peerload.model.events import LoadSampled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+log = logging.getLogger("peerload.agent")
 
 SAMPLE_S = 1.0
 AVERAGE_S = 5.0
@@ -60,6 +63,7 @@ class Sensors:
         self._average: float | None = None
         self._foreign = 0.0
         self._told = LoadSampled(-1.0, 0.0, 0)
+        self._can_read = True
 
     async def run(self) -> None:
         """Sample for ever."""
@@ -69,7 +73,14 @@ class Sensors:
             due += SAMPLE_S
             await asyncio.sleep(max(due - loop.time(), 0.0))
             due = max(due, loop.time() - SAMPLE_S)  # after a pause, once is enough
-            self.sample()
+            try:
+                self.sample()
+            except OSError as error:  # such as too many open files: what was read last holds
+                if self._can_read:
+                    log.warning("this machine cannot be read now: %s", error)
+                self._can_read = False
+            else:
+                self._can_read = True
 
     def sample(self) -> None:
         """Read once."""

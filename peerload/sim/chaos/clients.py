@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model import events
+from peerload.model.errors import NoSuchTask
 from peerload.model.resources import Placement, ResourceRequest
 from peerload.model.task import SCRATCH, Guarantee, TaskSpec
+from peerload.model.terms import Terms
 
 if TYPE_CHECKING:
     from peerload.model.actions import Answer
@@ -60,6 +62,8 @@ class Clients:
         self._request = 0
         self._forgetting: dict[int, tuple[str, str]] = {}
         self._forgotten: set[tuple[str, str]] = set()
+        self._ids: dict[int, str] = {}
+        self._terms: dict[int, Terms] = {}
         self.answered_jobs: set[int] = set()
         self.names: dict[str, list[str]] = {}
         """The ids that clients were told, by home."""
@@ -88,9 +92,23 @@ class Clients:
         token = f"t{number}"
         indices = tuple(range(self._jobs[number].members))
         event = events.TaskSubmitted(
-            self._request, token, token.encode(), self._specs[number], indices, held=self._jobs[number].held
+            self._request,
+            token,
+            token.encode(),
+            self._specs[number],
+            indices,
+            held=self._jobs[number].held,
+            terms=self._terms.setdefault(number, self._terms_of(number)),
         )
         machine.later(CLIENT_S, machine.handle, event)
+
+    def _terms_of(self, number: int) -> Terms:
+        """Its terms, with the ids of the jobs that it waits for as far as they are known by now."""
+        job = self._jobs[number]
+        after, after_ok = (
+            tuple(self._ids[other] for other in others if other in self._ids) for others in (job.after, job.after_ok)
+        )
+        return Terms(group=job.group, after=after, after_ok=after_ok, retries=job.retries)
 
     def verb(self, verb: str, nth: int) -> bool:
         """A user wants something of a task that is not over; False if there is none."""
@@ -114,6 +132,8 @@ class Clients:
                 event = events.HoldRequested(self._request, (task,))
             case "release":
                 event = events.ReleaseRequested(self._request, (task,))
+            case "prio":
+                event = events.PriorityRequested(self._request, (task,), nth % 3)
             case _:
                 raise AssertionError(verb)
         machine.later(CLIENT_S, machine.handle, event)
@@ -126,6 +146,22 @@ class Clients:
             machine.deliver(events.DrainRequested(self._request, "a test"))
         else:
             machine.deliver(events.UndrainRequested(self._request))
+
+    def set_group(self, machine: Machine, group: str, slots: int, paused: int) -> None:
+        """A user sets a group of a node."""
+        self._request += 1
+        wanted = None if slots < 0 else slots
+        event = events.GroupRequested(self._request, group, wanted, None if paused < 0 else bool(paused))
+        machine.later(CLIENT_S, machine.handle, event)
+
+    def go_on(self, machine: Machine) -> None:
+        """No group of a node is to be paused any more: asked for until that is durable."""
+        paused = [name for name, group in machine.disk.groups.items() if group.is_paused]
+        if not paused:
+            return
+        for name in paused:
+            self.set_group(machine, name, -1, 0)
+        self._cluster.after(ASK_AGAIN_S, self.go_on, machine)
 
     def forget(self, machine: Machine, node: str) -> None:
         """A user says at this node that another one is gone for good, until that is accepted: not while it is only
@@ -147,6 +183,8 @@ class Clients:
             self._told(machine, answer, *verb)
             return
         number, is_dead = self._open.pop(answer.request, (-1, True))
+        if isinstance(answer.error, NoSuchTask):
+            self.answered_jobs.add(number)  # what it was to wait for is lost with its home: nobody submits it
         if is_dead or number < 0 or answer.error is not None:
             return
         name = str(answer.reply["id"])
@@ -155,6 +193,7 @@ class Clients:
                 self._cluster.checker.broken_token(number, name)
             return
         self.answered_jobs.add(number)
+        self._ids[number] = name
         self.names.setdefault(machine.name, []).append(name)
         self._cluster.checker.acknowledge(machine, name)
         if self._jobs[number].client == "repeats":

@@ -41,6 +41,7 @@ class Driver:
             plan.DiskStall: self._disk_stall,
             plan.Drain: self._drain,
             plan.FsyncError: self._fsync_error,
+            plan.GroupSet: self._group_set,
             plan.LauncherCrash: self._launcher_crash,
             plan.LauncherPause: self._launcher_pause,
             plan.Leave: self._leave,
@@ -320,6 +321,12 @@ class Driver:
         self._cluster.after(fault.for_s, self._undrain, machine)
         return True
 
+    def _group_set(self, machine: Machine, fault: plan.GroupSet) -> bool:
+        if machine.node is None or machine.is_asleep:
+            return False
+        self._cluster.clients.set_group(machine, fault.group, fault.slots, fault.paused)
+        return True
+
     def _undrain(self, machine: Machine) -> None:
         if machine.node is not None:
             self._cluster.clients.drain(machine, begins=False)
@@ -343,6 +350,7 @@ class Driver:
                 self._disk_room(machine, has_room=True)
             if machine.disk.drained is not None:
                 cluster.clients.drain(machine, begins=False)
+            cluster.clients.go_on(machine)
             for gone in cluster.machines.values():
                 if gone.is_gone:
                     cluster.clients.forget(machine, gone.name)

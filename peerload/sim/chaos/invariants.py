@@ -9,11 +9,13 @@ from peerload.model.actions import DropExecution, PutExecution, PutTask
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Commit, Park, RenewOk
 from peerload.model.task import ExecutionState, Guarantee, TaskState, execution_key
+from peerload.sim.chaos.gates import records_of, terms_of
 from peerload.sim.chaos.plan import MEMORY_TRIES
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row, TaskChanged
     from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.terms import Terms
     from peerload.sim.chaos.cluster import Cluster
     from peerload.sim.chaos.launcher import Process
     from peerload.sim.chaos.machine import Machine
@@ -40,7 +42,7 @@ class Invariants:
         self._shown: dict[bytes, tuple[int, TaskState]] = {}
         self._results: dict[str, str] = {}
         self._short: set[str] = set()
-        """Attempts that ran out of memory, of tasks that are tried again then."""
+        """Attempts that ran out of memory or failed, of tasks that are tried again then."""
         self._answered: dict[tuple[str, str], float] = {}
         """The newest word of its home that has come to a node for an attempt, by that node's clock."""
         self._parked: set[tuple[str, str]] = set()
@@ -139,7 +141,8 @@ class Invariants:
                 if row.record.state is ExecutionState.RESULT and exit_ is not None and not exit_.signal:
                     key = execution_key(row.record.uid, row.record.attempt)
                     self._results[key] = machine.name
-                    if exit_.out_of and self._is_repeatable(row.record.uid.hex()):
+                    is_short = exit_.out_of and self._is_repeatable(row.record.uid.hex())
+                    if is_short or (exit_.exit_code and self._terms(row.record.task).retries):
                         self._short.add(key)
             case DropExecution():
                 self._dropped(machine, row)
@@ -161,17 +164,53 @@ class Invariants:
             holder = self._granted.setdefault(key, record.node)
             if holder != record.node:
                 raise self._broken("I8", f"{key} of {record.task} was granted to {holder} and to {record.node}")
+        if record.state is TaskState.LEASED and record.attempt > self._attempts.get(record.uid, 0):
+            self._may_start(machine, record)
         self._attempts[record.uid] = record.attempt
         if record.state.is_final and final is None:
             self._final[record.uid] = record
             if record.exit is not None:
                 self._result(record)
-        del machine
+
+    # -- gates (I14, I15, I16) -----------------------------------------------------------------------------------------
+
+    def _terms(self, task: str) -> Terms:
+        return terms_of(self._cluster.machines[task.partition("/")[0]], task)
+
+    def _may_start(self, machine: Machine, record: TaskRecord) -> None:
+        """Another attempt is granted: its group has a slot for it and is not paused, what it waits for is over."""
+        terms = terms_of(machine, record.task)
+        settings = machine.disk.groups.get(terms.group)
+        if settings is not None:
+            if settings.is_paused:
+                raise self._broken("I14", f"{record.task} is started, and its group {terms.group} is paused")
+            taken = [
+                other.task
+                for other in machine.disk.tasks.values()
+                if other.state in (TaskState.LEASED, TaskState.UNKNOWN)
+                and terms_of(machine, other.task).group == terms.group
+            ]
+            if settings.slots and len(taken) > settings.slots:
+                raise self._broken(
+                    "I14", f"group {terms.group} has {settings.slots} slots; {', '.join(taken)} have one"
+                )
+            self._cluster.gauges.count("started in a group with slots" if settings.slots else "started in a group")
+        for name in () if record.is_freed else (*terms.after, *terms.after_ok):
+            other = self._cluster.machines[name.partition("/")[0]]
+            if other.is_gone or other.disk.number > 1:
+                continue
+            self._cluster.gauges.count("started after another" + (" of another home" if other is not machine else ""))
+            for awaited in records_of(other, name):
+                is_wanted = awaited.state is TaskState.DONE or name not in terms.after_ok
+                if not awaited.state.is_final or not is_wanted:
+                    raise self._broken("I15", f"{record.task} is started, and {awaited.task} is {awaited.state}")
 
     def _result(self, record: TaskRecord) -> None:
         """The recorded result is that of a granted attempt whose process has ended so."""
         assert record.exit is not None
         tries = record.memory_retries
+        if record.exit.exit_code and record.failures < self._terms(record.task).retries and not record.exit.out_of:
+            raise self._broken("I16", f"{record.task} failed and was not tried again", story=repr(record))
         if record.exit.out_of and tries < MEMORY_TRIES - 1 and self._is_repeatable(record.uid.hex()):
             raise self._broken("I13", f"{record.task} ran out of memory and was not tried again", story=repr(record))
         key = self._finished.get(record.exit.usage.memory_bytes_max, "")
@@ -200,14 +239,16 @@ class Invariants:
         return self._specs[uid].guarantee is not Guarantee.ONCE
 
     def _tried_again(self, machine: Machine, row: DropExecution) -> None:
-        """An attempt that ran out of memory is forgotten: its home does not wait for it any more, and that is on disk."""
-        self._cluster.gauges.count("out of memory elsewhere, and tried again")
+        """An attempt that ran out of memory, or failed, is forgotten: its home does not wait for it any more, and that is on disk."""
+        self._cluster.gauges.count("out of memory, or failed, elsewhere, and tried again")
         if row.uid not in self.acknowledged:
             return
         home, task = self.acknowledged[row.uid]
         record = self._cluster.machines[home].disk.tasks[task]
         if record.state is TaskState.LEASED and (record.node, record.attempt) == (machine.name, row.attempt):
-            raise self._broken("I13", f"{machine.name} dropped {task}, out of memory, before that was noted at home")
+            raise self._broken(
+                "I13", f"{machine.name} dropped {task}, which is to be tried again, before that was noted at home"
+            )
 
     # -- clients (I1, I10) ---------------------------------------------------------------------------------------------
 

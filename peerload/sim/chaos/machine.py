@@ -336,6 +336,9 @@ class Machine:
                 cluster.clients.answered(self, action)
             case actions.TaskChanged():
                 cluster.checker.shown(self, action)
+            case actions.FindTasks():
+                found = tuple(self.disk.found(task) for task in action.tasks)
+                self.later(self.facts.disk_s, self.handle, events.TasksFound(found))
             case actions.Dial():
                 cluster.network.dial(self, action.identity.node)
             case actions.ForgetPeer():

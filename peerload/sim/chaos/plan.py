@@ -12,6 +12,8 @@ Pairs = tuple[tuple[str, str], ...]
 """Ordered (from, to): what the first says does not reach the second."""
 
 
+RETRY_PAUSE_S = 4.0
+"""A task that failed rests for so long at most before it is tried again."""
 MEMORY_TRIES = 4
 """A task that runs out of GPU memory is tried so often at most."""
 AUTO_TIMES = 1.5
@@ -244,7 +246,7 @@ class PoliteStop(Fault, frozen=True):
 
 
 class Verb(Fault, frozen=True):
-    """A user's cancel, hold or release of the ``nth`` task (modulo their number) that is not over then."""
+    """A user's cancel, hold, release or other priority of the ``nth`` task (modulo their number) that is not over then."""
 
     verb: str
     nth: int
@@ -264,11 +266,21 @@ class Leave(Fault, frozen=True):
     down_s: float
 
 
+class GroupSet(Fault, frozen=True):
+    """A user of the node sets a group: so many slots (0: any number, -1: as they are), paused (1) or not (0, -1: as it is)."""
+
+    node: str
+    group: str
+    slots: int
+    paused: int = -1
+
+
 class Job(msgspec.Struct, frozen=True):
     """One `peerload submit`. service_s: how long the command runs; members: > 0 for an array; exit_code: its result;
     guarantee: as `submit` takes it; lease_s: 0 = the node's own; lease_auto: that grows; stubborn: ignores SIGTERM; client: what becomes of the
     client: "waits" for its answer, "repeats" (asks a second time although it was answered), or "dies" after it has asked.
-    gpu_gib: > 0: it asks for a GPU with 1 GiB, and an attempt with less than this runs out of memory on the way."""
+    gpu_gib: > 0: it asks for a GPU with 1 GiB, and an attempt with less than this runs out of memory on the way. group,
+    retries: as `submit` takes them; after, after_ok: the numbers of the jobs that it waits for."""
 
     at_s: float
     node: str
@@ -284,10 +296,15 @@ class Job(msgspec.Struct, frozen=True):
     only: str = ""
     exclude: str = ""
     gpu_gib: float = 0.0
+    group: str = ""
+    retries: int = 0
+    after: tuple[int, ...] = ()
+    after_ok: tuple[int, ...] = ()
 
     def work_s(self) -> float:
         """How long its processes run at most, all together."""
-        return self.service_s * max(self.members, 1) * (MEMORY_TRIES if self.gpu_gib else 1)
+        tries = (MEMORY_TRIES if self.gpu_gib else 1) + self.retries
+        return (self.service_s + (RETRY_PAUSE_S if self.retries else 0.0)) * max(self.members, 1) * tries
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -360,6 +377,7 @@ class Plan(msgspec.Struct, frozen=True):
         | PoliteStop
         | Verb
         | Drain
+        | GroupSet
         | Leave,
         ...,
     ]

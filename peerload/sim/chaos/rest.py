@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.core.membership import PeerState
+from peerload.core.work import HomePhase
 from peerload.model.errors import InvariantBroken
 from peerload.model.task import TaskState
+from peerload.sim.chaos.gates import STUCK, waits_in_vain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,11 +73,18 @@ class Rest:
         checker = self._cluster.checker
         if checker.is_executing(uid) or record.state in (TaskState.HELD, TaskState.UNKNOWN):
             return True
+        if self._is_gated(uid, home):
+            return True  # that it does not wait for ever is for `_left_over`
         where = record.node or home
         machine = self._cluster.machines[where]
         if machine.is_gone:
             return False
         return len(machine.launcher.running) >= machine.facts.slots and not self._frozen(machine)
+
+    def _is_gated(self, uid: bytes, home: str) -> bool:
+        node = self._cluster.machines[home].node
+        task = node.home.tasks.get(uid) if node is not None else None
+        return node is not None and task is not None and task.phase is HomePhase.GATED
 
     def _frozen(self, machine: Machine) -> bool:
         return all(process.frozen for process in machine.launcher.running.values())
@@ -87,7 +96,10 @@ class Rest:
         cluster = self._cluster
         for home, task in cluster.checker.acknowledged.values():
             record = cluster.machines[home].disk.tasks[task]
-            if not record.state.is_final and record.state not in (TaskState.HELD, TaskState.UNKNOWN):
+            is_queued = record.state is TaskState.QUEUED
+            if record.state.is_final or record.state in STUCK:
+                continue
+            if not (is_queued and waits_in_vain(cluster.machines, home, record)):
                 return f"{task} is {record.state}"
         for machine in cluster.machines.values():
             left = "" if machine.is_gone else self._left_at(machine)

@@ -46,7 +46,7 @@ def _story() -> tuple[Changes, Pending, Inbox, Client]:
     inbox = Inbox(pending)
     parts: Any = SimpleNamespace(inbox=inbox)
     unused: Any = None
-    return Changes(parts, pending, unused, unused, unused), pending, inbox, Client()
+    return Changes(parts, pending, unused, unused, unused, unused), pending, inbox, Client()
 
 
 def _kinds(inbox: Inbox) -> list[type[Event]]:

@@ -38,15 +38,17 @@ def refused(directory: Path, *words: str) -> ConfigError:
     return caught.value
 
 
+@pytest.mark.rule("J1", "S11")
 def test_what_is_made_can_be_read_by_its_owner_alone(made: Path) -> None:
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
-    assert {path.name for path in made.iterdir()} == set(cluster.FILES)
+    assert {path.name for path in made.iterdir()} == {*cluster.FILES, cluster.CA_KEY}
     assert {stat.S_IMODE(path.stat().st_mode) for path in made.iterdir()} == {0o600}
     read = cluster.read(made)
     assert (read.name, len(read.id), len(read.key), read.is_local) == ("lab", 32, 32, False)
     assert [path.name for path in made.parent.iterdir()] == ["lab"], "nothing else is left"
 
 
+@pytest.mark.rule("J6")
 def test_no_two_are_alike(tmp_path: Path) -> None:
     one, two = cluster.make(tmp_path / "a", "lab"), cluster.make(tmp_path / "b", "lab")
     assert (one.id, one.key, one.authority, one.fingerprint) != (two.id, two.key, two.authority, two.fingerprint)
@@ -60,6 +62,7 @@ def test_a_copy_is_the_same_cluster(made: Path, tmp_path: Path) -> None:
     assert one._replace(directory=copy) == two
 
 
+@pytest.mark.rule("S13")
 def test_no_key_is_shown(made: Path) -> None:
     read = cluster.read(made)
     shown = f"{read!r} {read} {read.authority!r}"
@@ -91,6 +94,7 @@ def test_where_none_can_be_made(tmp_path: Path) -> None:
         cluster.make(tmp_path / "file" / "lab", "lab")
 
 
+@pytest.mark.rule("S11")
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o720])
 def test_others_may_not_look_into_it(made: Path, mode: int) -> None:
     made.chmod(mode)
@@ -109,6 +113,7 @@ def test_a_part_that_is_missing(made: Path, name: str) -> None:
     refused(made, name, "it does not exist", "copy the whole directory again")
 
 
+@pytest.mark.rule("S11")
 @pytest.mark.parametrize("name", cluster.FILES)
 def test_a_part_that_is_a_link(made: Path, tmp_path: Path, name: str) -> None:
     (made / name).rename(tmp_path / name)
@@ -227,7 +232,7 @@ def test_agents_that_start_at_once_make_one_together(tmp_path: Path, monkeypatch
     together = threading.Barrier(8)
 
     def start() -> None:
-        together.wait(10)
+        together.wait(60)
         found.append(cluster.find("", environment(tmp_path)))
 
     threads = [threading.Thread(target=start) for _ in range(8)]

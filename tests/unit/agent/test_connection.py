@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.connection import PART_BYTES, Connection
+from peerload.agent.connection import PART_BYTES, LocalConnection
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable, BadRequest, InvariantBroken, PeerloadError, StoreError
 from peerload.wire.frame import CONTROL_BYTES_MAX
@@ -17,46 +17,51 @@ from peerload.wire.frame import CONTROL_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from peerload.agent.connection import Connection
     from peerload.wire import control
 
 
 class Server:
     """Serves `info` by what the test says."""
 
-    def __init__(self, serve: Callable[[Connection, int], None]) -> None:
+    def __init__(self, serve: Callable[[LocalConnection, int], None]) -> None:
         self._serve = serve
         self.broken: list[str] = []
-        self.connections: list[Connection] = []
+        self.connections: list[LocalConnection] = []
 
-    def admit(self, connection: Connection) -> PeerloadError | None:
+    def admit(self, connection: LocalConnection) -> PeerloadError | None:
         self.connections.append(connection)
         return None
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: LocalConnection) -> None:
         assert connection in self.connections
 
-    def count(self, name: str) -> None:
+    def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
         raise AssertionError(name)
 
+    def meter(self, connection: Connection) -> None:
+        del connection
+
     def handle(self, connection: Connection, request: control.Request) -> None:
+        assert isinstance(connection, LocalConnection)
         self._serve(connection, request.id)
 
     def broke(self, why: str) -> None:
         self.broken.append(why)
 
 
-def ask(serve: Callable[[Connection, int], None], ask_: Callable[[Client], Any]) -> tuple[Any, Server]:
+def ask(serve: Callable[[LocalConnection, int], None], ask_: Callable[[Client], Any]) -> tuple[Any, Server]:
     """Have a client ask in a thread, over a real socket → what it got, and the server."""
     directory = tempfile.mkdtemp(dir="/tmp", prefix="pl-")
     server = Server(serve)
 
     def client() -> Any:
-        with Client(f"{directory}/s", timeout_s=10.0) as client:
+        with Client(f"{directory}/s", timeout_s=60) as client:
             return ask_(client)
 
     async def story() -> Any:
         loop = asyncio.get_running_loop()
-        listener = await loop.create_unix_server(lambda: Connection(server), f"{directory}/s")
+        listener = await loop.create_unix_server(lambda: LocalConnection(server), f"{directory}/s")
         try:
             return await asyncio.to_thread(client)
         finally:
@@ -76,7 +81,7 @@ def refusal(client: Client) -> BadRequest:
     return caught.value
 
 
-def raises(error: Exception) -> Callable[[Connection, int], None]:
+def raises(error: Exception) -> Callable[[LocalConnection, int], None]:
     async def work() -> None:
         raise error
 
@@ -106,7 +111,7 @@ def test_what_is_under_way_is_counted() -> None:
     async def forever() -> None:
         await asyncio.Event().wait()
 
-    def serve(connection: Connection, number: int) -> None:
+    def serve(connection: LocalConnection, number: int) -> None:
         before = connection.pending
         connection.spawn(number, forever())
         connection.ok(number, {"pending": [before, connection.pending]})
@@ -119,7 +124,7 @@ def test_work_for_a_client_that_is_gone_at_once_is_dropped() -> None:
     async def never() -> None:
         raise AssertionError("started")
 
-    def serve(connection: Connection, number: int) -> None:
+    def serve(connection: LocalConnection, number: int) -> None:
         connection.spawn(number, never())
         connection.connection_lost(None)
         connection.hang_up()
@@ -137,7 +142,7 @@ def test_long_lists_come_in_parts_and_are_joined(said_with_more: bool) -> None:
     one, two = ["x" * 1000 for _ in range(8000)], ["y" * 100 for _ in range(20_000)]
     body: dict[str, Any] = {"one": one, "empty": [], "two": two, "truncated": True}
 
-    def serve(connection: Connection, number: int) -> None:
+    def serve(connection: LocalConnection, number: int) -> None:
         if said_with_more:
             connection.more(number, body)
         connection.ok(number, {} if said_with_more else body)
@@ -157,7 +162,7 @@ def test_long_lists_come_in_parts_and_are_joined(said_with_more: bool) -> None:
 
 
 def test_an_answer_that_fits_no_frame_is_an_error_that_says_so() -> None:
-    async def work(connection: Connection, number: int) -> None:
+    async def work(connection: LocalConnection, number: int) -> None:
         connection.ok(number, {"tasks": ["small", "x" * (CONTROL_BYTES_MAX + 1)]})
 
     told, server = ask(lambda connection, number: connection.spawn(number, work(connection, number)), refusal)

@@ -62,7 +62,7 @@ def fixture_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     for thread in looks():  # of the test before, which have told already
         thread.join(10)
     back = threading.Event()
-    monkeypatch.setattr(directories, "_may_enter", lambda _: back.wait(30))
+    monkeypatch.setattr(directories, "_may_enter", lambda _: back.wait(60))
     yield back
     back.set()
     for thread in looks():

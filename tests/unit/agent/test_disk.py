@@ -54,6 +54,9 @@ def test_submissions_are_refused_while_there_is_no_room_for_them_beside_the_rese
     small.without_reserve = 4 * MIB + ADMIT_BYTES  # full but for what is always left
     with pytest.raises(DiskFull):
         small.admit(1, 1000)
+    with pytest.raises(DiskFull, match="no more of this input is taken"):
+        small.admit_input(1000)
+    small.admit_input(0)
     assert small.reserve.give()
     with pytest.raises(DiskFull):  # what was given up is for the tasks there are
         small.admit(1, 1000)

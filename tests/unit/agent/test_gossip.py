@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from peerload.agent.gossip import BATCH_MAX, LAG_TICK_S, GossipSocket, LagWatch
+from peerload.agent.gossip import BATCH_MAX, LAG_TICK_S, LOOKUPS_MAX, GossipSocket, LagWatch
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
@@ -25,12 +25,17 @@ LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, 
 class End:
     """One socket and what came in."""
 
-    def __init__(self, node: str, host: str = "127.0.0.1", key: bytes = KEY, **more: bool) -> None:
+    def __init__(self, node: str, host: str = "127.0.0.1", key: bytes = KEY, loopback_only: bool = False) -> None:
         self.counters: collections.Counter[str] = collections.Counter()
         self.heard: list[tuple[str, str, bytes]] = []
         self.came = asyncio.Event()
         self.socket: GossipSocket[bytes, bytes] = GossipSocket(
-            Sealer(key, "c", node, f"boot-{node}"), bytes, self.decode, self.deliver, self.counters, **more
+            Sealer(key, "c", node, f"boot-{node}"),
+            bytes,
+            self.decode,
+            self.deliver,
+            self.counters,
+            loopback_only=loopback_only,
         )
         self.port = self.socket.start(host, 0)
         self.address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
@@ -58,6 +63,25 @@ def play(test: Callable[[], Coroutine[None, None, None]], make: Callable[[], asy
         runner.run(test())
 
 
+def test_a_socket_for_every_address_speaks_to_both_kinds() -> None:
+    async def test() -> None:
+        both, four, six = End("n1", "::"), End("n2", "127.0.0.1"), End("n3", "::1")
+        for end, host in ((four, "127.0.0.1"), (six, "::1")):
+            end.socket.send("n1", f"[{host}]:{both.port}" if ":" in host else f"{host}:{both.port}", b"hello")
+            both.came.clear()
+            await both.hears(1)
+            assert both.heard_from == end.address, "as settings write it"
+            both.heard.clear()
+        both.socket.send("n2", four.address, b"well")
+        both.socket.send("n3", six.address, b"well")
+        await four.hears(1)
+        await six.hears(1)
+        for end in (both, four, six):
+            end.socket.close()
+
+    play(test, LOOPS[0])
+
+
 @pytest.mark.parametrize("make", LOOPS)
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.AbstractEventLoop], host: str) -> None:
@@ -74,6 +98,7 @@ def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.Abstra
     play(test, make)
 
 
+@pytest.mark.rule("J5")
 @pytest.mark.parametrize("make", LOOPS)
 def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def test() -> None:
@@ -95,6 +120,7 @@ def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.Ab
     play(test, make)
 
 
+@pytest.mark.rule("J5")
 @pytest.mark.parametrize("make", LOOPS)
 def test_what_was_said_to_another_node_is_dropped(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def test() -> None:
@@ -164,6 +190,30 @@ def test_a_host_name_is_looked_up_on_the_side() -> None:
         two.socket.close()
 
     play(test, uvloop.new_event_loop)
+
+
+def test_names_that_nobody_answers_for_hold_up_nothing_else() -> None:
+    """However many there are, a few threads wait for them, and those that all share are free for others."""
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        asked: list[str] = []
+
+        async def hangs(host: str, *_: object, **__: object) -> list[object]:
+            asked.append(host)
+            await asyncio.Event().wait()
+            return []
+
+        loop.getaddrinfo = hangs  # type: ignore[assignment,method-assign]
+        one = End("n1")
+        for number in range(1000):
+            one.socket.send("n2", f"host-{number}.example:7117", b"hello")
+            await asyncio.sleep(0)
+        assert len(asked) == LOOKUPS_MAX
+        one.socket.close()
+        await asyncio.sleep(0.01)
+
+    play(test, asyncio.new_event_loop)
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64, "a\0b", "ü" * 64])

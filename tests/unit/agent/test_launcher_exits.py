@@ -29,7 +29,7 @@ class Disk:
 
     def sync(self) -> None:
         self.begun += 1
-        assert self.may_end.acquire(timeout=10)
+        assert self.may_end.acquire(timeout=60)
 
 
 @pytest.fixture

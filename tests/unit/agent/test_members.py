@@ -14,6 +14,8 @@ import pytest
 
 from peerload.agent.addresses import PEERS_KEPT_MAX, PRIVATE, Addresses
 from peerload.agent.members import PORT_TRIES_MAX, Members
+from peerload.agent.peer_facts import PeerFacts
+from peerload.agent.security_events import SecurityEvents
 from peerload.core.membership import PeerState
 from peerload.model import actions, events
 from peerload.model.errors import ConfigError
@@ -42,7 +44,8 @@ class Links:
         self.asked: list[int] = []
         self.learned: list[Identity] = []
 
-    async def start(self, host: str, port: int) -> str:
+    async def start(self, host: str, port: int, advertise: str = "") -> str:
+        assert not advertise
         self.asked.append(port)
         if len(self.asked) <= self.taken:
             raise ConfigError("listen", "taken")
@@ -57,14 +60,20 @@ class Membership(list[Any]):
         super().__init__()
         self.gossip = SimpleNamespace(contacts=SimpleNamespace(known={}))
 
+    def get(self, node: str) -> Any:
+        return next((peer for peer in self if peer.identity.node == node), None)
+
 
 def made(directory: Path, listen: str = "127.0.0.1:0", taken: int = 0, node: str = "n1") -> tuple[Members, Any]:
     parts: Any = SimpleNamespace(
-        config=SimpleNamespace(listen=listen),
+        config=SimpleNamespace(listen=listen, advertise=""),
         cluster=SimpleNamespace(is_local=True),
         counters=collections.Counter(),
+        security=SecurityEvents(collections.Counter()),
+        peer_facts=PeerFacts(),
         links=Links(taken),
         put=[],
+        trust=SimpleNamespace(hears=lambda _node, _boot: True),
         node=SimpleNamespace(membership=Membership(), state=SimpleNamespace(config=SimpleNamespace(gossip=LAN))),
     )
     parts.inbox = SimpleNamespace(put=parts.put.append)
@@ -114,6 +123,9 @@ def test_what_is_heard_becomes_an_event(tmp_path: Path) -> None:
         one.send(actions.SendGossip("n2", where, (GossipAck(7),)))
         await until(lambda: heard.put)
         assert heard.put == [events.GossipReceived("n1", "boot", (GossipAck(7),), source)]
+        heard.node.membership.append(SimpleNamespace(identity=identity("n1")))
+        two.send(actions.SendGossip("n1", "127.0.0.1:1", (GossipAck(8),)))  # not where it says it is
+        await until(lambda: told.put)
         one.close()
         two.close()
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from peerload.agent import output as output_module
-from peerload.agent.daemon import Daemon
+from peerload.agent.chores import Chores
+from peerload.agent.incoming import Incoming
 from peerload.agent.output import Output
 from peerload.agent.perform import Performer
 from peerload.agent.spool import Spool
@@ -64,6 +65,7 @@ def test_the_right_to_read_its_output_is_restored() -> None:
         assert spool.read_small(KEY, 3, 0) == (b"hi\n", b"")
 
 
+@pytest.mark.rule("F1")
 @pytest.mark.parametrize("kind", ["directory", "pipe", "link", "nothing"])
 def test_what_is_no_file_has_size_0_and_a_reason(tmp_path: Path, kind: str) -> None:
     spool = _spool(tmp_path)
@@ -104,7 +106,9 @@ class Links:
 
 
 def _output(spool: Spool, guests: dict[str, Any]) -> Output:
-    return Output(spool, cast("Any", SimpleNamespace(executor=SimpleNamespace(guests=guests))))
+    return Output(
+        spool, cast("Any", SimpleNamespace(executor=SimpleNamespace(guests=guests))), lambda _key, _number: None
+    )
 
 
 def test_bringing_home_what_never_comes_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,23 +162,27 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
 
         spool = _spool(tmp_path)
         spool.keep(KEY, b"hi", b"")
-        daemon = cast("Any", object.__new__(Daemon))
         parts = SimpleNamespace(
+            pulls=SimpleNamespace(end=lambda _key: None),
             spool=spool,
             output=_output(spool, {}),
             inbox=SimpleNamespace(put=take),
             counters=collections.Counter(),
+            config=SimpleNamespace(node="n1"),
+            disk=SimpleNamespace(is_full=False),
         )
-        daemon.parts, daemon._early = parts, None
-        daemon.performer = Performer(cast("Any", parts))
+        parts.chores = Chores(cast("Any", parts))
+        incoming = Incoming(cast("Any", parts))
+        incoming.release_early()
+        incoming.performer = Performer(cast("Any", parts))
         for event in told:
-            daemon._from_launcher(event)
+            incoming.from_launcher(event)
         assert len(put) == 1
         async with asyncio.timeout(10):
             await all_told.wait()
-        await daemon.performer.close()
+        await incoming.performer.close()
 
-    told = [
+    told: list[Any] = [
         events.LauncherLost(),
         events.LauncherReady(running=(("b-1", 1.0, 0.0),), ended=((KEY, Exit(0, stdout_bytes=2)),)),
         events.TaskEnded("b-1", Exit(0)),

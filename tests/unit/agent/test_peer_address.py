@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import pytest
 import uvloop
 
-from peerload.agent.peer_address import numeric, parse_address
+from peerload.agent.peer_address import is_loopback, join_address, numeric, parse_address, plain_host
 from peerload.agent.peer_connection import PeerConnection, dial
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.messages import Identity
+from tests.conftest import require_program
 from tests.support import credentials_of
 
 if TYPE_CHECKING:
@@ -34,6 +40,67 @@ def test_what_no_host_can_be_called_is_refused(host: str) -> None:
     assert caught.value.key == "peer"
 
 
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("[fd00::1]:7117", "fd00::1"),
+        ("[FD00:0:0::0001]:7117", "fd00::1"),
+        ("[::]:7117", "::"),
+        ("[::ffff:192.0.2.7]:7117", "192.0.2.7"),
+        ("192.0.2.7:7117", "192.0.2.7"),
+    ],
+)
+def test_an_address_has_one_way_to_be_written_inside(text: str, host: str) -> None:
+    assert parse_address("peer", text, loopback_only=False) == (host, 7117)
+    assert parse_address("peer", join_address(host, 7117), loopback_only=False) == (host, 7117)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("fd00::1:7117", "[fd00::1]:7117"),
+        ("fd00::1", "[fd00::1]:7117"),
+        ("::1", "[::1]:7117"),
+        (":::7117", "[::]:7117"),
+        ("2001:db8:0:0:0:0:0:1", "[2001:db8:0:0:0:0:0:1]:7117"),
+    ],
+)
+def test_ipv6_without_brackets_is_not_guessed_at(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="not HOST:PORT") as caught:
+        parse_address("listen", text, loopback_only=False)
+    assert caught.value.hint == f"for example {hint}"
+
+
+@pytest.mark.parametrize("text", ["[fd00::1:7117", "fd00::1]:7117", "[fd00::1]", "[]:7117", "[fd00::1]:", "[[::1]]:1"])
+def test_half_a_bracket_is_none(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_address("listen", text, loopback_only=False)
+
+
+@pytest.mark.parametrize("host", ["fe80::1", "fe80::1%eth0", "fd00::1%eth0"])
+def test_an_address_of_one_link_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match="one link alone") as caught:
+        parse_address("listen", f"[{host}]:7117", loopback_only=False)
+    assert "fd00::/8" in caught.value.hint
+
+
+@pytest.mark.rule("J6")
+def test_loopback_is_loopback_however_it_is_written() -> None:
+    for address in ("127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "127.3.2.1:1"):
+        assert is_loopback(address), address
+        parse_address("listen", address, loopback_only=True)
+    for address in ("192.0.2.7:1", "[fd00::1]:1", "[::ffff:192.0.2.7]:1", "[::]:1", "name:1", ""):
+        assert not is_loopback(address), address
+    for address in ("[fd00::1]:1", "[::ffff:192.0.2.7]:1", "[::]:1"):
+        with pytest.raises(ConfigError, match="not a loopback address"):
+            parse_address("listen", address, loopback_only=True)
+
+
+def test_what_a_socket_for_both_kinds_tells_of_the_other_end() -> None:
+    assert plain_host("::ffff:192.0.2.7") == "192.0.2.7"
+    assert [plain_host(host) for host in ("fd00::1", "192.0.2.7", "name")] == ["fd00::1", "192.0.2.7", "name"]
+
+
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
     make: Callable[[], asyncio.AbstractEventLoop],
@@ -52,3 +119,31 @@ def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
 
     with asyncio.Runner(loop_factory=make) as runner:
         runner.run(test())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can have a network of its own")
+@pytest.mark.parametrize(
+    ("addresses", "told"),
+    [
+        ((), "none"),
+        (("10.9.8.7",), "10.9.8.7"),
+        (("10.9.8.7", "10.9.9.7"), "none"),
+        (("fd00:9::7",), "fd00:9::7"),
+        (("fd00:9::7", "10.9.9.7"), "10.9.9.7"),
+    ],
+)
+def test_two_machines_and_a_cable(addresses: tuple[str, ...], told: str) -> None:
+    """A network without a way to anywhere else: the only address is the one that is meant."""
+    program = Path(require_program("ip", "iproute2"))
+    lines = [f"{program} link set lo up"]
+    for number, address in enumerate(addresses):
+        made = f"{program} link add cable{number} type veth peer name far{number}"
+        lines += [
+            made,
+            f"{program} link set cable{number} up",
+            f"{program} addr add {address}/{64 if ':' in address else 24} dev cable{number}",
+        ]
+    ask = "from peerload.agent.peer_address import reachable_anywhere\ntry: print(reachable_anywhere())\nexcept OSError: print('none')"
+    script = " && ".join([*lines, shlex.join([sys.executable, "-c", ask])])
+    done = subprocess.run(["unshare", "--net", "sh", "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == told, done.stderr

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
 from peerload.agent.mqtt_inbox import SOURCES_MAX
-from peerload.agent.perform import Performer
+from peerload.agent.perform import FOUND_AT_A_TIME, Performer
 from peerload.model import actions
+from peerload.model.errors import StoreError
+from peerload.model.events import TaskFound
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Message, ProbeReply
 
@@ -28,6 +31,7 @@ class Ways:
             release=SimpleNamespace(outward=lambda do: do()),
             config=SimpleNamespace(node="x"),
             counters=Counter(),
+            pulls=SimpleNamespace(end=lambda _key: None),
         )
         self.performer = Performer(cast("Any", parts))
 
@@ -59,3 +63,40 @@ def test_a_peer_that_is_forgotten_is_forgotten_there_too() -> None:
     ways.heard("y")
     ways.performer.perform([actions.ForgetPeer("y")])
     assert ways.way("y") == "link"
+
+
+def test_many_that_are_looked_up_come_a_few_at_a_time_and_each_once() -> None:
+    looked_up: list[str] = []
+    told: list[tuple[str, ...]] = []
+    turns: list[int] = []
+
+    def found(task: str) -> TaskFound:
+        if task == "x/7":
+            raise StoreError("x/7 cannot be read from the database")
+        looked_up.append(task)
+        return TaskFound(task, is_known=False)
+
+    async def story() -> None:
+        parts = SimpleNamespace(
+            store=SimpleNamespace(found=found),
+            inbox=SimpleNamespace(put=lambda event: told.append(tuple(one.task for one in event.found))),
+            release=SimpleNamespace(outward=lambda do: do()),
+        )
+        performer = Performer(cast("Any", parts))
+        names = tuple(f"x/{number}" for number in range(1, 3 * FOUND_AT_A_TIME + 1))
+        performer.perform([actions.FindTasks(names), actions.FindTasks(names[-2:])])
+        assert looked_up == []
+        while len(looked_up) < len(names) - 1:
+            await asyncio.sleep(0)
+            turns.append(len(looked_up))
+        performer.perform([actions.FindTasks(names[:1])])
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await performer.close()
+
+    asyncio.run(story())
+    assert turns == sorted(set(turns))
+    assert len(turns) == 3
+    assert [task for some in told for task in some] == looked_up
+    assert len(looked_up) == 3 * FOUND_AT_A_TIME
+    assert looked_up[0] == looked_up[-1] == "x/1"

@@ -69,7 +69,7 @@ def test_what_a_killed_agent_left_is_mended(tmp_path: Path) -> None:
 
 def test_it_ends_at_its_bound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "recording"
-    bound = 4000
+    bound = 6000
     kept = Recorder(str(path), begun(), bound)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):

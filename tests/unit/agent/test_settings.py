@@ -123,6 +123,9 @@ def test_an_unknown_key_is_named_with_its_neighbour(places: Places) -> None:
         ('node = "Not A Name"', "node"),
         ('peer = "a:1"', "peer"),
         ("label = [1]", "label"),
+        ("state = 34", "state"),
+        ("state = []", "state"),
+        ('state = "\\u0000"', "state"),
     ],
 )
 def test_a_bad_value_names_the_key_and_the_file(places: Places, text: str, key: str) -> None:
@@ -205,3 +208,8 @@ def test_the_hosts_name_makes_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_node_name() == ("ws1-example-lab-" + "x" * 80)[:40]
     monkeypatch.setattr(socket, "gethostname", lambda: "")
     assert default_node_name() == "node"
+
+
+def test_the_state_directory_is_the_same_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load({"state": "here"}, DEFAULTS, {}).state == str(tmp_path / "here")

@@ -68,3 +68,24 @@ def test_the_end_of_stderr_is_looked_at_of_those_that_failed(tmp_path: Path) -> 
 def test_no_end_of_output_takes_long_to_look_at() -> None:
     for said in (b"RESOURCE_EXHAUSTED " * 4000, b"CUDA error: " * 6000, b"cupy." * 13_000, b"\0" * TAIL_BYTES_MAX):
         assert not says_out_of_gpu_memory(said[:TAIL_BYTES_MAX])
+
+
+def test_who_had_no_room_on_a_disk_says_so(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.path("a", 2).write_bytes(b"cp: error writing 'x': No space left on device\n")
+    ended = [
+        ("a", Exit(1, started_at=1.0, stderr_bytes=46)),
+        ("quiet", Exit(1, started_at=1.0)),
+        ("killed", Exit(137, signal=9, started_at=1.0)),
+        ("known", Exit(1, started_at=1.0, reason="time limit")),
+        ("well", Exit(0, started_at=1.0)),
+        ("never", Exit(127, reason="")),
+    ]
+    assert [exit_.reason for _, exit_ in with_shortages(spool, ended)] == [
+        'exit code 1; its last words: "No space left on device"', "", "", "time limit", "", "",
+    ]  # fmt: skip
+    missing = "the disk of ws1 was full then: what it wrote may be missing"
+    assert [exit_.reason for _, exit_ in with_shortages(spool, ended, "ws1")] == [
+        f"exit code 1; {missing}", f"exit code 1; {missing}", f"ended by signal 9 (KILL); {missing}",
+        "time limit", f"ended; {missing}", "",
+    ]  # fmt: skip

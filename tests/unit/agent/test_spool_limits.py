@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from peerload.agent.inotify import READ_BYTES
+from peerload.agent.inputs import HomeInput, Inputs
 from peerload.agent.spool import Spool
 from tests.unit.agent.test_spool import KEY, Reader, Story, fixture_play  # noqa: F401 -- a fixture
 
@@ -83,3 +86,45 @@ def test_an_end_is_waited_for_until_all_of_it_was_read(play: Callable[[Story], N
         assert shorter.text(1) == b"012", "what was written after the end is not its output"
 
     play(story)
+
+
+@pytest.mark.rule("F1")
+def test_whatever_a_task_puts_in_place_of_its_files_goes_or_stays_and_stops_nobody(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    inputs = Inputs(spool.directory)
+    for path in (*spool.paths(KEY), spool.input_path(KEY)):
+        path.mkdir()
+        (path / "file").touch()
+    spool.drop(KEY)
+    for name, suffix in (("one", ".in"), ("two", ".in-ended"), ("two", ".in")):
+        (spool.directory / f"{name}{suffix}").mkdir()
+    inputs.drop("one")
+    inputs.drop_others(set())
+    assert list(spool.directory.iterdir()) == []
+
+
+def test_directories_that_lie_too_deep_in_one_another_stop_nobody(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    scratch = spool.make_scratch(KEY)
+    here = os.open(scratch, os.O_RDONLY)
+    for _ in range(2 * sys.getrecursionlimit()):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    try:
+        spool.drop_scratch(KEY)
+    finally:
+        subprocess.run(["rm", "-rf", scratch], check=True)
+
+
+@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+def test_an_input_in_whose_place_a_task_has_put_something_else_is_empty(
+    tmp_path: Path, put: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "one.in"
+    put(path)
+    source = HomeInput(path)
+    source.add(b"abc", 0)
+    assert path.read_bytes() == b"abc"

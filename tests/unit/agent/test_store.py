@@ -17,9 +17,10 @@ import pytest
 from peerload.agent import store, store_read
 from peerload.agent.disk import Reserve
 from peerload.agent.store import Store
+from peerload.agent.store_removal import Upkeep
 from peerload.model.actions import DropExecution, PutEvent, PutExecution, PutFloor, PutSubmission, PutTask, Row
 from peerload.model.errors import StoreError
-from peerload.model.events import Submission
+from peerload.model.events import Submission, TaskFound
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
 from tests.support import wait_until
 
@@ -59,10 +60,10 @@ class Opened:
         for call in done:
             call()
 
-    def keep(self, *rows: Row) -> None:
+    def keep(self, *rows: Row | Upkeep) -> None:
         durable = threading.Event()
         self.store.persist(rows, durable.set)
-        assert durable.wait(10)
+        assert durable.wait(60)
 
     def __enter__(self) -> Self:
         return self
@@ -235,6 +236,20 @@ def test_events_are_bounded_the_oldest_go(tmp_path: Path, monkeypatch: pytest.Mo
         kept = opened.store.events(0, 1000)
         assert 50 <= len(kept) <= 60
         assert kept[-1].number == 500
+
+
+def test_what_has_failed_and_whether_all_is_over_are_read_together(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as kept:
+        kept.keep(submission(1, (1, 2)), put(1, member=1), put(1, member=2), submission(2), put(2))
+        kept.keep(put(1, TaskState.FAILED, 2, ended_at=5.0, reason="exit code 3"))
+        failed = "ws1/1.2 failed (exit code 3)"
+        assert kept.store.found("ws1/1") == TaskFound("ws1/1", is_known=True, failed=failed)
+        assert kept.store.found("ws1/1.1") == TaskFound("ws1/1.1", is_known=True)
+        assert kept.store.found("ws1/1.2").is_over
+        kept.keep(put(1, TaskState.DONE, 1, ended_at=6.0))
+        assert kept.store.found("ws1/1") == TaskFound("ws1/1", is_known=True, failed=failed, is_over=True)
+        assert kept.store.found("ws1/2") == TaskFound("ws1/2", is_known=True)
+        assert kept.store.found("ws1/3") == TaskFound("ws1/3", is_known=False)
 
 
 def test_who_was_granted_an_attempt_is_durable(tmp_path: Path) -> None:

@@ -341,12 +341,13 @@ def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     numbers = "WITH RECURSIVE n(i) AS (VALUES (2) UNION ALL SELECT i + 1 FROM n WHERE i < 100000)"
     connection.execute(
-        f"{numbers} INSERT INTO submissions SELECT i, 'token-' || i, digest, spec, environment, members, submitted_at"
+        f"{numbers} INSERT INTO submissions SELECT i, 'token-' || i, digest, spec, environment, members, submitted_at,"
+        " terms, commands"
         " FROM n, submissions WHERE counter = 1"
     )
     connection.execute(
         f"{numbers} INSERT INTO tasks SELECT i, member, CAST(printf('%016d', i) AS BLOB), state, attempt, node, nonce,"
-        " machine_boot, lease_s, migrations, submitted_at, started_at, ended_at, exit, reason, more"
+        " machine_boot, lease_s, migrations, submitted_at, started_at, ended_at, exit, reason, more, 0, 0.0, ''"
         " FROM n, tasks WHERE counter = 1"
     )
     connection.commit()
@@ -365,6 +366,7 @@ def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
         assert ([shown[0], shown[-1]], listing.truncated) == (["ws1/1", "ws1/100"], True)
 
 
+@pytest.mark.rule("S11")
 def test_the_files_are_private(tmp_path: Path) -> None:
     with Opened(tmp_path / "db") as opened:
         opened.keep(submission(1), put(1))

@@ -56,7 +56,7 @@ def test_a_database_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:
             "DROP TABLE events; DROP INDEX unfinished;"
             "CREATE INDEX unfinished ON tasks (counter, member) WHERE ended_at = 0;"
             "ALTER TABLE tasks DROP COLUMN more; ALTER TABLE floors DROP COLUMN kind;"
-            "ALTER TABLE floors DROP COLUMN home; PRAGMA user_version = 1;"
+            "ALTER TABLE floors DROP COLUMN home; ALTER TABLE submissions DROP COLUMN terms; PRAGMA user_version = 1;"
         )
     old.close()
     with Opened(path) as opened:
@@ -103,3 +103,22 @@ def test_a_database_of_the_second_schema_is_taken_over(tmp_path: Path, more: str
         opened.keep(PutFloor(uid(4), 1, NOW, FloorKind.REFUSED, "ws3"))
     with Opened(path) as opened:
         assert opened.store.recover().floors[-1] == (uid(4), 1, FloorKind.REFUSED, "ws3")
+
+
+def test_what_outputs_take_is_known_of_tasks_that_ended_before(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with sqlite3.connect(path) as old:
+        old.executescript(OF_THE_SECOND_SCHEMA)
+        exits = (
+            None,
+            b"no exit",
+            _packed(exit_code=0, stdout_bytes=1, stderr_bytes=4097),
+            _packed(exit_code=0, stdout_bytes=1 << 40),
+        )
+        for counter, how in enumerate(exits, start=1):
+            row = "INSERT INTO tasks VALUES (?, -1, ?, 'done', 1, 'ws1', 0, '', 60.0, 0, 1.0, 1.0, ?, ?, '', NULL)"
+            old.execute(row, (counter, uid(counter), NOW, how))
+    old.close()
+    with Opened(path) as opened:
+        rows = opened.store.rows("SELECT output_bytes FROM tasks ORDER BY counter")
+        assert rows == [(0,), (0,), (3 * 4096,), (16 << 20,)]

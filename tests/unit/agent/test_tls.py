@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ssl
 import stat
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ def made(directory: Path, node: str = "ws1", name: str = "default") -> Credentia
     return Credentials(cluster_of(name), node, directory / "tls")
 
 
+@pytest.mark.rule("J1", "S16")
 def test_a_certificate_names_its_node_and_lasts_ninety_days(tmp_path: Path) -> None:
     facts = made(tmp_path).facts
     assert facts is not None
@@ -27,6 +29,7 @@ def test_a_certificate_names_its_node_and_lasts_ninety_days(tmp_path: Path) -> N
     assert facts.valid_from < datetime.now(UTC) - timedelta(hours=23), "clocks may differ by a day"
 
 
+@pytest.mark.rule("S11")
 def test_it_is_the_owners_alone_and_kept(tmp_path: Path) -> None:
     first = made(tmp_path)
     (path,) = (tmp_path / "tls").iterdir()
@@ -36,6 +39,7 @@ def test_it_is_the_owners_alone_and_kept(tmp_path: Path) -> None:
     assert first.renew_if_due() is False
 
 
+@pytest.mark.rule("J1")
 @pytest.mark.parametrize(("days", "is_due"), [(59, False), (61, True), (100, True), (-2, True)])
 def test_it_is_made_anew_after_two_thirds_of_its_life_or_if_the_clock_was_set_back(
     tmp_path: Path, days: int, is_due: bool
@@ -69,11 +73,13 @@ def test_where_it_cannot_be_kept(tmp_path: Path) -> None:
     assert caught.value.key == "state"
 
 
+@pytest.mark.rule("J3", "S10")
 def test_only_tls_1_3_both_ends_and_no_tickets(tmp_path: Path) -> None:
     credentials = made(tmp_path)
     for context in (credentials.server, credentials.client):
         assert context.minimum_version == context.maximum_version == ssl.TLSVersion.TLSv1_3
-        assert context.verify_mode == ssl.CERT_REQUIRED
+        is_door = context is credentials.server  # newcomers have no certificate yet: they get to join, and nothing else
+        assert context.verify_mode == (ssl.CERT_OPTIONAL if is_door else ssl.CERT_REQUIRED)
         assert len(context.get_ca_certs()) == 1, "the cluster's CA and no other"
         assert context.options & ssl.OP_NO_TICKET
     assert credentials.server.num_tickets == 0
@@ -92,6 +98,7 @@ def test_a_ca_that_ends_soon_ends_its_certificates() -> None:
     assert facts.valid_until <= datetime.now(UTC) + timedelta(days=10)
 
 
+@pytest.mark.rule("S16")
 def test_another_cas_certificate_is_none_of_ours() -> None:
     now = datetime.now(UTC)
     ours, theirs = (certificates.make_ca("lab", "0" * 32, now) for _ in range(2))
@@ -135,3 +142,85 @@ def test_a_local_cluster_looks_at_no_date(tmp_path: Path, monkeypatch: pytest.Mo
     dated = Credentials(local._replace(is_local=False), "ws3", tmp_path / "3")
     with pytest.raises(ssl.SSLError, match="certificate"):
         shake_hands(dated.client, now.server)
+
+
+def member_of(name: str = "default") -> cluster.Cluster:
+    """The same cluster as a node has it that cannot make certificates."""
+    whole = cluster_of(name)
+    return whole._replace(authority=certificates.Pair(whole.authority.certificate, b""))
+
+
+def let_in(directory: Path, node: str = "ws1", life: timedelta = certificates.NODE_LIFE) -> Path:
+    """What `peerload join` leaves."""
+    pair = certificates.issue(cluster_of().authority, node, datetime.now(UTC), life)
+    (directory / "joining.pem").write_bytes(pair.key + pair.certificate)
+    return directory / "joining.pem"
+
+
+def test_who_cannot_make_one_uses_what_it_was_given(tmp_path: Path) -> None:
+    brought = let_in(tmp_path)
+    credentials = Credentials(member_of(), "ws1", tmp_path / "tls")
+    assert credentials.facts is not None
+    assert not brought.exists()
+    assert not credentials.lets_in
+    assert credentials.server.verify_mode == ssl.CERT_REQUIRED, "nobody joins here"
+    again = Credentials(member_of(), "ws1", tmp_path / "tls")
+    assert again.facts == credentials.facts
+    assert again.renew_if_due(datetime.now(UTC) + timedelta(days=80)) is False
+    assert again.is_due(datetime.now(UTC) + timedelta(days=61))
+    assert not again.is_due(datetime.now(UTC) + timedelta(days=59))
+    assert again.has_ended(datetime.now(UTC) + timedelta(days=91))
+
+
+@pytest.mark.parametrize("node", ["ws1", "ws2"])
+def test_who_cannot_make_one_and_has_none_says_what_to_do(tmp_path: Path, node: str) -> None:
+    if node == "ws2":
+        let_in(tmp_path)
+        Credentials(member_of(), "ws1", tmp_path / "tls")
+    with pytest.raises(ConfigError) as caught:
+        Credentials(member_of(), node, tmp_path / "tls")
+    assert ("--node ws1" if node == "ws2" else "peerload invite") in caught.value.hint
+
+
+def test_one_made_elsewhere_is_taken_if_it_is_ours(tmp_path: Path) -> None:
+    let_in(tmp_path, life=timedelta(days=2))
+    credentials = Credentials(member_of(), "ws1", tmp_path / "tls")
+    assert credentials.facts is not None
+    now, authority = datetime.now(UTC), cluster_of().authority
+    key = certificates.key_of(credentials.certificate)
+    stranger = certificates.private_key(certificates.new_key()).public_key()
+    for wrong in (
+        certificates.certify(authority, "ws2", key, now),
+        certificates.certify(authority, "ws1", stranger, now),
+        certificates.certify(cluster_of("another").authority, "ws1", key, now),
+        b"garbage",
+    ):
+        with pytest.raises(ValueError, match=r".*"):
+            credentials.install(wrong)
+    before = credentials.facts
+    credentials.install(certificates.certify(authority, "ws1", key, now))
+    assert credentials.facts.valid_until > before.valid_until
+    assert credentials.facts.key == before.key
+    assert Credentials(member_of(), "ws1", tmp_path / "tls").facts == credentials.facts
+    shake_hands(credentials.client, made(tmp_path / "other", "ws2").server)
+
+
+def test_a_key_that_no_library_can_make_is_none() -> None:
+    """It says X448, and is as long as one of Ed25519: the library takes that for a fault of its own."""
+    der = bytes.fromhex("302e020100300506032b656f04220420") + bytes(range(32))
+    pem = b"-----BEGIN PRIVATE KEY-----\n" + base64.b64encode(der) + b"\n-----END PRIVATE KEY-----\n"
+    with pytest.raises(ValueError, match="not an Ed25519 key"):
+        certificates.private_key(pem)
+
+
+def test_a_certificate_of_a_version_that_nobody_knows_is_named_as_one() -> None:
+    """What the library raises for it is no ValueError."""
+    made = certificates.make_ca("lab", "0" * 32, datetime.now(UTC))
+    der = certificates.der_of(made.certificate)
+    version = b"\xa0\x03\x02\x01\x02"
+    assert version in der[:20]
+    strange = der.replace(version, b"\xa0\x03\x02\x01\x03", 1)
+    pem = ssl.DER_cert_to_PEM_cert(strange).encode()
+    for read in (lambda: certificates.key_of(strange), lambda: certificates.ca_facts(made._replace(certificate=pem))):
+        with pytest.raises(ValueError, match="not a certificate that can be read"):
+            read()

@@ -53,6 +53,7 @@ class FakeAgent:
         self.path = f"{directory}/agent.sock"
         self.requests: list[control.Request] = []
         self.handlers: dict[str, Callable[[Any, Reply], None]] = {}
+        self.answer("usage", tasks=[])
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.path)
         self._listener.listen()
@@ -143,6 +144,6 @@ def peerload(*words: str, agent: FakeAgent | None = None, **more: str) -> subpro
         env=environment(agent, **more),
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )

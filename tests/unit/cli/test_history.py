@@ -50,7 +50,7 @@ def test_a_list_for_people_and_for_programs(agent: FakeAgent) -> None:
     assert first.split()[-6:] == ["1.0s", "2.5s", "1.8s", "3", "MiB", "0"]
     assert second.split()[-4:] == ["-", "-", "-", "0"]
     assert b"only the newest 3" in done.stderr
-    assert b"1 tasks of other users" in done.stderr
+    assert b"1 task of other users" in done.stderr
     (asked,) = agent.asked(control.History)
     assert (asked.limit, asked.oldest_first) == (3, False)
     assert 0 < asked.since < 3 * 86_400

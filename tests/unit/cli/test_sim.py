@@ -15,6 +15,7 @@ import pytest
 from peerload.cli import sim_compare, sim_flags, sim_plot, sim_report
 from peerload.cli.main import CANNOT, USAGE, main
 from peerload.sim.scenario import Scenario
+from tests.support import in_short
 
 QUICK = ["--tasks", "400", "--replications", "2", "--workers", "1"]
 
@@ -308,7 +309,7 @@ def test_policies_meet_the_same_tasks(capsys: pytest.CaptureFixture[str]) -> Non
     assert len({one["mean_response"] for one in found["results"]}) == 1
 
 
-@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
+@pytest.mark.parametrize("ending", in_short([".svg", ".png", ".pdf"], 3))
 def test_the_figure_is_drawn(ending: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / f"curves{ending}"
     words = ["--compare", "none,receiver", "--nodes", "6", "--load", "0.5:1.1:3", "--plot", str(picture)]

@@ -30,6 +30,7 @@ def test_printable(text: object, shown: str) -> None:
     assert printable(text) == shown
 
 
+@pytest.mark.rule("T1")
 @given(st.one_of(st.text(), st.binary()))
 def test_nothing_harmful_is_left(text: str | bytes) -> None:
     shown = printable(text)

@@ -52,6 +52,7 @@ def test_it_does_not_open_with_another_aad() -> None:
         sealer("ws2").open(sealer().seal(b"hello", b"peerload/c/main/ws1/state"), b"peerload/c/main/ws3/state")
 
 
+@pytest.mark.rule("J5")
 def test_no_bit_of_it_can_be_changed_and_no_byte_cut_or_added() -> None:
     sealed = sealer().seal(b"hello", b"t")
     reader = sealer("ws2")
@@ -68,6 +69,7 @@ def test_no_bit_of_it_can_be_changed_and_no_byte_cut_or_added() -> None:
     assert reader.open(sealed, b"t")[2] == b"hello", "and forgeries shut nothing out"
 
 
+@pytest.mark.rule("J5", "P5")
 def test_a_message_opens_once() -> None:
     sealed, reader = sealer().seal(b"hello"), sealer("ws2")
     reader.open(sealed)
@@ -75,6 +77,7 @@ def test_a_message_opens_once() -> None:
         reader.open(sealed)
 
 
+@pytest.mark.rule("J5", "P5")
 def test_late_ones_open_within_the_window_and_no_later() -> None:
     writer, reader = sealer(), sealer("ws2")
     sealed = [writer.seal(b"") for _ in range(seal.WINDOW_MESSAGES + 1)]

@@ -1,0 +1,314 @@
+"""Who may ask what of an agent: one table of verbs, and whose tasks are whose (rules L1, L2 and the FORWARD part of P3).
+
+In user mode an agent is one person's: whoever gets through to it may everything, but for what is done at the machine
+itself only. In system mode it serves all users whom its groups let in. Who asks is known from the operating system, or,
+of what another node has sent on, from that node; never from the request. Nobody but the administrators is told of tasks
+of others: to them such a task does not exist, in the same words, from the same line.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.agent.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
+from peerload.agent.caller import Caller
+from peerload.agent.naming import REF, Names, refs_of
+from peerload.agent.quotas import Quotas
+from peerload.model.errors import BadRequest, DiskFull, NoSuchTask, NotAllowed, SlowDown
+from peerload.model.terms import owner_key
+from peerload.wire import control
+
+if TYPE_CHECKING:
+    from peerload.agent.parts import Parts
+    from peerload.agent.store_read import StoreReader
+    from peerload.core.work import Guest, HomeTask
+    from peerload.model.messages import Forward
+    from peerload.model.task import TaskSpec
+    from peerload.model.terms import Terms
+
+HOPS_MAX = 1
+"""A request comes from the node that its client sits at; it is never sent on from there to a third one."""
+ADMIN_PLACES = 16
+"""Connections kept free for root where there are too many of others."""
+
+
+class Right(enum.StrEnum):
+    """What a verb takes."""
+
+    LOOK = "whoever may use the agent"
+    SUBMIT = "whoever may use the agent, as the user that it is here"
+    OWN = "the owner of each task that is named or told of; an administrator"
+    ADMIN = "an administrator"
+    HERE = "an administrator, at this machine"
+
+
+RIGHTS: dict[type[msgspec.Struct], Right] = {
+    control.Info: Right.LOOK,
+    control.Nodes: Right.LOOK,
+    control.Policy: Right.LOOK,
+    control.Stats: Right.LOOK,
+    control.Settings: Right.LOOK,
+    control.Checkup: Right.LOOK,
+    control.Submit: Right.SUBMIT,
+    control.Retry: Right.OWN,
+    control.Tasks: Right.OWN,
+    control.History: Right.OWN,
+    control.Show: Right.OWN,
+    control.Usage: Right.OWN,
+    control.Why: Right.OWN,
+    control.Events: Right.OWN,
+    control.Wait: Right.OWN,
+    control.Output: Right.OWN,
+    control.Cancel: Right.OWN,
+    control.Hold: Right.OWN,
+    control.Release: Right.OWN,
+    control.Prio: Right.OWN,
+    control.Signal: Right.OWN,
+    control.Input: Right.OWN,
+    control.Resize: Right.OWN,
+    control.Attend: Right.OWN,
+    control.Detach: Right.OWN,
+    control.Clean: Right.OWN,
+    control.Groups: Right.OWN,
+    control.Overview: Right.OWN,
+    control.Group: Right.ADMIN,
+    control.Drain: Right.ADMIN,
+    control.Undrain: Right.ADMIN,
+    control.Forget: Right.ADMIN,
+    control.Stop: Right.ADMIN,
+    control.Leave: Right.ADMIN,
+    control.Invite: Right.HERE,
+    control.Revoke: Right.HERE,
+    control.Rotate: Right.HERE,
+    control.Restart: Right.HERE,
+}
+"""Every verb. In user mode only HERE refuses anybody, those whose request another node has sent on."""
+
+
+class Access:
+    """One per agent."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._names = Names(parts)
+        self._own_uid = os.getuid()
+        self.is_system = parts.config.mode == "system"
+        self.accounts = Accounts()
+        self.quotas = Quotas(parts)
+
+    # -- who -----------------------------------------------------------------------------------------------------------
+
+    def local(self, uid: int) -> Caller:
+        """The client at the socket whom the operating system calls so. Raises NotAllowed if it is not served."""
+        if not self.is_system:
+            if uid not in (self._own_uid, 0):
+                self._told("L1", f"uid {uid}", "is another user's client")
+                raise NotAllowed("this agent serves its own user only", hint="start your own:  peerload up")
+            return Caller("", uid=uid, is_admin=True)
+        account = self.accounts.of(uid)
+        is_admin = uid in (0, self._own_uid) or self._is_in(account, self._config.admin_group)
+        if not is_admin and not self._is_in(account, self._config.group):
+            self._told("L1", f"uid {uid}", f"is not in the group {self._config.group}")
+            who = account.name or f"uid {uid}"
+            why = f"{who} is not in the group {self._config.group}"
+            raise NotAllowed("this agent does not serve you", why=why, hint="ask an administrator of this machine")
+        return Caller(str(uid), account.name, uid, is_admin)
+
+    def forwarded(self, node: str, message: Forward) -> Caller:
+        """The client of another node whose request that node has sent on. Raises PeerloadError if it is not carried out.
+
+        In user mode all members are one person's: whoever may speak for a member may ask anything here, as that person
+        could here; what the request says of its user is for people to read. In system mode it is ``user@node``, who owns
+        what it has submitted here and nothing else; or, where `users` maps it, that account, but never an administrator.
+        """
+        if message.hops > HOPS_MAX:
+            why = f"it has come through {message.hops} nodes; at most {HOPS_MAX} is allowed, the last was {node}"
+            raise BadRequest("a request that was sent on is not sent on again", why=why)
+        if not self.is_system:
+            return Caller("", uid=self._own_uid, is_admin=True, node=node)
+        account = self.mapped(node, message.user)
+        if account is not None:
+            return Caller(str(account.uid), account.name, account.uid, node=node)
+        if not message.user or ":" in message.user:
+            raise NotAllowed("the request of a user without a name", why=f"{node} does not say whose it is")
+        return Caller(f"{node}:{message.user}", f"{message.user}@{node}", node=node)
+
+    def mapped(self, node: str, user: str) -> Account | None:
+        """The account of this machine that a user of another node is here, by `users`; None: none."""
+        users = self._config.users
+        name = user if users == "same-name" else "" if isinstance(users, str) else users.get(f"{node}:{user}", "")
+        account = self.accounts.named(name) if name else None
+        if account is None or account.uid < SYSTEM_UIDS_BELOW or account.uid == self._own_uid:
+            return None
+        if not self._config.map_administrators and self._is_in(account, self._config.admin_group):
+            return None
+        return account
+
+    def _is_in(self, account: Account, group: str) -> bool:
+        number = group_number(group)
+        return number is not None and number in account.groups
+
+    # -- what ----------------------------------------------------------------------------------------------------------
+
+    def checked(self, caller: Caller, request: control.Request) -> control.Request:
+        """The request as it is to be carried out. Raises PeerloadError for what this caller may not, NoSuchTask for tasks
+        that are not there for it."""
+        right = RIGHTS[type(request)]
+        if right is Right.HERE and caller.node:
+            why = f"it was asked for from {caller.node}"
+            verb = type(request).__struct_config__.tag
+            self._told("P3", caller.node, f"asks for {verb}, which is for users of the machine itself")
+            raise BadRequest(f"peerload {verb} is for users of the machine itself", why=why, hint="type it there")
+        if not self.is_system:
+            return request
+        if right in (Right.ADMIN, Right.HERE) and not caller.is_admin:
+            verb = type(request).__struct_config__.tag
+            self._told("L1", caller.user or f"uid {caller.uid}", f"asks for {verb}, which is for administrators")
+            why = f"{caller.user or 'who asks'} is neither root nor in the group {self._config.admin_group}"
+            raise NotAllowed(f"peerload {verb} is for administrators", why=why, hint=f"sudo peerload {verb}")
+        request = self._in_its_own_words(caller, request)
+        if isinstance(request, control.Submit | control.Retry):
+            self._may_submit(caller)
+            token = hashlib.sha256(f"{caller.who}\0{request.token}".encode()).hexdigest()  # nobody can guess another's
+            request = msgspec.structs.replace(request, token=token)
+        if not caller.sees_all:
+            self._must_own(caller, request)
+        return request
+
+    def _may_submit(self, caller: Caller) -> None:
+        """Raises NotAllowed for users whose tasks no node may run."""
+        if caller.node and caller.uid < 0:
+            return
+        if caller.uid == 0 and not self._config.allow_root_tasks:
+            self._told("L1", "root", "submits a task")
+            hint = "submit it as a user; or, in the configuration file:  allow_root_tasks = true"
+            raise NotAllowed("root submits no tasks here", why="they would run as root", hint=hint)
+        if 0 < caller.uid < SYSTEM_UIDS_BELOW:
+            why = f"uid {caller.uid} is of the system"
+            raise NotAllowed("accounts of the system submit no tasks", why=why, hint="submit it as a user")
+        if not caller.user:
+            why = f"there is no account of uid {caller.uid}"
+            raise NotAllowed("nobody knows who submits this", why=why, hint="ask an administrator of this machine")
+        if caller.node and (self._config.exec_allow or not self._config.accept_foreign):
+            # from here on nothing would tell it from a task of this machine's own user
+            self._told("X2", f"{caller.user}, sent by {caller.node}", "submits a task here")
+            setting = "exec_allow" if self._config.accept_foreign else "accept_foreign = false"
+            why = f"it runs chosen tasks of other nodes, or none ({setting})"
+            raise NotAllowed(
+                f"{self._config.node} is no home for users of other nodes", why=why, hint="submit it there"
+            )
+
+    def _in_its_own_words(self, caller: Caller, request: Any) -> Any:  # noqa: ANN401 -- of its own type again
+        """`@` is the last task of who asks."""
+        if not any(ref.startswith("@") for ref in _named(request)):
+            return request
+        last = self._parts.store.last_counter_of(caller.who)
+        if last is None:
+            raise NoSuchTask("@ stands for your last task, and there is none yet", hint="peerload submit CMD")
+
+        def meant(ref: str) -> str:
+            return f"{self._config.node}/{last}{ref[1:]}" if ref.startswith("@") else ref
+
+        if isinstance(getattr(request, "task", None), str):
+            return msgspec.structs.replace(request, task=meant(request.task))
+        if isinstance(request, control.Submit):
+            terms = request.terms
+            after, after_ok = tuple(map(meant, terms.after)), tuple(map(meant, terms.after_ok))
+            return msgspec.structs.replace(
+                request, terms=msgspec.structs.replace(terms, after=after, after_ok=after_ok)
+            )
+        return msgspec.structs.replace(request, tasks=tuple(map(meant, request.tasks)))
+
+    def _must_own(self, caller: Caller, request: control.Request) -> None:
+        """Raises NoSuchTask for the first task of this home that it names, and that is another's, or of nobody."""
+        own = self._config.node
+        if request.at not in ("", own):
+            return  # it is asked there
+        counters: dict[str, int] = {}
+        for ref in _named(request):
+            parsed = REF.fullmatch(ref)
+            if parsed is None:
+                continue  # told so where it is read
+            if parsed["home"] in (None, own):
+                counters[ref] = int(parsed["counter"])
+            elif isinstance(request, control.Submit) and not caller.node:
+                continue  # its home is asked
+            elif (request.at or caller.node) and not self.sees_guest_named(caller, ref):
+                self._names.resolve(ref)  # raises: it is not of this home
+        owners = self._parts.store.owners_of(counters.values())
+        for ref, counter in counters.items():
+            if owners.get(counter) != caller.who:
+                raise self._names.unknown(ref)
+
+    # -- whose ---------------------------------------------------------------------------------------------------------
+
+    def submitted(self, caller: Caller, spec: TaskSpec, terms: Terms) -> tuple[TaskSpec, Terms]:
+        """The same with who submits it, in place of what the client says of that."""
+        user, owner = "", -1
+        if self.is_system:
+            user, owner = (caller.user, caller.uid) if caller.uid >= 0 else (caller.who, -1)
+        if spec.user != user:
+            spec = msgspec.structs.replace(spec, user=user)
+        if terms.owner != owner:
+            terms = msgspec.structs.replace(terms, owner=owner)
+        return spec, terms
+
+    def queues(self, caller: Caller, tasks: int) -> None:
+        """So many more tasks of this user are to be queued. Raises SlowDown or DiskFull beyond what one user may have."""
+        if not self.is_system:
+            return
+        try:
+            self.quotas.submitted(caller.counted_as, tasks)
+        except (SlowDown, DiskFull) as error:
+            self._told("L4", caller.user, error.what)
+            raise
+
+    def sees(self, caller: Caller, task: HomeTask) -> bool:
+        """Whether this unfinished task of this home is there for it."""
+        return caller.sees_all or owner_key(task.terms.owner, task.spec.user) == caller.who
+
+    def sees_guest(self, caller: Caller, guest: Guest) -> bool:
+        """Whether a task of another home, which is here now, is there for it: its user there is this account here."""
+        if caller.sees_all:
+            return True
+        account = self.mapped(guest.home, guest.spec.user) if guest.spec.user else None
+        if account is not None and str(account.uid) == caller.who:
+            return True
+        return caller.node == guest.home and caller.who == f"{guest.home}:{guest.spec.user}"
+
+    def sees_guest_named(self, caller: Caller, name: str) -> bool:
+        """The same of one that is named; False if there is none."""
+        guests = self._parts.node.executor.guests.values()
+        return any(guest.task == name and self.sees_guest(caller, guest) for guest in guests)
+
+    def store(self, caller: Caller) -> StoreReader:
+        """The database as far as it is there for this caller."""
+        store = self._parts.store
+        return store if caller.sees_all else store.only_of(caller.who)
+
+    # -- what is told --------------------------------------------------------------------------------------------------
+
+    def _told(self, rule: str, who: str, what: str) -> None:
+        """A refusal for a rule's sake is an event."""
+        self._parts.security.tell(rule, who, what)
+
+
+def _named(request: control.Request) -> tuple[str, ...]:
+    """The tasks that a request names, those too that a submission is to wait for."""
+    if isinstance(request, control.Submit):
+        return (*request.terms.after, *request.terms.after_ok)
+    return refs_of(request)
+
+
+def user_shown(spec: TaskSpec, own: str) -> str:
+    """The owner of a task, for people: ``alice``, or ``alice@ws1`` if it was sent from there; ``own``: of the agent's own."""
+    if ":" in spec.user:
+        node, _, user = spec.user.partition(":")
+        return f"{user}@{node}"
+    return spec.user or own

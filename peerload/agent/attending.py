@@ -1,0 +1,171 @@
+"""The verbs of a client that is with a running task: input, resize, attend and detach; and what its going means.
+
+Input is answered when there is room for more, which is all that holds a client back. A client that goes without a word
+was ended: tasks it attends are cancelled by the core, and of others that it was feeding the input ends there, as that of
+a pipe would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from peerload.model.errors import BadRequest
+from peerload.model.events import AttendRequested, ClientGone, DetachRequested
+
+if TYPE_CHECKING:
+    from peerload.agent.connection import Connection
+    from peerload.agent.inputs import HomeInput
+    from peerload.agent.naming import Names
+    from peerload.agent.parts import Parts
+    from peerload.agent.pending import Pending
+    from peerload.model.actions import TaskChanged
+    from peerload.model.task import TaskRecord
+    from peerload.wire import control
+
+FEEDER_GRACE_S = 30.0
+"""An input whose client was cut off by a restart of this agent ends if the client is not back after so long."""
+
+
+class Attending:
+    """One per agent."""
+
+    def __init__(self, parts: Parts, names: Names, pending: Pending) -> None:
+        self._parts = parts
+        self._names = names
+        self._pending = pending
+        self._numbers: dict[Connection, int] = {}
+        self._counted = 0
+        self._expected: list[asyncio.TimerHandle] = []
+        self._minded: set[Connection] = set()
+
+    # -- verbs ---------------------------------------------------------------------------------------------------------
+
+    async def input(self, connection: Connection, request: control.Input) -> None:
+        """More of a task's standard input; answered when there is room for more than this."""
+        record = self._record(request.task)
+        source = self._source(record)
+        if source is None:
+            connection.ok(request.id, {"offset": 0, "wanted": False, "ended": True})
+            return
+        self._parts.disk.admit_input(len(request.data))
+        self._take_over(connection, record, source, request)
+        source.uid = record.uid
+        source.add(request.data, request.offset)
+        if request.ends:
+            await source.finish()
+        self._parts.feeding.sent(record.uid)
+        with source.watched() as changed:
+            while not (source.has_room or source.is_closed or source.has_ended):
+                changed.clear()
+                await changed.wait()
+        reply = {"offset": source.size_bytes, "wanted": not source.is_closed, "ended": source.has_ended}
+        connection.ok(request.id, reply)
+
+    def _take_over(self, connection: Connection, record: TaskRecord, source: HomeInput, request: control.Input) -> None:
+        """This client feeds the task from now on. Raises BadRequest while another one does; a terminal has room for all."""
+        is_shared = self._is_terminal(record)
+        if not is_shared and source.feeder not in (None, connection):
+            raise BadRequest(f"another client sends the input of {record.task}", why="only one can")
+        if (request.data or request.ends or request.offset is not None) and source.feeder is not connection:
+            source.feeder = connection
+            source.ends_with_feeder = request.is_source and not is_shared
+            self.minds(connection)
+
+    def _is_terminal(self, record: TaskRecord) -> bool:
+        task = self._parts.node.home.tasks.get(record.uid)
+        return task is not None and task.spec.terminal is not None
+
+    def _record(self, ref: str) -> TaskRecord:
+        """The newest record; without a look at the disk as long as the task has not ended."""
+        task = self._parts.node.home.by_id.get(self._names.full(ref))
+        return task.record if task is not None else self._names.single(ref)
+
+    def _source(self, record: TaskRecord) -> HomeInput | None:
+        """Its input; None if that is over. Raises BadRequest if it never had one."""
+        if not record.input:
+            raise BadRequest(f"{record.task} does not read its standard input", why="it was submitted without one")
+        return None if record.state.is_final else self._parts.inputs.get(record.input)
+
+    def resize(self, connection: Connection, request: control.Resize) -> None:
+        """The window of a task's terminal is another."""
+        record = self._record(request.task)
+        if not self._is_terminal(record):
+            raise BadRequest(f"{record.task} has no terminal", why="it was not run with --pty, or has ended")
+        source = self._source(record)
+        if source is not None:
+            source.resize(request.rows, request.columns)
+            self._parts.feeding.resized(record.uid)
+        connection.ok(request.id, {})
+
+    def attend(self, connection: Connection, request: control.Attend) -> None:
+        """The client of a task is there again."""
+        name = self._names.full(request.task)
+        client = self.attends(connection)
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(AttendRequested(number, client, name))
+
+    def attends(self, connection: Connection) -> int:
+        """This connection attends tasks: its end matters. → what the core knows it by."""
+        if connection not in self._numbers:
+            self._counted += 1
+            self._numbers[connection] = self._counted
+            self.minds(connection)
+        return self._numbers[connection]
+
+    def minds(self, connection: Connection) -> None:
+        """Be told when it is gone."""
+        if connection not in self._minded:
+            self._minded.add(connection)
+            connection.when_gone.append(lambda: self._gone(connection))
+
+    async def detach(self, connection: Connection, request: control.Detach) -> None:
+        """The client of a task goes, and the task is to run on."""
+        record = self._record(request.task)
+        if record.input and not record.state.is_final:
+            source = self._parts.inputs.get(record.input)
+            if source.feeder is connection:
+                await source.leave()
+        self._parts.inbox.put(DetachRequested(self._pending.expect(connection, request.id), record.task))
+
+    # -- going ---------------------------------------------------------------------------------------------------------
+
+    def _gone(self, connection: Connection) -> None:
+        """A client hung up, or was ended."""
+        self._minded.discard(connection)
+        client = self._numbers.pop(connection, 0)
+        for source in self._parts.inputs.left_by(connection):
+            source.feeder = None
+            if not client and source.ends_with_feeder:
+                source.end()
+                self._parts.feeding.sent(source.uid)
+        if client:
+            self._parts.inbox.put(ClientGone(client))
+
+    def restored(self) -> None:
+        """This agent was restarted: clients that were sending the input of tasks which nobody has to attend have a while to
+        come back; then it ends there. What was left open by its client stays so."""
+        for task in list(self._parts.node.home.tasks.values()):
+            if not task.record.input or task.record.attended:
+                continue
+            source = self._parts.inputs.get(task.record.input)
+            if not (source.has_ended or source.was_left):
+                loop = asyncio.get_running_loop()
+                self._expected.append(loop.call_later(FEEDER_GRACE_S, self._not_back, task.uid))
+
+    def _not_back(self, uid: bytes) -> None:
+        task = self._parts.node.home.tasks.get(uid)
+        if task is not None and task.record.input:
+            source = self._parts.inputs.get(task.record.input)
+            if source.feeder is None and not source.was_left:
+                source.end()
+                self._parts.feeding.sent(uid)
+
+    def changed(self, action: TaskChanged) -> None:
+        """A task of this home has another record."""
+        self._parts.feeding.changed(action)
+
+    def close(self) -> None:
+        """Wait for nobody any more."""
+        for handle in self._expected:
+            handle.cancel()

@@ -1,0 +1,52 @@
+"""The verb `clean`: a user drops ended tasks, or their outputs alone."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from peerload.agent.store_removal import Wanted
+from peerload.model.errors import BadRequest
+
+if TYPE_CHECKING:
+    from peerload.agent.connection import Connection
+    from peerload.agent.naming import Names
+    from peerload.agent.parts import Parts
+    from peerload.agent.retention import Removed
+    from peerload.wire import control
+
+REASON = "peerload clean"
+
+
+async def cleaned(parts: Parts, names: Names, connection: Connection, request: control.Clean) -> None:
+    """Do it, and say what has gone. Raises BadRequest if one that is named has not ended, NoSuchTask if there is none."""
+    if request.tasks and request.keep:
+        raise BadRequest("clean: tasks are named, or the newest are kept; not both")
+    for ref in request.tasks:
+        name = names.known(ref)
+        if unfinished := len(parts.node.home.named(name)):
+            of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
+            raise BadRequest(f"{name} has not ended{of}", hint=f"to end it:  peerload cancel {name}")
+    wanted = Wanted(
+        before=time.time() - request.older_s if request.older_s else float("inf"),
+        states=request.states,
+        keep=request.keep,
+        named=tuple(names.resolve(ref) for ref in request.tasks),
+        with_output=request.outputs_only,
+        who="" if connection.caller.sees_all else connection.caller.who,
+    )
+
+    async def tell(removed: Removed) -> None:
+        connection.more(request.id, {"tasks": removed.names})
+        removed.names = []
+        await connection.drain()
+
+    gone = await parts.retention.remove(
+        wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell
+    )
+    if gone.tasks and not request.dry_run:
+        what = "the outputs of" if request.outputs_only else ""
+        reason = f"{what} {gone.tasks} ended tasks, {gone.output_bytes} bytes of output: {REASON}".strip()
+        parts.journal.happened("store", "removed", reason=reason)
+    counts = {"outputs": gone.outputs, "output_bytes": gone.output_bytes, "in_use": gone.in_use}
+    connection.ok(request.id, {"removed": gone.tasks, **counts})

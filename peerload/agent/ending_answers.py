@@ -1,0 +1,35 @@
+"""What is done at home when a task has ended, as `show` tells it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.agent import store_chores
+from peerload.agent.answers import text
+from peerload.agent.result_files import named
+from peerload.agent.store_rows import order_of
+
+if TYPE_CHECKING:
+    from peerload.agent.store_read import StoreReader
+    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.terms import Terms
+
+
+def endings_object(store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: Terms) -> dict[str, object]:
+    """Where its output goes, what is run then, and what of that is still owed. The files by their names where these are
+    known: when it has ended."""
+    counter, member = order_of(record.task)
+    node = record.node or record.last_node
+    files = [
+        text(named(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
+        for pattern in (terms.output_file, terms.error_file)
+    ]
+    owed = store_chores.owed_for(store, counter, member) if record.ended_at and terms.chores() else []
+    return {
+        "output_file": files[0],
+        "error_file": files[1],
+        "notify": text(terms.notify) or None,
+        "owed": [
+            {"what": one.kind.value, "tries": one.tries, "why": one.why, "due_at": one.due_at or None} for one in owed
+        ],
+    }

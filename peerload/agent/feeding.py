@@ -1,0 +1,127 @@
+"""The standard input of what runs on this node: which file feeds which attempt, and how far each has come.
+
+A task of this home is fed from its input itself (`inputs.py`), an attempt of another home from a file in this node's
+spool into which its pull (`input_pull.py`) writes. The launcher does the feeding and says how far it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.work import GuestPhase, HomePhase
+from peerload.model.errors import PeerloadError
+from peerload.model.events import InputCut
+
+if TYPE_CHECKING:
+    from peerload.agent.inputs import HomeInput
+    from peerload.agent.parts import Parts
+    from peerload.model.actions import SpawnTask, TaskChanged
+
+
+class Feeding:
+    """One per agent; ``parts.inputs`` are what it feeds from."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._here: dict[str, HomeInput] = {}
+        self._asked_to_cut: set[bytes] = set()
+        parts.launcher.fed = self._fed
+
+    def source(self, action: SpawnTask) -> str:
+        """The file that the stdin of an attempt is to be fed from, "" = /dev/null. `begin` when it was ordered. Raises
+        OSError."""
+        spec = action.spec
+        if (spec.takes_input or spec.terminal is not None) and not self._parts.launcher.feeds:
+            hint = "on that node, when its tasks have ended:  peerload down --all; peerload up"
+            raise PeerloadError(
+                "the launcher of this node is of an earlier version", why="it passes none on", hint=hint
+            )
+        if not spec.takes_input:
+            return ""
+        task = self._parts.node.home.by_id.get(action.task) if action.home == self._parts.config.node else None
+        if task is not None:
+            return str(self._parts.inputs.get(task.record.input).path) if task.record.input else ""
+        return str(self._parts.spool.input_path(action.key))
+
+    def begin(self, key: str) -> None:
+        """The launcher was told to start this attempt, or runs it still: tell it what there is to read, and go on with
+        that."""
+        uid = bytes.fromhex(key.partition("-")[0])
+        task = self._parts.node.home.tasks.get(uid)
+        if task is not None and task.key == key and task.phase is HomePhase.HERE:
+            if task.record.input:
+                source = self._here.get(key)
+                if source is None:
+                    source = self._here[key] = self._parts.inputs.get(task.record.input)
+                    source.is_cut = task.record.input_is_cut
+                    source.began(key)
+                self.grown(key, source)
+            return
+        guest = self._parts.node.executor.guests.get(key)
+        if guest is not None and guest.spec.takes_input and guest.phase is GuestPhase.HERE:
+            self._parts.pulls.begin(guest)
+
+    def grown(self, key: str, source: HomeInput) -> None:
+        """More of it has come, or its end."""
+        self._parts.launcher.feed(key, source.size_bytes, has_ended=source.has_ended)
+
+    def adopt(self, *, is_first: bool) -> None:
+        """A launcher was listed: go on with all that runs here, whatever it was told before. ``is_first``: this agent has
+        just been started, and what is nobody's may go."""
+        node = self._parts.node
+        if is_first:
+            self._parts.inputs.drop_others({task.record.input for task in node.home.tasks.values()})
+            self._parts.clients.restored()
+        for task in list(node.home.tasks.values()):
+            if task.phase is HomePhase.HERE and task.record.input:
+                self.begin(task.key)
+        for guest in list(node.executor.guests.values()):
+            if guest.phase is GuestPhase.HERE and guest.spec.takes_input:
+                self.begin(guest.key)
+
+    def sent(self, uid: bytes) -> None:
+        """A client has sent more to a task of this home."""
+        task = self._parts.node.home.tasks.get(uid)
+        if task is None or not task.record.input:
+            return
+        source = self._parts.inputs.get(task.record.input)
+        if task.key in self._here:
+            self.grown(task.key, source)
+        self.cut_if_due(uid, source)
+
+    def resized(self, uid: bytes) -> None:
+        """The window of a client is another."""
+        task = self._parts.node.home.tasks.get(uid)
+        if task is not None and task.key in self._here:
+            window = self._here[task.key].window
+            if window is not None:
+                self._parts.launcher.resize(task.key, *window)
+
+    def cut_if_due(self, uid: bytes, source: HomeInput) -> None:
+        """Have the beginning of what is too large dropped: that is durable before it is done."""
+        if source.is_too_large and uid not in self._asked_to_cut:
+            self._asked_to_cut.add(uid)
+            self._parts.inbox.put(InputCut(uid))
+
+    def _fed(self, key: str, offset: int, is_closed: bool) -> None:
+        source = self._here.get(key)
+        if source is not None:
+            source.take(offset, is_closed=is_closed)
+        else:
+            self._parts.pulls.fed(key, offset, is_closed=is_closed)
+
+    def changed(self, action: TaskChanged) -> None:
+        """A task of this home has another record: what was fed from its input is over if it does not run here any more."""
+        record = action.record
+        if not record.input:
+            return
+        if record.state.is_final:
+            self._asked_to_cut.discard(record.uid)
+            self._parts.inputs.drop(record.input)
+        else:
+            source = self._parts.inputs.get(record.input)
+            source.uid = record.uid
+            source.is_cut = record.input_is_cut
+        current = f"{record.uid.hex()}-{record.attempt}" if record.node == self._parts.config.node else ""
+        for key in [key for key in self._here if key.startswith(record.uid.hex()) and key != current]:
+            del self._here[key]

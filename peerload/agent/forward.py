@@ -1,0 +1,387 @@
+"""Requests of this node's clients that another node is to answer: there, carried over a stream, and back.
+
+Each client has one *tunnel* to each node that it asks, a connection like those for output, over which all its requests to
+that node go in order. The other end treats it as one of its own clients (`forward_server.py`), so that every verb works
+there as it does here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import pwd
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.agent.peer_connection import FORWARD_STALLED_S
+from peerload.core.membership import PeerState
+from peerload.model.errors import BadMessage, BadRequest, LinkUnavailable, SlowDown
+from peerload.model.messages import FORWARD_BYTES_MAX, Forward, Forwarded, ForwardStop
+from peerload.wire import control
+from peerload.wire.frame import CONTROL_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from peerload.agent.connection import Connection
+    from peerload.agent.parts import Parts
+    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.peer_streams import StreamReader
+    from peerload.model.errors import PeerloadError
+
+TUNNELS_MAX = 256
+"""Tunnels that the clients of this node may have at a time; over it the first is closed over which nothing is asked."""
+OPEN_S_MAX = 5.0
+"""A node that is believed to be there has answered within this, or cannot be asked."""
+OPEN_DEAD_S_MAX = 2.0
+"""The same of one that is believed to be gone: it is tried, since that may be wrong."""
+OPENINGS_AT_ONCE = 16
+"""Tunnels to one node that are being opened at the same time: it lets in no more strangers than it can look at."""
+LOOK_EVERY_S = 2.0
+"""How often a tunnel over which nothing comes is looked at."""
+SILENT_S_MAX = 5.0
+"""A node that is believed dead, and over whose tunnel nothing came for so long, is given up."""
+IDLE_S_MAX = 10.0
+"""A tunnel over which nothing is asked is closed after this, unless its client is with a task: there its end would be
+taken for that of the client."""
+WAITING_BYTES_MAX = 4 << 20
+"""A client is read no further while so much of what it asks waits to go out."""
+FRAMES_WAITING_MAX = 4
+"""Frames of an answer that may wait for the client to take them; then no more are read."""
+ANSWER_BYTES_MAX = 128 << 20
+"""An answer that a client gathers before it uses it may have so many bytes, in all its frames."""
+FRAME_BYTES_MIN = 4 << 10
+"""A frame counts for so many at least, so that empty ones have an end, too."""
+WORDS_MAX = 2000
+"""Characters of what another node says of an error that are passed on."""
+
+
+STREAMED = (control.Wait, control.Output, control.Events)
+"""What their answers tell the client takes as it comes: it may be without end."""
+WITH_A_TASK = (control.Attend, control.Input)
+"""After these the other end minds whether the client is still there."""
+
+
+class Answers:
+    """The frames that came in answer to one request, until they are taken. To be iterated once: (kind, body), "ok" or
+    "error" the last."""
+
+    def __init__(self, bytes_max: float = math.inf) -> None:
+        self._bytes_left = bytes_max
+        self._came: deque[tuple[str, dict[str, Any]]] = deque()
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._error: PeerloadError | None = None
+        self.is_over = False
+
+    def add(self, kind: str, body: dict[str, Any]) -> None:
+        """One more; what comes after the last is dropped."""
+        if self.is_over:
+            return
+        self._came.append((kind, body))
+        self._news.set()
+        self.is_over = kind != "more"
+        if len(self._came) >= FRAMES_WAITING_MAX:
+            self._room.clear()
+
+    def takes(self, size: int) -> bool:
+        """Whether a frame of so many bytes still belongs to what may come in all."""
+        self._bytes_left -= max(size, FRAME_BYTES_MIN)
+        return self._bytes_left >= 0
+
+    def fail(self, error: PeerloadError) -> None:
+        """Nothing more will come, for this reason."""
+        if not self.is_over:
+            self._error = error
+            self.is_over = True
+            self._news.set()
+            self._room.set()
+
+    async def drain(self) -> None:
+        """Wait until there is room for more."""
+        await self._room.wait()
+
+    def close(self) -> None:
+        """Nobody takes anything any more."""
+        self.is_over = True
+        self._room.set()
+
+    async def __aiter__(self) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        while True:
+            while not self._came:
+                if self._error is not None:
+                    raise self._error
+                self._news.clear()
+                await self._news.wait()
+            kind, body = self._came.popleft()
+            if not self._came:
+                self._room.set()
+            yield kind, body
+            if kind != "more":
+                return
+
+
+class Forwards:
+    """The tunnels of one agent."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._tunnels: dict[tuple[Connection, str], Tunnel] = {}
+        self._openings: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(OPENINGS_AT_ONCE))
+
+    async def reach(self, connection: Connection, node: str) -> None:
+        """Make sure that the node can be asked. Raises LinkUnavailable."""
+        await self._tunnel(connection, node).opened()
+
+    async def ask(
+        self, connection: Connection, node: str, request: control.Request
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        """What that node answers this client: (kind, body) of each frame, "ok" or "error" the last. Raises LinkUnavailable
+        if it cannot be asked, or goes away before the end."""
+        tunnel = self._tunnel(connection, node)
+        async with contextlib.aclosing(tunnel.ask(request)) as answers:
+            async for answer in answers:
+                yield answer
+
+    def _tunnel(self, connection: Connection, node: str) -> Tunnel:
+        """This client's, made if there is none. Raises SlowDown."""
+        key = connection, node
+        tunnel = self._tunnels.get(key)
+        if tunnel is None or tunnel.is_over:
+            if len(self._tunnels) >= TUNNELS_MAX and not self._close_an_idle_one():
+                raise SlowDown("too many requests to other nodes at once", why=f"at most {TUNNELS_MAX} ways to them")
+            tunnel = self._tunnels[key] = Tunnel(
+                self._parts, connection, node, self._openings[node], lambda: self._closed(key)
+            )
+        return tunnel
+
+    def _close_an_idle_one(self) -> bool:
+        """Make room. → whether there was any that is not needed now."""
+        key = next((key for key, tunnel in self._tunnels.items() if tunnel.is_idle), None)
+        if key is None:
+            return False
+        self._tunnels.pop(key).close()
+        return True
+
+    def gone(self, connection: Connection) -> None:
+        """A client hung up."""
+        for client, node in [key for key in self._tunnels if key[0] is connection]:
+            self._tunnels.pop((client, node)).close()
+
+    async def close(self) -> None:
+        """Ask nobody any more."""
+        work = [tunnel.close() for tunnel in self._tunnels.values()]
+        await asyncio.gather(*work, return_exceptions=True)
+
+    def _closed(self, key: tuple[Connection, str]) -> None:
+        tunnel = self._tunnels.get(key)
+        if tunnel is not None and tunnel.is_over:
+            del self._tunnels[key]
+
+
+class Tunnel:
+    """One client's way to one other node. It opens itself when ``opening`` lets it; ``over()`` is called when it is no
+    more."""
+
+    def __init__(
+        self, parts: Parts, connection: Connection, node: str, opening: asyncio.Semaphore, over: Callable[[], None]
+    ) -> None:
+        self._parts = parts
+        self._connection = connection
+        self._node = node
+        self._opening = opening
+        self._over = over
+        self._answers: dict[int, Answers] = {}
+        self._next = 0
+        self._waiting_bytes = 0
+        self._holds = False
+        self._stays = False
+        self._link: PeerConnection | None = None
+        self._reader: StreamReader | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._error: PeerloadError | None = None
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._work = asyncio.get_running_loop().create_task(self._run(), name=f"tunnel to {node}")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can be asked here any more."""
+        return self._error is not None or self._work.done()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is asked here now, and the other end does not mind who is there."""
+        return not self._answers and not self._stays
+
+    def close(self) -> asyncio.Task[None]:
+        """End it → what is done then."""
+        self._end(LinkUnavailable(self._node, f"{self._node} is asked no more"))
+        self._work.cancel()
+        return self._work
+
+    async def opened(self) -> None:
+        """Return when it is open. Raises LinkUnavailable."""
+        await asyncio.wait([self._ready])
+        if self._error is not None:
+            raise self._error
+
+    async def ask(self, request: control.Request) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        """As `Forwards.ask`."""
+        self._next += 1
+        number = self._next
+        self._stays = self._stays or isinstance(request, WITH_A_TASK) or getattr(request, "attended", False)
+        raw = control.encode_request(msgspec.structs.replace(request, id=number))
+        if len(raw) > FORWARD_BYTES_MAX:
+            why = f"it has {len(raw)} bytes; at most {FORWARD_BYTES_MAX} are carried to another node"
+            raise BadRequest("the request is too large", why=why)
+        answers = self._answers[number] = Answers(math.inf if isinstance(request, STREAMED) else ANSWER_BYTES_MAX)
+        try:
+            await self._say(raw)
+            async for answer in answers:
+                yield answer
+        finally:
+            del self._answers[number]
+            if not answers.is_over:
+                self._stop(number)
+            answers.close()
+            self._rest()
+
+    async def _say(self, raw: bytes) -> None:
+        """Send a request on; while much waits for that, its client is not read."""
+        self._waiting_bytes += len(raw)
+        self._hold()
+        try:
+            await self.opened()
+            assert self._link is not None
+            assert self._reader is not None
+            self._reader.write(self._link, Forward(raw, _name_of(self._connection.uid), max(self._connection.uid, 0)))
+            with contextlib.suppress(ConnectionError):  # `_run` says why
+                await self._link.drain()
+        finally:
+            self._waiting_bytes -= len(raw)
+            self._hold()
+
+    def _hold(self) -> None:
+        too_much = self._waiting_bytes > WAITING_BYTES_MAX
+        if too_much and not self._holds:
+            self._connection.hold_reading()
+        elif self._holds and not too_much:
+            self._connection.let_read()
+        self._holds = too_much
+
+    def _stop(self, number: int) -> None:
+        """Nobody waits for this answer any more."""
+        if self._link is not None and self._reader is not None and not self._link.is_closed:
+            self._reader.write(self._link, ForwardStop(number))
+
+    def _rest(self) -> None:
+        """Close when nothing is asked any more: at once if the client has gone, else after a while."""
+        if self._idle is not None:
+            self._idle.cancel()
+        if not self._answers and not (self._stays and not self._connection.closed):
+            pause_s = 0.0 if self._connection.closed else IDLE_S_MAX
+            self._idle = asyncio.get_running_loop().call_later(pause_s, self._close_if_idle)
+
+    def _close_if_idle(self) -> None:
+        if not self._answers:
+            self.close()
+
+    # -- the other end -------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Open it, and hand out what comes, until that ends."""
+        within_s = OPEN_DEAD_S_MAX if self._is_called_dead() else OPEN_S_MAX
+        try:
+            async with self._opening, asyncio.timeout(within_s):
+                self._reader, self._link = await self._parts.links.open_stream(self._node, (Forwarded,))
+            if self._link.hello is None or not self._link.hello.forwards:
+                why = f"{self._node} runs a version of peerload that cannot be asked from elsewhere"
+                raise LinkUnavailable(self._node, f"{self._node} cannot be asked", why=why)  # noqa: TRY301
+            self._link.allow_stall(FORWARD_STALLED_S)
+            self._ready.set_result(None)
+            while True:
+                await self._hand_out(await self._frame())
+        except TimeoutError:
+            why = f"it does not answer within {within_s:g} s"
+            self._end(LinkUnavailable(self._node, f"{self._node} cannot be asked", why=why))
+        except (LinkUnavailable, BadMessage) as error:
+            self._end(error)
+        finally:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._end(LinkUnavailable(self._node, f"{self._node} is asked no more"))
+            if self._link is not None:
+                self._link.close("nothing is asked any more")
+            self._over()
+
+    def _end(self, error: PeerloadError) -> None:
+        if self._error is None:
+            self._error = error
+            for answers in self._answers.values():
+                answers.fail(error)
+            if not self._ready.done():
+                self._ready.set_result(None)
+
+    async def _frame(self) -> bytes:
+        """The next frame of an answer, put together. Raises LinkUnavailable or BadMessage."""
+        whole = bytearray()
+        while True:
+            part = await self._part()
+            if not whole and not part.continues:
+                return part.answer
+            whole += part.answer
+            if len(whole) > CONTROL_BYTES_MAX:
+                raise BadMessage(
+                    f"{self._node} answers more than fits in a frame", why=f"over {CONTROL_BYTES_MAX} bytes"
+                )
+            if not part.continues:
+                return bytes(whole)
+
+    async def _part(self) -> Forwarded:
+        assert self._link is not None
+        assert self._reader is not None
+        loop = asyncio.get_running_loop()
+        since_s = loop.time()
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    message = await self._reader.next(self._link, f"what {self._node} answers")
+            except TimeoutError:
+                if self._answers and self._is_called_dead() and loop.time() - since_s > SILENT_S_MAX:
+                    what = f"{self._node} does not answer any more"
+                    raise LinkUnavailable(self._node, what, why="it counts as dead") from None
+                continue
+            assert isinstance(message, Forwarded)
+            return message
+
+    async def _hand_out(self, raw: bytes) -> None:
+        number, kind, body = control.decode_answer(raw)
+        if kind == "error":
+            body = {key: str(body.get(key) or "")[:WORDS_MAX] for key in ("code", "what", "why", "hint")}
+        if number == 0:  # it is about this tunnel, not about one request
+            raise LinkUnavailable(self._node, body.get("what") or f"{self._node} refuses", why=body.get("why") or "")
+        answers = self._answers.get(number)
+        if answers is None:
+            return
+        if not answers.is_over and not answers.takes(len(raw)):
+            what = f"{self._node} answers more than can be meant"
+            answers.fail(BadMessage(what, why=f"more than {ANSWER_BYTES_MAX >> 20} MiB, and no end"))
+            self._stop(number)
+        answers.add(kind, body)
+        await answers.drain()
+
+    def _is_called_dead(self) -> bool:
+        peer = self._parts.node.membership.get(self._node)
+        return peer is not None and peer.state in (PeerState.DEAD, PeerState.LEFT)
+
+
+def _name_of(uid: int) -> str:
+    """The user's name, as far as it is known here."""
+    try:
+        return pwd.getpwuid(uid).pw_name[:64]
+    except (KeyError, OverflowError):
+        return ""

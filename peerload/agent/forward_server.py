@@ -1,0 +1,144 @@
+"""Requests that other nodes send on for their clients: who asks is a client like any other, only farther away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from peerload.agent.caller import NOBODY
+from peerload.agent.connection import Connection, check_size, number_of
+from peerload.model.errors import NotAllowed, PeerloadError, SlowDown
+from peerload.model.messages import FORWARDED_PART_BYTES_MAX, Forward, Forwarded, ForwardStop
+from peerload.wire.frame import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from peerload.agent.access import Access
+    from peerload.agent.connection import Server
+    from peerload.agent.peer_connection import PeerConnection
+
+FORWARDS_MAX = 256
+"""Clients that one other node may have here at a time."""
+PENDING_BYTES_MAX = 1 << 20
+"""A client is read no further while requests of it that are being carried out have so many bytes."""
+
+
+class ForwardServer:
+    """Those of other nodes that have clients here. ``server`` carries requests out, ``access`` knows who they are here."""
+
+    def __init__(self, server: Server, access: Access) -> None:
+        self._server = server
+        self._access = access
+        self._clients: dict[PeerConnection, ForwardedClient] = {}
+
+    def received(
+        self, link: PeerConnection, node: str, message: Forward | ForwardStop, say: Callable[[Forwarded], None]
+    ) -> None:
+        """A message over one stream of that node; ``say`` sends one back."""
+        client = self._clients.get(link)
+        if client is None:
+            client = ForwardedClient(self._server, link, node, say)
+            if Counter(known.came_from for known in self._clients.values())[node] >= FORWARDS_MAX:
+                self._server.refused(client, "forwards refused", "P2", "too many clients at once")
+                client.part(
+                    SlowDown(f"too many requests of {node} at once", why=f"at most {FORWARDS_MAX} clients of it")
+                )
+                return
+            self._clients[link] = client
+        if isinstance(message, ForwardStop):
+            client.stop(message.number)
+            return
+        try:
+            caller = self._access.forwarded(node, message)
+            if client.caller not in (NOBODY, caller):
+                what = f"a request of {caller.user or 'another user'} over the stream of {client.caller.user}"
+                raise NotAllowed(f"{node} mixes up users", why=what)
+        except PeerloadError as error:
+            self._server.refused(client, "forwards refused", "P3", str(error))
+            client.fail(number_of(message.request) or 0, error)
+        else:
+            client.caller, client.uid = caller, caller.uid
+            client.ask(message.request)
+
+    def closed(self, link: PeerConnection) -> None:
+        """The other end is gone, and with it who asked."""
+        client = self._clients.pop(link, None)
+        if client is not None:
+            client.lost()
+
+    def close(self) -> None:
+        """Carry out nothing any more. That clients are gone is told to nobody: they may come back to the next start."""
+        for client in self._clients.values():
+            client.when_gone.clear()
+            client.lost()
+
+
+class ForwardedClient(Connection):
+    """One client of another node. What it asks is carried out as whom it is here."""
+
+    def __init__(self, server: Server, link: PeerConnection, node: str, say: Callable[[Forwarded], None]) -> None:
+        super().__init__(server)
+        self.came_from = node
+        self._link = link
+        self._say = say
+        self._size = 0
+        self._pending_bytes = 0
+        self._working: dict[int, asyncio.Task[None]] = {}
+
+    def ask(self, raw: bytes) -> None:
+        """One request."""
+        self._size = len(raw)
+        if not self.closed:
+            self.request(raw)
+        self._size = 0
+
+    def stop(self, number: int) -> None:
+        """Nobody waits for this one any more."""
+        work = self._working.get(number)
+        if work is not None:
+            work.cancel()
+
+    def part(self, error: PeerloadError) -> None:
+        """A last word."""
+        self.fail(0, error)
+        self.closed = True
+        self._link.close(error.what)
+
+    def _no_request(self, error: PeerloadError) -> None:
+        self.part(error)
+
+    def _write(self, raw: bytes) -> None:
+        if self.closed or self._link.is_closed:
+            return
+        check_size(raw)
+        body = memoryview(raw)[HEADER_BYTES:]
+        for first in range(0, len(body), FORWARDED_PART_BYTES_MAX):
+            after = first + FORWARDED_PART_BYTES_MAX
+            self._say(Forwarded(bytes(body[first:after]), continues=after < len(body)))
+
+    async def drain(self) -> None:
+        """Wait until the other node has taken most of what was written; its client may be slow."""
+        try:
+            await self._link.drain()
+        except ConnectionError:
+            await asyncio.sleep(0)  # who asked is gone: what is at work for it ends by that
+
+    def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+        """Work on a request; how much is being worked on is bounded."""
+        size = self._size
+        task = self._begin(number, work)
+        self._working[number] = task
+        self._pending_bytes += size
+        task.add_done_callback(lambda task: self._worked(number, task, size))
+        if self._pending_bytes > PENDING_BYTES_MAX:
+            self._link.pause_reading()
+
+    def _worked(self, number: int, task: asyncio.Task[None], size: int) -> None:
+        if self._working.get(number) is task:
+            del self._working[number]
+        before = self._pending_bytes
+        self._pending_bytes -= size
+        if self._pending_bytes <= PENDING_BYTES_MAX < before:
+            self._link.resume_reading()

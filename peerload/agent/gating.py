@@ -1,0 +1,70 @@
+"""What clients want of gates: what a submission may name, the groups there are, and other priorities."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.groups import own_part, told
+from peerload.model.errors import BadRequest
+from peerload.model.events import GroupRequested, PriorityRequested
+from peerload.model.task import Guarantee
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from peerload.agent.connection import Connection
+    from peerload.agent.naming import Names
+    from peerload.agent.parts import Parts
+    from peerload.agent.pending import Pending
+    from peerload.model.task import TaskSpec
+    from peerload.model.terms import Terms
+    from peerload.wire import control
+
+
+class Gating:
+    """``durable()`` returns when everything decided so far is on disk."""
+
+    def __init__(self, parts: Parts, pending: Pending, names: Names, durable: Callable[[], Awaitable[None]]) -> None:
+        self._parts = parts
+        self._pending = pending
+        self._names = names
+        self._durable = durable
+
+    async def prioritize(self, connection: Connection, request: control.Prio) -> None:
+        """Change the priority of tasks."""
+        await self._durable()
+        names = tuple(self._names.known(ref) for ref in request.tasks)
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(PriorityRequested(number, names, request.priority))
+
+    def group(self, connection: Connection, request: control.Group) -> None:
+        """Set a group, pause it, let it go on, or remove it."""
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(
+            GroupRequested(number, request.name, request.slots, request.paused, removed=request.removed)
+        )
+
+    def groups(self, connection: Connection, request: control.Groups) -> None:
+        """All there are."""
+        groups, caller = self._parts.node.gates.groups, connection.caller
+        if caller.sees_all:
+            connection.ok(request.id, {"groups": [told(group) for group in groups]})
+            return
+        found = [own_part(group, lambda task: self._parts.access.sees(caller, task)) for group in groups]
+        connection.ok(request.id, {"groups": [group for group in found if group is not None]})
+
+
+def agreed(names: Names, spec: TaskSpec, terms: Terms) -> Terms:
+    """The terms with whole ids in them. Raises BadRequest for what contradicts itself, or is no id."""
+    if terms.retries and spec.guarantee is Guarantee.ONCE:
+        raise BadRequest(
+            "a task that may run once only cannot be tried again",
+            why=f"it was submitted with retries: {terms.retries}",
+            hint="without --once, or without --retries",
+        )
+    if not terms.awaits:
+        return terms
+    after, after_ok = (tuple(dict.fromkeys(map(names.full, refs))) for refs in (terms.after, terms.after_ok))
+    return msgspec.structs.replace(terms, after=after, after_ok=after_ok)

@@ -1,0 +1,77 @@
+"""Whether this agent does its work: its socket answers, its store commits, its launcher is there. Nobody is told that it lives
+before that was found out, so that one that merely has a process is started anew."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.agent.store_removal import Checked
+from peerload.model.errors import StoreError
+from peerload.wire import frame
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from peerload.agent.parts import Parts
+
+ANSWER_BYTES_MAX = 1 << 20
+REQUEST_ID = 1
+LOOK_S = 0.5
+"""Whether a commit waits for room is looked at so often."""
+
+
+async def trouble(parts: Parts, within_s: float) -> str:
+    """Why this agent does not do its work, "" if it does, within so many seconds."""
+    checks = {
+        "its socket does not answer": _socket_answers(parts.config.socket),
+        "its store does not commit": _store_commits(parts),
+        "its launcher does not answer": parts.launcher.answers(within_s),
+    }
+    found = await asyncio.gather(*(_kept_to(within_s, check) for check in checks.values()))
+    return "; ".join(f"{says}{why}" for says, why in zip(checks, found, strict=True) if why is not None)
+
+
+async def _kept_to(within_s: float, check: Awaitable[bool]) -> str | None:
+    """None if it passed, else what to add to why it did not."""
+    try:
+        async with asyncio.timeout(within_s):
+            return None if await check else ""
+    except TimeoutError:
+        return f" within {within_s:g} s"
+    except (OSError, ValueError, StoreError) as error:
+        return f" ({getattr(error, 'strerror', None) or error})"
+
+
+async def _socket_answers(path: str) -> bool:
+    """Any answer counts: whether we may ask that is another matter."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    try:
+        writer.write(frame.pack({"id": REQUEST_ID, "verb": "info"}))
+        size = int.from_bytes(await reader.readexactly(frame.HEADER_BYTES), "big")
+        if size > ANSWER_BYTES_MAX:
+            return False
+        return isinstance(msgspec.msgpack.decode(await reader.readexactly(size)), dict)
+    except (asyncio.IncompleteReadError, msgspec.DecodeError):
+        return False
+    finally:
+        writer.close()
+
+
+async def _store_commits(parts: Parts) -> bool:
+    """A row of its own goes to the disk. While there is no room there it waits, as it is meant to: that is known, is said
+    elsewhere, and is not mended by another start."""
+    if parts.store.is_stalled:
+        return True
+    kept = asyncio.Event()
+    parts.store.persist([Checked(time.time())], kept.set)
+    waits = asyncio.create_task(kept.wait())
+    try:
+        while not waits.done() and not parts.store.is_stalled:
+            await asyncio.wait([waits], timeout=LOOK_S)
+    finally:
+        waits.cancel()
+    return True

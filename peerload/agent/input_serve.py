@@ -1,0 +1,141 @@
+"""Standard input of tasks of this home for the nodes that run them: sent over a stream as far as each node asks for it.
+
+What a node asks for says what it has: that need not be kept for it any more, and a client may send so much more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWindow
+from peerload.model.task import TaskState, execution_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.agent.inputs import HomeInput
+    from peerload.agent.parts import Parts
+    from peerload.agent.peer_connection import PeerConnection
+    from peerload.core.work import HomeTask
+    from peerload.model.messages import Message
+
+log = logging.getLogger("peerload.input")
+
+PIECE_BYTES_MAX = 256 << 10
+
+
+class Served:
+    """One stream: what ``node`` has asked for last, and how far it was sent."""
+
+    def __init__(
+        self, parts: Parts, link: PeerConnection, node: str, request: InputRequest, say: Callable[[Message], None]
+    ) -> None:
+        self._parts = parts
+        self._link = link
+        self._node = node
+        self.request = request
+        self._say = say
+        self._sent = request.have
+        self._window: tuple[int, int] | None = None
+        self.asked: asyncio.Event | None = None
+        self.work: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Send what is asked for as it comes, then the end."""
+        task = self._task()
+        if task is None:
+            self._say(InputEnd(gone=True))
+            await self._link.drain()
+            return
+        source = self._parts.inputs.get(task.record.input)
+        source.began(execution_key(self.request.uid, self.request.attempt))
+        file = os.open(source.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            with source.watched() as changed:
+                self.asked = changed
+                await self._send_all(task, source, file, changed)
+        finally:
+            os.close(file)
+
+    def _task(self) -> HomeTask | None:
+        """The task that this node runs for us, None if it does not (any more)."""
+        request = self.request
+        task = self._parts.node.home.tasks.get(request.uid)
+        if task is None or not task.record.input or task.record.state is not TaskState.LEASED:
+            return None
+        is_its = (task.record.node, task.record.attempt, task.task) == (self._node, request.attempt, request.task)
+        return task if is_its else None
+
+    async def _send_all(self, task: HomeTask, source: HomeInput, file: int, changed: asyncio.Event) -> None:
+        has_ended = False
+        while self._task() is task:
+            changed.clear()
+            source.take(self.request.have, is_closed=self.request.is_closed)
+            self._parts.feeding.cut_if_due(task.uid, source)
+            if source.window is not None and source.window != self._window:
+                self._window = source.window
+                self._say(InputWindow(*source.window))
+            while self._sent < min(source.size_bytes, self.request.up_to):
+                size = min(source.size_bytes, self.request.up_to) - self._sent
+                data = os.pread(file, min(size, PIECE_BYTES_MAX), self._sent)
+                self._say(InputChunk(self._sent, data))
+                self._sent += len(data)
+                await self._link.drain()
+            if source.has_ended and self._sent == source.size_bytes and not has_ended:
+                has_ended = True
+                self._say(InputEnd(source.size_bytes))
+            await self._link.drain()
+            await changed.wait()
+        self._say(InputEnd(gone=True))
+        await self._link.drain()
+
+
+class InputServer:
+    """Those of one home, by stream."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._served: dict[PeerConnection, Served] = {}
+
+    def received(self, link: PeerConnection, node: str, message: InputRequest, say: Callable[[Message], None]) -> None:
+        """A node asks for the input of an attempt, or for more of it; ``say`` answers."""
+        served = self._served.get(link)
+        if served is None:
+            served = self._served[link] = Served(self._parts, link, node, message, say)
+            served.work = asyncio.get_running_loop().create_task(self._run(served, link))
+            return
+        known = served.request
+        if (known.uid, known.attempt) != (message.uid, message.attempt):
+            link.close("another input on one stream")
+            return
+        served.request = message
+        if served.asked is not None:
+            served.asked.set()
+
+    async def _run(self, served: Served, link: PeerConnection) -> None:
+        try:
+            await served.run()
+        except ConnectionError:
+            return  # the asker went away, and asks again from where it was
+        except OSError as error:
+            log.warning("the input of %s breaks off: %s", served.request.task, error)
+        except Exception as error:
+            log.exception("a bug")
+            self._parts.fail(f"a bug: {error!r}")
+        link.close("the input is complete")
+
+    def closed(self, link: PeerConnection) -> None:
+        """The other end is gone."""
+        served = self._served.pop(link, None)
+        if served is not None and served.work is not None:
+            served.work.cancel()
+
+    async def close(self) -> None:
+        """Serve nobody any more."""
+        work = [served.work for served in self._served.values() if served.work is not None]
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)

@@ -1,0 +1,175 @@
+"""The open invitations of this node: STATE/invites, durable, without a secret.
+
+Of a token's secret only the public half of the key that it gives is kept, so that whoever reads the file cannot join with
+it. A use is on disk before it is answered. Whoever has used an invitation, by its key and name, may use it again until it
+ends: an answer that was lost on the way locks nobody out, and lets nobody else in.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Meta
+
+from peerload.agent import certificates
+from peerload.agent.joined import write_private
+from peerload.model.errors import BadRequest, ConfigError
+from peerload.wire import join
+from peerload.wire.token import ID_BYTES, SECRET_BYTES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Protocol
+
+    class Objection(Protocol):
+        """Why nobody may be let in by a name; see `Invites.redeem`."""
+
+        def __call__(self, node: str, at: float, /, *, is_meant: bool) -> str:
+            """In words; "" if somebody may."""
+
+
+INVITES_MAX = 100
+"""Open at a time."""
+USES_MAX = 1000
+LIFE_S_MAX = 7 * 86_400.0
+FILE_BYTES_MAX = 1 << 20
+CLOCK_BACK_S_MAX = 60.0
+"""An invitation that was made so much later than it is now says that the clock was set back: it counts as over."""
+
+_log = logging.getLogger("peerload.join")
+
+
+class Use(msgspec.Struct, frozen=True):
+    """Who was let in: a name, the SHA-256 of its key, and when (Unix s)."""
+
+    node: str
+    key: str
+    at: float
+
+
+class Invite(msgspec.Struct, frozen=True):
+    """key: the public half of what the secret gives; uses: how many may still use it; node: who alone may, "" for anyone;
+    issuer: who is let in gets the CA's key, too."""
+
+    id: bytes
+    key: bytes
+    made_at: float
+    ends_at: float
+    uses: Annotated[int, Meta(ge=0, le=USES_MAX)]
+    node: str = ""
+    issuer: bool = False
+    used: tuple[Use, ...] = ()
+
+    def is_open(self, now: float) -> bool:
+        """Whether its time has not ended."""
+        return self.made_at - CLOCK_BACK_S_MAX <= now < self.ends_at
+
+
+class Refused(Exception):
+    """Not let in. ``code`` as in `JoinRefused`; ``why`` is for our own events, ``what`` for the newcomer, who is told
+    something of use only after it has proven to be invited."""
+
+    def __init__(self, code: str, why: str, what: str = "") -> None:
+        super().__init__(why)
+        self.code = code
+        self.why = why
+        self.what = what
+
+
+class Invites:
+    """``path``: of the file. Raises ConfigError if there is one that cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._invites: dict[bytes, Invite] = {}
+        self._nobody = Ed25519PrivateKey.generate().public_key()
+        """Stands for the key of a token that is not known, so that the answer takes as long."""
+        try:
+            with path.open("rb") as file:
+                kept = msgspec.msgpack.decode(file.read(FILE_BYTES_MAX), type=tuple[Invite, ...])
+        except FileNotFoundError:
+            kept = ()
+        except OSError as error:
+            raise ConfigError("state", f"{path} cannot be read", why=str(error.strerror)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            kept = ()
+            _log.warning("%s is damaged: open invitations are void; invite again", path)
+        self._invites = {invite.id: invite for invite in kept[:INVITES_MAX]}
+
+    def open(self, now: float) -> int:
+        """How many there are that can be used."""
+        return sum(invite.uses > 0 and invite.is_open(now) for invite in self._invites.values())
+
+    def make(
+        self, now: float, *, life_s: float, uses: int, node: str = "", issuer: bool = False
+    ) -> tuple[bytes, bytes]:
+        """A new one → (id, secret). Raises BadRequest if there are too many, or it cannot be kept."""
+        self._drop_ended(now)
+        if len(self._invites) >= INVITES_MAX:
+            raise BadRequest("too many invitations are open", why=f"at most {INVITES_MAX}", hint="wait until some end")
+        token_id, secret = secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES)
+        key = join.proof_key(token_id, secret).public_key().public_bytes_raw()
+        self._keep(Invite(token_id, key, now, now + life_s, uses, node, issuer))
+        return token_id, secret
+
+    def redeem(
+        self,
+        request: join.JoinRequest,
+        certificate: bytes,
+        nonce: bytes,
+        now: float,
+        objection: Objection,
+    ) -> tuple[Invite, Ed25519PublicKey]:
+        """Use one → (the invitation, the key to be certified), when that is on disk.
+
+        certificate, nonce: what this node has shown in this connection; objection(name, at, is_meant): why nobody may be let in by that
+        name now, "" if somebody may; at: when somebody was last let in by it, 0 if that is not known; is_meant: the invitation is for that
+        name alone. Raises Refused; OSError if the use cannot be kept (then it was none).
+        """
+        invite = self._invites.get(request.token)
+        known = Ed25519PublicKey.from_public_bytes(invite.key) if invite is not None else self._nobody
+        said = join.transcript(certificate, nonce, request.token, request.node, request.csr)
+        try:
+            known.verify(request.proof, said)
+        except InvalidSignature:
+            why = "its proof is wrong" if invite is not None else "its token is not known"
+            raise Refused("token", why) from None
+        assert invite is not None
+        if not invite.is_open(now):
+            raise Refused("token", "its token's time has ended")
+        try:
+            key = certificates.requested_key(request.csr)
+        except ValueError as error:
+            raise Refused("request", str(error), "the certificate request cannot be used") from None
+        use = Use(request.node, certificates.key_fingerprint(key), now)
+        if any((one.node, one.key) == (use.node, use.key) for one in invite.used):
+            return invite, key
+        if invite.uses <= 0:
+            raise Refused("token", "its token was used before")
+        if invite.node and invite.node != request.node:
+            raise Refused("name", f"its token is for {invite.node}", f"this token is for a node called {invite.node}")
+        uses = (one.at for other in self._invites.values() for one in other.used if one.node == request.node)
+        if why_not := objection(request.node, max(uses, default=0.0), is_meant=bool(invite.node)):
+            raise Refused("name", f"{request.node}: {why_not}", f"no node can be called {request.node}: {why_not}")
+        self._keep(msgspec.structs.replace(invite, uses=invite.uses - 1, used=(*invite.used, use)))
+        return invite, key
+
+    def _keep(self, invite: Invite) -> None:
+        before = self._invites.get(invite.id)
+        self._invites[invite.id] = invite
+        try:
+            write_private(self._path, msgspec.msgpack.encode(tuple(self._invites.values())))
+        except OSError:
+            if before is None:
+                del self._invites[invite.id]
+            else:
+                self._invites[invite.id] = before
+            raise
+
+    def _drop_ended(self, now: float) -> None:
+        self._invites = {key: invite for key, invite in self._invites.items() if invite.is_open(now)}

@@ -1,0 +1,84 @@
+"""How a child of a launcher that runs as root becomes somebody else, for good, and makes sure of it. Used in that child alone.
+
+Nothing is believed that was not looked at afterwards: system calls that succeed and change less than they say have given
+away root before.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from peerload.agent.launcher_units import read, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.agent.launcher_kernel import Kernel
+    from peerload.agent.launcher_users import Account
+
+FILES_SOFT_MAX = 1024
+"""How many files a task may have open unless it asks for more, as it is after a login."""
+OOM_SCORE = 100
+"""Where memory runs out, tasks go before what serves the machine."""
+HELPER_PROCESSES_MAX = 64
+"""What does something for a guest, and is no task of it, needs no more."""
+NONE = b"0" * 16
+
+
+class DropFailed(Exception):
+    """This process has more rights than it should; says which."""
+
+
+def limit(account: Account, processes_max: int) -> None:
+    """No core dumps, as many open files as after a login; a guest no more processes than that, as its uid is its own. Raises
+    OSError."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    soft = FILES_SOFT_MAX if hard == resource.RLIM_INFINITY else min(FILES_SOFT_MAX, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if account.is_guest:
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes_max, processes_max))
+    try:
+        write("/proc/self/oom_score_adj", b"%d" % OOM_SCORE)
+    except OSError:  # it is said nowhere that it must be writable
+        return
+
+
+def drop(account: Account, kernel: Kernel) -> None:
+    """Be that account: all ids, all groups, no capabilities, none to be had, no keys. Raises OSError, DropFailed."""
+    kernel.leave_keys()
+    os.setgroups(account.groups)
+    if account.uid != 0:
+        kernel.drop_bounds()
+    os.setresgid(account.gid, account.gid, account.gid)
+    os.setresuid(account.uid, account.uid, account.uid)
+    if account.uid != 0:
+        kernel.drop_capabilities()
+    kernel.forbid_new_privileges()
+    verify(account)
+
+
+def verify(account: Account) -> None:
+    """Raises DropFailed unless this process is that account and nothing more, as the kernel tells it."""
+    found: dict[bytes, list[bytes]] = {}
+    for line in read("/proc/self/status").splitlines():
+        heading, _, values = line.partition(b":")
+        found[heading] = values.split()
+    wanted: dict[bytes, list[bytes]] = {
+        b"Uid": [b"%d" % account.uid] * 4,
+        b"Gid": [b"%d" % account.gid] * 4,
+        b"NoNewPrivs": [b"1"],
+    }
+    if account.uid != 0:
+        wanted |= {name: [NONE] for name in (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb")}
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise DropFailed(f"{name.decode()} is {found.get(name)} after the drop")
+    if set(found.get(b"Groups", [])) != {b"%d" % gid for gid in account.groups}:
+        raise DropFailed(f"its groups are {found.get(b'Groups')} after the drop")
+    if account.uid != 0:
+        try:
+            os.setresuid(0, 0, 0)
+        except PermissionError:
+            return
+        raise DropFailed("it could become root again")

@@ -1,0 +1,62 @@
+"""What running tasks use just now: processor time, memory, processes. Read when the agent asks, and at no other time.
+
+Used by the launcher alone; the imports are few.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from peerload.agent.launcher_records import process_fields
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from peerload.agent.launcher_task import Task
+    from peerload.agent.launcher_units import Units
+
+KEYS_MAX = 64
+"""Tasks that one request may name …"""
+PROCESSES_MAX = 1000
+"""… and processes that are read for it, about 10 ms: of a task that has more than are left, only how many is told."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def used(tasks: Mapping[str, Task], units: Units, keys: list[str]) -> dict[str, Any]:
+    """What each of these tasks that run uses: {key: [cpu_s, memory_bytes, processes]}, and ``at_s`` (CLOCK_BOOTTIME).
+
+    cpu_s: processor seconds so far; memory_bytes: what its processes have in memory, what they share counted for each;
+    -1: not known. Raises ValueError for more keys than KEYS_MAX.
+    """
+    if len(keys) > KEYS_MAX:
+        raise ValueError("keys")
+    running = [key for key in keys if key in tasks and not tasks[key].ended_at]
+    found: dict[str, tuple[float, int, int]] = {}
+    left = PROCESSES_MAX
+    for key, pids in units.processes_of(running).items():
+        counted_s = units.cpu_s(key)
+        if len(pids) > left:
+            found[key] = counted_s, -1, len(pids)
+            continue
+        left -= len(pids)
+        cpu_s, memory_bytes, processes = _sum(pids)
+        found[key] = max(cpu_s, counted_s), memory_bytes, processes
+    return {"at_s": time.clock_gettime(time.CLOCK_BOOTTIME), "of": found}
+
+
+def _sum(pids: list[int]) -> tuple[float, int, int]:
+    """Of those that are there: processor seconds, with those of children that have ended; bytes in memory; how many."""
+    ticks = pages = count = 0
+    for pid in pids:
+        fields = process_fields(pid)
+        if not fields:
+            continue
+        ticks += sum(map(int, fields[11:15]))
+        if fields[0] not in b"ZX":
+            pages += int(fields[21])
+            count += 1
+    return ticks / _TICKS, pages * _PAGE_BYTES, count

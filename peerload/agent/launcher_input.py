@@ -1,0 +1,83 @@
+"""What a task of the launcher reads: nothing, a pipe that is fed from a file, or a terminal. Used by the launcher alone."""
+
+from __future__ import annotations
+
+import os
+
+from peerload.agent.launcher_feed import Feeds
+from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart
+from peerload.agent.launcher_terminal import Terminals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import select
+    from typing import Any
+
+    from peerload.agent.launcher_access import Access
+
+
+class StandardInput:
+    """For all tasks of one launcher, by their keys; ``events`` is where it gathers what is told the agent, ``access`` with whose
+    rights it touches the agent's files."""
+
+    def __init__(self, epoll: select.epoll, events: list[dict[str, Any]], access: Access) -> None:
+        self._access = access
+        self._feeds = Feeds(epoll, events)
+        self._terminals = Terminals(epoll)
+        self._to_close: dict[str, int] = {}
+
+    @property
+    def descriptors(self) -> int:
+        """How many of the process's descriptors it takes."""
+        return self._feeds.descriptors + self._terminals.descriptors
+
+    def open(self, key: str, request: dict[str, Any], output: str) -> int | str:
+        """What the task that a request describes is to read, as `spawn` takes it; the output of a terminal goes to that path.
+        Raises CannotStart."""
+        with self._access:
+            return self._open(key, request, output)
+
+    def _open(self, key: str, request: dict[str, Any], output: str) -> int | str:
+        source, window = str(request.get("input") or ""), request.get("terminal")
+        try:
+            if window:
+                terminal = self._terminals.open(key, output, int(window[0]), int(window[1]))
+                if source:
+                    self._feeds.add(key, source, os.dup(terminal.master), is_terminal=True)
+                return os.ttyname(terminal.slave)
+            if not source:
+                return ""
+            reading = self._to_close[key] = self._feeds.open(key, source)
+        except OSError as error:
+            what = "terminal" if window else "pipe for its input"
+            raise CannotStart(NOT_EXECUTABLE, f"no {what} can be made: {error.strerror}") from None
+        return reading
+
+    def started(self, key: str) -> None:
+        """The process has its ends of all this: ours of the same are closed, so that it notices when it is over."""
+        reading = self._to_close.pop(key, None)
+        if reading is not None:
+            os.close(reading)
+
+    def grown(self, request: dict[str, Any]) -> None:
+        """There is more to read."""
+        self._feeds.grown(request["key"], int(request["size"]), has_ended=bool(request.get("ends")))
+
+    def resize(self, request: dict[str, Any]) -> None:
+        """The window of a task's terminal is another."""
+        self._terminals.resize(request["key"], int(request["rows"]), int(request["columns"]))
+
+    def ready(self, masks: dict[int, int]) -> None:
+        """What epoll said of all this."""
+        self._terminals.ready(masks)
+        self._feeds.ready(masks)
+
+    def leader_ended(self, key: str) -> None:
+        """The task reads no more."""
+        self._feeds.close(key)
+
+    def close(self, key: str) -> None:
+        """Nothing is left of it, or it was never made."""
+        self.started(key)
+        self._feeds.forget(key)
+        self._terminals.close(key)

@@ -1,0 +1,108 @@
+"""The policy of a node about users, as root has written it down in its configuration files. Used by a launcher that runs as
+root, which believes no file that another could have written."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+
+from peerload.agent.launcher_records import say
+from peerload.agent.launcher_users import UsersPolicy, policy_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FILE = "/etc/peerload/peerload.toml"
+DIRECTORY = "/etc/peerload/conf.d"
+LOOK_S = 1.0
+"""Changed files are noticed within so long after the next task."""
+BYTES_MAX = 1 << 20
+
+
+class PolicyError(Exception):
+    """A file cannot be believed, or says what nobody can follow; names it."""
+
+
+class PolicyFiles:
+    """``file`` and all ``*.toml`` of ``directory``, the later ones counting more; none need be there."""
+
+    def __init__(self, file: str = FILE, directory: str = DIRECTORY) -> None:
+        self._file = file
+        self._directory = directory
+        self._seen: Any = None
+        self._is_missing = False
+        self._looked_s = 0.0
+        self._policy = UsersPolicy()
+
+    def read(self) -> UsersPolicy:
+        """What is in force. Raises PolicyError."""
+        self._seen = self._look()
+        settings: dict[str, Any] = {}
+        for path, *_ in self._seen:
+            settings |= _settings(path)
+        try:
+            self._policy = policy_of(settings)
+        except (ValueError, TypeError) as error:
+            raise PolicyError(f"{self._file}: {error}") from None
+        self._looked_s = time.monotonic()
+        return self._policy
+
+    def now(self) -> UsersPolicy:
+        """The same, read again if a file has changed; what cannot be used changes nothing, and is said once."""
+        if time.monotonic() >= self._looked_s + LOOK_S:
+            self._looked_s = time.monotonic()
+            found = self._look()
+            is_missing = not {path for path, *_ in self._seen or ()} <= {path for path, *_ in found}
+            was_missing, self._is_missing = self._is_missing, is_missing
+            if (
+                is_missing and not was_missing
+            ):  # an editor may be about to put it back: its rules stay in force until then
+                return self._policy
+            if found != self._seen:
+                try:
+                    self.read()
+                    say("the policy about users was read again")
+                except PolicyError as error:
+                    say(f"the policy about users stays as it was: {error}")
+        return self._policy
+
+    def _look(self) -> list[tuple[str, int, int, int]]:
+        """Each file there is, with what changes when it does."""
+        try:
+            names = sorted(name for name in os.listdir(self._directory) if name.endswith(".toml"))  # noqa: PTH208 -- pathlib costs the launcher a megabyte
+        except OSError:
+            names = []
+        found = []
+        for path in (self._file, *(f"{self._directory}/{name}" for name in names)):
+            try:
+                status = os.stat(path)  # noqa: PTH116 -- as above
+            except OSError:
+                continue
+            found.append((path, status.st_ino, status.st_mtime_ns, status.st_size))
+        return found
+
+
+def check_own(path: str) -> None:
+    """Raises PolicyError if anybody but root could write to this file or directory, or put another in its place."""
+    at = os.path.realpath(path)
+    while True:
+        status = os.stat(at)  # noqa: PTH116 -- as above
+        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_uid != 0 or (status.st_mode & 0o022 and not is_sticky):
+            raise PolicyError(f"{path} is not believed: others than root may write to {at}")
+        if at == "/":
+            return
+        at = os.path.dirname(at)  # noqa: PTH120 -- as above
+
+
+def _settings(path: str) -> dict[str, Any]:
+    import tomllib  # noqa: PLC0415 -- it costs memory, and is needed once
+
+    try:
+        check_own(path)
+        with open(path, "rb") as file:  # noqa: PTH123 -- as above
+            return tomllib.loads(file.read(BYTES_MAX).decode())
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{path}: {error}") from None

@@ -1,0 +1,198 @@
+"""Writing a file that a user wants the output of a task in, as that user: what a child of a launcher that runs as root does when
+it has become the user. See result_files.py for what users are promised; here links to files are not followed.
+
+The directory is opened once, by the user, and everything else happens beneath it, by names without a slash.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+COPY_BYTES = 1 << 20
+NAME_BYTES_MAX = 255
+NULL = os.makedev(1, 3)
+"""`/dev/null`: what goes there need not be written."""
+_PART = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Unwritable(Exception):
+    """A file cannot be written; says why, for people."""
+
+
+def source(path: str) -> int:
+    """A captured file of the agent's, opened with the agent's rights; -1 if nothing was captured. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        return -1
+    return fd
+
+
+def check(pattern: bytes) -> None:
+    """Raises Unwritable if the directory is not there or may not be written to, or a file that has no placeholder in its name
+    is none."""
+    directory, name = _opened(pattern.replace(b"%%", b"%"))
+    try:
+        if _found(directory, name) is not None and not os.access(".", os.W_OK | os.X_OK, dir_fd=directory):
+            raise Unwritable("you may not write to its directory")
+    finally:
+        os.close(directory)
+
+
+def write(path: bytes, sources: list[int], umask: int, tag: str) -> None:
+    """Put what these descriptors have, one after the other, into the file, as a whole or not at all; what was cut out of
+    their middle is left out. ``tag``: the same for each try. Raises Unwritable, OSError."""
+    directory, name = _opened(path)
+    try:
+        found = _found(directory, name)
+        if found is None:
+            return
+        mode = (
+            0o666 & ~umask if found is _ABSENT else found.st_mode & 0o777
+        )  # never set-user-id: it may be another's file
+        end = os.fsencode(f".peerload-{tag}")
+        part = b"." + name[: NAME_BYTES_MAX - len(end) - 1] + end
+        if _is_there(directory, part):  # an earlier try has left it
+            os.unlink(part, dir_fd=directory)
+        fd = os.open(part, _PART, 0o600, dir_fd=directory)
+        try:
+            try:
+                for captured in sources:
+                    copy(captured, fd)
+                os.fchmod(fd, mode)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(part, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            os.unlink(part, dir_fd=directory)
+            raise
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _opened(path: bytes) -> tuple[int, bytes]:
+    """The directory and the name in it."""
+    where, name = os.path.split(path)
+    if not path.startswith(b"/") or name in (b"", b".", b"..") or b"\0" in path:
+        raise Unwritable("it is no absolute path of a file")
+    try:
+        return os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), name
+    except OSError as error:
+        shown = where.decode("utf-8", "backslashreplace")
+        raise Unwritable(f"its directory {shown} cannot be opened: {error.strerror}") from None
+
+
+_ABSENT = os.stat_result((0, 0, 0, 0, 0, 0, -1, 0, 0, 0))
+
+
+def _found(directory: int, name: bytes) -> os.stat_result | None:
+    """The file that is there (`_ABSENT` if none), None where nothing need be written. Raises Unwritable if it is none that may
+    be."""
+    try:
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return _ABSENT
+    except OSError as error:
+        raise Unwritable(str(error.strerror)) from None
+    if stat.S_ISCHR(found.st_mode) and found.st_rdev == NULL:
+        return None
+    if stat.S_ISLNK(found.st_mode):
+        raise Unwritable("it is a link")
+    if not stat.S_ISREG(found.st_mode):
+        raise Unwritable("it is no regular file")
+    if not os.access(name, os.W_OK, dir_fd=directory):
+        raise Unwritable("the file that is there may not be written to")
+    return found
+
+
+def _is_there(directory: int, name: bytes) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def empty(path: bytes | str) -> None:
+    """Remove all that is in a directory, which itself stays, whatever its owner has put there: no path is ever longer than a
+    few names, as what lies deeper is moved up first. Raises OSError for what cannot be removed."""
+    top = _directory(path)
+    try:
+        number = 0
+        while names := os.listdir(top):  # noqa: PTH208 -- pathlib costs the launcher a megabyte
+            for name in names:
+                number = _removed(top, name, number)
+    finally:
+        os.close(top)
+
+
+def _removed(top: int, name: str, number: int) -> int:
+    """One that is in the directory; what is in it, and is a directory itself, is then in ``top``, by the numbers from this one on →
+    the next number."""
+    try:
+        os.unlink(name, dir_fd=top)
+    except (IsADirectoryError, PermissionError):  # EPERM, say some file systems
+        within = _directory(name, top)
+    else:
+        return number
+    try:
+        for below in os.listdir(within):  # noqa: PTH208 -- as above
+            try:
+                os.unlink(below, dir_fd=within)
+            except (IsADirectoryError, PermissionError):
+                os.close(_directory(below, within))  # it can be moved only by who may write to it
+                number = _moved_up(within, below, top, number)
+    finally:
+        os.close(within)
+    os.rmdir(name, dir_fd=top)
+    return number
+
+
+def _moved_up(within: int, below: str, top: int, number: int) -> int:
+    while True:
+        number += 1
+        try:
+            os.stat(f".{number}", dir_fd=top, follow_symlinks=False)
+        except FileNotFoundError:
+            os.rename(below, f".{number}", src_dir_fd=within, dst_dir_fd=top)
+            return number
+
+
+def _directory(path: bytes | str, within: int | None = None) -> int:
+    """It, opened, with all rights for its owner. Raises OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    for _ in range(2):
+        try:
+            fd = os.open(path, flags, dir_fd=within)
+        except PermissionError:  # a task may have shut itself out
+            os.chmod(path, 0o700, dir_fd=within)
+            continue
+        os.fchmod(fd, 0o700)
+        return fd
+    raise PermissionError(errno.EACCES, "it may not be opened")
+
+
+def copy(captured: int, fd: int) -> None:
+    """What a captured file has now; what was cut out of its middle is left out. Raises OSError, also where the disk cannot give
+    it: less than all is never taken for all."""
+    offset, size = 0, os.fstat(captured).st_size
+    while offset < size:
+        try:
+            offset = os.lseek(captured, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing more but a hole
+                return
+            raise
+        hole = os.lseek(captured, offset, os.SEEK_HOLE)
+        while offset < hole and (data := os.pread(captured, min(COPY_BYTES, hole - offset), offset)):
+            offset += len(data)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]

@@ -1,0 +1,145 @@
+"""How many processes a task may have, and its share of the processors when there are too few: held by cgroups of the task, of
+either version, where the launcher may make them. For a launcher that serves all users; the imports are few.
+
+Where processes cannot be counted for a task, a guest's are by its uid (RLIMIT_NPROC), and nobody bounds those of the others.
+Groups that have become empty are used again: to make and to remove one costs more than to start a process.
+"""
+
+from __future__ import annotations
+
+import os
+
+from peerload.agent.launcher_cgroup import IDLE_MAX, Cgroup2, own_cgroup, removed_all
+from peerload.agent.launcher_records import say
+from peerload.agent.launcher_units import read, write
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from peerload.agent.launcher_units import Units
+
+PIDS, CPU = b"pids", b"cpu"
+WEIGHT_OF_ONE, WEIGHT_MAX = 100, 10_000
+"""Of a task that asks for one processor, as the second version counts them …"""
+SHARES_OF_ONE, SHARES_MAX = 1024, 262_144
+"""… and the first."""
+PROCESSES_MIN = 2
+"""The launcher itself is in there while it forks."""
+NAME = "shares"
+"""The file that tells where these groups are, for the next launcher."""
+NO_COUNT = "the processes of a task are not counted: those of a guest are bounded by its uid, those of others are not"
+NO_WEIGHT = "tasks are not given shares of the processors by what they ask for"
+
+
+class Shares:
+    """In groups beside the ``units``, by the keys of tasks; ``root_name``: of those of this run of a launcher, whose files are
+    in ``directory``. ``unenforced``: what could not be had here."""
+
+    def __init__(self, directory: str, units: Units, root_name: str) -> None:
+        self._units = units
+        self._homes: dict[bytes, int] = {}
+        self._roots: dict[bytes, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._idle: list[int] = []
+        self._inside: list[bytes] = []
+        self._made = 0
+        _remove_left(f"{directory}/{NAME}")
+        self._in_units = tuple(one for one in (PIDS, CPU) if isinstance(units, Cgroup2) and _divides_all(units, one))
+        for controller in (PIDS, CPU):
+            if controller not in self._in_units:
+                self._make_root(controller, root_name)
+        _note(f"{directory}/{NAME}", list(self._roots.values()))
+        known = {*self._in_units, *self._roots}
+        self.unenforced = (NO_COUNT,) * (PIDS not in known) + (NO_WEIGHT,) * (CPU not in known)
+
+    def _make_root(self, controller: bytes, root_name: str) -> None:
+        own = own_cgroup("cgroup1", controller)
+        if not own:
+            return
+        try:
+            os.mkdir(f"{own}/{root_name}")  # noqa: PTH102 -- pathlib costs the launcher a megabyte
+            self._homes[controller] = os.open(f"{own}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as error:
+            say(f"no groups for {controller.decode()} here: {error.strerror}")
+            return
+        self._roots[controller] = f"{own}/{root_name}"
+
+    def enter(self, key: str, processes_max: int, cpus: float) -> None:
+        """What the launcher starts from here on is counted for this key. Raises OSError."""
+        if self._roots:
+            number = self._numbers[key] = self._idle.pop() if self._idle else self._next()
+            for controller, root in self._roots.items():
+                path = f"{root}/{number}"
+                _set(path, controller, processes_max, min(max(int(SHARES_OF_ONE * cpus), 2), SHARES_MAX), "cpu.shares")
+                write(path + "/cgroup.procs", b"0")
+                self._inside.append(controller)
+        for controller in self._in_units:
+            assert isinstance(self._units, Cgroup2)
+            weight = min(max(int(WEIGHT_OF_ONE * cpus), 1), WEIGHT_MAX)
+            _set(self._units.path(key), controller, processes_max, weight, "cpu.weight")
+
+    def _next(self) -> int:
+        self._made += 1
+        for root in self._roots.values():
+            os.makedirs(f"{root}/{self._made}", exist_ok=True)  # noqa: PTH103 -- as above
+        return self._made
+
+    def leave(self) -> None:
+        """Until here."""
+        while self._inside:
+            os.write(self._homes[self._inside.pop()], b"0")
+
+    def close(self, key: str) -> None:
+        """Nothing of it is left."""
+        number = self._numbers.pop(key, 0)
+        if not number:
+            return
+        paths = [f"{root}/{number}" for root in self._roots.values()]
+        if len(self._idle) < IDLE_MAX and not any(read(path + "/cgroup.procs") for path in paths):
+            self._idle.append(number)
+            return
+        for path in paths:
+            removed_all(path)
+
+    def remove(self) -> None:
+        """Nor of any other."""
+        for root in self._roots.values():
+            if not removed_all(root):
+                say(f"{root} cannot be removed")
+
+
+def _set(path: str, controller: bytes, processes_max: int, share: int, share_name: str) -> None:
+    if controller == PIDS:
+        write(path + "/pids.max", b"%d" % max(processes_max, PROCESSES_MIN))
+    else:
+        write(f"{path}/{share_name}", b"%d" % share)
+
+
+def _divides_all(units: Cgroup2, controller: bytes) -> bool:
+    """Whether each unit has that counted for itself; only where the group above may be divided, as for memory."""
+    return units.has_memory and all(
+        _divides(path, controller)
+        for path in (os.path.dirname(units.root), units.root)  # noqa: PTH120 -- as above
+    )
+
+
+def _divides(path: str, controller: bytes) -> bool:
+    if controller not in read(path + "/cgroup.controllers").split():
+        return False
+    try:
+        write(path + "/cgroup.subtree_control", b"+" + controller)
+    except OSError:
+        return False
+    return True
+
+
+def _note(path: str, roots: list[str]) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    os.write(fd, "\n".join(roots).encode("utf-8", "surrogateescape"))
+    os.close(fd)
+
+
+def _remove_left(path: str) -> None:
+    """What an earlier launcher has made, whose tasks have been ended."""
+    for root in read(path).decode("utf-8", "surrogateescape").splitlines():
+        if not removed_all(root):
+            say(f"{root}, left by an earlier launcher, cannot be removed")

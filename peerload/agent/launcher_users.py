@@ -1,0 +1,275 @@
+"""Which account of this machine a task runs as, where the launcher serves all users: a function of the node's own policy.
+
+Nobody but root writes that policy, and whatever it says, no task runs as uid 0 or as an account of the system. Accounts are
+looked up by name or by number, and from then on numbers alone count: a name made of digits is a name. Used by the launcher,
+and by the agent to know beforehand what the launcher will say; the imports are few.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+
+from peerload.agent.launcher_settings import GUEST, SAME_NAME, SETTINGS, UID_MAX, USER_UID_MIN, objection
+from peerload.agent.launcher_spawn import NotAllowed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+GUEST_UIDS = (61_184, 65_519)
+"""What systemd sets aside for users that exist for a while only."""
+NOBODY_UIDS = range(65_520, 65_536)
+"""Where the kernel has its nobody, and 16 bits their "no change"."""
+GROUPS_MAX = 1024
+PROCESSES_MAX = 512
+"""Processes and threads of one task at a time, unless the policy says otherwise."""
+GUEST_BYTES_MAX = 1 << 30
+"""What a guest may leave in its temporary files, unless the policy says otherwise."""
+GUEST_MEMORY_BYTES_MIN = 64 << 20
+"""Below that hardly any program starts."""
+DYNAMIC_UIDS = "/run/systemd/dynamic-uid"
+"""Where systemd notes which it has given away."""
+GROUP = "peerload"
+"""Whose members may use the agent, unless the policy says otherwise."""
+ADMIN_GROUP = "peerload-admin"
+"""Whose members are administrators, unless the policy says otherwise."""
+Entry = tuple[str, int, int, tuple[int, ...], str, str, bool, bool]
+"""An account: its name, uid, gid, groups, home directory, shell, whether it may use the agent, and whether it is an
+administrator."""
+
+
+class UsersPolicy:
+    """What the settings of the same names say; see docs/cli.md. ``users``: GUEST, SAME_NAME, or a map of ``node:user`` to the name
+    of an account."""
+
+    __slots__ = SETTINGS
+
+    def __init__(
+        self,
+        users: str | Mapping[str, str] = GUEST,
+        *,
+        allow_root_tasks: bool = False,
+        accept_foreign: bool = True,
+        exec_allow: Sequence[str] = (),
+        guest_uids: Sequence[int] = GUEST_UIDS,
+        task_processes_max: int = PROCESSES_MAX,
+        guest_bytes_max: int = GUEST_BYTES_MAX,
+        guest_memory_bytes_max: int = 0,
+        guest_network: bool = True,
+        group: str = GROUP,
+        admin_group: str = ADMIN_GROUP,
+        map_administrators: bool = False,
+    ) -> None:
+        """Raises ValueError for what no policy can be; it names the setting."""
+        given: dict[str, object] = {
+            "users": users,
+            "allow_root_tasks": allow_root_tasks,
+            "accept_foreign": accept_foreign,
+            "exec_allow": exec_allow,
+            "guest_uids": guest_uids,
+            "task_processes_max": task_processes_max,
+            "guest_bytes_max": guest_bytes_max,
+            "guest_memory_bytes_max": guest_memory_bytes_max,
+            "guest_network": guest_network,
+            "group": group,
+            "admin_group": admin_group,
+            "map_administrators": map_administrators,
+        }
+        for name, value in given.items():
+            if why := objection(name, value):
+                raise ValueError(f"{name}: {why}")
+        self.users = users
+        self.allow_root_tasks = allow_root_tasks
+        self.accept_foreign = accept_foreign
+        self.task_processes_max = task_processes_max
+        self.guest_bytes_max = guest_bytes_max
+        self.guest_memory_bytes_max = guest_memory_bytes_max
+        self.guest_network = guest_network
+        self.group = group
+        self.admin_group = admin_group
+        self.map_administrators = map_administrators
+        self.exec_allow = tuple(exec_allow)
+        self.guest_uids = guest_uids[0], guest_uids[1]
+
+    def memory_bytes_max(self, asked_bytes: int, cpus: float) -> int:
+        """The limit of a guest that has asked for so much memory, 0 = it has not, and for so many processors: what it asked for,
+        else what the policy says, else its share of the machine's memory by its processors."""
+        if asked_bytes or self.guest_memory_bytes_max:
+            return asked_bytes or self.guest_memory_bytes_max
+        count = os.cpu_count() or 1
+        share = min(max(cpus, 1.0) / count, 1.0)
+        return max(int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * share), GUEST_MEMORY_BYTES_MIN)
+
+    def name_for(self, node: str, home: str, user: str, uid: int) -> str:
+        """The account that a task of ``user`` at the node ``home`` runs as on ``node``, "" = a guest's. Raises NotAllowed.
+
+        What a node submits here for a user of its own is told by this node's own agent: ``uid`` is -1 then, and ``user`` is
+        ``node:user``, as no account can be called. What another node says of a third one's users counts for nothing."""
+        if home == node and uid < 0 and ":" in user:
+            home, _, user = user.partition(":")
+        if home == node:
+            if not user:
+                raise NotAllowed("nobody knows whose task it is")
+            return user
+        if not self.accept_foreign:
+            raise NotAllowed(f"{node} runs no tasks of other nodes")
+        if self.users == GUEST:
+            return ""
+        if self.users == SAME_NAME:
+            found = user
+        else:
+            assert not isinstance(self.users, str)
+            found = self.users.get(f"{home}:{user}", "") if user and ":" not in user else ""
+        if not found:
+            raise NotAllowed(f"{node} runs no tasks of {user or 'anybody'} at {home}")
+        return found
+
+    def maps_to(self, name: str) -> bool:
+        """Whether users of other nodes may be this account here, and so submit as it."""
+        return self.users == SAME_NAME or (not isinstance(self.users, str) and name in self.users.values())
+
+
+class Account:
+    """Whom a process runs as: numbers only, but for ``name`` and ``home``, which the process is told. is_guest: a uid that is
+    nobody's else."""
+
+    __slots__ = ("gid", "groups", "home", "is_guest", "name", "shell", "uid")
+
+    def __init__(
+        self,
+        name: str,
+        uid: int,
+        gid: int,
+        groups: tuple[int, ...],
+        home: str,
+        shell: str = "/bin/sh",
+        *,
+        is_guest: bool = False,
+    ) -> None:
+        self.name = name
+        self.uid = uid
+        self.gid = gid
+        self.groups = groups
+        self.home = home
+        self.shell = shell
+        self.is_guest = is_guest
+
+
+def looked_up(name: str, group: str, admin_group: str) -> Entry | None:
+    """What the account database has under this name; None: nothing. It may take any time."""
+    try:
+        entry = pwd.getpwnam(name)
+    except (KeyError, ValueError, UnicodeError):  # ValueError: a NUL byte in it
+        return None
+    if entry.pw_name != name:
+        return None
+    groups = tuple(dict.fromkeys((entry.pw_gid, *os.getgrouplist(name, entry.pw_gid))))
+    is_served, is_administrator = _is_in(groups, group), _is_in(groups, admin_group)
+    told = entry.pw_dir, entry.pw_shell, is_served, is_administrator
+    return name, entry.pw_uid, entry.pw_gid, groups[:GROUPS_MAX], *told
+
+
+def _is_in(groups: tuple[int, ...], group: str) -> bool:
+    try:
+        return grp.getgrnam(group).gr_gid in groups
+    except (KeyError, ValueError, UnicodeError):
+        return False
+
+
+def account_named(
+    name: str,
+    policy: UsersPolicy,
+    *,
+    uid: int = -1,
+    is_own: bool = False,
+    look: Callable[[str, str, str], Entry | None] = looked_up,
+) -> Account:
+    """The account of this name, if tasks may run as it. ``uid``: the number that its submitter had, -1 = not known; is_own: it
+    is a task of this node's own; ``look``: what asks the account database. Raises NotAllowed, and what ``look`` raises."""
+    entry = look(name, policy.group, policy.admin_group)
+    if entry is None:
+        raise NotAllowed(f"there is no user {name} here")
+    _, number, gid, groups, home, shell, is_served, is_administrator = entry
+    if uid not in {-1, number}:
+        raise NotAllowed(f"{name} is another account here by now: uid {number}, and not {uid}")
+    check_uid(number, policy, is_own=is_own and uid >= 0)
+    if gid == 0 and number != 0:
+        raise NotAllowed(f"{name} is of the group of root")
+    if is_administrator and not is_own and not policy.map_administrators:
+        raise NotAllowed(
+            f"{name} is in the group {policy.admin_group}: no user of another node becomes an administrator"
+        )
+    if is_own and number != 0 and not (is_served or is_administrator or policy.maps_to(name)):
+        raise NotAllowed(f"{name} is not in the group {policy.group}")  # whoever the agent says has submitted it
+    if number != 0:
+        groups = tuple(one for one in groups if one != 0)
+    return Account(name, number, gid, groups, home, shell or "/bin/sh")
+
+
+def check_uid(uid: int, policy: UsersPolicy, *, is_own: bool) -> None:
+    """Raises NotAllowed if no task runs as the account of this number."""
+    least, most = policy.guest_uids
+    if uid == 0:
+        if not (policy.allow_root_tasks and is_own):
+            raise NotAllowed("no task runs as root here")
+    elif uid < USER_UID_MIN:
+        raise NotAllowed(f"uid {uid} is an account of the system")
+    elif uid in NOBODY_UIDS or uid > UID_MAX or least <= uid <= most:
+        raise NotAllowed(f"uid {uid} is nobody's own")
+
+
+class GuestIds:
+    """The uids (and gids) of guests: each is one attempt's, until nothing of that is left; what was given back last is given
+    away last."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, int] = {}
+        self._last = -1
+
+    def take(self, key: str, bounds: tuple[int, int], look: Callable[[int], bool] | None = None) -> Account:
+        """One for this attempt. ``look``: whether a number is nobody's, `is_nobodys` if it is not given. Raises NotAllowed if all
+        are taken, and what ``look`` raises, with nothing taken."""
+        look = look or is_nobodys
+        least, most = bounds
+        count = most - least + 1
+        if self._last < 0:  # an earlier launcher may have used the first ones a moment ago
+            self._last = least + int.from_bytes(os.urandom(4), "big") % count
+        taken = set(self._taken.values())
+        for step in range(1, count + 1):
+            uid = least + (self._last - least + step) % count
+            if uid not in taken and look(uid):
+                self._last = self._taken[key] = uid
+                return Account(f"guest-{uid}", uid, uid, (uid,), "/tmp", is_guest=True)  # noqa: S108 -- its own
+        raise NotAllowed("all uids for guests are taken")
+
+    def give_back(self, key: str) -> None:
+        """Nothing of the attempt is left."""
+        self._taken.pop(key, None)
+
+
+def is_nobodys(uid: int, *, asks: bool = True) -> bool:
+    """Whether neither an account nor a group nor a service has this number. ``asks``: the account database, too, which may take
+    any time."""
+    if asks:
+        try:
+            pwd.getpwuid(uid)
+        except KeyError:
+            pass
+        else:
+            return False
+        try:
+            grp.getgrgid(uid)
+        except KeyError:
+            pass
+        else:
+            return False
+    return not os.path.lexists(f"{DYNAMIC_UIDS}/{uid}")
+
+
+def policy_of(settings: Mapping[str, Any]) -> UsersPolicy:
+    """What the settings of a configuration file say, of which most are not the launcher's. Raises ValueError, which names what
+    is wrong."""
+    return UsersPolicy(**{name: value for name, value in settings.items() if name in SETTINGS})

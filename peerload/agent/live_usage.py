@@ -1,0 +1,108 @@
+"""What tasks that run on this node use just now, for whoever looks: `show`, and the live view of this and other nodes.
+
+The launcher reads it when somebody asks, and of one task not more than twice a second, however many look. Nothing is
+read while nobody does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from peerload.agent import guest_views
+from peerload.agent.naming import REF
+from peerload.core.work import GuestPhase, HomePhase
+from peerload.model.task import execution_key
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from peerload.agent.naming import Names
+    from peerload.agent.parts import Parts
+
+FRESH_S = 0.5
+"""What was read so short a time ago is told again."""
+RATE_S_MAX = 30.0
+"""How busy a task keeps cores is told from two looks that are no farther apart."""
+KEPT_MAX = 1024
+"""Tasks whose last look is remembered."""
+
+
+class Reading(NamedTuple):
+    """One look at one task. at_s: CLOCK_BOOTTIME; cpu_s: -1 = not known; cpus_busy: since the look before, None if that was
+    none, or long ago; memory_bytes: -1 = not known."""
+
+    at_s: float
+    cpu_s: float
+    memory_bytes: int
+    processes: int
+    cpus_busy: float | None = None
+
+
+class LiveUsage:
+    """One per agent."""
+
+    def __init__(self, parts: Parts, names: Names) -> None:
+        self._parts = parts
+        self._names = names
+        self._lock = asyncio.Lock()
+        self._last: dict[str, Reading] = {}
+
+    async def about(self, refs: Sequence[str]) -> list[dict[str, object]]:
+        """Of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes, null for what is not
+        known. Raises NoSuchTask and BadRequest for a name that no task of this home has."""
+        keys = {key: task for ref in refs for key, task in [self._here(ref)] if key}
+        async with self._lock:  # who comes meanwhile finds it fresh
+            await self._look([key for key in keys if not self._is_fresh(key)])
+        return [self._told(task, self._last[key]) for key, task in keys.items() if self._is_fresh(key)]
+
+    def _here(self, ref: str) -> tuple[str, str]:
+        """The key and the whole id of the attempt that runs here; no key if none does."""
+        guest = guest_views.find(self._parts, ref)
+        if guest is not None:
+            return (guest.key if guest.phase is GuestPhase.HERE else ""), guest.task
+        parsed = REF.fullmatch(ref)
+        if parsed is not None and parsed["home"] not in (None, self._parts.config.node):
+            return "", ref
+        record = self._names.single(ref)
+        task = self._parts.node.home.tasks.get(record.uid)
+        is_here = task is not None and task.phase is HomePhase.HERE and task.running_at
+        return (execution_key(record.uid, record.attempt) if is_here else ""), record.task
+
+    def _is_fresh(self, key: str) -> bool:
+        last = self._last.get(key)
+        return last is not None and self._parts.now().boot_s - last.at_s < FRESH_S
+
+    async def _look(self, keys: list[str]) -> None:
+        """Have the launcher read these."""
+        if not keys:
+            return
+        told = await self._parts.launcher.usage(keys)
+        if not told:
+            return
+        at_s = float(told["at_s"])
+        for key, (cpu_s, memory_bytes, processes) in told["of"].items():
+            before = self._last.pop(key, None)
+            reading = Reading(at_s, float(cpu_s), int(memory_bytes), int(processes))
+            self._last[key] = reading._replace(cpus_busy=_busy(before, reading))
+        while len(self._last) > KEPT_MAX:
+            del self._last[next(iter(self._last))]
+
+    def _told(self, task: str, reading: Reading) -> dict[str, Any]:
+        return {
+            "id": task,
+            "node": self._parts.config.node,
+            "cpu_s": reading.cpu_s if reading.cpu_s >= 0 else None,
+            "cpus_busy": reading.cpus_busy,
+            "memory_bytes": reading.memory_bytes if reading.memory_bytes >= 0 else None,
+            "processes": reading.processes,
+        }
+
+
+def _busy(before: Reading | None, now: Reading) -> float | None:
+    """How many cores it has kept busy between two looks. A process that ended may take its part of the count along: then
+    that is not known."""
+    if before is None or min(before.cpu_s, now.cpu_s) < 0 or not 0 < now.at_s - before.at_s <= RATE_S_MAX:
+        return None
+    passed = (now.cpu_s - before.cpu_s) / (now.at_s - before.at_s)
+    return passed if passed >= 0 else None

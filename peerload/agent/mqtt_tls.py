@@ -1,0 +1,172 @@
+"""The way to a broker by TLS: whom we believe, the certificate that we show, and the handshake.
+
+The broker is verified by its name or address and a CA: the cluster's own, those of a file, or those of the system. If
+that fails there is no connection, and never one without TLS. Nodes show their own certificate, so that a broker that
+asks for one knows each by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from peerload.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from peerload.agent.mqtt_address import BrokerUrl
+
+SYSTEM = "system"
+"""As the setting `mqtt_ca`: whoever the system believes."""
+_FAULTS = {
+    9: "its certificate is not valid yet; compare the clocks",
+    10: "its certificate has expired",
+    18: "its certificate is signed by itself alone",
+    19: "its certificate is of a CA that is not believed (mqtt_ca)",
+    20: "its certificate is of a CA that is not believed (mqtt_ca)",
+    21: "its certificate is of a CA that is not believed (mqtt_ca)",
+    62: "its certificate is for another name than that of its address",
+    64: "its certificate is for another address",
+}
+"""OpenSSL's verification codes (X509_V_ERR_…) in words."""
+_REASONS = {
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate that we do not have",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it refuses us, perhaps for want of a certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "it says that our certificate is of a CA it does not believe",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it says that our certificate has expired",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "it says that our certificate was revoked",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it refuses our certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it refuses our certificate",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+    "RECORD_LAYER_FAILURE": "it does not speak TLS",
+    "UNSUPPORTED_PROTOCOL": "it speaks no TLS that is safe",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "it speaks no TLS that is safe",
+}
+
+
+class Secured(ssl.SSLSocket):
+    """A socket that remembers why the other end broke it off: what reads from it tells nobody."""
+
+    fault: ssl.SSLError | None = None
+    on_fault: Callable[[], None] | None = None
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """As a socket's; what TLS has to say stays in ``fault``."""
+        try:
+            return super().recv(buflen, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            self.fault = error
+            if self.on_fault is not None:
+                self.on_fault()
+            raise
+
+    def do_handshake(self, block: bool = False) -> None:
+        """As a socket's; if it fails, the socket is closed: not every caller does."""
+        try:
+            super().do_handshake(block)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except OSError:
+            self.close()
+            raise
+
+
+class BrokerTls:
+    """ca: the setting `mqtt_ca`, "" for the cluster's own; cluster_ca: that (PEM); certificate: of this node, with its
+    key, None: it shows none."""
+
+    def __init__(self, ca: str, cluster_ca: bytes, certificate: Path | None) -> None:
+        self._ca = ca
+        self._cluster_ca = cluster_ca
+        self._certificate = certificate
+
+    def context(self) -> ssl.SSLContext:
+        """As things are now: a certificate made anew counts from the next connection on. Raises ConfigError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # with verification, by name, too
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        context.sslsocket_class = Secured
+        hint = f"the whole path of the file of the CA that signed the broker's certificate, or {SYSTEM}"
+        if self._ca not in {"", SYSTEM} and not Path(self._ca).is_absolute():
+            raise ConfigError("mqtt_ca", f"{self._ca!r} cannot be used", why="it is no whole path", hint=hint)
+        try:
+            if self._ca == SYSTEM:
+                context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+            elif self._ca:
+                context.load_verify_locations(cafile=self._ca)
+            else:
+                context.load_verify_locations(cadata=self._cluster_ca.decode())
+        except OSError as error:
+            why = "it holds no certificate" if isinstance(error, ssl.SSLError) else str(error.strerror)
+            raise ConfigError("mqtt_ca", f"{self._ca} cannot be used", why=why, hint=hint) from None
+        if self._certificate is not None:
+            try:
+                context.load_cert_chain(self._certificate)
+            except OSError as error:
+                why = error.strerror or "it is damaged"
+                raise ConfigError("state", f"{self._certificate} cannot be used", why=why) from None
+        return context
+
+
+def check_ca(ca: str) -> None:
+    """That the setting `mqtt_ca` can be used. Raises ConfigError."""
+    if ca:
+        BrokerTls(ca, b"", None).context()
+
+
+async def secured(sock: socket.socket, url: BrokerUrl, tls: BrokerTls) -> Secured:
+    """The same connection, encrypted, its other end proven to be who the address names. Closes it, and raises OSError
+    or ConfigError, if that cannot be."""
+    try:
+        wrapped = tls.context().wrap_socket(sock, server_hostname=url.host, do_handshake_on_connect=False)
+    except BaseException:
+        sock.close()
+        raise
+    assert isinstance(wrapped, Secured)
+    loop = asyncio.get_running_loop()
+    try:
+        while True:
+            try:
+                wrapped.do_handshake()
+            except ssl.SSLWantReadError:
+                await _ready(loop.add_reader, loop.remove_reader, wrapped.fileno())
+            except ssl.SSLWantWriteError:
+                await _ready(loop.add_writer, loop.remove_writer, wrapped.fileno())
+            else:
+                return wrapped
+    except BaseException:
+        wrapped.close()
+        raise
+
+
+async def _ready(add: Callable[..., Any], remove: Callable[[int], Any], descriptor: int) -> None:
+    """Wait until the socket can go on."""
+    event = asyncio.Event()
+    add(descriptor, event.set)
+    try:
+        await event.wait()
+    finally:
+        remove(descriptor)
+
+
+def broker_valid_until(sock: object) -> float | None:
+    """When the certificate ends that the other end of a socket has shown (Unix s); None without TLS."""
+    shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
+    return float(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if shown else None
+
+
+def broker_says(error: BaseException) -> str:
+    """Why a broker could not be reached safely, in words; "" if TLS has nothing to do with it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _FAULTS.get(error.verify_code, f"its certificate is refused (X509_V_ERR {error.verify_code})")
+    if isinstance(error, ssl.SSLEOFError):
+        return "it broke off the TLS handshake"
+    if isinstance(error, ssl.SSLError):
+        return _REASONS.get(error.reason or "", "TLS failed" + (f" ({error.reason})" if error.reason else ""))
+    return ""

@@ -1,0 +1,40 @@
+"""What an agent does that is refused since another has its name.
+
+A newcomer ends: it started less than NEWCOMER_S ago and never had a task, so nothing is lost, and two of one name would
+speak for one another. Any other stays, alone as far as those peers go that refuse it, and says so: no peer's word ends an agent
+that is at work.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from peerload.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from peerload.agent.parts import Parts
+
+NEWCOMER_S = 60.0
+HINT = "start this one with a name of its own:  peerload up --node NAME"
+
+_log = logging.getLogger("peerload.agent")
+
+
+def name_taken(parts: Parts, by: str) -> None:
+    """The peer at ``by`` refuses this agent for its name."""
+    node = parts.node
+    name = parts.identity.node
+    if by in parts.refused_by:
+        return
+    is_newcomer = time.time() - parts.started_at < NEWCOMER_S
+    has_worked = node.submissions.counter > 0 or node.executor.guests or len(node.executor.floors) > 0
+    if is_newcomer and not has_worked:
+        parts.refuse(ConfigError("node", f"another agent is called {name}, says the peer at {by}", hint=HINT))
+        return
+    parts.refused_by = (*parts.refused_by, by)[-parts.REFUSED_BY_MAX :]
+    said = f"the peer at {by} refuses this node: another agent is called {name}"
+    parts.notices[:] = [notice for notice in parts.notices if "another agent is called" not in notice]
+    parts.notices.append(f"{said} (peerload down, then peerload up --node NAME)")
+    _log.error("%s; %s", said, HINT)

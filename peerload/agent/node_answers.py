@@ -1,0 +1,232 @@
+"""Nodes, and this agent, as the objects a client is shown (keys: docs/cli.md); tasks are in `answers.py`."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from peerload import __version__
+from peerload.agent.sensors.gpus import NOT_INSTALLED
+from peerload.core.membership import PeerState
+from peerload.model.devices import GPU, MIB, DeviceMode, Health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from peerload.agent.parts import Parts
+    from peerload.core.devices import DeviceState
+    from peerload.core.membership import Peer
+    from peerload.core.node import Node
+    from peerload.model.devices import Device
+    from peerload.model.load import LoadReport
+    from peerload.model.resources import Profile
+
+
+def nodes(node: Node) -> list[dict[str, object]]:
+    """Every node known, this one first, the others by name."""
+    peers = sorted(node.membership, key=lambda peer: peer.identity.node)
+    return [_own_object(node), *(_peer_object(node, peer) for peer in peers)]
+
+
+def _own_object(node: Node) -> dict[str, object]:
+    own = _node_object(node.state.profile, node.sharing.shown(), 0.0)
+    own["gpus"] = [
+        _own_gpu(state, node.ledger.now_s)
+        for state in node.ledger.devices.of_kind(GPU)
+        if state.device.is_read or state.device.mem_bytes
+    ]
+    own |= {
+        "state": PeerState.ALIVE.value,
+        "incarnation": node.state.identity.incarnation,
+        "address": node.state.identity.address,
+        "self": True,
+        "revoked": False,
+    }
+    return own
+
+
+def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
+    heard = node.membership.last_report(peer.identity.node)
+    age_s = max(node.state.now.boot_s - (heard.at_s if heard is not None else peer.heard_s), 0.0)
+    is_there = peer.state in (PeerState.ALIVE, PeerState.SUSPECT)  # what was, before, says nothing of what is
+    return _node_object(peer.profile, heard.report if heard is not None and is_there else None, age_s) | {
+        "state": peer.state.value,
+        "incarnation": peer.identity.incarnation,
+        "address": peer.identity.address,
+        "self": False,
+        "revoked": False,
+    }
+
+
+def nodes_object(parts: Parts) -> list[dict[str, object]]:
+    """The same with why this node has no GPUs although there is a driver."""
+    return some_nodes(parts, sorted(parts.node.membership, key=lambda peer: peer.identity.node))
+
+
+def some_nodes(parts: Parts, peers: Iterable[Peer]) -> list[dict[str, object]]:
+    """This node, and of the others these."""
+    own = _own_object(parts.node)
+    why = parts.gpus.why_none
+    own["no_gpus_because"] = why if why and why != NOT_INSTALLED else None
+    facts, trust = parts.tls.facts, parts.trust
+    own["revoked"] = facts is not None and trust.trust.refuses(facts)
+    return [
+        own,
+        *(
+            _peer_object(parts.node, peer) | {"revoked": not trust.hears(peer.identity.node, peer.identity.boot)}
+            for peer in peers
+        ),
+    ]
+
+
+def _node_object(profile: Profile, report: LoadReport | None, age_s: float) -> dict[str, object]:
+    told: dict[str, object] = dict.fromkeys(
+        (
+            "load",
+            "region",
+            "cpus_busy",
+            "mem_used_bytes",
+            "cpu_pressure",
+            "mem_pressure",
+            "tasks_running",
+            "tasks_queued",
+        )
+    )
+    if report is not None:
+        told = {
+            "load": report.load,
+            "region": report.region.name.lower(),
+            "cpus_busy": report.cpus_busy,
+            "mem_used_bytes": report.mem_used_bytes,
+            "cpu_pressure": report.cpu_pressure,
+            "mem_pressure": report.mem_pressure,
+            "tasks_running": report.running,
+            "tasks_queued": report.waiting,
+        }
+    return told | {
+        "node": profile.node,
+        "slots": profile.slots,
+        "cpus": profile.cpus,
+        "mem_bytes": profile.mem_bytes,
+        "gpus": _gpus_told(profile, report),
+        "devices": _counted(profile),
+        "age_s": age_s,
+        "drained": profile.drained,
+        "drain_reason": profile.drain_reason,
+        "trouble": profile.trouble or None,
+        "no_gpus_because": None,
+        "labels": list(profile.labels),
+        "speed": profile.speed,
+    }
+
+
+_MODES = tuple(mode.name.lower() for mode in DeviceMode)
+_HEALTHS = tuple(health.name.lower() for health in Health)
+_GPU_UNKNOWN = dict.fromkeys(
+    (
+        "util",
+        "mem_used_bytes",
+        "mem_ours_bytes",
+        "mem_foreign_bytes",
+        "mem_free_bytes",
+        "tasks",
+        "mode",
+        "health",
+        "why",
+    )
+)
+
+
+def _gpus_told(profile: Profile, report: LoadReport | None) -> list[dict[str, object]]:
+    """The GPUs of a peer, as far as it has told of them. A view asks this of thousands each second."""
+    loads = {} if report is None else {load.mark: load for load in report.devices}
+    found: list[dict[str, object]] = []
+    for device in profile.devices:
+        if device.kind != GPU:
+            continue
+        facts = _gpu_facts(device)
+        load = loads.get(device.mark) if loads else None
+        if load is not None:
+            used, foreign = load.used_mib * MIB, load.foreign_mib * MIB
+            facts["util"] = load.busy_percent / 100
+            facts["mem_used_bytes"] = used
+            facts["mem_ours_bytes"] = used - foreign if used > foreign else 0
+            facts["mem_foreign_bytes"] = foreign
+            facts["mem_free_bytes"] = load.free_mib * MIB
+            facts["tasks"] = load.tasks
+            facts["mode"] = _MODES[load.mode]
+            facts["health"] = _HEALTHS[load.health]
+        found.append(facts)
+    return found
+
+
+def _gpu_facts(device: Device) -> dict[str, object]:
+    return {
+        "id": device.name,
+        "index": device.index,
+        "model": device.model,
+        "mem_bytes": device.mem_bytes or None,
+        **_GPU_UNKNOWN,
+    }
+
+
+def _own_gpu(state: DeviceState, now_s: float) -> dict[str, object]:
+    reading = state.reading
+    ours = sum(grant.now_bytes for grant in state.grants.values())
+    return _gpu_facts(state.device) | {
+        "util": reading.busy,
+        "mem_used_bytes": reading.mem_used_bytes,
+        "mem_ours_bytes": ours,
+        "mem_foreign_bytes": reading.mem_foreign_bytes + state.unknown_bytes,
+        "mem_free_bytes": state.free_bytes(now_s),
+        "tasks": len(state.grants),
+        "mode": state.mode.name.lower(),
+        "health": reading.health.name.lower(),
+        "why": reading.why or None,
+    }
+
+
+def _counted(profile: Profile) -> dict[str, int]:
+    """How many devices of other kinds there are."""
+    counts: dict[str, int] = {}
+    for device in profile.devices:
+        if device.kind != GPU:
+            counts[device.kind] = counts.get(device.kind, 0) + 1
+    return counts
+
+
+def agent_object(parts: Parts) -> dict[str, object]:
+    """This agent, as `info` answers."""
+    return {
+        "node": parts.config.node,
+        "pid": os.getpid(),
+        "launcher_pid": parts.launcher.pid,
+        "memory_limits": parts.launcher.memory or None,
+        "no_gpus_because": parts.gpus.why_none or None,
+        "version": __version__,
+        "mode": parts.config.mode,
+        "socket": parts.config.socket,
+        "state": parts.config.state,
+        "listen": parts.identity.address,
+        "boot": parts.identity.boot,
+        "policy": parts.node.state.policies.name,
+        "slots": parts.node.state.profile.slots,
+        "cpus": parts.node.state.profile.cpus,
+        "mem_bytes": parts.node.state.profile.mem_bytes,
+        "cluster": parts.cluster.name,
+        "cluster_id": parts.cluster.id,
+        "cluster_directory": str(parts.cluster.directory),
+        "cluster_local": parts.cluster.is_local,
+        "cluster_fingerprint": parts.cluster.fingerprint,
+        "issuer": parts.cluster.is_issuer,
+        "seal_key": parts.trust.trust.number,
+        "certificate_ends_at": parts.tls.facts.valid_until.timestamp() if parts.tls.facts is not None else None,
+        "revoked": sorted({word.node for word in parts.trust.trust.revocations}),
+        "mqtt": parts.bus.url if parts.bus is not None and parts.bus.connected else None,
+        "mqtt_configured": bool(parts.config.mqtt),
+        "peers": len(list(parts.node.membership)),
+        "sought": parts.links.sought,
+        "remembered": len(parts.node.membership.gossip.contacts.known),
+        "started_at": parts.started_at,
+        "notices": parts.notices,
+    }

@@ -1,0 +1,200 @@
+"""`--notify CMD`: a command of the user's that is run at home when a task, or the last member of an array, has ended.
+
+The launcher starts it, as it starts tasks, under a name of its own; so it outlives the agent, and an agent that starts finds
+it again. It is started at least once; one that was started and ended, however, is not started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.agent import store_chores
+from peerload.agent.environment import variables_of
+from peerload.agent.store_rows import SINGLE
+from peerload.model.actions import SpawnTask
+from peerload.model.errors import BadRequest, PeerloadError
+from peerload.model.events import LauncherReady, TaskEnded, TaskLost
+from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, how_it_ended
+
+if TYPE_CHECKING:
+    from peerload.agent.parts import Parts
+    from peerload.agent.store_chores import Owed
+    from peerload.model.events import Event
+
+log = logging.getLogger("peerload.agent")
+
+PREFIX = "notify-"
+TIME_S_MAX = 300.0
+"""A command that takes longer is killed."""
+KILLED_WITHIN_S = 10.0
+TAIL_BYTES = 400
+"""So much of what it wrote last is told."""
+SIGKILL = 9
+
+
+class NoticeLost(PeerloadError):
+    """The command was to be started, or was running, and its launcher went away, or it could not be started at all."""
+
+    code = "notice-lost"
+
+
+class Notices:
+    """The commands that run, by the names that the launcher knows them by."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._waiting: dict[str, asyncio.Future[Exit]] = {}
+        self._running: set[str] = set()
+        self._ended: dict[str, Exit] = {}
+
+    # -- the launcher --------------------------------------------------------------------------------------------------
+
+    def heard(self, event: Event) -> bool:
+        """Whether this is about one of ours; then it is dealt with."""
+        key = getattr(event, "key", "")
+        if not isinstance(key, str) or not key.startswith(PREFIX):
+            return False
+        if isinstance(event, TaskEnded):
+            self._end(key, event.exit)
+        elif isinstance(event, TaskLost):
+            self._lose(key, event.reason)
+        return True
+
+    def listed(self, ready: LauncherReady) -> LauncherReady:
+        """What a launcher has, less what is ours: that is taken note of."""
+        mine = {key for key, *_ in ready.running if key.startswith(PREFIX)}
+        ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
+        self._running = mine
+        self._ended = {key: exit_ for key, exit_ in ended.items() if key not in self._waiting}
+        for key in list(self._waiting):
+            if key in ended:
+                self._end(key, ended[key])
+            elif key not in mine:
+                self._lose(key, "the launcher went away")
+        if not mine and not ended:
+            return ready
+        return msgspec.structs.replace(
+            ready,
+            running=tuple(task for task in ready.running if task[0] not in mine),
+            ended=tuple(task for task in ready.ended if task[0] not in ended),
+            frozen=tuple(key for key in ready.frozen if key not in mine),
+        )
+
+    def forget_strangers(self) -> None:
+        """Let go of those that nothing is owed for any more: they were done, and the agent was killed before it said so."""
+        owed = {_key(number, tries) for number, tries in store_chores.notices(self._parts.store)}
+        for key in (*self._running, *self._ended):
+            if key not in owed:
+                self._parts.launcher.signal(key, SIGKILL)
+                self._let_go(key)
+
+    def _end(self, key: str, exit_: Exit) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(exit_)
+
+    def _lose(self, key: str, reason: str) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(NoticeLost(reason))
+
+    def _let_go(self, key: str) -> None:
+        self._running.discard(key)
+        self._ended.pop(key, None)
+        self._parts.launcher.forget(key)
+        self._parts.spool.drop(key)
+
+    # -- one notice ----------------------------------------------------------------------------------------------------
+
+    async def give(self, owed: Owed) -> tuple[str, str]:
+        """Run the command, or wait for the one that runs already → what is to be told of it. Raises NoticeLost, StoreError."""
+        key = _key(owed.number, owed.tries)
+        exit_ = self._ended.get(key)
+        late = ""
+        if exit_ is None:
+            ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+            self._waiting[key] = ended
+            try:
+                if key not in self._running:
+                    await self._start(key, owed)
+                exit_, late = await self._await_end(key, ended)
+            finally:
+                del self._waiting[key]
+        last = self._parts.spool.read_tail(key, 2, TAIL_BYTES) or self._parts.spool.read_tail(key, 1, TAIL_BYTES)
+        self._let_go(key)
+        how = late or how_it_ended(exit_)
+        said = last.decode("utf-8", "backslashreplace").strip()
+        return "notified", f"the notice: {how}" + (f"; it said: {said}" if said else "")
+
+    async def _await_end(self, key: str, ended: asyncio.Future[Exit]) -> tuple[Exit, str]:
+        try:
+            async with asyncio.timeout(TIME_S_MAX):
+                return await asyncio.shield(ended), ""
+        except TimeoutError:
+            self._parts.launcher.signal(key, SIGKILL)
+        async with asyncio.timeout(KILLED_WITHIN_S):
+            return await ended, f"killed after {TIME_S_MAX:g} s"
+
+    async def _start(self, key: str, owed: Owed) -> None:
+        parts = self._parts
+        spec = parts.store.spec(owed.counter)
+        terms = parts.store.terms(owed.counter)
+        directory = spec.directory
+        if directory == SCRATCH or not await parts.users.admitted(spec, terms):
+            directory = b"/"
+        command = (b"/bin/sh", b"-c", terms.notify)
+        notice = TaskSpec(command, directory, spec.environment, user=spec.user, named=spec.named)
+        try:
+            variables_of(spec.environment)
+        except BadRequest as error:
+            raise NoticeLost(str(error)) from None
+        name = f"{parts.config.node}/{owed.counter}" + (f".{owed.member}" if owed.member != SINGLE else "")
+        action = SpawnTask(key, name, 1, parts.config.node, notice)
+        extra = {
+            f"PEERLOAD_{variable}".encode(): value.replace("\0", " ").encode("utf-8", "replace")
+            for variable, value in (
+                self._of_all(owed) | {"NAME": spec.name, "HOME": parts.config.node, "TASK_ID": name}
+            ).items()
+        }
+        parts.spool.drop(key)
+        stdout, stderr = parts.spool.paths(key)
+        self._running.add(key)
+        parts.launcher.spawn(action, stdout, stderr, extra, owner=terms.owner)
+
+    def _of_all(self, owed: Owed) -> dict[str, str]:
+        """How it ended, as variables; of an array that all members are done, or how the first ended that is not."""
+        store = self._parts.store
+        counts = {
+            str(state): int(count)
+            for state, count in store.rows(
+                "SELECT state, count(*) FROM tasks WHERE counter = ? GROUP BY state", (owed.counter,)
+            )
+        }
+        states = [state for state in (TaskState.FAILED, TaskState.CANCELLED) if counts.get(state.value)]
+        worst = states[0] if states else TaskState.DONE
+        members = store.rows(
+            "SELECT member FROM tasks WHERE counter = ? AND state = ? ORDER BY member LIMIT 1",
+            (owed.counter, worst.value),
+        )
+        records = store.page(owed.counter, members[0][0], members[0][0] - 1, 1) if members else []
+        told = {"STATE": worst.value, "EXIT_CODE": "", "SIGNAL": "", "NODE": "", "REASON": ""}
+        if records:
+            record = records[0]
+            told |= {"NODE": record.node, "REASON": record.reason[:1000]}
+            told |= {"STARTED_AT": f"{record.started_at:.3f}", "ENDED_AT": f"{record.ended_at:.3f}"}
+            if record.exit is not None:
+                told |= {"EXIT_CODE": str(record.exit.exit_code), "SIGNAL": str(record.exit.signal or "")}
+        total = sum(counts.values())
+        if total > 1 or (members and members[0][0] != SINGLE):
+            told["MEMBERS"] = str(total)
+            told |= {state.upper(): str(counts.get(state, 0)) for state in ("done", "failed", "cancelled")}
+        return told
+
+
+def _key(number: int, tries: int) -> str:
+    """What the launcher knows a notice by: another name for each try."""
+    return f"{PREFIX}{number}-{tries}"

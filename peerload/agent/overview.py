@@ -1,0 +1,284 @@
+"""What `peerload top` asks each second: all that is known here, or only what has changed since it asked last.
+
+Nothing is kept for any viewer. Each thing has the number of the look at which it was last seen to differ, and whoever
+asks says the number of its own last look. So many viewers cost little more than one, and one that comes back after an
+hour gets what it missed, or everything.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from peerload.agent import answers, node_answers
+from peerload.agent.access import user_shown
+from peerload.core.work import GuestPhase, HomePhase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from peerload.agent.caller import Caller
+    from peerload.agent.parts import Parts
+    from peerload.core.membership import Peer
+    from peerload.core.work import Guest, HomeTask
+    from peerload.wire import control
+
+TASKS_SHOWN_MAX = 1000
+"""Unfinished tasks of this home that are told of: those that a node has, then those that wait, the oldest first."""
+GUESTS_SHOWN_MAX = 1000
+VIEWERS_KEPT_MAX = 64
+"""Users with tasks of their own whose looks are remembered; the one who looked longest ago is told everything anew."""
+GONE_KEPT_MAX = 10_000
+"""Names of what is gone that are kept for those who ask seldom; who missed more is told everything."""
+COMMAND_CHARS_MAX = 200
+AGENT_KEYS = (
+    "node",
+    "version",
+    "listen",
+    "boot",
+    "policy",
+    "cluster",
+    "mqtt",
+    "mqtt_configured",
+    "started_at",
+    "notices",
+)
+
+_PLACED = (HomePhase.HERE, HomePhase.AWAY, HomePhase.COLLECTING, HomePhase.UNKNOWN)
+_GUEST_STATES = {
+    GuestPhase.RESERVED: "promised",
+    GuestPhase.WAITING: "queued",
+    GuestPhase.HERE: "running",
+    GuestPhase.ENDED: "ended",
+}
+
+
+class Revisions:
+    """Which of many named things differ from what they were at an earlier look. ``whole_from``: who saw less than this
+    look cannot be told the difference."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, tuple[object, int]] = {}
+        self._gone: dict[str, int] = {}
+        self.whole_from = 0
+
+    def look(self, number: int, marks: dict[str, object]) -> None:
+        """The things there are now; what is equal to its mark of before has not changed."""
+        known = self._marks
+        for name, mark in marks.items():
+            before = known.get(name)
+            if before is None or before[0] != mark:
+                known[name] = mark, number
+                self._gone.pop(name, None)
+        if len(known) > len(marks):
+            for name in [name for name in known if name not in marks]:
+                del known[name]
+                self._gone[name] = number
+            while len(self._gone) > GONE_KEPT_MAX:
+                oldest = next(iter(self._gone))
+                self.whole_from = max(self.whole_from, self._gone.pop(oldest))
+
+    def changed(self, since: int) -> list[str]:
+        """What is new or different since that look."""
+        return [name for name, (_, number) in self._marks.items() if number > since]
+
+    def gone(self, since: int) -> list[str]:
+        """What was there at that look, or after it, and is no more."""
+        return [name for name, number in self._gone.items() if number > since]
+
+
+class Overviews:
+    """Who sees all tasks shares one; the others have one each, for their own."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._all = Overview(parts, None)
+        self._each: OrderedDict[str, Overview] = OrderedDict()
+
+    def of(self, caller: Caller) -> Overview:
+        """That of this caller."""
+        if caller.sees_all:
+            return self._all
+        found = self._each.get(caller.who)
+        if found is None:
+            found = self._each[caller.who] = Overview(self._parts, caller)
+            if len(self._each) > VIEWERS_KEPT_MAX:
+                self._each.popitem(last=False)
+        self._each.move_to_end(caller.who)
+        return found
+
+
+class Overview:
+    """The answers to `control.Overview`. caller: whose tasks are told of alone; None: all."""
+
+    def __init__(self, parts: Parts, caller: Caller | None) -> None:
+        self._parts = parts
+        self._caller = caller
+        self._store = parts.store if caller is None else parts.access.store(caller)
+        self._name = secrets.token_hex(4)
+        self._user = own_user()
+        self._number = 0
+        self._nodes = Revisions()
+        self._tasks = Revisions()
+        self._guests = Revisions()
+
+    def about(self, request: control.Overview) -> dict[str, object]:
+        """What has changed since ``request.since``, or all there is, ``complete``, where that is not known here."""
+        began_s = time.thread_time()
+        self._number += 1
+        boot = f"{self._parts.identity.boot}-{self._name}"
+        since = self._since(request.since, boot)
+        peers = {peer.identity.node: peer for peer in self._parts.node.membership}
+        tasks, counts = self._chosen()
+        guests = self._guests_here()
+        self._nodes.look(self._number, {name: self._node_mark(peer) for name, peer in peers.items()})
+        self._tasks.look(self._number, {name: self._task_mark(task) for name, task in tasks.items()})
+        self._guests.look(self._number, {name: _guest_mark(guest) for name, guest in guests.items()})
+        tables = (self._nodes, self._tasks, self._guests)
+        is_complete = since == 0 or any(since < table.whole_from for table in tables)
+        if is_complete:
+            since = 0
+        agent = node_answers.agent_object(self._parts)
+        told: dict[str, object] = {
+            "revision": f"{boot}.{self._number}",
+            "complete": is_complete,
+            "agent": {key: agent[key] for key in AGENT_KEYS},
+            "nodes": node_answers.some_nodes(self._parts, [peers[name] for name in sorted(self._nodes.changed(since))]),
+            "nodes_gone": [] if is_complete else self._nodes.gone(since),
+            "tasks": self._task_objects([tasks[name] for name in self._tasks.changed(since)]),
+            "tasks_gone": [] if is_complete else self._tasks.gone(since),
+            "guests": [self._guest_object(guests[name]) for name in self._guests.changed(since)],
+            "guests_gone": [] if is_complete else self._guests.gone(since),
+            "counts": counts,
+            "events": self._events(request),
+        }
+        return told | {"took_s": time.thread_time() - began_s}
+
+    def _since(self, told: str, boot: str) -> int:
+        """The look that a viewer saw last, 0 if it was none of this start of the agent."""
+        start, _, number = told.rpartition(".")
+        known = start == boot and number.isascii() and number.isdigit()
+        return int(number) if known and int(number) < self._number else 0
+
+    # -- nodes ---------------------------------------------------------------------------------------------------------
+
+    def _node_mark(self, peer: Peer) -> object:
+        heard = self._parts.node.membership.last_report(peer.identity.node)
+        heard_s = peer.heard_s if heard is None else heard.at_s
+        is_in = self._parts.trust.hears(peer.identity.node, peer.identity.boot)
+        return peer.state, peer.identity, peer.profile, heard_s, is_in
+
+    # -- the tasks of this home ----------------------------------------------------------------------------------------
+
+    def _chosen(self) -> tuple[dict[str, HomeTask], dict[str, int]]:
+        """Those that are told of, and how many there are of all: placed, waiting, held."""
+        placed: dict[str, HomeTask] = {}
+        waiting: list[HomeTask] = []
+        held = waits = others = 0
+        access, caller = self._parts.access, self._caller
+        for task in self._parts.node.home.tasks.values():
+            if caller is not None and not access.sees(caller, task):
+                continue
+            phase = task.phase
+            if phase in _PLACED:
+                others += 1
+                if len(placed) < TASKS_SHOWN_MAX:
+                    placed[task.task] = task
+                continue
+            if phase is HomePhase.OVER:
+                continue
+            if phase is HomePhase.HELD:
+                held += 1
+            else:
+                waits += 1
+            if len(waiting) < TASKS_SHOWN_MAX:
+                waiting.append(task)
+        for task in waiting[: TASKS_SHOWN_MAX - len(placed)]:
+            placed[task.task] = task
+        return placed, {"placed": others, "waiting": waits, "held": held}
+
+    def _task_mark(self, task: HomeTask) -> object:
+        if not task.record.node:  # why it waits may change although nothing of it does
+            return task.record, task.phase, answers.why_waiting(self._parts.node, task, task.record)
+        return task.record, task.running_at, task.phase, task.devices
+
+    def _task_objects(self, tasks: Iterable[HomeTask]) -> list[dict[str, object]]:
+        return [self._task_object(task) for task in tasks]
+
+    def _task_object(self, task: HomeTask) -> dict[str, object]:
+        user = user_shown(task.spec, self._user)
+        told = answers.task_here(self._parts.node, task.record, task.spec, user)
+        if told["state"] == "queued":
+            told["reason"] = answers.why_waiting(self._parts.node, task, task.record)
+        del told["argv"]  # it may be a megabyte
+        return told | {"command": _command(task.spec.argv), "priority": task.spec.priority}
+
+    # -- what runs here for others -------------------------------------------------------------------------------------
+
+    def _guests_here(self) -> dict[str, Guest]:
+        found: dict[str, Guest] = {}
+        for guest in self._parts.node.executor.guests.values():
+            if len(found) >= GUESTS_SHOWN_MAX:
+                break
+            if self._caller is not None and not self._parts.access.sees_guest(self._caller, guest):
+                continue
+            found[guest.task] = guest
+        return found
+
+    def _guest_object(self, guest: Guest) -> dict[str, object]:
+        node = self._parts.node
+        now = self._parts.now()
+        spec = guest.spec
+        names = answers.device_names(node, node.state.node, guest.devices)
+        return {
+            "id": guest.task,
+            "name": spec.name or answers.text(spec.argv[0]).rpartition("/")[2],
+            "home": guest.home,
+            "node": node.state.node,
+            "state": _GUEST_STATES[guest.phase],
+            "cpus": spec.request.cpus,
+            "mem_bytes": spec.request.mem_bytes,
+            "gpus": spec.request.gpus,
+            "attempt": guest.attempt,
+            "submitted_at": now.wall_s - (now.boot_s - guest.arrived_s),
+            "started_at": guest.running_at or None,
+            "device_names": names,
+            "command": _command(spec.argv),
+            "parked": guest.is_parked,
+            "reason": guest.killed_because or None,
+        }
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def _events(self, request: control.Overview) -> list[dict[str, object]]:
+        store = self._store
+        if not request.events_max or store.last_event() <= request.events_after:
+            return []
+        found = store.events(request.events_after, request.events_max, newest=True)
+        return [answers.event_object(event) for event in found]
+
+
+def _guest_mark(guest: Guest) -> object:
+    return guest.attempt, guest.phase, guest.running_at, guest.devices, guest.is_parked, guest.killed_because
+
+
+def _command(argv: tuple[bytes, ...]) -> str:
+    """The first characters of a command line."""
+    text = ""
+    for word in argv:
+        text = f"{text} {answers.text(word[:COMMAND_CHARS_MAX])}" if text else answers.text(word[:COMMAND_CHARS_MAX])
+        if len(text) > COMMAND_CHARS_MAX:
+            return text[: COMMAND_CHARS_MAX - 1] + "…"
+    return text
+
+
+def own_user() -> str:
+    """Whose tasks an agent's own are."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())

@@ -1,0 +1,156 @@
+"""How much one user may ask of an agent that serves many (rules L3 and L4): none of them can keep it from the others.
+
+A user is known by the key that its tasks have, too: its uid, or the node and the name that it was sent from. Who is over
+a rate is told how long to wait, and is read no further until then. In user mode nothing is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from peerload.model.errors import DiskFull, SlowDown
+
+if TYPE_CHECKING:
+    from peerload.agent.parts import Parts
+    from peerload.model.config import AgentConfig
+
+USERS_KEPT_MAX = 4096
+"""Users that are remembered; beyond that the one who asked longest ago is forgotten, with what it owes."""
+COUNTED_EVERY_S = 5.0
+"""What a user has in the database is counted anew no more often than this."""
+WAIT_S_MIN = 0.001
+SAVED_S = 2.0
+"""Who has asked for nothing for so long may have its share of that time at once."""
+
+
+class Rate:
+    """So many a second, and at once no more than those of one second. What is granted may go below nothing, once: then it
+    takes as long until more is granted."""
+
+    def __init__(self, per_s: float, now_s: float) -> None:
+        self._per_s = per_s
+        self._left = per_s
+        self._at_s = now_s
+
+    def take(self, number: int, now_s: float) -> float:
+        """→ 0.0: granted; else after so many seconds it will be."""
+        self._left = min(self._left + (now_s - self._at_s) * self._per_s, self._per_s)
+        self._at_s = now_s
+        if self._left < min(number, 1):
+            return max((1 - self._left) / self._per_s, WAIT_S_MIN)
+        self._left -= number
+        return 0.0
+
+
+class Share:
+    """So much of the loop's time, in each second; who has had more waits until it is its turn again."""
+
+    def __init__(self, share: float, now_s: float) -> None:
+        self._share = share
+        self._left_s = share * SAVED_S
+        self._at_s = now_s
+
+    def spend(self, seconds: float, now_s: float) -> None:
+        """That was taken."""
+        self.owed_s(now_s)
+        self._left_s -= seconds
+
+    def owed_s(self, now_s: float) -> float:
+        """How long to wait until there is some again; 0.0: there is."""
+        self._left_s = min(self._left_s + (now_s - self._at_s) * self._share, self._share * SAVED_S)
+        self._at_s = now_s
+        return max(-self._left_s / self._share, 0.0)
+
+
+class _Used:
+    """What one user has."""
+
+    def __init__(self, config: AgentConfig, now_s: float) -> None:
+        self.connections = 0
+        self.requests = Rate(config.user_requests_per_s, now_s)
+        self.work = Share(config.user_work_share, now_s)
+        self.submits = Rate(config.user_submits_per_s, now_s)
+        self.unfinished = 0
+        self.unfinished_at_s = -COUNTED_EVERY_S
+        self.output_bytes = 0
+        self.output_at_s = -COUNTED_EVERY_S
+
+
+class Quotas:
+    """Of all users of one agent."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._config = parts.config
+        self._used: OrderedDict[str, _Used] = OrderedDict()
+
+    def connected(self, who: str) -> SlowDown | None:
+        """One more connection of this user; why not."""
+        used = self._of(who)
+        most = self._config.user_connections_max
+        if used.connections >= most:
+            return SlowDown("too many connections of one user", why=f"at most {most} at a time")
+        used.connections += 1
+        return None
+
+    def hung_up(self, who: str) -> None:
+        """One less."""
+        used = self._used.get(who)
+        if used is not None:
+            used.connections = max(used.connections - 1, 0)
+
+    def requested(self, who: str) -> float:
+        """One more request → 0.0, or the seconds to wait: there were too many, or what they cost is too much of the agent's
+        time."""
+        used, now_s = self._of(who), time.monotonic()
+        return max(used.requests.take(1, now_s), used.work.owed_s(now_s))
+
+    def spent(self, who: str, seconds: float) -> None:
+        """So much of the loop's time was this user's."""
+        self._of(who).work.spend(seconds, time.monotonic())
+
+    def owed_s(self, who: str) -> float:
+        """How long work for this user is to rest, for the sake of others."""
+        return self._of(who).work.owed_s(time.monotonic())
+
+    def submitted(self, who: str, tasks: int) -> None:
+        """So many more tasks are to be queued. Raises SlowDown or DiskFull."""
+        used, config, now_s = self._of(who), self._config, time.monotonic()
+        if used.unfinished + tasks > config.user_tasks_max:
+            if now_s - used.unfinished_at_s >= COUNTED_EVERY_S:
+                used.unfinished, used.unfinished_at_s = self._parts.store.unfinished_of(who), now_s
+            if used.unfinished + tasks > config.user_tasks_max:
+                why = f"{used.unfinished} are queued or running, {tasks} more were asked for; at most {config.user_tasks_max}"
+                raise SlowDown("too many tasks of one user", why=why, retry_after_s=COUNTED_EVERY_S)
+        if now_s - used.output_at_s >= COUNTED_EVERY_S:
+            used.output_bytes, used.output_at_s = self._parts.store.output_bytes_of_owner(who), now_s
+        if used.output_bytes > config.user_output_bytes_max:
+            why = f"{used.output_bytes} bytes are kept of your tasks; at most {config.user_output_bytes_max}"
+            raise DiskFull("there is no room for more output of yours", why=why, hint="peerload clean --outputs")
+        wait_s = used.submits.take(tasks, now_s)
+        if wait_s:
+            why = f"at most {config.user_submits_per_s:g} a second"
+            raise SlowDown("too many tasks at once", why=why, retry_after_s=round(wait_s, 3))
+        used.unfinished += tasks
+
+    def slow_down(self, wait_s: float) -> SlowDown:
+        """What is said to who asks too often."""
+        share = f"{self._config.user_work_share:.0%}"
+        why = (
+            f"at most {self._config.user_requests_per_s:g} requests a second, and {share} of the agent's time for them"
+        )
+        return SlowDown("too many requests of one user", why=why, retry_after_s=round(wait_s, 3))
+
+    def _of(self, who: str) -> _Used:
+        used = self._used.get(who)
+        if used is None:
+            used = self._used[who] = _Used(self._config, time.monotonic())
+            used.unfinished, used.unfinished_at_s = self._parts.store.unfinished_of(who), time.monotonic()
+            if len(self._used) > USERS_KEPT_MAX:
+                idle = next((name for name, one in self._used.items() if not one.connections and name != who), None)
+                if idle is not None:
+                    del self._used[idle]
+        self._used.move_to_end(who)
+        return used

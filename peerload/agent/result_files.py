@@ -1,0 +1,242 @@
+"""The files that a user wants the output of a task in (`submit -o FILE -e FILE`): what they are called, whether they can be
+written, and writing them.
+
+They are written as a whole: to a name beside the file first, which then takes its place, so that nobody ever reads half a
+result. A link is followed, as a shell's ``>`` would; the permissions of a file that was there are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import re
+import stat
+import threading
+from typing import TYPE_CHECKING
+
+from peerload.agent import launcher_results
+from peerload.agent.spool import open_output
+from peerload.agent.store_rows import SINGLE
+from peerload.model.errors import BadRequest, SlowDown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.terms import Terms
+
+CHECK_S_MAX = 2.0
+"""A directory that cannot be looked at for so long is refused."""
+CHECKS_MAX = 32
+NAME_BYTES_MAX = 255
+NULL = os.makedev(1, 3)
+"""`/dev/null`: what goes there need not be written."""
+_LETTERS = re.compile(rb"%(.?)", re.DOTALL)
+_KNOWN = b"jAaxN%"
+_SAYS = (
+    "%j is the number of the task, %A that of its array, %a its member's, %x its name, %N the node it ran on, %% a %"
+)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def named(pattern: bytes, counter: int, member: int, name: str, node: str) -> bytes:
+    """The path that a pattern stands for. In names from elsewhere a ``/`` becomes ``_``, so that none leads elsewhere."""
+    array = str(counter)
+    values = {
+        b"j": array if member == SINGLE else f"{array}.{member}",
+        b"A": array,
+        b"a": "" if member == SINGLE else str(member),
+        b"x": name.replace("/", "_").replace("\0", "_"),
+        b"N": node.replace("/", "_"),
+        b"%": "%",
+    }
+    return _LETTERS.sub(lambda found: os.fsencode(values.get(found[1], "")), pattern)
+
+
+def patterns(terms: Terms) -> list[bytes]:
+    """Those that are given, each once."""
+    return list(dict.fromkeys(filter(None, (terms.output_file, terms.error_file))))
+
+
+def check_patterns(terms: Terms, members: int) -> None:
+    """Raises BadRequest for what no file can be called. members: how many tasks there are, 0 = one that is in no array."""
+    for pattern in patterns(terms):
+        shown = pattern.decode("utf-8", "backslashreplace")
+        directory, slash, name = pattern.rpartition(b"/")
+        if not pattern.startswith(b"/") or b"\0" in pattern:
+            raise BadRequest(f"the file {shown} is no absolute path")
+        letters = _LETTERS.findall(pattern)
+        if unknown := [letter for letter in letters if not letter or letter not in _KNOWN]:
+            what = (b"%" + unknown[0]).decode("utf-8", "backslashreplace")
+            raise BadRequest(f"{what} in {shown} stands for nothing", why=_SAYS)
+        if set(_LETTERS.findall(directory)) - {b"%"}:
+            raise BadRequest(
+                f"the directory of {shown} is named by a placeholder", why="only the file's own name may have them"
+            )
+        if slash and name in (b"", b".", b".."):
+            raise BadRequest(f"{shown} is a directory", hint=f"name a file in it:  {shown.rstrip('/.')}/out-%j")
+        if members > 1 and not {b"a", b"j"} & set(letters):
+            raise BadRequest(
+                f"all {members} members would write {shown}, one over the other",
+                hint="put %a into its name: the number of the member",
+            )
+        if not members and b"a" in letters:
+            raise BadRequest(
+                f"%a in {shown} stands for a member of an array, and this is none", hint="%j  is its number"
+            )
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+async def in_own_thread(work: Callable[[], None]) -> None:
+    """Do it in a thread that holds up nothing but itself, should a dead mount hang: neither other work nor the agent's end.
+    Raises what it raises."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            work()
+        except Exception as raised:  # noqa: BLE001 -- it is raised where it is waited for
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            loop.call_soon_threadsafe(tell, error)
+
+    threading.Thread(target=run, name="result file", daemon=True).start()
+    await done
+
+
+class Checks:
+    """Looks whether files can be written, a bounded number at a time."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+
+    async def look(self, terms: Terms) -> None:
+        """Raises BadRequest, if the directory of a file is not there or may not be written to, or a file that has no
+        placeholder in its name is none; SlowDown if too many are being looked at."""
+        wanted = patterns(terms)
+        if not wanted:
+            return
+        if self._under_way >= CHECKS_MAX:
+            raise SlowDown("too many files at once", why=f"{CHECKS_MAX} are being looked at")
+        self._under_way += 1
+        try:
+            async with asyncio.timeout(CHECK_S_MAX):
+                await in_own_thread(lambda: _check(wanted))
+        except TimeoutError:
+            shown = wanted[0].decode("utf-8", "backslashreplace")
+            raise BadRequest(f"{shown} cannot be written", why="its directory does not answer") from None
+        finally:
+            self._under_way -= 1
+
+
+def _check(wanted: Sequence[bytes]) -> None:
+    for pattern in wanted:
+        path = pattern.replace(b"%%", b"%")
+        shown, directory = pattern.decode("utf-8", "backslashreplace"), os.path.dirname(path)  # noqa: PTH120 -- bytes
+        where = directory.decode("utf-8", "backslashreplace")
+        if not os.path.isdir(directory):  # noqa: PTH112
+            raise BadRequest(
+                f"{shown} cannot be written", why=f"there is no directory {where}", hint=f"mkdir -p {where}"
+            )
+        try:
+            target = _target(path)
+        except OSError as error:
+            raise BadRequest(f"{shown} cannot be written", why=str(error.strerror)) from None
+        if target is not None and not os.access(os.path.dirname(target), os.W_OK | os.X_OK):  # noqa: PTH120
+            raise BadRequest(f"{shown} cannot be written", why=f"you may not write to {where}")
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def write(path: bytes, captured: Sequence[Path], umask: int, tag: str) -> None:
+    """Put what these captured files have, one after the other, into the file ``path``. What the capture limit has cut out
+    of their middle is left out. Raises OSError. ``tag``: the same for each try, so that no try leaves anything behind."""
+    target = _target(path)
+    if target is None:
+        return
+    directory, name = os.path.split(target)
+    end = os.fsencode(f".peerload-{tag}")
+    part = os.path.join(directory, b"." + name[: NAME_BYTES_MAX - len(end) - 1] + end)  # noqa: PTH118 -- bytes
+    mode = 0o666 & ~umask
+    with contextlib.suppress(FileNotFoundError):
+        mode = os.stat(target).st_mode & 0o777  # noqa: PTH116 -- never set-user-id: it may be another's file
+    try:
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            for source in captured:
+                _copy(source, fd)
+            os.fchmod(fd, mode)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(part, target)  # noqa: PTH105
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(part)  # noqa: PTH108
+        raise
+    _sync_directory(directory)
+
+
+def _target(path: bytes) -> bytes | None:
+    """The file itself, links followed; None where nothing need be written. Raises OSError if it is none that may be."""
+    target = os.path.realpath(path)
+    try:
+        found = os.stat(target)  # noqa: PTH116
+    except FileNotFoundError:
+        return target
+    if stat.S_ISCHR(found.st_mode) and found.st_rdev == NULL:
+        return None
+    if stat.S_ISDIR(found.st_mode):
+        raise OSError(errno.EISDIR, "it is a directory")
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    if not os.access(target, os.W_OK):
+        raise OSError(errno.EACCES, "the file that is there may not be written to")
+    return target
+
+
+def _copy(source: Path, fd: int) -> None:
+    try:
+        captured = open_output(source)
+    except FileNotFoundError:  # it has written nothing
+        return
+    try:
+        launcher_results.copy(captured, fd)
+    finally:
+        os.close(captured)
+
+
+def _sync_directory(directory: bytes) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def targets(terms: Terms, record: TaskRecord, spec: TaskSpec, place: tuple[int, int]) -> dict[bytes, list[int]]:
+    """Each file of a task and the streams that go there, stdout first."""
+    found: dict[bytes, list[int]] = {}
+    for stream, pattern in ((1, terms.output_file), (2, terms.error_file)):
+        if pattern:
+            path = named(pattern, *place, spec.name, record.node or record.last_node)
+            found.setdefault(path, []).append(stream)
+    return found

@@ -1,0 +1,416 @@
+"""Which node is to answer a request: this one, the home of the tasks that it names, or several of them together.
+
+A request that names tasks of several homes is split by home, and what they answer is put together as if one had answered:
+lists one behind the other, numbers added. A request that was sent here by another node is answered here, or refused: it
+goes no farther.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.agent import guest_views
+from peerload.agent.connection import Connection, told
+from peerload.agent.foreign import Listing, lists_in, merged
+from peerload.agent.forward import Answers, Forwards
+from peerload.agent.naming import REF, refs_of
+from peerload.core.membership import PeerState
+from peerload.model.errors import BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
+from peerload.wire import control
+from peerload.wire.frame import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+    from peerload.agent.naming import Names
+    from peerload.agent.parts import Parts
+
+    Frames = AsyncGenerator[tuple[str, dict[str, Any]], None]
+
+READS = (control.Show, control.Wait, control.Events)
+"""Of what names several tasks: what changes nothing, so that the first refusal may be the answer to all of it."""
+TOLD_BY_ITS_NODE = (control.Show, control.Output, control.Events)
+"""What the node that runs a task tells of it, too."""
+CLUSTER_SILENT_S_MAX = 3.0
+"""A node that is asked with all others, and says nothing for so long, is left out, and named."""
+CLUSTER_WAITED_S_MAX = 20.0
+"""The same of one that is waited for so long in all, between the frames of its answer."""
+CLUSTER_AT_ONCE = 32
+"""Nodes asked at the same time."""
+FRAMES_AHEAD_MAX = 8
+"""Frames of answers of different nodes that may wait for the client."""
+
+
+class Routes:
+    """Those of one agent. ``here`` carries out a request on this node, for a client."""
+
+    def __init__(self, parts: Parts, names: Names, here: Callable[[Connection, control.Request], None]) -> None:
+        self._parts = parts
+        self._names = names
+        self._here = here
+        self.forwards = Forwards(parts)
+
+    def takes(self, connection: Connection, request: control.Request) -> bool:
+        """Whether other nodes have a part in this request; then it is on its way to them. Raises BadRequest."""
+        own = self._parts.config.node
+        if connection.came_from:
+            if request.at not in {"", own} or getattr(request, "cluster", False):
+                why = f"it came from {connection.came_from}, and asks for {request.at or 'all nodes'}"
+                raise BadRequest("a request that was sent on is not sent on again", why=why)
+            return False
+        if request.at and request.at != own:
+            connection.spawn(request.id, self._ask_one(connection, request.at, self._named_in_full(request)))
+            return True
+        if getattr(request, "cluster", False):
+            connection.spawn(request.id, self._ask_all(connection, request))
+            return True
+        if isinstance(request, control.Submit) and (awaited := self._awaited_elsewhere(request)):
+            connection.spawn(request.id, self._submit(connection, request, awaited))
+            return True
+        shares = {} if request.at else self._by_home(connection, request)
+        if not shares or list(shares) == [own]:
+            return False
+        if len(shares) == 1:
+            ((home, share),) = shares.items()
+            connection.spawn(request.id, self._ask_home(connection, home, share))
+        else:
+            connection.spawn(request.id, self._ask_homes(connection, request, shares))
+        return True
+
+    # -- who -----------------------------------------------------------------------------------------------------------
+
+    def _by_home(self, connection: Connection, request: control.Request) -> dict[str, control.Request]:
+        """The homes of the tasks that a request names, and what each is to be asked; empty if it names none."""
+        refs: dict[str, list[str]] = {}
+        for ref in refs_of(request):
+            parsed = REF.fullmatch(ref)
+            own = self._parts.config.node
+            home = (parsed["home"] if parsed is not None else None) or own
+            if home != own and isinstance(request, control.Events) and self._knows(connection, request, (ref,)):
+                home = own  # what happens at a node is told there, whosever task it is
+            refs.setdefault(home, []).append(ref)
+        if len(refs) == 1:
+            return dict.fromkeys(refs, request)
+        return {home: msgspec.structs.replace(request, tasks=tuple(names)) for home, names in refs.items()}
+
+    def _named_in_full(self, request: control.Request) -> control.Request:
+        """`42` and `@` are this node's, wherever it is asked about them. Raises BadRequest or NoSuchTask."""
+        if isinstance(getattr(request, "task", None), str):
+            return msgspec.structs.replace(request, task=self._names.full(request.task))  # type: ignore[union-attr]
+        refs = refs_of(request)
+        if refs:
+            return msgspec.structs.replace(request, tasks=tuple(self._names.full(ref) for ref in refs))
+        return request
+
+    def _awaited_elsewhere(self, request: control.Submit) -> dict[str, list[str]]:
+        """In system mode, the tasks of other homes that a submission waits for, by home: there it is known whose they are."""
+        found: dict[str, list[str]] = {}
+        for ref in (*request.terms.after, *request.terms.after_ok) if self._parts.access.is_system else ():
+            parsed = REF.fullmatch(ref)
+            if parsed is not None and parsed["home"] not in (None, self._parts.config.node):
+                found.setdefault(parsed["home"], []).append(ref)
+        return found
+
+    async def _submit(
+        self, connection: Connection, request: control.Submit, awaited: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Here, if all these homes know these tasks as ones that this user may see."""
+        for home, refs in awaited.items():
+            asked = control.Events(tasks=tuple(dict.fromkeys(refs)), limit=0)
+            async with contextlib.aclosing(self._answers(connection, home, asked)) as frames:
+                async for kind, body in frames:
+                    if kind == "error":
+                        connection.pass_on(request.id, kind, body)
+                        return
+        self._here(connection, request)
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    async def _ask_one(self, connection: Connection, node: str, request: control.Request) -> None:
+        async with contextlib.aclosing(self._answers(connection, node, request)) as frames:
+            async for kind, body in frames:
+                connection.pass_on(request.id, kind, body)
+                await connection.drain()
+
+    async def _ask_home(self, connection: Connection, home: str, request: control.Request) -> None:
+        """The same of the home of the tasks. If that is away, and one runs here, this node tells what it knows."""
+        is_answered = False
+        try:
+            async with contextlib.aclosing(self._answers(connection, home, request)) as frames:
+                async for kind, body in frames:
+                    is_answered = True
+                    connection.pass_on(request.id, kind, body)
+                    await connection.drain()
+        except (LinkUnavailable, NoSuchTask) as error:
+            if is_answered or not self._knows(connection, request, refs_of(request)):
+                raise
+            if isinstance(request, control.Output):
+                away = {"id": request.task, "home": home, "why": error.why or error.what}
+                connection.more(request.id, {"away": away})
+            self._here(connection, msgspec.structs.replace(request, at=self._parts.config.node))
+
+    async def _ask_homes(
+        self, connection: Connection, request: control.Request, shares: Mapping[str, control.Request]
+    ) -> None:
+        """Each home its share, and one answer of all. What changes something is begun when all can be asked, and whatever
+        one refuses, what the others did is said."""
+        if not isinstance(request, READS):
+            for home, share in shares.items():
+                await self._reach(connection, home, share)
+        done, refusal = await self._told(connection, request, shares)
+        if refusal is None:
+            answer: dict[str, Any] = {}
+            for body in done.values():
+                answer = merged(answer, body)
+            if _any(request):
+                answer["timed_out"] = all(body.get("timed_out") for body in done.values())
+            connection.ok(request.id, answer)
+            return
+        if done and not isinstance(request, READS):
+            hint = f"what you named of {', '.join(sorted(done))} was done.  {refusal.get('hint', '')}"
+            refusal = refusal | {"hint": hint.strip()}
+        connection.pass_on(request.id, "error", refusal)
+
+    async def _told(
+        self, connection: Connection, request: control.Request, shares: Mapping[str, control.Request]
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
+        """What each home has answered, and the first refusal, if there was any; parts are passed on as they come."""
+        done: dict[str, dict[str, Any]] = {}
+        refusal: dict[str, Any] | None = None
+        async with contextlib.aclosing(_together(self._answers, connection, shares)) as frames:
+            async for node, kind, body in frames:
+                if kind == "more":
+                    connection.pass_on(request.id, kind, body)
+                    await connection.drain()
+                    continue
+                if kind == "error":
+                    refusal = refusal or body
+                else:
+                    done[node] = body
+                if (refusal and isinstance(request, READS)) or (_any(request) and not body.get("timed_out")):
+                    break
+        return done, refusal
+
+    async def _ask_all(self, connection: Connection, request: control.Request) -> None:
+        """Every node; which did not answer is told as ``missing``: node state why."""
+        nodes = [self._parts.config.node]
+        missing: list[dict[str, object]] = []
+        for peer in sorted(self._parts.node.membership, key=lambda peer: peer.identity.node):
+            if peer.state is PeerState.DEAD:
+                missing.append(
+                    {"node": peer.identity.node, "state": peer.state.value, "why": self._stands(peer.identity.node)}
+                )
+            elif peer.state is not PeerState.LEFT:
+                nodes.append(peer.identity.node)
+        share = msgspec.structs.replace(request, cluster=False, at="")
+        answer: dict[str, Any] = {}
+        together = _together(self._listings, connection, dict.fromkeys(nodes, share), CLUSTER_SILENT_S_MAX)
+        async with contextlib.aclosing(together) as frames:
+            async for node, kind, body in frames:
+                if kind == "error":
+                    missing.append({"node": node, "state": self._state(node), "why": body["why"] or body["what"]})
+                    continue
+                lists = lists_in(body)
+                if lists:
+                    connection.more(request.id, lists)
+                    await connection.drain()
+                if kind == "ok":
+                    answer = merged(answer, {key: [] if key in lists else value for key, value in body.items()})
+        connection.ok(request.id, answer | {"missing": missing})
+
+    async def _listings(self, connection: Connection, node: str, request: control.Request) -> Frames:
+        """The same of what lists tasks, held against the form of that. Raises BadMessage, too."""
+        listing = Listing(node, getattr(request, "limit", None))
+        async with contextlib.aclosing(self._answers(connection, node, request)) as frames:
+            async for kind, body in frames:
+                yield kind, body if kind == "error" else listing.read(body)
+
+    async def _answers(self, connection: Connection, node: str, request: control.Request) -> Frames:
+        """What this or another node answers. Raises LinkUnavailable and NoSuchTask in the words of who asked."""
+        if node == self._parts.config.node:
+            async for frame in self._own(connection, request):
+                yield frame
+            return
+        self._must_know(node, request)
+        async with contextlib.aclosing(self.forwards.ask(connection, node, request)) as frames:
+            try:
+                async for frame in frames:
+                    yield frame
+            except LinkUnavailable as error:
+                raise self._cannot(connection, node, request, error) from None
+
+    async def _own(self, connection: Connection, request: control.Request) -> Frames:
+        share = _Share(connection, self._parts.fail)
+        try:
+            try:
+                self._here(share, request)
+            except PeerloadError as error:
+                share.fail(request.id, error)
+            async for frame in share.answers:
+                yield frame
+        finally:
+            share.lost()
+
+    async def _reach(self, connection: Connection, node: str, request: control.Request) -> None:
+        if node == self._parts.config.node:
+            return
+        self._must_know(node, request)
+        try:
+            await self.forwards.reach(connection, node)
+        except LinkUnavailable as error:
+            raise self._cannot(connection, node, request, error) from None
+
+    def _knows(self, connection: Connection, request: control.Request, names: tuple[str, ...]) -> bool:
+        """Whether this node can tell this client what it asks about tasks of other homes."""
+        if not guest_views.knows(self._parts, request, names):
+            return False
+        access, caller = self._parts.access, connection.caller
+        if caller.sees_all:
+            return True
+        return not isinstance(request, control.Events) and all(access.sees_guest_named(caller, name) for name in names)
+
+    # -- what is said of who cannot be asked ------------------------------------------------------------------------------
+
+    def _must_know(self, node: str, request: control.Request) -> None:
+        """Raises NoSuchTask, or BadRequest if no task is asked about, for a node of which nothing was ever heard."""
+        if self._parts.node.membership.get(node) is not None:
+            return
+        refs = refs_of(request)
+        why = f"no node {node} is known here"
+        if refs and not request.at:
+            raise NoSuchTask(f"no such task: {refs[0]}", why=f"its home is {node}, and {why}", hint="peerload nodes")
+        raise BadRequest(f"{node} cannot be asked", why=why, hint="peerload nodes")
+
+    def _cannot(
+        self, connection: Connection, node: str, request: control.Request, error: LinkUnavailable
+    ) -> LinkUnavailable:
+        refs = refs_of(request)
+        whose = f"{refs[0]}: its home {node}" if refs and not request.at else node
+        went = "has gone away" if error.what.endswith("stopped coming") else "cannot be asked"
+        stands = self._stands(node)
+        why = f"{stands}: {error.why or error.what}" if stands else error.why or error.what
+        hint = "peerload nodes  shows who is there"
+        if refs and not request.at and isinstance(request, TOLD_BY_ITS_NODE):
+            verb = "logs" if isinstance(request, control.Output) else type(request).__struct_config__.tag
+            hint = f"the node that runs it tells what it has:  peerload {verb} --at NODE {refs[0]}"
+        if self._knows(connection, request, refs):
+            hint = "what is here of it is told when you ask again"
+        return LinkUnavailable(node, f"{whose} {went}", why=why, hint=hint)
+
+    def _state(self, node: str) -> str | None:
+        peer = self._parts.node.membership.get(node)
+        return None if peer is None else peer.state.value
+
+    def _stands(self, node: str) -> str:
+        """How that node stands, in words; "" if it is believed to be well."""
+        peer = self._parts.node.membership.get(node)
+        if peer is None:
+            return "it is not known here any more"
+        if peer.state is PeerState.ALIVE:
+            return ""
+        if peer.state is PeerState.LEFT:
+            return "it has left the cluster"
+        ago_s = max(self._parts.now().boot_s - peer.heard_s, 0.0)
+        return f"it was last heard of {ago_s:.0f} s ago ({peer.state.value})"
+
+
+class _Share(Connection):
+    """This node's own share of a request, as if it had a client of its own: frames are handed to who puts them together."""
+
+    def __init__(self, client: Connection, broke: Callable[[str], None]) -> None:
+        super().__init__(_Broken(broke))
+        self.uid = client.uid
+        self.caller = client.caller
+        self.answers = Answers()
+
+    def _write(self, raw: bytes) -> None:
+        _, kind, body = control.decode_answer(raw[HEADER_BYTES:])
+        self.answers.add(kind, body)
+
+    async def drain(self) -> None:
+        await self.answers.drain()
+
+    def lost(self) -> None:
+        super().lost()
+        self.answers.close()
+
+
+class _Broken:
+    """The server of a share: all it can be told is that something broke."""
+
+    def __init__(self, broke: Callable[[str], None]) -> None:
+        self.broke = broke
+
+    def refused(self, connection: Connection, name: str, rule: str, what: str) -> None:
+        """Nothing is refused here."""
+
+    def meter(self, connection: Connection) -> None:
+        """Nothing is measured here: what is asked elsewhere costs time there."""
+
+    def handle(self, connection: Connection, request: control.Request) -> None:
+        """Nothing is asked here."""
+
+
+def _any(request: control.Request) -> bool:
+    """Whether the first that ended is enough."""
+    return isinstance(request, control.Wait) and request.any
+
+
+def _come_to_an_end(node: str, waited_s: float, silent_s_max: float | None) -> None:
+    """Raises LinkUnavailable if one of several has been waited for long enough, though it was never silent."""
+    if silent_s_max is not None and waited_s > CLUSTER_WAITED_S_MAX:
+        why = f"{CLUSTER_WAITED_S_MAX:g} s were not enough for all of its answer"
+        raise LinkUnavailable(node, f"{node} does not come to an end", why=why)
+
+
+async def _together(
+    ask: Callable[[Connection, str, control.Request], Frames],
+    connection: Connection,
+    shares: Mapping[str, control.Request],
+    silent_s_max: float | None = None,
+) -> AsyncGenerator[tuple[str, str, dict[str, Any]], None]:
+    """(node, kind, body) of what several nodes answer, as it comes; of each "ok" or "error" the last."""
+    came: asyncio.Queue[tuple[str, str, dict[str, Any]]] = asyncio.Queue(FRAMES_AHEAD_MAX)
+    at_once = asyncio.Semaphore(CLUSTER_AT_ONCE)
+
+    loop = asyncio.get_running_loop()
+    bugs: list[Exception] = []
+
+    async def one(node: str, share: control.Request) -> None:
+        try:
+            async with at_once, contextlib.aclosing(ask(connection, node, share)) as frames:
+                waited_s = 0.0
+                while True:
+                    began_s = loop.time()
+                    async with asyncio.timeout(silent_s_max):
+                        kind, body = await anext(frames)
+                    waited_s += loop.time() - began_s
+                    _come_to_an_end(node, waited_s, silent_s_max)
+                    await came.put((node, kind, body))
+                    if kind != "more":
+                        return
+        except TimeoutError:
+            why = f"it said nothing for {silent_s_max:g} s"
+            await came.put((node, "error", told(LinkUnavailable(node, f"{node} does not answer", why=why))))
+        except Exception as error:  # noqa: BLE001 -- a bug is raised below, where it is told from errors
+            if not isinstance(error, PeerloadError):
+                bugs.append(error)
+            await came.put((node, "error", told(error)))
+
+    work = [loop.create_task(one(node, share)) for node, share in shares.items()]
+    try:
+        left = len(shares)
+        while left:
+            frame = await came.get()
+            if bugs:
+                raise bugs[0]
+            left -= frame[1] != "more"
+            yield frame
+    finally:
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)

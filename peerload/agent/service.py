@@ -1,0 +1,141 @@
+"""What an agent owes whoever runs it as a service: word that it is up, signs of life, and another look at its settings when it
+gets a HUP.
+
+`ready` is said, and each sign of life given, only after `health.trouble` has found none. A HUP reads the settings again: those in
+LIVE count from then on, the certificate and what the CA has said are read again, too, and for the rest it is said that they
+wait for a restart. A file with a mistake in it changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.agent import health
+from peerload.model.errors import PeerloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.agent.parts import Parts
+    from peerload.agent.service_manager import ServiceManager
+    from peerload.model.config import AgentConfig
+
+    Load = Callable[[], tuple[AgentConfig, dict[str, str]]]
+
+log = logging.getLogger("peerload.agent")
+
+LIVE = (
+    "certificate_s",
+    "clients_max",
+    "ended_kept_s",
+    "ended_output_bytes_max",
+    "ended_tasks_max",
+    "retention_every_s",
+)
+"""The settings that a HUP puts in force; the others are in force from the next start on."""
+CHECK_S = 10.0
+"""How long a check may take, where no watchdog wants it sooner."""
+AGAIN_S = 1.0
+"""An agent that is not ready looks again after this."""
+SIGNS_PER_WATCHDOG = 2
+"""A sign of life this many times as often as is wanted."""
+
+
+class Service:
+    """One per agent, from the moment at which it serves. ``load``: reads the settings again; None: there is nothing to read."""
+
+    def __init__(self, parts: Parts, manager: ServiceManager, load: Load | None) -> None:
+        self._parts = parts
+        self._manager = manager
+        self._load = load
+        self._said = ""
+
+    def start(self) -> None:
+        """Hear a HUP from now on. An agent in a terminal keeps its meaning there: the terminal is gone, and so is the agent."""
+        if self._load is not None and not _has_terminal():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
+
+    async def run(self) -> None:
+        """Tell the service manager how it goes, until cancelled."""
+        if not self._manager.is_there:
+            return
+        every_s = self._manager.watchdog_s / SIGNS_PER_WATCHDOG
+        while not await self._is_well(min(every_s, CHECK_S) if every_s else CHECK_S):  # noqa: ASYNC110 -- nobody tells
+            await asyncio.sleep(AGAIN_S)
+        self._manager.ready(self._status())
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while every_s:
+            due_s = max(due_s + every_s, loop.time())
+            within_s = min(every_s / 2, CHECK_S)
+            await asyncio.sleep(due_s - within_s - loop.time())
+            if await self._is_well(within_s):
+                self._manager.alive(self._status())
+
+    async def _is_well(self, within_s: float) -> bool:
+        """Whether the agent does its work; what is wrong is logged when it is news, and told each time."""
+        trouble = await health.trouble(self._parts, within_s)
+        if trouble != self._said:
+            self._said = trouble
+            if trouble:
+                log.error("not well: %s", trouble)
+            else:
+                log.info("well again")
+        if trouble:
+            self._manager.status(f"not well: {trouble}")
+        return not trouble
+
+    def _status(self) -> str:
+        parts = self._parts
+        runs, peers = len(parts.node.ledger.running), len(list(parts.node.membership))
+        return f"node {parts.config.node}: {runs} running, {peers} peers known"
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Read the settings again, the certificate, and what the CA has said. What cannot be used changes nothing."""
+        self._manager.reloading()
+        try:
+            says = self._reloaded()
+        except PeerloadError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            says = f"not reloaded, what was in force stays: {error}{hint}"
+            log.error("%s; look:  peerload config check", says)  # noqa: TRY400 -- theirs, and no bug of ours
+            self._parts.journal.happened("agent", "not reloaded", reason=str(error))
+        else:
+            log.info("%s", says)
+            self._parts.journal.happened("agent", "reloaded", reason=says)
+        self._manager.ready(f"{self._status()}; {says}")
+
+    def _reloaded(self) -> str:
+        assert self._load is not None
+        parts = self._parts
+        config, origins = self._load()
+        differ = [key for key in config.__struct_fields__ if getattr(config, key) != getattr(parts.config, key)]
+        live = {key: getattr(config, key) for key in differ if key in LIVE}
+        waits = [key for key in differ if key not in LIVE]
+        renewed = parts.tls.read_again()
+        heard = parts.trust.read_again()
+        parts.config = msgspec.structs.replace(parts.config, **live)
+        parts.tls.set_life(parts.config.certificate_s)
+        parts.origins.update({key: origins[key] for key in live})
+        says = [f"in force now: {', '.join(live)}"] if live else []
+        says += ["another certificate"] if renewed else []
+        says += [f"{heard} words of the CA"] if heard else []
+        says += [f"from the next start on: {', '.join(waits)}"] if waits else []
+        return f"reloaded: {'; '.join(says) or 'nothing is new'}"
+
+
+def _has_terminal() -> bool:
+    """Whether this process would be told by a HUP that its terminal is gone."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

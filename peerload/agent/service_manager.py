@@ -1,0 +1,161 @@
+"""The service manager that started this agent (systemd), if one did: what it is told, and the socket it has handed over.
+
+Its protocol is a few datagrams (sd_notify(3)) and a few variables (sd_listen_fds(3)); nothing of it is asked for where there is none.
+The variables are taken out of the environment, so that nothing the agent starts believes them to be its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peerload.model.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+log = logging.getLogger("peerload.agent")
+
+FIRST_FD = 3
+FDS_MAX = 16
+AGENT_FD = "agent"
+"""What the unit of the socket calls it (FileDescriptorName=)."""
+STATUS_CHARS_MAX = 200
+WATCHDOG_S_MIN = 0.2
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+
+
+class ServiceManager:
+    """``environment``: of this process; VARIABLES are taken out of it. watchdog_s: it wants a sign of life within this, 0: it
+    wants none. Raises ConfigError for a socket handed over that is none for the agent's clients."""
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        told = {name: environment.pop(name, "") for name in VARIABLES}
+        self._address = _address(told["NOTIFY_SOCKET"])
+        self.watchdog_s = _watchdog_s(told["WATCHDOG_USEC"], told["WATCHDOG_PID"])
+        self._listener = _handed_over(told["LISTEN_FDS"], told["LISTEN_PID"], told["LISTEN_FDNAMES"])
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anybody is told anything."""
+        return self._address is not None
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the socket for clients is the service manager's: it is neither made nor removed here."""
+        return self._listener is not None
+
+    def listener(self, path: str) -> socket.socket | None:
+        """The socket for clients that was handed over, checked each time it is taken into use: it has to be the one at
+        ``path``, listen, and be nobody else's to change. None if there is none. Raises ConfigError."""
+        if self._listener is None:
+            return None
+        check_handed_over(self._listener, path)
+        return self._listener.dup()
+
+    # -- what it is told -----------------------------------------------------------------------------------------------
+
+    def ready(self, status: str) -> None:
+        """The agent serves."""
+        self._tell("READY=1", _status(status))
+
+    def status(self, status: str) -> None:
+        """How it goes, in words."""
+        self._tell(_status(status))
+
+    def alive(self, status: str) -> None:
+        """A sign of life, for the watchdog."""
+        self._tell("WATCHDOG=1", _status(status))
+
+    def reloading(self) -> None:
+        """Settings are read again; `ready` ends it."""
+        usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._tell("RELOADING=1", f"MONOTONIC_USEC={usec}")
+
+    def stopping(self) -> None:
+        """The agent ends, as it was told to."""
+        self._tell("STOPPING=1", _status("stopping"))
+
+    def _tell(self, *lines: str) -> None:
+        """One datagram. A service manager that cannot be reached is none of our troubles: it has its own time limits."""
+        if self._address is None:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
+                sock.connect(self._address)
+                sock.sendall("\n".join(lines).encode())
+        except OSError as error:
+            log.warning("the service manager cannot be told %s: %s", lines[0], error.strerror or error)
+
+
+def _status(words: str) -> str:
+    """One line, of printable characters."""
+    plain = "".join(c if c.isprintable() else "?" for c in words)
+    return f"STATUS={plain[:STATUS_CHARS_MAX]}"
+
+
+def _address(told: str) -> str | None:
+    """Of its socket: a path, or a name of the abstract kind, which begins with @; None if it is neither."""
+    if told.startswith("@") and len(told) > 1:
+        return "\0" + told[1:]
+    return told if told.startswith("/") else None
+
+
+def _watchdog_s(usec: str, pid: str) -> float:
+    """0 if none is set, or not for this process."""
+    if not usec.isascii() or not usec.isdigit() or (pid and pid != str(os.getpid())):
+        return 0.0
+    return max(int(usec[:18]) / 1e6, WATCHDOG_S_MIN) if int(usec[:18]) else 0.0
+
+
+# -- the socket that was handed over -----------------------------------------------------------------------------------
+
+
+def _handed_over(count: str, pid: str, names: str) -> socket.socket | None:
+    """The socket called AGENT_FD, or the only one. What else was handed over is closed. Raises ConfigError."""
+    if pid != str(os.getpid()) or not count.isascii() or not count.isdigit() or not 0 < int(count[:9]) <= FDS_MAX:
+        return None
+    fds = list(range(FIRST_FD, FIRST_FD + int(count)))
+    called = (names.split(":") + [""] * len(fds))[: len(fds)] if names else [""] * len(fds)
+    wanted = [fd for fd, name in zip(fds, called, strict=True) if name == AGENT_FD] or fds[: len(fds) == 1]
+    for fd in fds:
+        os.set_inheritable(fd, False)
+        if fd not in wanted[:1]:
+            os.close(fd)
+    if not wanted:
+        raise _unusable(f"of the {len(fds)} files handed over none is called {AGENT_FD!r}")
+    if not stat.S_ISSOCK(os.fstat(wanted[0]).st_mode):
+        os.close(wanted[0])
+        raise _unusable("what was handed over is no socket")
+    return socket.socket(fileno=wanted[0])
+
+
+def check_handed_over(listener: socket.socket, path: str) -> None:
+    """Raises ConfigError unless this is a listening Unix stream socket at ``path``, and the file there and its directory
+    belong to root or to us, and to nobody else to write to or to take away."""
+    if listener.family != socket.AF_UNIX or listener.type != socket.SOCK_STREAM:
+        raise _unusable("it is no Unix stream socket")
+    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        raise _unusable("it does not listen")
+    name = listener.getsockname()
+    if name != path:
+        raise _unusable(f"it is at {name!r}, and the setting says {path}", hint="--socket")
+    try:
+        status, above = Path(path).lstat(), Path(path).parent.stat()
+    except OSError as error:
+        raise _unusable(f"{path}: {error.strerror}") from None
+    ours = (0, os.getuid())
+    if not stat.S_ISSOCK(status.st_mode) or status.st_uid not in ours or status.st_mode & 0o002:
+        raise _unusable(f"{path} is not ours alone, or open to everybody", hint="SocketUser=root SocketMode=0660")
+    if above.st_uid not in ours or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+        raise _unusable(f"others may replace {path}", hint=f"chmod 755 {Path(path).parent}")
+
+
+def _unusable(why: str, hint: str = "") -> ConfigError:
+    what = "the socket that the service manager has handed over cannot be used"
+    return ConfigError("socket", what, why=why, hint=hint or "systemctl cat peerload.socket")

@@ -1,0 +1,123 @@
+"""Every mistake in one configuration file, each with its line, what is wrong and what is allowed; and settings for people to read.
+
+`load` stops at the first mistake, as an agent must not start with one. Whoever writes a file wants to know of all.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.agent import settings
+from peerload.agent.mqtt_address import BrokerUrl, without_password
+from peerload.agent.peer_address import parse_address
+from peerload.agent.sensors.listed import listed
+from peerload.model.config import AgentConfig, GpuSettings
+from peerload.model.errors import ConfigError
+from peerload.policy import registry
+from peerload.policy.toml_lines import lines_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FILE_BYTES_MAX = 1 << 20
+_INDEX = re.compile(r"\[\d*\]")
+_LINE = re.compile(r"at line (\d+)")
+
+
+def mistakes_in(path: Path) -> list[ConfigError]:
+    """All that an agent would not take, in the order of the lines."""
+    try:
+        source = _read(path)
+    except ConfigError as error:
+        return [error]
+    try:
+        values = tomllib.loads(source)
+    except tomllib.TOMLDecodeError as error:
+        found = _LINE.search(str(error))
+        line = int(found[1]) if found else source.count("\n") + 1
+        return [ConfigError("TOML", str(error), file=str(path), line=line)]
+    lines = lines_of(source)
+    mistakes = []
+    for mistake in _mistakes(values):
+        where = tuple(_INDEX.sub("", mistake.key).split("."))
+        line = next((lines[where[:size]] for size in range(len(where), 0, -1) if where[:size] in lines), 0)
+        said = mistake.says.removesuffix(" (here)")
+        mistakes.append(ConfigError(mistake.key, said, why=mistake.why, hint=mistake.hint, file=str(path), line=line))
+    return sorted(mistakes, key=lambda mistake: mistake.line)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError("file", f"{path} cannot be read", why=str(error.strerror)) from None
+    if len(raw) > FILE_BYTES_MAX:
+        raise ConfigError("file", f"{path} is larger than {FILE_BYTES_MAX} bytes")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError("TOML", "it is no UTF-8", why=error.reason, file=str(path), line=line) from None
+
+
+def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
+    for key, value in values.items():
+        if key not in settings.KEYS:
+            yield settings.unknown(key, "here")
+            continue
+        if key == "gpu" and isinstance(value, dict):
+            yield from _of_gpus(value)
+            continue
+        try:
+            converted = settings.converted_value(key, value, "here")
+            _look_at(key, converted)
+        except ConfigError as error:
+            yield error
+
+
+def _of_gpus(table: dict[str, Any]) -> Iterator[ConfigError]:
+    for key, value in table.items():
+        try:
+            settings.gpu_config(settings.converted_value("gpu", {key: value}, "here"))
+        except ConfigError as error:
+            if key not in GpuSettings.__struct_fields__:
+                yield ConfigError(
+                    f"gpu.{key}", "no such setting", hint=f"there are: {', '.join(GpuSettings.__struct_fields__)}"
+                )
+            else:
+                yield error if error.key.startswith("gpu.") else ConfigError(f"gpu.{key}", error.says, why=error.why)
+
+
+def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's own type
+    """What an agent would look at when it starts. Raises ConfigError."""
+    each: dict[str, Callable[[Any], object]] = {
+        "listen": lambda address: parse_address("listen", address, loopback_only=False),
+        "advertise": lambda address: address and parse_address("advertise", address, loopback_only=False),
+        "peer": lambda address: parse_address("peer", address, loopback_only=False),
+        "mqtt": BrokerUrl.parse,
+        "policy": registry.preset_source,
+    }
+    if key == "device":
+        listed(value)
+    elif key in each:
+        for one in value if isinstance(value, tuple) else (value,):
+            each[key](one)
+
+
+def told(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, object]]:
+    """Each setting as `key value origin`, for JSON; brokers without their passwords."""
+    return [
+        {"key": key, "value": _plain(key, getattr(config, key)), "origin": origins.get(key, settings.BUILT_IN)}
+        for key in AgentConfig.__struct_fields__
+    ]
+
+
+def _plain(key: str, value: object) -> object:
+    plain = msgspec.json.decode(msgspec.json.encode(value))  # as the other end of a socket has it: lists, no tuples
+    return [without_password(url) for url in plain] if key == "mqtt" else plain

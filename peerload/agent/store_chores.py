@@ -1,0 +1,83 @@
+"""What home owes for tasks that have ended, as a node's database keeps it: written with the end itself, so that no crash
+loses it, and taken out when it is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.agent import store_schema as schema
+from peerload.agent.store_rows import MEMBER_MAX, SINGLE
+from peerload.model.terms import Chore
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Collection
+
+    from peerload.agent.store_read import StoreReader
+    from peerload.model.actions import PutChores
+
+_PUT = "INSERT OR IGNORE INTO chores (kind, counter, member, due_at) VALUES (?, ?, ?, 0)"
+_COLUMNS = "number, kind, counter, member, due_at, tries, why"
+
+
+class Owed(msgspec.Struct, frozen=True, gc=False):
+    """One chore. due_at: Unix s, 0 = at once; tries: how often it could not be done, and why the last time. member: SINGLE
+    for what is owed for an array as a whole."""
+
+    number: int
+    kind: Chore
+    counter: int
+    member: int
+    due_at: float
+    tries: int
+    why: str
+
+
+def put_chores(writer: sqlite3.Connection, row: PutChores, place: tuple[int, int]) -> None:
+    """Within the transaction that has the task's end. A notice goes out once for an array: with the end of the last."""
+    counter, member = place
+    for chore in row.chores:
+        if chore is Chore.FILES:
+            writer.execute(_PUT, (chore.value, counter, member))
+        elif not _is_unfinished(writer, counter):
+            writer.execute(_PUT, (chore.value, counter, SINGLE))
+
+
+def _is_unfinished(writer: sqlite3.Connection, counter: int) -> bool:
+    return writer.execute(schema.UNFINISHED_OF, (counter, SINGLE, MEMBER_MAX)).fetchone() is not None
+
+
+def due(store: StoreReader, kind: Chore, now: float, limit: int, besides: Collection[int]) -> list[Owed]:
+    """The first of a kind that are due, besides those (numbers); for the loop's own thread."""
+    rows = store.rows(
+        f"SELECT {_COLUMNS} FROM chores WHERE kind = ? AND due_at <= ? ORDER BY due_at, number LIMIT ?",  # noqa: S608 -- constants
+        (kind.value, now, limit + len(besides)),
+    )
+    return [owed for owed in map(_owed, rows) if owed.number not in besides][:limit]
+
+
+def next_due_at(store: StoreReader) -> float | None:
+    """When the next is due that has been postponed (Unix s); None: none was."""
+    rows = store.rows("SELECT min(due_at) FROM chores WHERE due_at > 0")
+    return rows[0][0] if rows and isinstance(rows[0][0], float) else None
+
+
+def owed_for(store: StoreReader, counter: int, member: int) -> list[Owed]:
+    """What is still owed for a task."""
+    rows = store.rows(
+        f"SELECT {_COLUMNS} FROM chores WHERE counter = ? AND member IN (?, ?) ORDER BY number",  # noqa: S608 -- constants
+        (counter, SINGLE, member),
+    )
+    return [_owed(row) for row in rows]
+
+
+def notices(store: StoreReader) -> set[tuple[int, int]]:
+    """The number of each notice that is owed, and how often it could not be given."""
+    rows = store.rows("SELECT number, tries FROM chores WHERE kind = ?", (Chore.NOTIFY.value,))
+    return {(row[0], row[1]) for row in rows}
+
+
+def _owed(row: tuple[Any, ...]) -> Owed:
+    return Owed(row[0], Chore(row[1]), *row[2:])

@@ -1,0 +1,353 @@
+"""What is taken out of a node's database: ended tasks, or their outputs alone, and all that only they needed.
+
+The rows go first, and with them, in the same transaction, the names of their output files are written down as *doomed*;
+the files are removed after that, and then the names. So a crash in between leaves neither a task that claims an output
+that is not there, nor a file that nobody knows of.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.agent.store_rows import KEPT_S, SINGLE
+from peerload.model.task import Exit, TaskState, execution_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OUTPUT_BYTES_MAX = 16 << 20
+"""What is kept of one stream at most, where nothing else is said."""
+BLOCK_BYTES = 4096
+"""A file takes up whole blocks."""
+ATTEMPTS_SWEPT_MAX = 16
+"""The last attempts of a task whose files are looked for when it is removed."""
+PRUNED_MAX = 200
+"""Old events and submissions that one transaction removes."""
+FINAL = tuple(state.value for state in TaskState if state.is_final)
+
+_exit = msgspec.msgpack.Decoder(Exit)
+_FINAL = ", ".join(f"'{state}'" for state in FINAL)
+_COLUMNS = "t.counter, t.member, t.uid, t.attempt, t.ended_at, t.output_bytes"
+_FREE = (
+    f"t.state IN ({_FINAL}) AND t.counter NOT IN (SELECT value FROM json_each(:kept))"  # noqa: S608 -- constants
+    " AND NOT EXISTS (SELECT 1 FROM chores c WHERE c.counter = t.counter AND c.member IN (t.member, -1))"
+)
+"""Which may go at all: none that something is still owed for."""
+_NOT_LAST = "number < (SELECT max(number) FROM events)"
+"""The last event stays: the next one's number is greater than any before it, as who follows them relies on."""
+_DROP_EVENTS = f"DELETE FROM events WHERE counter = ? AND member = ? AND {_NOT_LAST}"  # noqa: S608 -- constants
+_DOOM = "INSERT OR IGNORE INTO doomed VALUES (?)"
+
+
+class Upkeep(msgspec.Struct, frozen=True):
+    """Root of what the agent itself asks of the writer, beside the rows that the core decides on."""
+
+
+class Ended(msgspec.Struct, frozen=True, gc=False):
+    """An ended task, as far as its removal needs: where it stands, and what its output takes."""
+
+    counter: int
+    member: int
+    uid: object
+    attempt: object
+    ended_at: float
+    output_bytes: int
+
+
+class RemoveTasks(Upkeep, frozen=True):
+    """Forget these ended tasks, their events and outputs; their submission with the last of them."""
+
+    tasks: tuple[Ended, ...]
+
+
+class RemoveOutputs(Upkeep, frozen=True):
+    """Forget the outputs of these ended tasks alone; ``at`` (Unix s) and ``why`` are told whoever asks for them."""
+
+    tasks: tuple[Ended, ...]
+    at: float
+    why: str
+
+
+class FilesRemoved(Upkeep, frozen=True):
+    """The files of these doomed attempts are gone."""
+
+    keys: tuple[str, ...]
+
+
+class Prune(Upkeep, frozen=True):
+    """Forget events from before that moment (Unix s), the oldest first, PRUNED_MAX at most; and these submissions, of which
+    no task is left."""
+
+    before: float
+    submissions: tuple[int, ...]
+
+
+class Checked(Upkeep, frozen=True):
+    """Nothing is to be done but to commit: ``at`` (Unix s) tells when that was last tried out."""
+
+    at: float
+
+
+class ChoreDone(Upkeep, frozen=True):
+    """This is owed no more."""
+
+    number: int
+
+
+class ChorePostponed(Upkeep, frozen=True):
+    """It could not be done: that is tried again at ``due_at`` (Unix s)."""
+
+    number: int
+    tries: int
+    due_at: float
+    why: str
+
+
+def output_bytes(exit_: Exit, stream_bytes_max: int) -> int:
+    """What the output of an ended task takes on disk, at most: what was cut out of its middle does not count."""
+    sizes = (min(size, stream_bytes_max) for size in (exit_.stdout_bytes, exit_.stderr_bytes))
+    return sum(-(-size // BLOCK_BYTES) * BLOCK_BYTES for size in sizes)
+
+
+def output_bytes_of(packed: object, stream_bytes_max: int) -> int:
+    """The same of an exit as the database has it; 0 for one that cannot be read."""
+    if not isinstance(packed, bytes):
+        return 0
+    try:
+        return output_bytes(_exit.decode(packed), stream_bytes_max)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
+
+
+# -- the writer's part -------------------------------------------------------------------------------------------------
+
+
+def apply(writer: sqlite3.Connection, upkeep: Upkeep) -> None:
+    """Within its transaction."""
+    if isinstance(upkeep, RemoveTasks):
+        _remove_tasks(writer, upkeep.tasks)
+    elif isinstance(upkeep, RemoveOutputs):
+        _remove_outputs(writer, upkeep)
+    elif isinstance(upkeep, FilesRemoved):
+        writer.executemany("DELETE FROM doomed WHERE key = ?", [(key,) for key in upkeep.keys])
+    elif isinstance(upkeep, Checked):
+        writer.execute("INSERT OR REPLACE INTO meta VALUES ('checked_at', ?)", (upkeep.at,))
+    elif isinstance(upkeep, ChoreDone):
+        writer.execute("DELETE FROM chores WHERE number = ?", (upkeep.number,))
+    elif isinstance(upkeep, ChorePostponed):
+        writer.execute(
+            "UPDATE chores SET tries = ?, due_at = ?, why = ? WHERE number = ?",
+            (upkeep.tries, upkeep.due_at, upkeep.why, upkeep.number),
+        )
+    elif isinstance(upkeep, Prune):
+        writer.execute(
+            f"DELETE FROM events WHERE number IN (SELECT number FROM events ORDER BY number LIMIT ?) AND at < ? AND {_NOT_LAST}",  # noqa: S608 -- constants
+            (PRUNED_MAX, upkeep.before),
+        )
+        for counter in upkeep.submissions:
+            _remove_submission(writer, counter)
+
+
+def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[Ended, ...]) -> None:
+    for task in tasks:
+        place = (task.counter, task.member)
+        gone = writer.execute(
+            f"DELETE FROM tasks WHERE counter = ? AND member = ? AND ended_at > 0 AND state IN ({_FINAL})",  # noqa: S608 -- constants
+            place,
+        )
+        if gone.rowcount:
+            writer.executemany(_DOOM, [(key,) for key in keys_of(task)])
+            writer.execute(_DROP_EVENTS, place)
+    counters = sorted({task.counter for task in tasks})
+    if counters:
+        writer.execute(
+            "INSERT INTO meta VALUES ('removed', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)",
+            (counters[-1],),
+        )
+    for counter in counters:
+        _remove_submission(writer, counter)
+
+
+def _remove_submission(writer: sqlite3.Connection, counter: int) -> None:
+    """If none of its tasks is left, and its token need not be remembered any more."""
+    found = writer.execute(
+        "SELECT environment FROM submissions s WHERE counter = ? AND submitted_at < ?"
+        " AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.counter = s.counter)",
+        (counter, time.time() - KEPT_S),
+    ).fetchone()
+    if found is None:
+        return
+    writer.execute("DELETE FROM submissions WHERE counter = ?", (counter,))
+    writer.execute("DELETE FROM owners WHERE counter = ?", (counter,))
+    writer.execute(_DROP_EVENTS, (counter, SINGLE))
+    writer.execute(
+        "DELETE FROM environments WHERE digest = ?1 AND NOT EXISTS (SELECT 1 FROM submissions WHERE environment = ?1)",
+        found,
+    )
+
+
+def _remove_outputs(writer: sqlite3.Connection, upkeep: RemoveOutputs) -> None:
+    for task in upkeep.tasks:
+        gone = writer.execute(
+            "UPDATE tasks SET output_bytes = 0, output_gone_at = ?, output_gone_why = ?"  # noqa: S608 -- constants
+            f" WHERE counter = ? AND member = ? AND ended_at > 0 AND state IN ({_FINAL})",
+            (upkeep.at, upkeep.why, task.counter, task.member),
+        )
+        if gone.rowcount:
+            writer.executemany(_DOOM, [(key,) for key in keys_of(task)])
+
+
+def keys_of(task: Ended) -> list[str]:
+    """The names its attempts have in the spool, the last ATTEMPTS_SWEPT_MAX of them."""
+    if not isinstance(task.uid, bytes) or not isinstance(task.attempt, int):
+        return []
+    first = max(task.attempt - ATTEMPTS_SWEPT_MAX + 1, 1)
+    return [execution_key(task.uid, attempt) for attempt in range(first, task.attempt + 1)]
+
+
+# -- what may go -------------------------------------------------------------------------------------------------------
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which ended tasks are to go: those that ended before a moment (Unix s), in one of these states (none: any), and not
+    one of the last ``keep``; ``named``: of these alone, as (number of the submission, member or None for all)."""
+
+    before: float = float("inf")
+    states: tuple[str, ...] = ()
+    keep: int = 0
+    named: tuple[tuple[int, int | None], ...] = ()
+    until: tuple[float, int, int] | None = None
+    """The place of the newest that may go, which `Removable.bounded` finds; None: any may."""
+    with_output: bool = False
+    """Only those of which some output is left."""
+    who: str = ""
+    """Only those of this owner (`owner_key`); "": of whomever."""
+
+
+_FIRST = (0.0, -1, SINGLE - 1)
+_LAST = (float("inf"), 1 << 62, 1 << 62)
+
+
+class Removable:
+    """Looks for what may go, through a connection of its own: for one thread at a time, never the loop's own."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10.0)
+        self._reader.execute("PRAGMA query_only = 1")
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._reader.close()
+
+    def page(self, wanted: Wanted, kept: tuple[int, ...], after: Ended | None, limit: int) -> list[Ended]:
+        """The oldest of those wanted that come after ``after`` (None: from the first), at most ``limit``; none of the
+        submissions ``kept``. Of the named, in the order of their members."""
+        if wanted.named:
+            return self._named(wanted, kept, after, limit)
+        newest = wanted.until or _LAST
+        place = _FIRST if after is None else (after.ended_at, after.counter, after.member)
+        # the first bound is the one by which SQLite searches: each page begins where the last has ended
+        return self._found(
+            "t.ended_at >= :ended_at AND t.ended_at > 0 AND t.ended_at < :before AND (t.ended_at, t.counter, t.member) > (:ended_at, :counter, :member)"
+            f" AND (t.ended_at, t.counter, t.member) <= (:last_at, :last_counter, :last_member){self._narrowed(wanted)}"
+            " ORDER BY t.ended_at, t.counter, t.member LIMIT :limit",
+            kept,
+            before=wanted.before,
+            who=wanted.who,
+            limit=limit,
+            **dict(zip(("ended_at", "counter", "member"), place, strict=True)),
+            **dict(zip(("last_at", "last_counter", "last_member"), newest, strict=True)),
+        )
+
+    def bounded(self, wanted: Wanted) -> Wanted | None:
+        """The same with the newest ``keep`` as they are now left out; None: nothing is left to go."""
+        if not wanted.keep:
+            return wanted
+        found = self._reader.execute(
+            "SELECT t.ended_at, t.counter, t.member FROM tasks t WHERE t.ended_at > 0"  # noqa: S608 -- constants
+            f"{self._narrowed(wanted)} ORDER BY t.ended_at DESC, t.counter DESC, t.member DESC LIMIT 1 OFFSET :keep",
+            {"keep": wanted.keep, "who": wanted.who},
+        ).fetchone()
+        return None if found is None else msgspec.structs.replace(wanted, until=(found[0], found[1], found[2]))
+
+    def _named(self, wanted: Wanted, kept: tuple[int, ...], after: Ended | None, limit: int) -> list[Ended]:
+        whole = {counter for counter, member in wanted.named if member is None}
+        members = {(counter, member) for counter, member in wanted.named if member is not None and counter not in whole}
+        names = sorted({(counter, SINGLE, True) for counter in whole} | {(*place, False) for place in members})
+        found: list[Ended] = []
+        for counter, member, is_whole in names:
+            first = member if not is_whole else SINGLE
+            if after is not None:
+                if counter < after.counter:
+                    continue
+                if counter == after.counter:
+                    if not is_whole and member <= after.member:
+                        continue
+                    first = max(first, after.member + 1)
+            last = (1 << 62) if is_whole else member
+            found += self._found(
+                "t.counter = :counter AND t.member BETWEEN :first AND :last AND t.ended_at > 0 AND t.ended_at < :before"
+                f"{self._narrowed(wanted)} ORDER BY t.member LIMIT :limit",
+                kept,
+                counter=counter,
+                first=first,
+                last=last,
+                before=wanted.before,
+                who=wanted.who,
+                limit=limit - len(found),
+            )
+            if len(found) >= limit:
+                break
+        return found
+
+    def _narrowed(self, wanted: Wanted) -> str:
+        """More of the condition; the states are among those that there are."""
+        states = [state for state in wanted.states if state in FINAL]
+        narrowed = f" AND t.state IN ({', '.join(map(repr, states))})" if wanted.states else ""
+        if wanted.who:
+            narrowed += " AND t.counter IN (SELECT counter FROM owners WHERE who = :who)"
+        return narrowed + (" AND t.output_bytes > 0" if wanted.with_output else "")
+
+    def _found(self, where: str, kept: tuple[int, ...], **values: object) -> list[Ended]:
+        rows = self._reader.execute(
+            f"SELECT {_COLUMNS} FROM tasks t WHERE {_FREE} AND {where}",  # noqa: S608 -- constants
+            {"kept": json.dumps(kept), **values},
+        )
+        return [_ended(row) for row in rows if isinstance(row[0], int) and isinstance(row[1], int)]
+
+    def ended(self) -> int:
+        """How many ended tasks there are."""
+        return int(self._reader.execute("SELECT count(*) FROM tasks WHERE ended_at > 0").fetchone()[0])
+
+    def output_bytes(self) -> int:
+        """What their outputs take on disk, at most."""
+        total = self._reader.execute("SELECT sum(output_bytes) FROM tasks WHERE output_bytes > 0").fetchone()[0]
+        return int(total or 0)
+
+    def doomed(self, limit: int) -> list[str]:
+        """Attempts whose files are to be removed."""
+        return [str(row[0]) for row in self._reader.execute("SELECT key FROM doomed LIMIT ?", (limit,))]
+
+    def empty_submissions(self, before: float, limit: int) -> tuple[int, ...]:
+        """Those from before that moment of which no task is left."""
+        rows = self._reader.execute(
+            "SELECT counter FROM submissions s WHERE submitted_at < ?"
+            " AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.counter = s.counter) LIMIT ?",
+            (before, limit),
+        )
+        return tuple(int(row[0]) for row in rows)
+
+    def has_events_before(self, before: float) -> bool:
+        """Whether the oldest event is from before that moment."""
+        found = self._reader.execute(f"SELECT at FROM events WHERE {_NOT_LAST} ORDER BY number LIMIT 1").fetchone()  # noqa: S608 -- constants
+        return found is not None and isinstance(found[0], float) and found[0] < before
+
+
+def _ended(row: tuple[Any, ...]) -> Ended:
+    size = row[5] if isinstance(row[5], int) else 0
+    return Ended(row[0], row[1], row[2], row[3], row[4], size)

@@ -1,0 +1,283 @@
+"""How a task lies in a node's database: each value that is kept packed, into its row and out of it. No SQL here.
+
+What a row has is decoded where it is asked for, and never believed: a value of the wrong kind is a StoreError that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from peerload.model.errors import StoreError
+from peerload.model.task import ExecutionRecord, Exit, Grant, TaskRecord, TaskSpec, TaskState
+from peerload.model.terms import Terms
+
+KEPT_S = 7 * 86_400.0
+"""Tokens and floors are remembered for so long."""
+SINGLE = -1
+"""The member number of a task that is not in an array."""
+MEMBER_MAX = 1 << 62
+"""No member has as great a number."""
+
+_spec = msgspec.msgpack.Decoder(TaskSpec)
+_terms = msgspec.msgpack.Decoder(Terms)
+_exit = msgspec.msgpack.Decoder(Exit)
+_execution = msgspec.msgpack.Decoder(ExecutionRecord)
+encode = msgspec.msgpack.Encoder().encode
+"""A value as it lies in the database."""
+COLUMNS = (
+    "t.counter, t.member, t.uid, t.state, t.attempt, t.node, t.nonce, t.machine_boot, t.lease_s, t.migrations,"
+    " t.submitted_at, t.started_at, t.ended_at, t.exit, t.reason, t.more"
+)
+
+
+class More(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a task's record rarely has: in one column of its own, empty for most."""
+
+    store: str = ""
+    parked_ts: float = 0.0
+    losses: int = 0
+    lost_on: tuple[str, ...] = ()
+    last_node: str = ""
+    retry_of: str = ""
+    grants: tuple[Grant, ...] = ()
+    devices: tuple[str, ...] = ()
+    gpu_mem_bytes: int = 0
+    gpu_alone: bool = False
+    memory_retries: int = 0
+    attended: bool = False
+    input: str = ""
+    input_is_cut: bool = False
+    failures: int = 0
+    priority: int | None = None
+    is_freed: bool = False
+
+
+NO_MORE = More()
+_more = msgspec.msgpack.Decoder(More)
+Each = tuple[tuple[bytes, ...], ...]
+_each = msgspec.msgpack.Decoder(Each)
+
+
+class Happened(msgspec.Struct, frozen=True, gc=False):
+    """An event as it was kept, with its number: they grow with time."""
+
+    number: int
+    at: float
+    what: str
+    state: str
+    task: str
+    attempt: int
+    node: str
+    reason: str
+
+
+_TYPES = (int, int, bytes, str, int, str, int, str, float, int, float, float, float)
+"""What those up to ended_at hold."""
+_EVENT_TYPES = (int, float, str, str, int, str, str)
+Found = tuple[Any, ...]
+"""A row of tasks with the columns of COLUMNS."""
+
+
+_STATES = {state.value: state for state in TaskState}
+
+
+class Damage(msgspec.Struct, frozen=True, gc=False):
+    """A task whose row cannot be read, and why."""
+
+    task: str
+    why: str
+
+
+BEFORE_FIRST = SINGLE - 1
+"""Less than the number of any member."""
+Place = tuple[float, int, int]
+"""Where an ended task stands: when it ended (Unix s), the number of its submission, of its member."""
+
+
+class Listing(msgspec.Struct, frozen=True):
+    """Tasks as a list shows them. last: the place of the last row read, readable or not; None if there was none."""
+
+    rows: Sequence[tuple[TaskRecord, TaskSpec]] = ()
+    damaged: Sequence[Damage] = ()
+    truncated: bool = False
+    last: Place | None = None
+
+
+def task_name(node: str, counter: object, member: object) -> str:
+    """The id of a task of this home, as its row has it."""
+    return f"{node}/{counter}" + (f".{member}" if member != SINGLE else "")
+
+
+def decoded_record(row: Found, home: str) -> TaskRecord:
+    """The record of a task of this home from its row. Raises StoreError naming what of it cannot be read."""
+    name = task_name(home, row[0], row[1])
+    exit_ = None if row[13] is None else decoded_exit(row[13], name)
+    state = _STATES.get(row[3]) if isinstance(row[3], str) else None
+    if state is None:
+        raise StoreError(f"{name} has no state that is known", why=repr(row[3]))
+    attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
+    if tuple(map(type, row[: len(_TYPES)])) != _TYPES or not isinstance(row[14], str):
+        raise StoreError(f"{name} is damaged", why="a column has a value of the wrong kind")
+    first = (name, row[2], state, submitted_at, attempt, node, nonce, machine_boot, lease_s, migrations)
+    if row[15] is None:  # as with most: a list may be of very many
+        return TaskRecord(*first, started_at=started_at, ended_at=ended_at, exit=exit_, reason=row[14])
+    more = _decoded(_more, row[15], f"the record of {name}")
+    return TaskRecord(
+        task=name,
+        uid=row[2],
+        state=state,
+        submitted_at=submitted_at,
+        attempt=attempt,
+        node=node,
+        nonce=nonce,
+        machine_boot=machine_boot,
+        lease_s=lease_s,
+        migrations=migrations,
+        started_at=started_at,
+        ended_at=ended_at,
+        exit=exit_,
+        reason=row[14],
+        store=more.store,
+        parked_ts=more.parked_ts,
+        losses=more.losses,
+        lost_on=more.lost_on,
+        last_node=more.last_node,
+        retry_of=more.retry_of,
+        grants=more.grants,
+        devices=more.devices,
+        gpu_mem_bytes=more.gpu_mem_bytes,
+        gpu_alone=more.gpu_alone,
+        memory_retries=more.memory_retries,
+        attended=more.attended,
+        input=more.input,
+        input_is_cut=more.input_is_cut,
+        failures=more.failures,
+        priority=more.priority,
+        is_freed=more.is_freed,
+    )
+
+
+def task_values(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
+    """A record as the row that `decoded_record` reads again. kept_bytes: how much of its output is kept."""
+    counter, member = order_of(record.task)
+    more = More(
+        record.store,
+        record.parked_ts,
+        record.losses,
+        record.lost_on,
+        record.last_node,
+        record.retry_of,
+        record.grants,
+        record.devices,
+        record.gpu_mem_bytes,
+        record.gpu_alone,
+        record.memory_retries,
+        record.attended,
+        record.input,
+        record.input_is_cut,
+        record.failures,
+        record.priority,
+        record.is_freed,
+    )
+    return (
+        counter,
+        member,
+        record.uid,
+        record.state.value,
+        record.attempt,
+        record.node,
+        record.nonce,
+        record.machine_boot,
+        record.lease_s,
+        record.migrations,
+        record.submitted_at,
+        record.started_at,
+        record.ended_at,
+        None if record.exit is None else encode(record.exit),
+        record.reason,
+        None if more == NO_MORE else encode(more),
+        kept_bytes,
+    )
+
+
+def place_of(found: Found) -> Place:
+    """Where an ended task stands among those that ended."""
+    return found[12], found[0], found[1]
+
+
+def member_spec(spec: TaskSpec, each: Each, task: str) -> TaskSpec:
+    """What one task runs. Raises StoreError if its array has no such member."""
+    return spec_of_member(spec, each, order_of(task)[1], task) if each else spec
+
+
+def spec_of_member(spec: TaskSpec, each: Each, member: object, name: str) -> TaskSpec:
+    """What one task runs, by its number in its array. Raises StoreError if its array has no such member."""
+    if not each:
+        return spec
+    if not isinstance(member, int) or not 1 <= member <= len(each):
+        raise StoreError(f"{name} cannot be read from the database", why=f"its array has {len(each)} commands")
+    return msgspec.structs.replace(spec, argv=each[member - 1])
+
+
+def order_of(task: str) -> tuple[int, int]:
+    """The number of a task's submission, and of its member (SINGLE if it is in no array)."""
+    counter, dot, member = task.partition("/")[2].partition(".")
+    return int(counter), int(member) if dot else SINGLE
+
+
+def is_id(name: str) -> bool:
+    """Whether this is the id of a task; that of a damaged row may be anything."""
+    counter, dot, member = name.partition("/")[2].partition(".")
+    return counter.isdecimal() and (not dot or member.isdecimal())
+
+
+def decoded_spec(raw: object, counter: object) -> TaskSpec:
+    """What the tasks of a submission have in common, as it was kept, without the environment. Raises StoreError."""
+    spec: TaskSpec = _decoded(_spec, raw, f"submission {counter}")
+    return spec
+
+
+def decoded_each(raw: object, counter: object) -> Each:
+    """What each member of an array runs, as it was kept. Raises StoreError."""
+    each: Each = _decoded(_each, raw, f"the commands of submission {counter}")
+    return each
+
+
+def decoded_exit(raw: object, name: object) -> Exit:
+    """How a task ended, as it was kept. Raises StoreError."""
+    exit_: Exit = _decoded(_exit, raw, f"the exit of {name}")
+    return exit_
+
+
+def decoded_event(row: Found, home: str) -> Happened:
+    """An event from its row. Raises StoreError naming it if it cannot be read."""
+    number, at, what, state, counter, member, task, attempt, node, reason = row
+    if tuple(map(type, (number, at, what, state, attempt, node, reason))) != _EVENT_TYPES:
+        raise StoreError(f"event {number} cannot be read from the database", why=f"{row!r}"[:200])
+    if counter is not None:
+        task = task_name(home, counter, member)
+    return Happened(number, at, what, state, task or "", attempt, node, reason)
+
+
+def decoded_execution(raw: object, what: str) -> ExecutionRecord:
+    """An attempt of another home as it was kept. Raises StoreError naming ``what`` cannot be read."""
+    record: ExecutionRecord = _decoded(_execution, raw, what)
+    return record
+
+
+def decoded_terms(raw: object, counter: int) -> Terms:
+    """The terms of a submission as they were kept. Raises StoreError if they cannot be read."""
+    terms: Terms = _decoded(_terms, raw, f"the terms of submission {counter}")
+    return terms
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], raw: object, what: str) -> Any:  # noqa: ANN401 -- the decoder's type
+    if not isinstance(raw, bytes):
+        raise StoreError(f"{what} cannot be read from the database", why=f"{type(raw).__name__} where bytes should be")
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise StoreError(f"{what} cannot be read from the database", why=str(error)) from None

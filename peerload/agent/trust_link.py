@@ -1,0 +1,251 @@
+"""How what the CA has said gets to every member and takes effect there, and how members get new certificates.
+
+Whoever has something new tells it to all it can reach, whoever hears something new passes it on to a few; and each new
+link begins with a digest of what its ends know (`Hello.trust`), so that those who were away hear of it when they are back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from peerload.agent import certificates
+from peerload.agent.mqtt_words import WordsOnBus
+from peerload.agent.trust import OVERLAP_REVOKED_S, OVERLAP_S, Revoked
+from peerload.core.membership import PeerState
+from peerload.model import messages
+from peerload.model.errors import BadRequest, ConfigError
+from peerload.wire.seal import KEY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from peerload.agent.parts import Parts
+    from peerload.agent.trust import Trust
+    from peerload.model.messages import Hello
+    from peerload.wire.seal import Sealer
+
+PASSED_ON_TO = 4
+"""Members that are told what somebody else has told us."""
+REQUESTS_PER_S = 1.0
+"""Certificates made for one member; more often is refused."""
+FORGED_EVERY_S = 60.0
+"""What the CA never said is noted so often; all of it is counted."""
+WORDS = (messages.Trust, messages.CertificateRequest, messages.CertificateTold)
+"""What is handled here, and never reaches the core."""
+
+_log = logging.getLogger("peerload.trust")
+
+
+class TrustLink:
+    """``parts``: of this agent, complete by the time anything is called."""
+
+    def __init__(self, parts: Parts, trust: Trust) -> None:
+        self._parts = parts
+        self.trust = trust
+        self._sealers: list[Sealer] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._admitted: dict[str, str] = {}
+        self._served_s: dict[str, float] = {}
+        self._forged_s = -FORGED_EVERY_S
+
+    def on_bus(self) -> WordsOnBus:
+        """Who was shut out, as it is told and heard by way of the broker."""
+        return WordsOnBus(lambda: self.trust.signed_revocations, self._heard_on_bus, self._parts.counters)
+
+    # -- effects -------------------------------------------------------------------------------------------------------
+
+    def seals(self, sealer: Sealer) -> Sealer:
+        """The same, and from now on with the keys in force."""
+        self._sealers.append(sealer)
+        sealer.use(self.trust.keys(time.time()))
+        return sealer
+
+    def start(self) -> None:
+        """Put what is known into effect."""
+        self._use_keys()
+        self._parts.tls.looked = self._parts.links.made.cut_ended
+
+    def close(self) -> None:
+        """End."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def hears(self, node: str, boot: str) -> bool:
+        """Whether datagrams and broker messages of this start of a node count: of a name that was shut out, only those of
+        whoever has proven since, over a link, to have it anew."""
+        return not self.trust.was_revoked(node) or self._admitted.get(node) == boot
+
+    def _use_keys(self) -> None:
+        now = time.time()
+        for sealer in self._sealers:
+            sealer.use(self.trust.keys(now))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        changes_at = self.trust.changes_at(now)
+        if changes_at is not None:
+            wait_s = min(max(changes_at - now, 0.0) + 0.01, 86_400.0)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._use_keys)
+
+    # -- what is new ---------------------------------------------------------------------------------------------------
+
+    def revoke(self, node: str) -> int:
+        """Shut a node out, here and everywhere, and change the key that it knew → how many were told at once. Raises
+        BadRequest; OSError if it cannot be kept."""
+        keys = []
+        if shown := self._parts.links.certificate_of(node):
+            keys.append(certificates.key_fingerprint(certificates.key_of(shown)))
+        now = time.time()
+        new = [self.trust.revoke(node, keys, now), self._rotated(now, OVERLAP_REVOKED_S)]
+        self._admitted.pop(node, None)
+        told = self._tell(new, self._alive(), but="")
+        self._take_effect([(new[0], self.trust.revocations[-1])])
+        return told - 1 if node in self._alive() else told
+
+    def rotate(self) -> int:
+        """A new key for gossip and MQTT → how many were told at once. Raises OSError if it cannot be kept."""
+        new = self._rotated(time.time(), OVERLAP_S)
+        self._use_keys()
+        self._parts.journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
+        return self._tell([new], self._alive(), but="")
+
+    def _rotated(self, now: float, overlap_s: float) -> bytes:
+        return self.trust.rotate(secrets.token_bytes(KEY_BYTES), now, overlap_s)
+
+    def _alive(self) -> list[str]:
+        membership = self._parts.node.membership
+        return [peer.identity.node for peer in membership if peer.state in (PeerState.ALIVE, PeerState.SUSPECT)]
+
+    def _tell(self, signed: Iterable[bytes], nodes: Iterable[str], *, but: str) -> int:
+        words, told = tuple(signed), 0
+        parts = [
+            messages.Trust(words[at : at + messages.SIGNED_MAX]) for at in range(0, len(words), messages.SIGNED_MAX)
+        ]
+        for node in nodes:
+            if node != but:
+                for message in parts:
+                    self._parts.links.send(node, message)
+                told += 1
+        return told
+
+    def read_again(self) -> int:
+        """Take what lies in STATE/trust and is not known here yet: somebody has put it there. → how many words. Raises
+        ConfigError."""
+        try:
+            new = self.trust.take(self.trust.read().signed, time.time())
+        except (BadRequest, OSError) as error:
+            raise ConfigError("state", "what the CA has said cannot be read again", why=str(error)) from None
+        if new:
+            self._tell([raw for raw, _ in new], self._alive(), but="")
+            self._take_effect(new)
+        return len(new)
+
+    # -- what is heard -------------------------------------------------------------------------------------------------
+
+    def met(self, hello: Hello) -> None:
+        """A link was made: its other end is told what it may not know."""
+        told = hello.identity
+        if self.trust.was_revoked(told.node):
+            self._admitted[told.node] = told.boot
+        if hello.trust != self.trust.digest and self.trust.signed:
+            self._tell(self.trust.signed, [told.node], but="")
+
+    def received(self, src: str, message: messages.Message) -> None:
+        """One of WORDS."""
+        match message:
+            case messages.Trust():
+                self._told(src, message)
+            case messages.CertificateRequest():
+                self._asked(src)
+            case messages.CertificateTold():
+                self._certified(src, message)
+
+    def _heard_on_bus(self, src: str, words: tuple[bytes, ...]) -> None:
+        """Whoever can write to that topic of ``src`` at the broker has said it."""
+        self._told(src, messages.Trust(words), over="MQTT")
+
+    def _told(self, src: str, message: messages.Trust, *, over: str = "") -> None:
+        try:
+            new = self.trust.take(message.signed, time.time())
+        except BadRequest:
+            self._parts.counters["words not signed by the CA"] += 1
+            self._parts.security.tell("J4", src, "it passed on what the CA never said" + (over and f", over {over}"))
+            if not over and time.monotonic() - self._forged_s >= FORGED_EVERY_S:
+                self._forged_s = time.monotonic()
+                self._parts.journal.happened(
+                    "cluster", "forged", node=src, reason="it passed on what the CA never said"
+                )
+            return
+        except OSError as error:
+            self._parts.fail(f"what the CA has said cannot be kept: {error.strerror}")
+            return
+        if new:
+            alive = self._alive()
+            some = random.sample(alive, min(PASSED_ON_TO, len(alive)))
+            self._tell([raw for raw, _ in new], some, but=src)
+            self._take_effect(new)
+
+    def _take_effect(self, new: Iterable[tuple[bytes, object]]) -> None:
+        journal = self._parts.journal
+        for _, word in new:
+            if isinstance(word, Revoked):
+                journal.happened("cluster", "revoked", node=word.node, reason="its certificate counts no more")
+                _log.warning("%s is shut out: its certificate was revoked", word.node)
+                facts = self._parts.tls.facts
+                if word.node == self._parts.config.node and facts is not None and self.trust.refuses(facts):
+                    _log.error("this node was shut out of the cluster; it works alone")
+                    self._parts.notices.append("this node was shut out of its cluster (revoked): it works alone")
+            else:
+                journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
+        self._use_keys()
+        self._parts.links.made.cut_revoked()
+        if self._parts.bus is not None:
+            self._parts.bus.publish_revoked()
+
+    # -- certificates --------------------------------------------------------------------------------------------------
+
+    def ask_for_another(self) -> None:
+        """Our certificate is due: ask one that can make them."""
+        membership = self._parts.node.membership
+        issuers = [peer.identity.node for peer in membership if peer.profile.issuer and peer.state is PeerState.ALIVE]
+        if not issuers:
+            self._parts.counters["certificates: nobody to ask"] += 1
+            _log.warning("this node's certificate is due, and no node that can make one is there")
+            return
+        one = random.choice(issuers)  # noqa: S311 -- spreads the load, guards nothing
+        self._parts.links.send(one, messages.CertificateRequest())
+
+    def _asked(self, src: str) -> None:
+        """For the name and the key that the link was made with, and for no other."""
+        parts, now_s = self._parts, asyncio.get_running_loop().time()
+        shown = parts.links.certificate_of(src)
+        if not parts.cluster.is_issuer or not shown or now_s - self._served_s.get(src, -1e9) < 1 / REQUESTS_PER_S:
+            parts.counters["certificates not made"] += 1
+            return
+        self._served_s[src] = now_s
+        facts = certificates.proven_facts(shown)
+        if facts.name != src or self.trust.refuses(facts):
+            parts.counters["certificates not made"] += 1
+            return
+        made = certificates.certify(
+            parts.cluster.authority, src, certificates.key_of(shown), datetime.now(UTC), parts.tls.life
+        )
+        parts.counters["certificates made"] += 1
+        parts.journal.happened("cluster", "certified", node=src)
+        parts.links.send(src, messages.CertificateTold(made))
+
+    def _certified(self, src: str, message: messages.CertificateTold) -> None:
+        try:
+            self._parts.tls.install(message.certificate)
+        except (ValueError, ConfigError) as error:
+            self._parts.counters["certificates not taken"] += 1
+            _log.warning("a certificate that %s has sent is not taken: %s", src, error)
+            return
+        self._parts.journal.happened("cluster", "renewed", node=src)
+        _log.info("this node has a new certificate, made by %s", src)

@@ -1,0 +1,110 @@
+"""What an agent that serves all users of a machine has done as them, being none of them: its launcher, which is root, looks at
+their directories and writes their files. For the agent of one user, all this is its own to do."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from peerload.agent import result_files
+from peerload.model.errors import BadRequest, PeerloadError, SlowDown
+from peerload.model.task import SCRATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from peerload.agent.parts import Parts
+    from peerload.model.task import TaskSpec
+    from peerload.model.terms import Terms
+
+POLICY = "policy: "
+"""How the launcher begins to say that this node does not run tasks of somebody."""
+BUSY = "busy: "
+KEPT_S = 2.0
+"""What was found out so lately is not asked again for every task of a burst."""
+KEPT_MAX = 4096
+
+
+class Whose(NamedTuple):
+    """A task's user: the home, what that calls its submitter, and the uid of that there; -1 where it is not known."""
+
+    home: str
+    user: str
+    uid: int = -1
+
+    def words(self) -> dict[str, Any]:
+        """As the launcher is told."""
+        return {"home": self.home, "user": self.user, "uid": self.uid}
+
+
+class Users:
+    """One per agent."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.is_system = parts.config.mode == "system"
+        self._checks = result_files.Checks()
+        self._told: dict[tuple[Whose, bytes], tuple[float, str]] = {}
+
+    def submitter(self, spec: TaskSpec, terms: Terms) -> Whose:
+        """Whose a task of this home is."""
+        return Whose(self._parts.config.node, spec.user, terms.owner)
+
+    def seen_lately(self, whose: Whose, directory: bytes) -> bool:
+        """Whether `objection` had none a moment ago."""
+        if not self.is_system:
+            return self._parts.directories.seen_lately(directory)
+        found = self._told.get((whose, directory))
+        return found is not None and not found[1] and time.monotonic() - found[0] < KEPT_S
+
+    async def objection(self, whose: Whose, directory: bytes) -> tuple[str, bool]:
+        """Why this node runs no tasks of that user ("" = it does), and whether the directory is there for it. Raises SlowDown, which
+        says nothing about either."""
+        if not self.is_system:
+            return "", await self._parts.directories.look(directory)
+        found = self._told.get((whose, directory))
+        if found is None or time.monotonic() - found[0] >= KEPT_S:
+            why = await self._parts.launcher.ask({"do": "may", "directory": directory, **whose.words()})
+            if why.startswith(BUSY):
+                raise SlowDown("the working directory cannot be looked at now", why=why.removeprefix(BUSY))
+            if len(self._told) >= KEPT_MAX:
+                self._told.clear()
+            found = self._told[whose, directory] = time.monotonic(), why
+            if why.startswith(POLICY) and whose.home != self._parts.config.node:
+                self._parts.security.tell("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
+        why = found[1]
+        if why.startswith(POLICY):
+            return why.removeprefix(POLICY), directory == SCRATCH
+        return "", not why
+
+    async def admitted(self, spec: TaskSpec, terms: Terms) -> bool:
+        """Whether the directory of a task that is submitted here is there for who submits it. Where that user's tasks may not
+        run on this very node, they may elsewhere."""
+        _, here = await self.objection(self.submitter(spec, terms), spec.directory)
+        return here
+
+    async def check_files(self, spec: TaskSpec, terms: Terms) -> None:
+        """Raises BadRequest if the files that the output is wanted in cannot be written by who submits the task."""
+        wanted = result_files.patterns(terms)
+        if not wanted:
+            return
+        if not self.is_system:
+            await self._checks.look(terms)
+            return
+        why = await self._parts.launcher.ask({"do": "check", "patterns": wanted, **self.submitter(spec, terms).words()})
+        if why.startswith(BUSY):
+            raise SlowDown("the files cannot be looked at now", why=why.removeprefix(BUSY))
+        if why:
+            shown = wanted[0].decode("utf-8", "backslashreplace")
+            raise BadRequest(f"{shown} cannot be written", why=why.removeprefix(POLICY))
+
+    async def write(self, spec: TaskSpec, terms: Terms, path: bytes, captured: Sequence[Path], tag: str) -> None:
+        """Put captured files into a file of the submitter's. Raises OSError, PeerloadError."""
+        if not self.is_system:
+            await result_files.in_own_thread(lambda: result_files.write(path, captured, spec.umask, tag))
+            return
+        request = {"do": "write", "path": path, "captured": [str(one) for one in captured], "umask": spec.umask}
+        why = await self._parts.launcher.ask({**request, "tag": tag, **self.submitter(spec, terms).words()})
+        if why:
+            raise PeerloadError(why.removeprefix(POLICY).removeprefix(BUSY))

@@ -1,0 +1,223 @@
+"""`peerload.Executor`: a `concurrent.futures.Executor` whose functions run where there is room in the cluster.
+
+>>> with Executor(cpus=2, mem="4G") as executor:        # doctest: +SKIP
+...     print(list(executor.map(pow, [2, 3], [5, 2])))
+[32, 9]
+
+Each call is a task of its own: `peerload ls` shows it, `peerload logs` what it prints. One thread, which is there while
+calls are under way, talks to the agent (`executor_link.py`).
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import itertools
+import os
+import secrets
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+
+from peerload import client as socket_client
+from peerload.api import call, request
+from peerload.api.executor_link import Call, Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+TASKS_MAX = 500
+"""Calls under way at a time: one more waits in `submit` until another has ended."""
+TASKS_MAX_LIMIT = 10_000
+NAME_CHARACTERS_MAX = 128
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class TaskFuture(concurrent.futures.Future[Result]):
+    """A future that `cancel` stops even while its function runs: `running` is never true."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stop: Callable[[], None] = lambda: None
+        self._aside: Callable[[Callable[[], None]], None] = lambda work: work()
+        self._calls_back = False
+        self._call: Call | None = None
+        self._end = threading.RLock()
+        self._was_cancelled = False
+
+    @property
+    def task(self) -> str:
+        """The id of its task, "" as long as it was not submitted."""
+        return self._call.task if self._call is not None else ""
+
+    def cancel(self) -> bool:
+        """Stop the task: one that waits never starts, one that runs gets TERM and, 10 s later, KILL. False if it has ended."""
+        with self._end:
+            if not super().cancel():
+                return False
+            is_first, self._was_cancelled = not self._was_cancelled, True
+            if is_first:
+                self.set_running_or_notify_cancel()  # wakes those who wait for it
+        if is_first:
+            self._stop()
+        return True
+
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[Result]], object]) -> None:
+        """Call ``fn(future)`` when it has ended, in a thread in which it may wait, submit more, and shut the executor down."""
+        with self._end:
+            self._calls_back = True
+        super().add_done_callback(fn)
+
+    def finish(self, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- any result
+        """For the executor: the outcome. Nothing, if it was cancelled."""
+        with self._end:
+            if not self._calls_back:
+                self._finish(value, error)
+                return
+        self._aside(lambda: self._finish(value, error))
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:  # noqa: ANN401 -- any result
+        with self._end:
+            if self.cancelled():
+                return
+            self.set_running_or_notify_cancel()  # from here on it is not cancelled
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(value)
+
+
+class Executor(concurrent.futures.Executor):
+    """Runs functions as tasks.
+
+    ``wanted``: what each call asks for, as with `peerload.Client.submit`: cpus, mem, gpus, node, labels, group, retries, time_limit_s …
+    ``python``: the interpreter, which must be there on the nodes, with peerload, and of the same minor version (default:
+    this one). ``tasks_max``: so many calls are under way at most. ``keep``: tasks go on when this program ends; otherwise
+    they are cancelled then, even if it is killed.
+
+    A call is pickled by cloudpickle: functions of `__main__`, lambdas and closures travel; modules have to be there on the
+    nodes, in the same directories or installed. What raises here: AgentUnavailable and BadRequest (through the future),
+    TaskFailed if a task ends without a result, and whatever the function raised, whose ``__cause__`` has the traceback.
+    """
+
+    def __init__(
+        self,
+        socket_path: str | None = None,
+        *,
+        python: str = "",
+        tasks_max: int = TASKS_MAX,
+        keep: bool = False,
+        **wanted: Unpack[request.Wanted],
+    ) -> None:
+        if not 1 <= tasks_max <= TASKS_MAX_LIMIT:
+            raise ValueError(f"tasks_max is {tasks_max}; from 1 to {TASKS_MAX_LIMIT} calls can be under way")
+        argv = [os.fsencode(python or sys.executable), b"-m", b"peerload.api.function"]
+        self._fields = request.submission(argv, wanted)
+        self._fields["spec"]["takes_input"] = True
+        if not keep:
+            self._fields["attended"] = True
+        self._named = wanted.get("name") or ""
+        self._room = threading.BoundedSemaphore(tasks_max)
+        self._tasks_max = tasks_max
+        self._lock = threading.Lock()
+        self._is_shut = False
+        self._link = Link(socket_path or socket_client.default_socket_path())
+
+    def submit(
+        self, fn: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> TaskFuture[Result]:
+        """Call ``fn(*args, **kwargs)`` on some node. Blocks while ``tasks_max`` calls are under way."""
+        return self._submit(fn, args, kwargs)
+
+    def _submit(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TaskFuture[Any]:
+        self._refuse_if_shut()
+        future: TaskFuture[Any] = TaskFuture()
+        mark = secrets.token_hex(16)
+        try:
+            raw = call.packed_call(mark, fn, args, kwargs, [entry for entry in sys.path if entry])
+        except Exception as error:  # noqa: BLE001 -- whatever pickling raises, as in the executors of the standard library
+            future.set_exception(error)
+            return future
+        fields = {**self._fields, "token": secrets.token_hex(16)}
+        fields["spec"] = {**self._fields["spec"], "name": self._named or _name(args[0] if fn is _called else fn)}
+        made = Call(future, mark, fields, raw)
+        future._call = made  # noqa: SLF001 -- they belong together
+        future._stop = lambda: self._link.cancel(made)  # noqa: SLF001 -- as above
+        future._aside = self._link.aside  # noqa: SLF001 -- as above
+        self._room.acquire()
+        concurrent.futures.Future.add_done_callback(future, lambda _: self._room.release())
+        with self._lock:
+            try:
+                self._refuse_if_shut()
+            except RuntimeError:
+                future.cancel()  # gives its room back
+                raise
+            self._link.add(made)
+        return future
+
+    def _refuse_if_shut(self) -> None:
+        if self._is_shut:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def map(
+        self, fn: Callable[..., Result], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[Result]:
+        """The results in order. ``chunksize``: so many calls in one task, which pays where a call takes less than some tens
+        of milliseconds. Inputs are taken as there is room, so that they may be without end."""
+        if chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        until_s = None if timeout is None else time.monotonic() + timeout
+        chunks = _chunks(zip(*iterables, strict=False), chunksize)
+        ahead: collections.deque[TaskFuture[list[Result]]] = collections.deque()
+        for chunk in itertools.islice(chunks, self._tasks_max):
+            ahead.append(self._submit(_called, (fn, chunk), {}))
+        return self._results(fn, chunks, ahead, until_s)
+
+    def _results(
+        self,
+        fn: Callable[..., Result],
+        chunks: Iterator[list[tuple[Any, ...]]],
+        ahead: collections.deque[TaskFuture[list[Result]]],
+        until_s: float | None,
+    ) -> Iterator[Result]:
+        try:
+            while ahead:
+                left_s = None if until_s is None else max(until_s - time.monotonic(), 0.0)
+                results = ahead[0].result(left_s)
+                ahead.popleft()
+                for chunk in itertools.islice(chunks, 1):
+                    ahead.append(self._submit(_called, (fn, chunk), {}))
+                yield from results
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls. ``wait``: return when all have ended; ``cancel_futures``: stop all that have not, also those
+        whose functions run."""
+        with self._lock:
+            self._is_shut = True
+        if cancel_futures:
+            for made in self._link.under_way():
+                made.future.cancel()
+        if wait:
+            self._link.join()
+
+
+def _called(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:
+    """What a task of `Executor.map` calls."""
+    return [fn(*args) for args in chunk]
+
+
+def _chunks(items: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    name = getattr(fn, "__qualname__", "") or getattr(fn, "__name__", "") or type(fn).__qualname__
+    return str(name)[:NAME_CHARACTERS_MAX]

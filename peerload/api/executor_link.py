@@ -1,0 +1,438 @@
+"""The thread of an `Executor`: submits its calls, sends what they read, and takes what becomes of them.
+
+It is there while calls are under way, and ends when there are none, so that a program that has its results can end, and
+one that has not waits for them. If the agent goes away it is waited for: a call is submitted again under the same token,
+which is safe.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from peerload import client as socket_client
+from peerload.api import call
+from peerload.model.errors import AgentUnavailable, PeerloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.api.executor import TaskFuture
+
+FIRST_INPUT_BYTES = 512 << 10
+INPUT_BYTES = 512 << 10
+"""What is sent of a call with its submission, and then at a time."""
+SENT_BYTES_MAX = 8 << 20
+"""Of calls that the agent has not answered yet: more is not sent meanwhile."""
+CALLS_A_SESSION = 250
+"""On one connection: each is a request or two, of which an agent takes so many of one client."""
+RECONNECT_S_MAX = 60.0
+RECONNECT_EVERY_S = 0.25
+ERRORS_TOLD_BYTES = 4000
+FULL_RETRY_S = 1.0
+LOOK_S = 5.0
+
+
+_NO_MODULE = re.compile(rb"No module named '?(?:peerload|cloudpickle)\b")
+
+
+class Call:
+    """One call. ``task``: "" until the agent has named it; ``sent``: bytes of what it reads that the agent has."""
+
+    def __init__(self, future: TaskFuture[Any], mark: str, fields: dict[str, Any], raw: bytes) -> None:
+        self.future = future
+        self.mark = mark
+        self.fields = fields
+        self.raw = raw
+        self.size = len(raw)
+        self.task = ""
+        self.sent = 0
+        self.is_over = False
+        self.session: _Session | None = None
+        self.problem: PeerloadError | None = None
+
+
+class Link:
+    """All calls of one executor that are under way."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._new: list[Call] = []
+        self._cancelled: list[Call] = []
+        self._calls: dict[int, Call] = {}
+        self._thread: threading.Thread | None = None
+        self._wake = -1
+        self._beside: set[threading.Thread] = set()
+        self._beside_lock = threading.Lock()
+
+    # -- from other threads --------------------------------------------------------------------------------------------
+
+    def add(self, made: Call) -> None:
+        """Submit it."""
+        with self._lock:
+            self._calls[id(made)] = made
+            self._new.append(made)
+            self._stir()
+
+    def cancel(self, made: Call) -> None:
+        """Its future was cancelled."""
+        with self._lock:
+            if id(made) in self._calls:
+                self._cancelled.append(made)
+                self._stir()
+
+    def under_way(self) -> list[Call]:
+        """Those that have not ended."""
+        with self._lock:
+            return list(self._calls.values())
+
+    def aside(self, work: Callable[[], None]) -> None:
+        """Do what others have asked to be called for in a thread of its own: it may wait for what only the link's can bring
+        about."""
+        thread = threading.Thread(target=self._aside, args=(work,), name="peerload executor callbacks")
+        with self._beside_lock:
+            self._beside.add(thread)
+        thread.start()
+
+    def _aside(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        finally:
+            with self._beside_lock:
+                self._beside.discard(threading.current_thread())
+
+    def join(self) -> None:
+        """Return when none is under way, and those who wanted it have been called; they themselves may wait here, too."""
+        while (thread := self._thread) is not None and thread is not threading.current_thread():
+            thread.join()
+        with self._beside_lock:
+            beside = list(self._beside)
+        if threading.current_thread() not in beside:
+            for thread in beside:
+                thread.join()
+
+    def _stir(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="peerload executor")
+            self._thread.start()
+        elif self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        with self._lock:
+            self._wake = wake
+        sessions: list[_Session] = []
+        try:
+            while True:
+                try:
+                    if not sessions:
+                        sessions = self._connected(wake)
+                    if not self._turn(sessions, wake):
+                        return
+                except AgentUnavailable:
+                    if not sessions:
+                        raise
+                    self._drop_ended(sessions)
+                    _close(sessions)  # what comes of looking for it again is told
+                    sessions = []
+        except BaseException as error:  # noqa: BLE001 -- nobody else would tell those who wait
+            self._fail_all(error)
+        finally:
+            _close(sessions)
+            os.close(wake)
+
+    def _turn(self, sessions: list[_Session], wake: int) -> bool:
+        """One round. → whether anything is under way still; if not, this thread is no longer the link's."""
+        with self._lock:
+            new, self._new = self._new, []
+            cancelled, self._cancelled = self._cancelled, []
+            if not self._calls:
+                self._thread, self._wake = None, -1
+                return False
+        for made in new:
+            session = next((one for one in sessions if one.calls < CALLS_A_SESSION), None)
+            if session is None:
+                session = _Session(self._path)
+                sessions.append(session)
+            session.submit(made)
+        for made in cancelled:
+            if made.session is not None:
+                made.session.cancel(made)
+        for session in sessions:
+            session.go_on()
+        if not self._drop_ended(sessions):
+            self._await_news(sessions, wake)
+        return True
+
+    def _drop_ended(self, sessions: list[_Session]) -> bool:
+        """→ whether any have ended since the last time."""
+        over = [made for session in sessions for made in session.over()]
+        with self._lock:
+            for made in over:
+                self._calls.pop(id(made), None)
+        return bool(over)
+
+    def _await_news(self, sessions: list[_Session], wake: int) -> None:
+        """Wait until there is something to do, and take what the agent says."""
+        poll = select.poll()
+        poll.register(wake, select.POLLIN)
+        for session in sessions:
+            poll.register(session.descriptor, select.POLLIN)
+        pause_s = FULL_RETRY_S if any(session.waits_for_room for session in sessions) else LOOK_S
+        ready = {descriptor for descriptor, _ in poll.poll(pause_s * 1000)}
+        if wake in ready:
+            os.eventfd_read(wake)
+        for session in sessions:
+            if session.descriptor in ready:
+                session.take()
+
+    def _connected(self, wake: int) -> list[_Session]:
+        """Sessions that wait for all that were submitted before; at least one. Raises AgentUnavailable if no agent comes back."""
+        until_s = time.monotonic() + (RECONNECT_S_MAX if self._sent_before() else 0.0)
+        while True:
+            sessions: list[_Session] = []
+            try:
+                before = self._sent_before()
+                for first in range(0, max(len(before), 1), CALLS_A_SESSION):
+                    sessions.append(_Session(self._path))
+                    sessions[-1].take_up(before[first : first + CALLS_A_SESSION])
+            except AgentUnavailable:
+                _close(sessions)
+                if time.monotonic() >= until_s:
+                    raise
+                select.select([wake], [], [], RECONNECT_EVERY_S)
+            else:
+                return sessions
+
+    def _sent_before(self) -> list[Call]:
+        with self._lock:
+            new = {id(made) for made in self._new}
+            return [made for key, made in self._calls.items() if key not in new]
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._lock:
+            calls = list(self._calls.values())
+            self._calls.clear()
+            self._new.clear()
+            self._cancelled.clear()
+            self._thread, self._wake = None, -1
+        for made in calls:
+            made.future.finish(error=error)
+
+
+def _close(sessions: list[_Session]) -> None:
+    for session in sessions:
+        session.close()
+
+
+class _Session:
+    """One connection, and what was asked on it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._client = socket_client.Client(path)
+        self._asked: dict[int, tuple[str, Call]] = {}
+        self._waiting: list[Call] = []
+        self._over: list[Call] = []
+        self._sent_bytes = 0
+        self._retry_at_s = 0.0
+        self.calls = 0
+        """How many are under way on it."""
+
+    def close(self) -> None:
+        self._client.close()
+
+    @property
+    def descriptor(self) -> int:
+        """What to wait on for `take`."""
+        return self._client.descriptor
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether something is to be submitted when there is room."""
+        return bool(self._waiting)
+
+    def over(self) -> list[Call]:
+        """The calls that have ended since this was asked last."""
+        ended, self._over = self._over, []
+        return ended
+
+    def submit(self, made: Call) -> None:
+        """Send it, as soon as there is room."""
+        made.session = self
+        self.calls += 1
+        self._waiting.append(made)
+
+    def take_up(self, calls: list[Call]) -> None:
+        """Those that were under way on another connection."""
+        for made in calls:
+            if made.task:
+                made.session = self
+                self.calls += 1
+                if made.fields.get("attended"):
+                    self._ask("attend", made, task=made.task)
+                self._await(made)
+                if made.future.cancelled():
+                    self.cancel(made)  # that may not have been heard
+            else:
+                self.submit(made)
+
+    def go_on(self) -> None:
+        """Submit what there is room for."""
+        if time.monotonic() < self._retry_at_s:
+            return
+        while self._waiting and self._sent_bytes < SENT_BYTES_MAX:
+            made = self._waiting.pop(0)
+            if made.future.cancelled():
+                self._ended(made)
+                continue
+            first = made.raw[:FIRST_INPUT_BYTES]
+            more = {} if len(first) == made.size else {"input_ends": False}
+            self._sent_bytes += len(first)
+            self._ask("submit", made, **made.fields, input=first, **more)
+
+    def cancel(self, made: Call) -> None:
+        """Stop its task; one that is being submitted as soon as its name is known."""
+        if made.task and not made.is_over:
+            self._ask("cancel", made, tasks=[made.task])
+
+    def take(self) -> None:
+        """Take what the agent says next."""
+        self._took(*self._client.receive(follows=True))
+
+    def _ask(self, verb: str, made: Call, **fields: Any) -> None:  # noqa: ANN401 -- as each verb has them
+        self._asked[self._client.send(verb, **fields)] = verb, made
+
+    def _await(self, made: Call) -> None:
+        self._ask("wait", made, tasks=[made.task], outputs=True)
+        self._send_more(made)
+
+    def _send_more(self, made: Call) -> None:
+        """The next piece of what it reads, if it was not all."""
+        if made.sent < made.size and not made.is_over:
+            piece = made.raw[made.sent : made.sent + INPUT_BYTES]
+            ends = made.sent + len(piece) == made.size
+            self._ask("input", made, task=made.task, offset=made.sent, data=piece, ends=ends)
+
+    def _took(self, answered: int, kind: str, body: dict[str, Any]) -> None:
+        verb, made = self._asked.get(answered, ("", None))
+        if made is None:
+            return
+        if kind != "more":
+            del self._asked[answered]
+        if verb == "submit":
+            self._submitted(made, kind, body)
+        elif verb == "input" and kind == "ok" and body.get("wanted", True):
+            made.sent = max(made.sent, int(body["offset"]))
+            self._send_more(made)
+        elif verb == "input" and kind == "error":
+            self._input_refused(made, body)
+        elif verb == "wait" and kind == "more" and body.get("state") != "unknown":
+            self._finish(made, body)
+        elif verb == "wait" and kind == "more":
+            why = str(body.get("reason") or "its node was lost")
+            self._set(made, error=call.TaskFailed(made.task, f"nobody knows how {made.task} ended", why=why))
+        elif kind == "error" and verb == "wait":
+            self._refused(made, body)
+
+    def _submitted(self, made: Call, kind: str, body: dict[str, Any]) -> None:
+        self._sent_bytes -= min(made.size, FIRST_INPUT_BYTES)
+        if kind == "error" and body.get("code") == "slow-down":
+            self._waiting.insert(0, made)
+            self._retry_at_s = time.monotonic() + FULL_RETRY_S
+            return
+        if kind == "error":
+            self._refused(made, body)
+            return
+        made.task = str(body["id"])
+        made.sent = min(made.size, FIRST_INPUT_BYTES)
+        if made.future.cancelled():
+            self.cancel(made)
+        self._await(made)
+
+    def _input_refused(self, made: Call, body: dict[str, Any]) -> None:
+        """It cannot be sent all that it is to read. If it has ended all the same, that is told."""
+        try:
+            socket_client.raise_refusal(body)
+        except PeerloadError as error:
+            made.problem = error
+        self.cancel(made)
+
+    def _refused(self, made: Call, body: dict[str, Any]) -> None:
+        try:
+            socket_client.raise_refusal(body)
+        except PeerloadError as error:
+            self._set(made, error=error)
+
+    def _finish(self, made: Call, body: dict[str, Any]) -> None:
+        """The task has ended: what it has told becomes the future's."""
+        if made.future.cancelled() or made.is_over:
+            self._ended(made)
+            return
+        try:
+            outcome = call.outcome_in(self._stdout(made, body), made.mark)
+        except AgentUnavailable:
+            raise  # it is fetched when the agent is there again
+        except PeerloadError as error:
+            self._set(made, error=error)
+        except Exception as error:  # noqa: BLE001 -- whatever unpickling raises
+            error.add_note(f"raised while the result of {made.task} was unpickled here")
+            self._set(made, error=error)
+        else:
+            if outcome is None:
+                self._set(made, error=made.problem or self._no_outcome(made, body))
+            elif "error" in outcome:
+                raised = outcome["error"]
+                raised.__cause__ = call.RemoteTraceback(outcome["traceback"]) if outcome["traceback"] else None
+                self._set(made, error=raised)
+            else:
+                self._set(made, value=outcome["value"])
+
+    def _stdout(self, made: Call, body: dict[str, Any]) -> bytes:
+        if "stdout" in body or not body.get("stdout_bytes"):
+            return body.get("stdout") or b""
+        return self._tail(made, 1, call.LINE_BYTES_MAX)
+
+    def _tail(self, made: Call, stream: int, size: int) -> bytes:
+        found = bytearray()
+        with socket_client.Client(self._path) as client:
+            for piece in client.stream("output", task=made.task, streams=[stream], tail_bytes=size):
+                if piece.get("stream") == stream and "data" in piece:
+                    found += piece["data"]
+        return bytes(found)
+
+    def _no_outcome(self, made: Call, body: dict[str, Any]) -> call.TaskFailed:
+        """It ended before it could tell: why."""
+        code, signal = body.get("exit_code"), body.get("signal")
+        says = str(body.get("reason") or "")
+        how = f"signal {signal}" if signal else f"exit code {code}" if code is not None else str(body.get("state"))
+        errors = body.get("stderr") or b""
+        if not errors and body.get("stderr_bytes"):
+            errors = self._tail(made, 2, ERRORS_TOLD_BYTES)
+        last = errors[-ERRORS_TOLD_BYTES:].decode("utf-8", "backslashreplace").strip()
+        if _NO_MODULE.search(errors):
+            python = os.fsdecode(made.fields["spec"]["argv"][0])
+            says = f"{python} on {body.get('node')} has no peerload: name an interpreter that has with python="
+        elif last:
+            says = f"{says}; it said last:\n{last}"
+        what = f"{made.task} ended without a result ({how})"
+        return call.TaskFailed(made.task, what, why=says, exit_code=code, signal=signal)
+
+    def _set(self, made: Call, *, value: Any = None, error: BaseException | None = None) -> None:  # noqa: ANN401 -- a result
+        self._ended(made)
+        made.future.finish(value=value, error=error)
+
+    def _ended(self, made: Call) -> None:
+        if not made.is_over:
+            made.is_over = True
+            self.calls -= 1
+            made.raw = b""
+            self._over.append(made)

@@ -1,0 +1,112 @@
+"""What a task of `peerload.Executor` runs: `python -m peerload.api.function` reads a call, makes it, and tells its outcome.
+
+Whatever the function prints is the task's output, as with any command. The outcome goes to a descriptor of its own, which
+is a copy of standard output: a function that redirects or closes that loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+import cloudpickle  # noqa: TID251 -- the user's own function and its outcome: opaque to every agent (rule C1)
+
+from peerload.api import call
+
+TRACEBACK_CHARACTERS_MAX = 100_000
+OTHER_PYTHON = 125
+"""Exit code: the call could not even be understood."""
+
+
+def main() -> int:
+    """Read, call, tell. → the exit code: 0 if the function returned, 1 if it raised."""
+    raw = sys.stdin.buffer.read()
+    private = os.dup(1)  # not inherited by what the function starts
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    head, _, body = raw.partition(b"\n")
+    told = json.loads(head)
+    mark = str(told["mark"])
+    del raw
+    if told["v"] != call.VERSION or told["python"] != call.PYTHON:
+        ours, theirs = (".".join(map(str, version)) for version in (call.PYTHON, told["python"]))
+        error = RuntimeError(
+            f"the call was made by Python {theirs} (format {told['v']}), and {os.uname().nodename} has Python {ours}"
+            f" (format {call.VERSION}) at {sys.executable}: name an interpreter that all nodes have with python="
+        )
+        _tell(private, mark, call.failure_of(error, ""))
+        return OTHER_PYTHON
+    for directory in told["path"]:
+        if directory not in sys.path:
+            sys.path.append(directory)
+    outcome = _outcome(body)
+    for stream in (sys.stdout, sys.stderr):
+        _flush(stream)
+    _tell(private, mark, outcome)
+    return 1 if "error" in outcome else 0
+
+
+def _outcome(body: bytes) -> dict[str, Any]:
+    try:
+        function, args, kwargs = cloudpickle.loads(body)
+    except BaseException as error:  # noqa: BLE001 -- whatever a class's own code raises
+        return _failure(error)
+    del body
+    try:
+        return {"value": function(*args, **kwargs)}
+    except BaseException as error:  # noqa: BLE001 -- SystemExit and KeyboardInterrupt too: the future has them
+        return _failure(error)
+
+
+def _failure(error: BaseException) -> dict[str, Any]:
+    text = "".join(traceback.format_exception(error))
+    if len(text) > TRACEBACK_CHARACTERS_MAX:
+        half = TRACEBACK_CHARACTERS_MAX // 2
+        text = f"{text[:half]}\n  …\n{text[-half:]}"
+    error.__traceback__ = None
+    return call.failure_of(error, text)
+
+
+def _tell(descriptor: int, mark: str, outcome: dict[str, Any]) -> None:
+    """Write the outcome; of one that cannot be sent why that is."""
+    try:
+        line = call.packed_outcome(mark, outcome)
+        call.outcome_in(line, mark)  # some exceptions can be pickled, and not read again
+    except BaseException as error:  # noqa: BLE001 -- whatever a class's own code raises
+        line = call.packed_outcome(mark, _unsendable(outcome, error))
+    view = memoryview(line)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _unsendable(outcome: dict[str, Any], error: BaseException) -> dict[str, Any]:
+    if "error" in outcome:
+        raised = outcome["error"]
+        plain = RuntimeError(f"{type(raised).__qualname__}: {_text(raised)}")
+        return call.failure_of(plain, outcome["traceback"])
+    kind = ValueError if isinstance(error, ValueError) else TypeError
+    return call.failure_of(
+        kind(f"the result cannot be sent: {_text(error)}"), f"{type(error).__name__}: {_text(error)}\n"
+    )
+
+
+def _text(error: object) -> str:
+    try:
+        return str(error)[:10_000]
+    except Exception:  # noqa: BLE001 -- a class of the user's
+        return "(it cannot be shown)"
+
+
+def _flush(stream: Any) -> None:  # noqa: ANN401 -- whatever the function has put there
+    try:
+        stream.flush()
+    except (AttributeError, OSError, ValueError):
+        return  # closed, or something else by now: there is nothing to be written
+
+
+if __name__ == "__main__":
+    sys.exit(main())

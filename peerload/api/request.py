@@ -1,0 +1,155 @@
+# ruff: noqa: PTH109, PTH118, PTH119, PTH123
+# os.path, since directories and commands are bytes.
+"""From the arguments of `submit` to what the agent takes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from peerload.cli import environment as variables
+from peerload.cli import options
+from peerload.model.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+Word = str | bytes
+INTERPRETERS = ("python", "bash", "sh", "env")
+
+
+class Wanted(TypedDict, total=False):
+    """What a task asks for, as the flags of `peerload submit` do: cpus (1), mem (bytes, or ``"8G"``), gpus, gpu_mem (of each
+    GPU), time_limit_s, name, node (on this one only), exclude (not on these), labels (only where all of these are), directory
+    (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit` sends), priority,
+    local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids), retries.
+    """
+
+    cpus: float
+    mem: int | str
+    gpus: float
+    gpu_mem: int | str
+    time_limit_s: float
+    name: str
+    node: str
+    exclude: Sequence[str]
+    labels: Sequence[str]
+    directory: str | os.PathLike[str]
+    environment: Mapping[str, str]
+    priority: int
+    local: bool
+    migrations_max: int
+    once: bool
+    fast: bool
+    lease_s: float
+    wait_for_node: bool
+    held: bool
+    group: str
+    after: Sequence[str]
+    after_ok: Sequence[str]
+    retries: int
+
+
+def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
+    """The argv. Raises TypeError for a line without ``shell``, and for words that are none."""
+    if shell:
+        if not isinstance(words, (str, bytes)):
+            raise TypeError("with shell=True the command is one line")
+        return [b"/bin/sh", b"-c", os.fsencode(words)]
+    if isinstance(words, (str, bytes)):
+        raise TypeError("a command is a list of words; a line for the shell needs shell=True")
+    argv = [os.fsencode(word) for word in words]
+    if not argv or not argv[0]:
+        raise BadRequest("there is no command", hint='such as  client.submit(["hostname"])')
+    return argv
+
+
+def submission(argv: Sequence[bytes], wanted: Wanted) -> dict[str, Any]:
+    """The fields of a `submit`, with a token of its own. Raises BadRequest."""
+    terms = _given(wanted, "group", "after", "after_ok", "retries")
+    fields = {"token": secrets.token_hex(16), "spec": spec(argv, wanted)}
+    fields |= _given(wanted, "held", "wait_for_node")
+    return fields | ({"terms": terms} if terms else {})
+
+
+def spec(argv: Sequence[bytes], wanted: Wanted) -> dict[str, Any]:
+    """The task's spec. Raises BadRequest for what contradicts itself or is no size, TypeError for words that are unknown."""
+    unknown = set(wanted) - set(Wanted.__annotations__)
+    if unknown:
+        raise TypeError(f"no such argument: {', '.join(sorted(unknown))}")
+    if wanted.get("once") and wanted.get("fast"):
+        raise BadRequest("once and fast contradict each other")
+    directory = wanted.get("directory")
+    here = os.fsencode(directory) if directory is not None else os.getcwdb()
+    request: dict[str, Any] = {"cpus": wanted.get("cpus", 1.0), **_devices(wanted.get("gpus", 0))}
+    for name, field in (("mem", "mem_bytes"), ("gpu_mem", "gpu_mem_bytes")):
+        if wanted.get(name):
+            request[field] = _size(wanted[name])  # type: ignore[literal-required]
+    placement = _given(wanted, "node", "exclude", "labels", "local", "migrations_max")
+    made = {
+        "argv": list(argv),
+        "directory": here if here == b"-" else os.path.normpath(os.path.join(os.getcwdb(), here)),
+        "environment": packed_environment(wanted.get("environment"), moved=directory is not None),
+        "umask": _umask(),
+        "name": wanted.get("name") or os.path.basename(argv[0]).decode("utf-8", "replace")[:128],
+        "request": request,
+        "placement": placement,
+    }
+    made |= _given(wanted, "time_limit_s", "priority", "lease_s")
+    return made | ({"guarantee": "once"} if wanted.get("once") else {"guarantee": "fast"} if wanted.get("fast") else {})
+
+
+def packed_environment(environment: Mapping[str, str] | None, *, moved: bool = False) -> bytes:
+    """These variables, or those of this process that travel. Raises BadRequest if they are too many."""
+    if environment is None:
+        kept, _ = variables.captured(os.environb, [], [], moved=moved)
+    else:
+        kept = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+    return variables.packed(kept)
+
+
+def array(indices: Iterable[int]) -> list[tuple[int, int, int]]:
+    """Ranges that are these numbers."""
+    if isinstance(indices, range) and indices.step > 0 and indices:
+        return [(indices[0], indices[-1], indices.step)]
+    ranges: list[tuple[int, int, int]] = []
+    for number in sorted(set(indices)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number, 1)
+        else:
+            ranges.append((number, number, 1))
+    return ranges
+
+
+def _umask() -> int:
+    """This process's; read, since setting it for a moment would be seen by other threads."""
+    with open("/proc/self/status", encoding="utf-8") as status:
+        for line in status:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def _devices(gpus: float) -> dict[str, Any]:
+    if not gpus:
+        return {}
+    return {"gpus": 1, "gpu_fraction": gpus} if 0 < gpus < 1 else {"gpus": int(gpus)}
+
+
+def _size(size: int | str) -> int:
+    if isinstance(size, int):
+        return size
+    try:
+        return options.size(size)
+    except argparse.ArgumentTypeError as error:
+        raise BadRequest(str(error)) from None
+
+
+def _given(wanted: Wanted, *names: str) -> dict[str, Any]:
+    return {name: _plain(wanted[name]) for name in names if wanted.get(name) not in (None, "", (), [], False)}  # type: ignore[literal-required]
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 -- whatever was given
+    return list(value) if isinstance(value, (tuple, list, set, frozenset)) else value

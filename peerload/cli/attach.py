@@ -1,0 +1,83 @@
+r"""`peerload attach`: join a running task's live output, and wait for it as `run` does.
+
+Its input comes from here if it has a terminal, or reads standard input that nobody else sends. Going does not end it.
+"""
+
+from __future__ import annotations
+
+from peerload.cli.following import Detached, Following
+from peerload.cli.options import Options, whole
+from peerload.cli.output import OutputWriter
+from peerload.cli.run import say_detached, told
+from peerload.cli.standard_input import StandardInput, takes_input
+from peerload.cli.text import print_json
+from peerload.client import Client
+from peerload.model.errors import BadRequest, NoSuchTask
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TAIL_LINES = 10
+"""So much of what it has written already is shown, as with `tail -f`."""
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "attach",
+        "Join a task's live output, and its input if nobody else sends that; wait as run does. Its exit code is ours.\n"
+        "Ctrl-C goes to the task, Ctrl-\\ leaves it to itself.",
+        usage="[--tail N] ID",
+    )
+    reader.add_argument("task", metavar="ID")
+    reader.flag(
+        "--tail",
+        type=whole(0, 1_000_000),
+        default=TAIL_LINES,
+        metavar="N",
+        help=f"begin with its last N lines (default {TAIL_LINES})",
+    )
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        (shown,) = _single(client, flags.task)
+        task = str(shown["id"])
+        has_terminal = bool(shown.get("terminal"))
+        stdin = _input(client, task) if takes_input() else None
+        write = print_json if flags.json else OutputWriter().write
+        tail = None if has_terminal else flags.tail
+        following = Following(client, write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail)
+        with following:
+            try:
+                ended = following.follow(task)
+            except Detached:
+                return say_detached(task)
+    if flags.json:
+        keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
+        print_json({key: ended.get(key) for key in keys})
+    return told(ended, interrupted=following.interrupts > 0)
+
+
+def _single(client: Client, name: str) -> list[dict[str, Any]]:
+    """The one task of this name. Raises BadRequest for an array."""
+    shown: list[dict[str, Any]] = client.call("show", tasks=[name])["tasks"]
+    if len(shown) > 1:
+        raise BadRequest(
+            f"{name} is an array", why="name one of its members", hint=f"such as  peerload attach {shown[0]['id']}"
+        )
+    return shown
+
+
+def _input(client: Client, task: str) -> StandardInput | None:
+    """Our stdin for the task, if that takes any, and not somebody else's already."""
+    try:
+        reply = client.call("input", task=task)
+    except NoSuchTask:
+        raise
+    except BadRequest:
+        return None
+    if reply.get("ended") or not reply.get("wanted", True):
+        return None
+    stdin = StandardInput()
+    stdin.at = int(reply.get("offset") or 0)
+    return stdin

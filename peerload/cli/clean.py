@@ -1,0 +1,88 @@
+"""`peerload clean`: drop ended tasks and their outputs."""
+
+from __future__ import annotations
+
+import sys
+
+from peerload.cli.main import UsageError
+from peerload.cli.options import Options, duration, whole
+from peerload.cli.tasks import collapsed
+from peerload.cli.text import counted, print_json, say, size_text
+from peerload.client import Client
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+STATES = ("done", "failed", "cancelled")
+KEEP_MAX = 1_000_000_000
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "clean",
+        "Drop ended tasks whose home is here, with their outputs. Each flag narrows which: those that ended longer ago\n"
+        "than --older, in one of these states, and none of the newest --keep. Tasks that have not ended are never dropped.",
+    )
+    reader.add_argument("task", nargs="*", metavar="ID")
+    reader.flag("--older", type=duration, metavar="7d", help="that ended longer ago than this")
+    reader.flag("--keep", type=whole(1, KEEP_MAX), metavar="N", help="all but the newest N of them")
+    reader.flag("--state", action="append", default=[], metavar="S", help=f"that ended so: {' '.join(STATES)}")
+    for state in STATES:
+        reader.switch(f"--{state}", help=f"the same as --state {state}")
+    reader.switch("--all", help="every task that has ended")
+    reader.switch("--outputs", help="drop their outputs alone, keep the tasks")
+    reader.switch("--dry-run", help="only say what would be dropped")
+    flags = reader.read(words)
+    asked = _asked(flags)
+    with Client(flags.socket) as client:
+        reply = client.call("clean", **asked)
+    if flags.json:
+        keys = ("tasks", "removed", "outputs", "output_bytes", "in_use")
+        print_json({key: reply.get(key) for key in keys} | {"dry_run": flags.dry_run})
+    else:
+        _show(flags, reply)
+    return 0
+
+
+def _asked(flags: Namespace) -> dict[str, Any]:
+    """The request. Raises UsageError where nothing says which tasks are meant, or two things do."""
+    states = [name for value in flags.state for name in value.split(",") if name]
+    states += [state for state in STATES if getattr(flags, state)]
+    for name in states:
+        if name not in STATES:
+            raise UsageError(f"clean: {name!r} is no state that tasks end in", hint=f"there are:  {' '.join(STATES)}")
+    if flags.task and (flags.all or flags.keep):
+        raise UsageError(
+            f"clean: {flags.task[0]} is named, and so is {'--all' if flags.all else '--keep'}", hint="one of them alone"
+        )
+    if not (flags.task or flags.all or flags.keep or flags.older or states):
+        raise UsageError(
+            "clean: which tasks?",
+            why="nothing is dropped unless you say what",
+            hint="peerload clean --older 7d   --keep 1000   --failed   ID ...   or  --all;  first look:  --dry-run",
+        )
+    return {
+        "tasks": flags.task,
+        "older_s": flags.older or 0.0,
+        "keep": flags.keep or 0,
+        "states": list(dict.fromkeys(states)),
+        "outputs_only": flags.outputs,
+        "dry_run": flags.dry_run,
+    }
+
+
+def _show(flags: Namespace, reply: dict[str, Any]) -> None:
+    tasks, outputs = int(reply.get("removed") or 0), int(reply.get("outputs") or 0)
+    lines = [f"{line}\n" for line in collapsed(reply.get("tasks") or [])] if flags.dry_run else []
+    would = "would drop" if flags.dry_run else "dropped"
+    what = f"{counted(outputs, 'output')} ({size_text(reply.get('output_bytes'))})"
+    lines.append(f"{would} {what}\n" if flags.outputs else f"{would} {counted(tasks, 'ended task')} and {what}\n")
+    sys.stdout.write("".join(lines))
+    if reply.get("in_use"):
+        say(
+            f"{counted(int(reply['in_use']), 'ended task')} stayed",
+            "somebody follows them, or their processes still end",
+        )

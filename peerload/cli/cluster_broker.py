@@ -1,0 +1,55 @@
+"""`peerload cluster broker-certificate`: what a Mosquitto needs to serve the cluster by TLS, in one directory."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import UTC, datetime
+
+from peerload.cli.text import print_json, printable
+from peerload.model.errors import BadRequest
+
+TLS_PORT = 8883
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from pathlib import Path
+
+    from peerload.agent.cluster import Cluster
+
+
+def make_files(directory: Path, flags: Namespace, cluster: Cluster) -> int:
+    """Make them in a new directory, and say what to type next. flags: `host`, `site`, `bridge` and `json` of the command
+    line. Raises BadRequest."""
+    from peerload.agent import broker_bridges, broker_files
+
+    if cluster.is_local:
+        why = "this node is of no cluster beyond this machine"
+        raise BadRequest("no certificate is made for a broker", why=why, hint="make one:  peerload invite")
+    if not cluster.is_issuer:
+        raise BadRequest(
+            "no certificate is made for a broker",
+            why="this node does not have the key of the cluster's CA",
+            hint="type it where the cluster was made; which nodes have the key:  peerload invite",
+        )
+    hosts: list[str] = flags.host or []
+    bridges = tuple(map(broker_bridges.parse_bridge, flags.bridge or []))
+    site = flags.site or ""
+    if site:
+        broker_bridges.check_site(site)
+    valid_until = broker_files.make(cluster, directory, hosts, datetime.now(UTC), site, bridges)
+    if flags.json:
+        print_json({"directory": str(directory), "hosts": hosts, "valid_until": valid_until.timestamp()})
+        return 0
+    url = f"mqtts://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{TLS_PORT}"
+    own_site = f' and site = "{site}"' if site else ""
+    place, there = printable(shlex.quote(str(directory))), broker_files.PLACE
+    sys.stdout.write(
+        f"{place} has what a Mosquitto at {printable(', '.join(hosts))} needs, valid until {valid_until:%Y-%m-%d}. "
+        f"{'What ends in .key is' if any(bridge.host for bridge in bridges) else 'broker.key is'} a secret.\n"
+        f"On its machine:   sudo install -d -o mosquitto -m 700 {there} ; sudo install -o mosquitto -m 400 {place}/* {there}\n"
+        f"                  sudo ln -s {there}/mosquitto.conf /etc/mosquitto/conf.d/peerload.conf ; sudo systemctl restart mosquitto\n"
+        f'{"Its site:        " if site else "On every node:   "} mqtt = ["{printable(url)}"]{own_site}  in its configuration'
+        + (f", or  --mqtt {printable(url)}\n" if not site else ", of every node there\n")
+    )
+    return 0

@@ -1,0 +1,52 @@
+"""`submit --each-line FILE`: a member of an array for each line."""
+
+from __future__ import annotations
+
+from peerload.cli.each import Template
+from peerload.cli.main import UsageError
+from peerload.cli.map_inputs import Lines
+from peerload.cli.text import printable, size_text
+from peerload.model.errors import BadRequest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+LINES_MAX = 100_000
+COMMANDS_BYTES_MAX = 3 << 20
+"""What an array's commands may have in all: they go in one frame, with the rest of the request."""
+WORD_BYTES = 5
+"""What each word takes besides its own bytes."""
+
+
+def commands(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
+    """The command line of each member. Raises UsageError for a file that cannot be read or has no lines, BadRequest for
+    too many."""
+    if flags.array is not None:
+        raise UsageError("submit: --array and --each-line contradict each other", hint="the lines are the members")
+    name = printable(flags.each_line)
+    is_shell = flags.shell is not None
+    template = Template(spec["argv"][-1:] if is_shell else spec["argv"], is_shell=is_shell, verb="submit")
+    lines = Lines(flags.each_line, verb="submit")
+    found: list[list[bytes]] = []
+    size = 0
+    while not lines.ended:
+        lines.read()
+        for line in lines.ahead:
+            if b"\0" in line:
+                raise BadRequest(
+                    f"line {len(found) + 1} of {name} has a NUL byte in it", why="no word of a command can have one"
+                )
+            found.append(template.argv(len(found) + 1, (line,)))
+            size += sum(len(word) + WORD_BYTES for word in found[-1])
+            if len(found) > LINES_MAX or size > COMMANDS_BYTES_MAX:
+                raise BadRequest(
+                    f"{name} has too many lines for one array",
+                    why=f"at most {LINES_MAX} of {size_text(COMMANDS_BYTES_MAX)} in all, with the command",
+                    hint="any number, at the pace of the work:  peerload map 'COMMAND {}' :::: FILE",
+                )
+        lines.ahead.clear()
+    if not found:
+        raise UsageError(f"submit: {name} has no lines", hint="a task is made for each line")
+    return found

@@ -1,0 +1,107 @@
+"""What was agreed about a task when it was submitted that only its home has to know: no other node is ever told."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+AFTER_MAX = 100
+"""Tasks, or whole arrays, that one submission may wait for in each of the two ways."""
+RETRIES_MAX = 100
+
+GroupName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")]
+Awaited = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=80)], ...], Meta(max_length=AFTER_MAX)]
+
+
+PATH_BYTES_MAX = 4096
+NOTIFY_BYTES_MAX = 64 << 10
+
+FilePattern = Annotated[bytes, Meta(max_length=PATH_BYTES_MAX)]
+
+
+class Chore(enum.StrEnum):
+    """What home owes for a task that has ended: its output in the files that its user named, and the command that is to be
+    run then."""
+
+    FILES = "files"
+    NOTIFY = "notify"
+
+
+class Terms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Of all tasks of one submission.
+
+    group: whose slots they take, "" = none; after: ids of tasks and arrays that have to have ended before they start,
+    however that was; after_ok: of those that have to have succeeded; retries: how often one that failed is tried again.
+    output_file, error_file: where home writes the output of each when it has ended, absolute paths in which %j, %A, %a, %x, %N
+    and %% stand for something, b"" = nowhere; notify: what a shell is given at home when all of them have ended, b"" = nothing.
+    owner: the uid whose tasks they are at a home in system mode, which knows it from the operating system, -1 = that of the
+    agent.
+    """
+
+    group: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,39})?\Z")] = ""
+    after: Awaited = ()
+    after_ok: Awaited = ()
+    retries: Annotated[int, Meta(ge=0, le=RETRIES_MAX)] = 0
+    output_file: FilePattern = b""
+    error_file: FilePattern = b""
+    notify: Annotated[bytes, Meta(max_length=NOTIFY_BYTES_MAX)] = b""
+    owner: Annotated[int, Meta(ge=-1, lt=1 << 32)] = -1
+
+    @property
+    def awaits(self) -> bool:
+        """Whether its tasks wait for others."""
+        return bool(self.after or self.after_ok)
+
+    def again(self) -> Terms:
+        """Those of a task that repeats it because a user asked for that: it waits for nothing any more."""
+        return msgspec.structs.replace(self, after=(), after_ok=())
+
+    def chores(self) -> tuple[Chore, ...]:
+        """What is owed when a task of it ends."""
+        files = (Chore.FILES,) if self.output_file or self.error_file else ()
+        return (*files, Chore.NOTIFY) if self.notify else files
+
+
+NO_TERMS = Terms()
+
+
+def owner_key(owner: int, user: str) -> str:
+    """Whose a submission is, as one word: a uid; or ``node:user`` where it was sent from another node, since no account's
+    name has a colon in it; "" = the agent's own."""
+    return str(owner) if owner >= 0 else user
+
+
+class Fate(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What has become of a task, or of a whole array, that others wait for. is_over: all of it has ended; failed: what of it
+    has not succeeded, in words, "" = nothing so far; lost: why nobody can tell any more, "" = that is not so."""
+
+    task: str
+    is_over: bool = False
+    failed: str = ""
+    lost: str = ""
+
+    @property
+    def is_news(self) -> bool:
+        """Whether anything has become of it."""
+        return bool(self.is_over or self.failed or self.lost)
+
+
+class GroupSettings(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What a user wants of a group of tasks of this home. slots: at most so many of them are leased at a time, 0 = any number;
+    is_paused: none of them is started."""
+
+    name: str
+    slots: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    is_paused: bool = False
+
+
+WORDS_MAX = 200
+"""So many characters are told of why a task has failed that others wait for."""
+
+
+def failed_words(task: str, *, is_cancelled: bool, reason: str) -> str:
+    """That a task has not succeeded, as it is told to those that wait for that."""
+    return f"{task} was cancelled" if is_cancelled else f"{task} failed ({reason})"[:WORDS_MAX]

@@ -1,0 +1,236 @@
+"""Text in styles, laid out by what a terminal shows of it: foreign text made harmless, cells counted, bars and sparklines.
+
+A line is a list of spans ``(text, style)``. Styles are names such as ``good`` or ``dim bold``; `widgets` alone knows how
+they look. Nothing here is ever read as markup, so no foreign text can be any.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+from peerload.cli.text import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+Span = tuple[str, str]
+Line = list[Span]
+
+MARKS_IN_A_ROW_MAX = 2
+"""Combining marks on one character; what has more is no writing."""
+LINE_CHARS_MAX = 2000
+"""Foreign text is cut here before it is looked at."""
+WARN_SHARE, BAD_SHARE = 0.6, 0.85
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_ASCII_LEVELS = " .:-=+*#@"
+_BRAILLE_LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)
+_BRAILLE_RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
+_BRAILLE_DOTS = 4
+_PLAINER = str.maketrans("…·→←↑↓≈", "~.><^v~")
+
+
+# -- foreign text ------------------------------------------------------------------------------------------------------
+
+
+def plain(value: object) -> str:
+    r"""Foreign text as it may stand in a cell: what `printable` escapes, and besides whatever has no width or an unsure
+    one (zero-width characters, joiners, variation selectors, piled-up marks) as ``\u200b``."""
+    text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+    text = text[:LINE_CHARS_MAX]
+    if text.isascii() and text.isprintable():
+        return text
+    shown: list[str] = []
+    marks = MARKS_IN_A_ROW_MAX
+    for character in unicodedata.normalize("NFC", text):
+        escaped = printable(character)
+        is_mark = unicodedata.category(character) in ("Mn", "Me")
+        marks = marks + 1 if is_mark else 0
+        if escaped != character:
+            shown.append(escaped)
+        elif not character.isprintable() or marks > MARKS_IN_A_ROW_MAX or 0xFE00 <= ord(character) <= 0xFE0F:  # noqa: PLR2004 -- variation selectors
+            shown.append(f"\\u{ord(character):04x}")
+        else:
+            shown.append(character)
+    return "".join(shown)
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def cells(text: str) -> int:
+    """The cells that a terminal takes for this."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_cells_of, text))
+
+
+def _cells_of(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cut(text: str, width: int, *, ellipsis: str = "…") -> str:
+    """At most ``width`` cells of it; an ellipsis shows that some are missing."""
+    if cells(text) <= width:
+        return text
+    if width <= 0:
+        return ""
+    room = width - len(ellipsis)
+    kept: list[str] = []
+    for character in text:
+        room -= _cells_of(character)
+        if room < 0:
+            break
+        kept.append(character)
+    return "".join(kept) + ellipsis
+
+
+def padded(text: str, width: int, *, right: bool = False, ellipsis: str = "…") -> str:
+    """Exactly ``width`` cells."""
+    text = cut(text, width, ellipsis=ellipsis)
+    space = " " * (width - cells(text))
+    return space + text if right else text + space
+
+
+def width_of(line: Iterable[Span]) -> int:
+    """The cells of a line."""
+    return sum(cells(text) for text, _ in line)
+
+
+def fitted(line: Iterable[Span], width: int) -> Line:
+    """The line in exactly ``width`` cells."""
+    done: Line = []
+    room = width
+    for text, style in line:
+        size = cells(text)
+        if size > room:
+            done.append((padded(text, room), style))
+            return done
+        if size:
+            done.append((text, style))
+            room -= size
+    if room:
+        done.append((" " * room, ""))
+    return done
+
+
+def restyled(line: Iterable[Span], style: str) -> Line:
+    """The line with this added to each of its styles."""
+    return [(text, f"{own} {style}" if own else style) for text, own in line]
+
+
+def in_ascii(line: Iterable[Span]) -> Line:
+    """The line with what the view itself draws replaced by plain characters, cell by cell."""
+    return [(text if text.isascii() else text.translate(_PLAINER), style) for text, style in line]
+
+
+def as_text(line: Iterable[Span]) -> str:
+    """What it says."""
+    return "".join(text for text, _ in line)
+
+
+# -- drawing -----------------------------------------------------------------------------------------------------------
+
+
+def level(share: float | None) -> str:
+    """The style that says how full something is."""
+    if share is None:
+        return "dim"
+    return "good" if share < WARN_SHARE else "warn" if share < BAD_SHARE else "bad"
+
+
+def bar(share: float | None, width: int, *, ascii_only: bool = False) -> Line:
+    """A bar of exactly ``width`` cells for a share of 0 … 1; more than 1 ends in ``+``, what is not known is empty."""
+    full, empty = ("#", ".") if ascii_only else ("■", "·")
+    if width <= 0:
+        return []
+    if share is None:
+        return [(" " * width, "")]
+    filled = max(0, min(width, round(share * width)))
+    if share > 0 and not filled:
+        filled = 1
+    steps = (round(width * WARN_SHARE), round(width * BAD_SHARE), width)
+    line: Line = []
+    begin = 0
+    for end, style in zip(steps, ("good", "warn", "bad"), strict=True):
+        upto = min(end, filled)
+        if upto > begin:
+            line.append((full * (upto - begin), style))
+            begin = upto
+    if share > 1 + 0.5 / width:
+        text, style = line[-1]
+        line[-1] = text[:-1] + "+", style
+    if width > filled:
+        line.append((empty * (width - filled), "faint"))
+    return line
+
+
+def sparkline(values: Sequence[float | None], width: int, *, high: float = 1.0, ascii_only: bool = False) -> str:
+    """The newest ``width`` values, the last at the right, each a character as high as its part of ``high``; what is not
+    known is blank."""
+    levels = _ASCII_LEVELS if ascii_only else _BLOCKS
+    top = len(levels) - 1
+    shown = list(values)[-width:] if width > 0 else []
+    drawn = []
+    for value in shown:
+        if value is None or high <= 0:
+            drawn.append(" ")
+        else:
+            step = min(top, round(value / high * top))
+            drawn.append(levels[max(step, 1)])
+    return " " * (width - len(drawn)) + "".join(drawn)
+
+
+def graph(
+    values: Sequence[float | None], width: int, height: int, *, high: float = 1.0, ascii_only: bool = False
+) -> list[str]:
+    """The newest values as ``height`` lines, two values a character (one with ``ascii_only``), the last at the right."""
+    if width <= 0:
+        return [""] * height
+    if ascii_only:
+        return [_ascii_row(values, width, height, row, high) for row in range(height)]
+    count = width * 2
+    known = [None if value is None or high <= 0 else min(value / high, 1.0) for value in list(values)[-count:]]
+    shown = [*([None] * (count - len(known))), *known]
+    dots = height * _BRAILLE_DOTS
+    heights = [0 if share is None else max(1, round(share * dots)) for share in shown]
+    rows = []
+    for row in range(height):
+        below = (height - 1 - row) * _BRAILLE_DOTS
+        left = (_BRAILLE_LEFT[min(max(dot - below, 0), _BRAILLE_DOTS)] for dot in heights[0::2])
+        right = (_BRAILLE_RIGHT[min(max(dot - below, 0), _BRAILLE_DOTS)] for dot in heights[1::2])
+        rows.append("".join(chr(0x2800 + a + b) if a + b else " " for a, b in zip(left, right, strict=True)))
+    return rows
+
+
+def _ascii_row(values: Sequence[float | None], width: int, height: int, row: int, high: float) -> str:
+    shown = list(values)[-width:]
+    below = (height - 1 - row) / height
+    drawn = []
+    for value in shown:
+        share = 0.0 if value is None or high <= 0 else value / high
+        drawn.append("#" if value is not None and (share > below or row == height - 1) else " ")
+    return " " * (width - len(drawn)) + "".join(drawn)
+
+
+def framed(title: Line, lines: Sequence[Line], width: int, height: int, *, focus: bool, ascii_only: bool) -> list[Line]:
+    """The lines in a frame with a title, exactly ``width`` by ``height``; nothing that is too small for a frame."""
+    if height < 2 or width < 6:  # noqa: PLR2004 -- a frame around nothing
+        return [fitted([], max(width, 0)) for _ in range(max(height, 0))]
+    left_top, right_top, left_low, right_low, across, down = "++++-|" if ascii_only else "╭╮╰╯─│"
+    edge = "focus" if focus else "frame"
+    head: Line = [(left_top + across, edge), (" ", "")]
+    room = width - 5
+    used = width_of(title)
+    if used > room:
+        title, used = fitted(title, room), room
+    head += [*title, (" ", ""), (across * (room - used) + right_top, edge)]
+    drawn = [head]
+    for number in range(height - 2):
+        content = lines[number] if number < len(lines) else []
+        drawn.append([(down, edge), *fitted(content, width - 2), (down, edge)])
+    drawn.append([(left_low + across * (width - 2) + right_low, edge)])
+    return drawn

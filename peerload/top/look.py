@@ -1,0 +1,254 @@
+"""How somebody looks at the world: which panes, which rows in which order, which of them is chosen.
+
+The choice is kept by name, not by place: what moves in the table stays chosen.
+"""
+
+from __future__ import annotations
+
+from peerload.top.world import Node, World, number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PANES = {"1": "cluster", "2": "nodes", "3": "tasks", "4": "detail", "5": "events"}
+TABLES = ("nodes", "tasks")
+FILTER_CHARS_MAX = 200
+
+NODE_ORDERS: dict[str, tuple[str, Callable[[Node], object]]] = {
+    "n": ("name", lambda node: node.name),
+    "s": ("state", lambda node: (node.state, node.name)),
+    "l": ("load", lambda node: -number(node.facts.get("load"))),
+    "c": ("cpu", lambda node: -(node.cpu or 0.0)),
+    "m": ("memory", lambda node: -(node.mem or 0.0)),
+    "g": ("gpu", lambda node: (-(node.gpu or 0.0), -node.gpus)),
+    "t": ("tasks", lambda node: -number(node.facts.get("tasks_running"))),
+    "a": ("age", lambda node: -(number(node.facts.get("age_s")) - node.told_at)),
+}
+"""Letter → (what it sorts by, key); the greatest first where it is a number."""
+
+STATE_ORDER = ("running", "leased", "unknown", "promised", "queued", "held", "ended", "failed", "cancelled", "done")
+TASK_ORDERS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+    "s": ("state", lambda task: (_state_rank(task), _ended_last(task), *id_key(str(task.get("id") or "")))),
+    "i": ("id", lambda task: id_key(str(task.get("id") or ""))),
+    "n": ("name", lambda task: str(task.get("name") or "")),
+    "w": ("where", lambda task: (not task.get("node"), str(task.get("node") or ""))),
+    "h": ("home", lambda task: str(task.get("home") or "")),
+    "t": ("time", lambda task: -number(task.get("started_at") or task.get("submitted_at"))),
+    "c": ("cpus", lambda task: -number(task.get("cpus"))),
+    "g": ("gpus", lambda task: -number(task.get("gpus"))),
+    "p": ("priority", lambda task: -number(task.get("priority"))),
+}
+ORDERS: dict[str, dict[str, tuple[str, Callable[[Any], object]]]] = {"nodes": NODE_ORDERS, "tasks": TASK_ORDERS}
+
+
+class Look:
+    """One view of a world. Rows are computed when they are asked for, once a turn."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.hidden: set[str] = set()
+        self.wanted_first: list[str] = []
+        """Panes asked for by number, the last first: they get room before others."""
+        self.focus = "tasks"
+        self.zoomed = False
+        self.filters = dict.fromkeys(TABLES, "")
+        self.orders = {"nodes": "n", "tasks": "s"}
+        self.backwards = dict.fromkeys(TABLES, False)
+        self.chosen = dict.fromkeys(TABLES, "")
+        self.tops = dict.fromkeys(TABLES, 0)
+        self.events_up = 0
+        """How many of the newest events are below what is shown; 0 follows them."""
+        self.subject = "tasks"
+        """The table whose choice is told of in detail."""
+        self._rows: dict[str, tuple[object, list[Any]]] = {}
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def rows(self, pane: str) -> list[Any]:
+        """Nodes, or tasks of this home and those here for others, as filtered and sorted."""
+        mark = (self.world.turns[pane], self.filters[pane], self.orders[pane], self.backwards[pane])
+        known = self._rows.get(pane)
+        if known is not None and known[0] == mark:
+            return known[1]
+        rows = self._computed(pane)
+        self._rows[pane] = mark, rows
+        self._keep_chosen(pane, known[1] if known else [], rows)
+        return rows
+
+    def _computed(self, pane: str) -> list[Any]:
+        world = self.world
+        words = self.filters[pane].lower().split()
+        key = ORDERS[pane][self.orders[pane]][1]
+        backwards = self.backwards[pane]
+        rows: list[Any]
+        if pane == "nodes":
+            nodes = sorted(world.nodes.values(), key=lambda node: node.name)
+            rows = [node for node in nodes if matches(words, node_words(node))]
+        else:
+            known = {**world.ended, **world.guests, **world.tasks}
+            rows = [task for _, task in sorted(known.items(), key=lambda pair: id_key(pair[0]))]
+            if words:
+                rows = [task for task in rows if matches(words, task_words(task, guest=world.is_guest(task)))]
+        rows.sort(key=key, reverse=backwards)  # type: ignore[arg-type]
+        return rows
+
+    def _keep_chosen(self, pane: str, before: list[Any], rows: list[Any]) -> None:
+        """The same row stays chosen; if it is gone, the one that was next to it."""
+        names = [name_of(row) for row in rows]
+        chosen = self.chosen[pane]
+        if chosen in names or not names:
+            return
+        place = next((place for place, row in enumerate(before) if name_of(row) == chosen), 0)
+        self.chosen[pane] = names[min(place, len(names) - 1)]
+
+    # -- the choice ----------------------------------------------------------------------------------------------------
+
+    def place(self, pane: str) -> int:
+        """Which row is chosen; 0 if none is there."""
+        rows, chosen = self.rows(pane), self.chosen[pane]
+        return next((place for place, row in enumerate(rows) if name_of(row) == chosen), 0)
+
+    def choose(self, pane: str, place: int) -> None:
+        """Choose the row at this place, or the nearest there is."""
+        rows = self.rows(pane)
+        if rows:
+            self.chosen[pane] = name_of(rows[max(0, min(place, len(rows) - 1))])
+        self.subject = pane
+
+    def move(self, by: int) -> None:
+        """Choose a row further down (up, if negative), or scroll the events."""
+        if self.focus in TABLES:
+            self.choose(self.focus, self.place(self.focus) + by)
+        elif self.focus == "events":
+            self.events_up = max(0, min(self.events_up - by, max(len(self.world.events) - 1, 0)))
+
+    def window(self, pane: str, height: int) -> tuple[int, list[Any]]:
+        """The rows that ``height`` lines show, with the chosen one among them, and the place of the first."""
+        rows, place = self.rows(pane), self.place(pane)
+        top = min(self.tops[pane], max(len(rows) - height, 0))
+        if place < top:
+            top = place
+        elif place >= top + height:
+            top = place - height + 1
+        self.tops[pane] = max(top, 0)
+        return self.tops[pane], rows[self.tops[pane] : self.tops[pane] + max(height, 0)]
+
+    def task(self) -> dict[str, Any] | None:
+        """The task that is chosen."""
+        rows = self.rows("tasks")
+        return rows[self.place("tasks")] if rows else None
+
+    def node(self) -> Node | None:
+        """The node that is chosen."""
+        rows = self.rows("nodes")
+        return rows[self.place("nodes")] if rows else None
+
+    # -- what the keys do ----------------------------------------------------------------------------------------------
+
+    def sort(self, pane: str, letter: str) -> bool:
+        """Sort by what the letter stands for, the other way round if it is that already. False: it stands for nothing."""
+        if letter not in ORDERS.get(pane, ()):
+            return False
+        self.backwards[pane] = self.orders[pane] == letter and not self.backwards[pane]
+        self.orders[pane] = letter
+        return True
+
+    def filter(self, pane: str, text: str) -> None:
+        """Show only rows that have all these words; ``key:word`` looks at one fact only, ``!word`` at what has it not."""
+        self.filters[pane] = text[:FILTER_CHARS_MAX]
+        self.tops[pane] = 0
+
+    def toggle(self, pane: str, *, is_visible: bool) -> None:
+        """Hide a pane that can be seen; have one that cannot be seen get room before all others."""
+        if is_visible:
+            self.hidden.add(pane)
+            if pane in self.wanted_first:
+                self.wanted_first.remove(pane)
+        else:
+            self.hidden.discard(pane)
+            self.wanted_first = [pane, *(name for name in self.wanted_first if name != pane)]
+
+    def refocus(self, visible: list[str], by: int = 0) -> None:
+        """Go to the next pane that can be gone to (the one before, if negative); stay, if ``by`` is 0 and that can be."""
+        possible = [pane for pane in ("nodes", "tasks", "events") if pane in visible]
+        if not possible:
+            return
+        if self.focus not in possible:
+            self.focus = possible[0] if by >= 0 else possible[-1]
+        elif by:
+            self.focus = possible[(possible.index(self.focus) + by) % len(possible)]
+        if self.focus in TABLES:
+            self.subject = self.focus
+
+
+def name_of(row: Any) -> str:  # noqa: ANN401 -- a node or a task
+    """What a row is known by."""
+    return row.name if isinstance(row, Node) else str(row.get("id") or "")
+
+
+def id_key(name: str) -> tuple[str, int, int]:
+    """``ws1/42.7`` in the order of numbers."""
+    home, _, rest = name.partition("/")
+    counter, _, member = rest.partition(".")
+    return home, int(counter) if counter.isdecimal() else 0, int(member) if member.isdecimal() else 0
+
+
+def matches(words: list[str], facts: dict[str, str]) -> bool:
+    """Whether a row has all of these words."""
+    return all(_has(word, facts) for word in words)
+
+
+def _has(word: str, facts: dict[str, str]) -> bool:
+    if word.startswith("!") and len(word) > 1:
+        return not _has(word[1:], facts)
+    key, colon, value = word.partition(":")
+    if colon and key in facts:
+        return value in facts[key]
+    return any(word in fact for fact in facts.values())
+
+
+def node_words(node: Node) -> dict[str, str]:
+    """What a filter looks at, in small letters."""
+    facts = node.facts
+    labels = facts.get("labels")
+    told = {
+        "node": node.name,
+        "state": f"{node.state}{' drained' if facts.get('drained') else ''}",
+        "region": str(facts.get("region") or ""),
+        "label": " ".join(map(str, labels)) if isinstance(labels, list) else "",
+        "trouble": str(facts.get("trouble") or ""),
+        "gpu": "gpu" if node.gpus else "",
+    }
+    return {key: value.lower() for key, value in told.items()}
+
+
+def task_words(task: dict[str, Any], *, guest: bool) -> dict[str, str]:
+    """The same of a task."""
+    argv = task.get("argv")
+    told = {
+        "id": str(task.get("id") or ""),
+        "name": str(task.get("name") or ""),
+        "state": str(task.get("state") or ""),
+        "node": str(task.get("node") or ""),
+        "home": str(task.get("home") or ""),
+        "user": str(task.get("user") or ""),
+        "command": str(task.get("command") or "") or " ".join(map(str, argv if isinstance(argv, list) else ())),
+        "reason": str(task.get("reason") or ""),
+        "guest": "guest" if guest else "",
+    }
+    return {key: value.lower() for key, value in told.items()}
+
+
+def _state_rank(task: dict[str, Any]) -> int:
+    state = str(task.get("state") or "")
+    ended = ("done", "failed", "cancelled")
+    if state in ended:
+        return len(STATE_ORDER)
+    return STATE_ORDER.index(state) if state in STATE_ORDER else len(STATE_ORDER) - 1
+
+
+def _ended_last(task: dict[str, Any]) -> float:
+    """Of those that have ended the last first."""
+    return -number(task.get("ended_at"))

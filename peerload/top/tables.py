@@ -1,0 +1,259 @@
+"""The panes that are tables: nodes and tasks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from peerload.cli.text import duration_text, number_text
+from peerload.top import lines as draw
+from peerload.top.look import NODE_ORDERS, TASK_ORDERS, name_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from typing import Any
+
+    from peerload.top.lines import Line, Span
+    from peerload.top.look import Look
+    from peerload.top.world import Node
+
+STATE_STYLES = {
+    "alive": "good", "suspect": "warn bold", "dead": "bad bold", "revoked": "bad bold", "left": "dim",
+    "running": "good", "leased": "accent", "queued": "", "held": "warn", "promised": "accent", "ended": "dim",
+    "done": "dim", "failed": "bad", "cancelled": "dim", "unknown": "warn bold",
+}  # fmt: skip
+REGIONS = {"underloaded": ("○ under", "- under", "good"), "normal": ("◐ normal", "= normal", ""),
+           "overloaded": ("● over", "+ over", "warn")}  # fmt: skip
+STRETCH_CELLS_MAX = 16
+"""More than so much a column does not take while another one can."""
+NAME_CELLS_MAX = 22
+"""Names and ids have a column as wide as the longest needs, up to this."""
+
+
+class Column(NamedTuple):
+    """One column. ``cell(row)`` gives its spans; rank: those of the greatest go first where the terminal is narrow;
+    stretches: takes the room that is left; letter: the key that sorts by it."""
+
+    heading: str
+    width: int
+    cell: Callable[[Any], Line]
+    rank: int = 0
+    right: bool = False
+    stretches: bool = False
+    letter: str = ""
+
+
+def chosen_columns(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
+    """Those that there is room for, with their widths; they and the gaps between them fill the width if one stretches."""
+    kept = list(columns)
+    while len(kept) > 1 and sum(column.width + 1 for column in kept) - 1 > width:
+        kept.remove(max(kept, key=lambda column: column.rank))
+    spare = max(width - (sum(column.width + 1 for column in kept) - 1), 0)
+    stretching = [column for column in kept if column.stretches]
+    more: dict[str, int] = {}
+    for number, column in enumerate(stretching):
+        is_last = number == len(stretching) - 1
+        more[column.heading] = spare if is_last else min(spare // 3, STRETCH_CELLS_MAX)
+        spare -= more[column.heading]
+    return [(column, column.width + more.get(column.heading, 0)) for column in kept]
+
+
+def table(look: Look, pane: str, columns: Sequence[Column], width: int, height: int, now: float) -> list[Line]:
+    """The heading and the rows in sight, each of exactly ``width`` cells."""
+    kept = chosen_columns(columns, width)
+    order, backwards = look.orders[pane], look.backwards[pane]
+    head: Line = []
+    for column, size in kept:
+        is_order = column.letter == order
+        heading = column.heading + (("↑" if backwards else "↓") if is_order else "")
+        head += [(draw.padded(heading, size, right=column.right), "head focus" if is_order else "head"), (" ", "")]
+    drawn = [draw.fitted(head[:-1], width)]
+    chosen = look.chosen[pane]
+    _, rows = look.window(pane, height - 1)
+    for row in rows:
+        line: Line = []
+        for column, size in kept:
+            line += _cell(column, row, size)
+            line.append((" ", ""))
+        line = draw.fitted(line[:-1], width)
+        if pane == "nodes" and row.is_stale(now):
+            line = draw.restyled(line, "stale")
+        if name_of(row) == chosen:
+            line = [(draw.as_text(line), "chosen")] if look.focus == pane else draw.restyled(line, "marked")
+        drawn.append(line)
+    return drawn
+
+
+def _cell(column: Column, row: object, size: int) -> list[Span]:
+    spans = column.cell(row)
+    if column.right:
+        return [(" " * max(size - draw.width_of(spans), 0), ""), *draw.fitted(spans, min(draw.width_of(spans), size))]
+    if len(spans) == 1:
+        text, style = spans[0]
+        return [(draw.padded(text, size), style)]
+    return draw.fitted(spans, size)
+
+
+def _longest(names: Iterable[str], least: int) -> int:
+    return max(least, min(max(map(draw.cells, names), default=0), NAME_CELLS_MAX))
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------------
+
+
+def node_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
+    """The columns of nodes."""
+    ours, theirs = look.world.ours_by_node(), look.world.theirs_by_home()
+    to, back = (">", "<") if ascii_only else ("→", "←")
+    name = _longest((draw.plain(node.name) for node in look.rows("nodes")), 8) + 2
+
+    def flow(node: Node) -> Line:
+        there, here = ours.get(node.name, 0), theirs.get(node.name, 0)
+        if node.facts.get("self"):
+            return [("-", "faint")]
+        return [
+            (f"{to}{there}" if there else " ·" if not ascii_only else " .", "accent" if there else "faint"),
+            (" ", ""),
+            (f"{back}{here}" if here else "", "good"),
+        ]
+
+    def meter(share: Callable[[Node], float | None], width: int) -> Callable[[Node], Line]:
+        def drawn(node: Node) -> Line:
+            part = share(node)
+            if part is None:
+                return [(" " * width + "   -", "faint")]
+            return [*draw.bar(part, width, ascii_only=ascii_only), (f"{percent(part):>4}", draw.level(part))]
+
+        return drawn
+
+    columns = [
+        Column("NODE", name, _node_name, 0, stretches=True, letter="n"),
+        Column("STATE", 9, state_of_node, 1, letter="s"),
+        Column("LOAD", 6, lambda node: [(number_text(node.facts.get("load")), "")], 3, right=True, letter="l"),
+        Column("REGION", 8, lambda node: _region(node, ascii_only=ascii_only), 4),
+        Column("CPU", 11, meter(lambda node: node.cpu, 6), 2, letter="c"),
+        Column("MEM", 5, lambda node: [(percent(node.mem), draw.level(node.mem))], 6, right=True, letter="m"),
+        Column("GPU", 8, _gpus, 5, right=True, letter="g"),
+        Column("GMEM", 4, lambda node: [(percent(node.gpu_mem), draw.level(node.gpu_mem))], 8, right=True),
+        Column("RUN", 4, lambda node: [(number_text(node.facts.get("tasks_running")), "")], 2, right=True, letter="t"),
+        Column("WAIT", 4, lambda node: [(number_text(node.facts.get("tasks_queued")), "")], 7, right=True),
+        Column("FLOW", 9, flow, 9),
+        Column("AGE", 7, lambda node: _age(node, now, ascii_only=ascii_only), 1, right=True, letter="a"),
+    ]
+    has_gpus = any(node.gpus for node in look.world.nodes.values())
+    return [column for column in columns if has_gpus or column.heading not in ("GPU", "GMEM")]
+
+
+def _node_name(node: Node) -> Line:
+    name = draw.plain(node.name)
+    return [(f"{name} *", "here")] if node.facts.get("self") else [(name, "")]
+
+
+def state_of_node(node: Node) -> Line:
+    """Its state in one word; drained and trouble before alive."""
+    if node.state == "alive":
+        if node.facts.get("trouble"):
+            return [("trouble!", "warn bold")]
+        if node.facts.get("drained"):
+            return [("drained", "warn")]
+    word = node.state + ("?" if node.state == "suspect" else "!" if node.state == "dead" else "")
+    return [(draw.plain(word), STATE_STYLES.get(node.state, "warn"))]
+
+
+def _region(node: Node, *, ascii_only: bool) -> Line:
+    region = str(node.facts.get("region") or "")
+    if region not in REGIONS:
+        return [("-", "faint")]
+    pretty, bare, style = REGIONS[region]
+    return [(bare if ascii_only else pretty, style)]
+
+
+def _gpus(node: Node) -> Line:
+    if not node.gpus:
+        return [("-", "faint")]
+    return [(f"{node.gpus}x", "dim"), (f"{percent(node.gpu):>5}", draw.level(node.gpu))]
+
+
+def _age(node: Node, now: float, *, ascii_only: bool) -> Line:
+    age_s = node.age_s(now)
+    text = duration_text(age_s)
+    if node.is_stale(now):
+        return [(f"{'~' if ascii_only else '≈'}{text}", "warn")]
+    return [("now" if node.facts.get("self") else text, "dim")]
+
+
+def percent(share: float | None) -> str:
+    """``45%``; a dash for what is not known."""
+    return "-" if share is None else f"{min(round(share * 100), 9999)}%"
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
+    """The columns of tasks."""
+    here = look.world.node
+    to, back = ("->", "<-") if ascii_only else ("→", "←")
+
+    def where(task: dict[str, Any]) -> Line:
+        node, home = str(task.get("node") or ""), str(task.get("home") or "")
+        if home and home != here:
+            return [(f"{back} {draw.plain(home)}", "good")]
+        if not node:
+            return [("-", "faint")]
+        if node == here:
+            return [("here", "here")]
+        return [(f"{to} {draw.plain(node)}", "accent")]
+
+    return [
+        Column(
+            "ID",
+            _longest((str(task.get("id") or "") for task in look.rows("tasks")), 5),
+            lambda task: [(draw.plain(task.get("id") or ""), "bold")],
+            0,
+            letter="i",
+        ),
+        Column("NAME", 10, lambda task: [(draw.plain(task.get("name") or ""), "")], 1, stretches=True, letter="n"),
+        Column("STATE", 9, state_of_task, 0, letter="s"),
+        Column("WHERE", 10, where, 2, letter="w"),
+        Column("TIME", 6, lambda task: [(duration_text(elapsed_s(task, now)), "")], 3, right=True, letter="t"),
+        Column("EXIT", 4, lambda task: [_exit(task)], 5, right=True),
+        Column("CPUS", 4, lambda task: [(number_text(task.get("cpus"), 1), "dim")], 8, right=True, letter="c"),
+        Column("GPUS", 4, lambda task: [(number_text(task.get("gpus") or None, 2), "dim")], 7, right=True, letter="g"),
+        Column("PRIO", 4, lambda task: [(number_text(task.get("priority") or None), "dim")], 9, right=True, letter="p"),
+        Column("REASON", 16, lambda task: [(draw.plain(task.get("reason") or ""), "dim")], 6, stretches=True),
+    ]
+
+
+def state_of_task(task: dict[str, Any]) -> Line:
+    """Its state, with a mark where somebody should look."""
+    state = str(task.get("state") or "")
+    mark = "!" if state == "failed" else "?" if state == "unknown" else ""
+    return [(draw.plain(state) + mark, STATE_STYLES.get(state, ""))]
+
+
+def elapsed_s(task: dict[str, Any], now: float) -> float | None:
+    """Seconds it ran or has been running; of one that has not started, since it was submitted."""
+    start = task.get("started_at") or task.get("submitted_at")
+    if not isinstance(start, (int, float)):
+        return None
+    end = task.get("ended_at")
+    return (float(end) if isinstance(end, (int, float)) and end else now) - start
+
+
+def _exit(task: dict[str, Any]) -> Span:
+    if task.get("signal"):
+        return f"s{draw.plain(task['signal'])}", "bad"
+    code = task.get("exit_code")
+    if code is None:
+        return "-", "faint"
+    return draw.plain(code), "bad" if code else "dim"
+
+
+def order_hint(pane: str) -> Line:
+    """The letters that sort this table."""
+    orders: dict[str, tuple[str, Any]] = dict(NODE_ORDERS if pane == "nodes" else TASK_ORDERS)
+    hint: Line = [(" sort by  ", "bold")]
+    for letter, (name, _) in orders.items():
+        hint += [(letter, "key"), (f" {name}  ", "")]
+    return hint

@@ -1,0 +1,197 @@
+"""The threads beside the view: one takes samples, one fetches output, and short ones carry out what takes time.
+
+They end with the program, wherever they are: nobody waits for an agent that does not answer in order to quit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from peerload.client import Client
+from peerload.model.errors import PeerloadError
+from peerload.top.sample import ANSWERS_WITHIN_S
+from peerload.top.world import number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from peerload.top.sample import Sample, Source
+
+EVERY_S = 1.0
+AGENT_SHARE_MAX = 0.01
+"""An agent with so much to look through that this part of its time would not do is asked less often."""
+USED_WITHIN_S = 1.5
+"""What a task uses is told by its node within this, or not at all."""
+PAUSE_S_MAX = 5.0
+PAUSE_S_MIN = 0.2
+"""Between two looks, however long the first took."""
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong, on one line."""
+    why = str(getattr(error, "why", "") or "")
+    what = str(getattr(error, "what", "") or error)
+    return f"{what.rstrip('.')} ({why})" if why else what.rstrip(".")
+
+
+class Watcher(threading.Thread):
+    """A thread that ends with the program. ``broke(error)`` is told of a bug of ours in it, which must not pass unseen."""
+
+    def __init__(self, name: str, broke: Callable[[Exception], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self._broke = broke
+
+    def run(self) -> None:
+        """Work to the end."""
+        try:
+            self.work()
+        except Exception as error:  # noqa: BLE001 -- whatever it is, whoever looks is told
+            self._broke(error)
+
+    def work(self) -> None:
+        """What it is for."""
+        raise NotImplementedError
+
+
+class Sampler(Watcher):
+    """Looks once a second. ``took(sample)`` and ``lost(why, at)`` are called from this thread."""
+
+    def __init__(
+        self,
+        source: Source,
+        took: Callable[[Sample], None],
+        lost: Callable[[str, float], None],
+        broke: Callable[[Exception], None],
+    ) -> None:
+        super().__init__("sampler", broke)
+        self._source = source
+        self._took, self._lost = took, lost
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._hurry = threading.Event()
+
+    def work(self) -> None:
+        """Until `end`, or until a recording is at its end."""
+        source = self._source
+        while not self._ended.is_set():
+            began_s, every_s = time.monotonic(), EVERY_S
+            with self._lock:
+                source = self._source
+            try:
+                sample = source.look()
+            except PeerloadError as error:
+                self._lost(reason(error), time.time())
+            except EOFError:
+                return
+            else:
+                every_s = min(max(EVERY_S, number(sample.answer.get("took_s")) / AGENT_SHARE_MAX), PAUSE_S_MAX)
+                if source is self._source:
+                    self._took(sample)
+            took_s = time.monotonic() - began_s
+            self._hurry.wait(max(every_s - took_s, PAUSE_S_MIN))
+            self._hurry.clear()
+        source.close()
+
+    def switch(self, source: Source) -> None:
+        """Look at another agent from now on."""
+        with self._lock:
+            self._source = source
+        self._hurry.set()
+
+    def hurry(self) -> None:
+        """Look again at once: something was changed."""
+        self._hurry.set()
+
+    def end(self) -> None:
+        """No more."""
+        self._ended.set()
+        self._hurry.set()
+
+
+class TailWatcher(Watcher):
+    """Fetches the end of one task's output each second, as long as it may grow, and what it uses. ``took(task, pieces, at)``,
+    ``used(task, usage)`` and ``failed(task, why)`` are called from this thread."""
+
+    def __init__(
+        self,
+        socket_path: str | None,
+        took: Callable[[str, list[dict[str, Any]], float], None],
+        used: Callable[[str, dict[str, Any]], None],
+        failed: Callable[[str, str], None],
+        broke: Callable[[Exception], None],
+    ) -> None:
+        super().__init__("tail", broke)
+        self._path = socket_path
+        self._took, self._used, self._failed = took, used, failed
+        self._news = threading.Condition()
+        self._wanted: tuple[str, int, bool, str] = ("", 0, False, "")
+        self._is_new = False
+        self._ended = False
+
+    def want(self, task: str, tail_bytes: int, *, grows: bool, node: str = "") -> None:
+        """From now on this task's, "" for none; one that does not grow is fetched once. node: where it runs, if it is wanted what
+        it uses there."""
+        wanted = (task, tail_bytes, grows, node)
+        with self._news:
+            if wanted != self._wanted:
+                self._wanted, self._is_new = wanted, True
+                self._news.notify()
+
+    def end(self) -> None:
+        """No more."""
+        with self._news:
+            self._ended = True
+            self._news.notify()
+
+    def work(self) -> None:
+        """Until `end`."""
+        while True:
+            with self._news:
+                while not self._ended and not self._is_new:
+                    grows = self._wanted[0] and self._wanted[2]
+                    if not self._news.wait(EVERY_S if grows else None):
+                        break
+                if self._ended:
+                    return
+                self._is_new = False
+                task, tail_bytes, _, node = self._wanted
+            if task:
+                self._fetch(task, tail_bytes)
+            if task and node:
+                self._measure(task, node)
+
+    def _fetch(self, task: str, tail_bytes: int) -> None:
+        try:
+            with Client(self._path, timeout_s=ANSWERS_WITHIN_S) as client:
+                pieces = [
+                    piece for piece in client.stream("output", task=task, tail_bytes=tail_bytes) if "data" in piece
+                ]
+        except PeerloadError as error:
+            self._failed(task, reason(error))
+        else:
+            self._took(task, pieces, time.time())
+
+    def _measure(self, task: str, node: str) -> None:
+        """Where the node is away, or of an earlier version, it is not told: nothing else waits for it."""
+        try:
+            with Client(self._path, timeout_s=USED_WITHIN_S) as client:
+                told = client.call("usage", at=node, tasks=[task])["tasks"]
+        except PeerloadError:
+            return
+        if told:
+            self._used(task, told[0])
+
+
+class Once(Watcher):
+    """Does one thing."""
+
+    def __init__(self, work: Callable[[], None], broke: Callable[[Exception], None]) -> None:
+        super().__init__("request", broke)
+        self._work = work
+
+    def work(self) -> None:
+        """That one thing."""
+        self._work()

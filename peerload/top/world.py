@@ -1,0 +1,264 @@
+"""What is known of the cluster, put together from samples: the facts of now, and how the last minutes were.
+
+No terminal and no clock: samples come in, moments come as arguments.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+    from peerload.top.sample import Sample
+
+HISTORY_KEPT = 240
+"""Values of each series; at one a second, four minutes."""
+EVENTS_KEPT = 500
+STALE_S = 35.0
+"""Facts of a node that are older than this look old; load is told at least each 30 s where it is told at all."""
+HERE_STATES = ("alive", "suspect")
+
+
+class Series(collections.deque["float | None"]):
+    """The newest values of one measure, the last at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=HISTORY_KEPT)
+
+    @property
+    def now(self) -> float | None:
+        """The newest, None if there is none."""
+        return self[-1] if self else None
+
+
+class Node:
+    """One node: ``facts`` as the agent told them at ``told_at``, and sums over its GPUs. Shares are of 0 … 1, None where
+    not known."""
+
+    __slots__ = ("cpu", "facts", "gpu", "gpu_mem", "gpu_mem_bytes", "gpu_mem_used", "gpus", "mem", "series", "told_at")
+
+    def __init__(self, facts: dict[str, Any], told_at: float) -> None:
+        self.series: dict[str, Series] = {key: Series() for key in ("cpu", "mem", "gpu", "load")}
+        self.update(facts, told_at)
+
+    def update(self, facts: dict[str, Any], told_at: float) -> None:
+        """News of it."""
+        self.facts = facts
+        self.told_at = told_at
+        gpus = facts.get("gpus")
+        gpus = gpus if isinstance(gpus, list) else []
+        busy = [gpu["util"] for gpu in gpus if is_number(gpu.get("util"))]
+        self.gpus = len(gpus)
+        self.gpu = sum(busy) / len(busy) if busy else None
+        self.gpu_mem_used = sum(number(gpu.get("mem_used_bytes")) for gpu in gpus)
+        self.gpu_mem_bytes = sum(number(gpu.get("mem_bytes")) for gpu in gpus)
+        self.gpu_mem = share(self.gpu_mem_used, self.gpu_mem_bytes) if busy else None
+        self.cpu = share(facts.get("cpus_busy"), facts.get("cpus"))
+        self.mem = share(facts.get("mem_used_bytes"), facts.get("mem_bytes"))
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.facts.get("node") or "")
+
+    @property
+    def state(self) -> str:
+        """alive, suspect, dead or left; revoked: shut out, whatever else it is."""
+        if self.facts.get("revoked"):
+            return "revoked"
+        return str(self.facts.get("state") or "unknown")
+
+    def age_s(self, now: float) -> float:
+        """How old what we know of it is."""
+        return number(self.facts.get("age_s")) + max(now - self.told_at, 0.0)
+
+    def is_stale(self, now: float) -> bool:
+        """Whether its facts may be of no worth any more."""
+        return self.state not in HERE_STATES or self.age_s(now) > STALE_S
+
+    def remember(self) -> None:
+        """One more value in each series."""
+        self.series["cpu"].append(self.cpu)
+        self.series["mem"].append(self.mem)
+        if self.gpus:
+            self.series["gpu"].append(self.gpu)
+        load = self.facts.get("load")
+        self.series["load"].append(number(load) if is_number(load) else None)
+
+
+class World:
+    """All of it. ``lost_because``: why the agent does not answer, "" while it does, ``lost_at`` since when; ``seen_at``:
+    when it answered last; ``turn`` grows with each sample."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.turns = {"nodes": 0, "tasks": 0}
+        """The turn in which rows of each table changed last."""
+        self.agent: dict[str, Any] = {}
+        self.nodes: dict[str, Node] = {}
+        self.tasks: dict[str, dict[str, Any]] = {}
+        self.guests: dict[str, dict[str, Any]] = {}
+        self.ended: dict[str, dict[str, Any]] = {}
+        self.counts: dict[str, int] = {}
+        self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS_KEPT)
+        self.events_missed = 0
+        self.cluster: dict[str, Series] = {key: Series() for key in ("cpu", "mem", "gpu", "gpu_mem")}
+        self.sums: dict[str, float] = {}
+        self.seen_at = 0.0
+        self.lost_because = ""
+        self.lost_at = 0.0
+        self._last_event = 0
+
+    @property
+    def node(self) -> str:
+        """The node that this is seen from."""
+        return str(self.agent.get("node") or "")
+
+    def take(self, sample: Sample) -> None:
+        """One more look."""
+        answer, is_complete = sample.answer, bool(sample.answer.get("complete"))
+        self.turn += 1
+        self.seen_at = sample.at
+        self.lost_because, self.lost_at = "", 0.0
+        agent = answer.get("agent")
+        agent = agent if isinstance(agent, dict) else {}
+        if agent.get("node") != self.agent.get("node"):
+            self._forget_all()
+        self.agent = agent
+        self._take_nodes(answer, sample.at, is_complete=is_complete)
+        self._take_tasks(self.tasks, answer, "tasks", is_complete=is_complete)
+        self._take_tasks(self.guests, answer, "guests", is_complete=is_complete)
+        self.counts = {key: int(number(value)) for key, value in (answer.get("counts") or {}).items()}
+        if sample.ended is not None:
+            self.turns["tasks"] = self.turn
+            self.ended = {str(task.get("id") or ""): task for task in sample.ended}
+        self._take_events(answer.get("events") or [])
+        self._sum_up()
+
+    def lost(self, why: str, at: float) -> None:
+        """The agent did not answer."""
+        self.turn += 1
+        self.lost_at = self.lost_at or at
+        self.lost_because = why or "it does not answer"
+
+    def _forget_all(self) -> None:
+        """Another agent answers: nothing of what was known holds."""
+        self.nodes.clear()
+        for tasks in (self.tasks, self.guests, self.ended):
+            tasks.clear()
+        self.events.clear()
+        for series in self.cluster.values():
+            series.clear()
+        self._last_event = self.events_missed = 0
+
+    def _take_nodes(self, answer: Mapping[str, Any], at: float, *, is_complete: bool) -> None:
+        told = answer.get("nodes") or []
+        if told or answer.get("nodes_gone"):
+            self.turns["nodes"] = self.turn
+        if is_complete:
+            names = {str(facts.get("node") or "") for facts in told}
+            for name in [name for name in self.nodes if name not in names]:
+                del self.nodes[name]
+        for name in answer.get("nodes_gone") or []:
+            self.nodes.pop(name, None)
+        for facts in told:
+            name = str(facts.get("node") or "")
+            known = self.nodes.get(name)
+            if known is None:
+                self.nodes[name] = Node(facts, at)
+            else:
+                known.update(facts, at)
+
+    def _take_tasks(
+        self, kept: dict[str, dict[str, Any]], answer: Mapping[str, Any], key: str, *, is_complete: bool
+    ) -> None:
+        if is_complete:
+            kept.clear()
+        if is_complete or answer.get(key) or answer.get(f"{key}_gone"):
+            self.turns["tasks"] = self.turn
+        for name in answer.get(f"{key}_gone") or []:
+            kept.pop(name, None)
+        for task in answer.get(key) or []:
+            kept[str(task.get("id") or "")] = task
+
+    def _take_events(self, events: Iterable[dict[str, Any]]) -> None:
+        for event in events:
+            at = int(number(event.get("number")))
+            if at <= self._last_event:
+                continue
+            if self._last_event and at > self._last_event + 1:
+                self.events_missed += at - self._last_event - 1
+            self._last_event = at
+            self.events.append(event)
+
+    def _sum_up(self) -> None:
+        """The sums over the nodes that are there, and one more value in each series."""
+        keys = ("cpus", "cpus_busy", "mem_bytes", "mem_used_bytes", "tasks_running", "tasks_queued")
+        sums = dict.fromkeys((*keys, "gpus", "gpu_busy", "gpu_mem_bytes", "gpu_mem_used"), 0.0)
+        for node in self.nodes.values():
+            node.remember()
+            facts = node.facts
+            if facts.get("state") not in HERE_STATES:
+                continue
+            for key in keys:
+                value = facts.get(key)
+                if value is not None:
+                    sums[key] += number(value)
+            if node.gpus:
+                sums["gpus"] += node.gpus
+                sums["gpu_busy"] += (node.gpu or 0.0) * node.gpus
+                sums["gpu_mem_bytes"] += node.gpu_mem_bytes
+                sums["gpu_mem_used"] += node.gpu_mem_used
+        self.sums = sums
+        self.cluster["cpu"].append(share(sums["cpus_busy"], sums["cpus"]))
+        self.cluster["mem"].append(share(sums["mem_used_bytes"], sums["mem_bytes"]))
+        self.cluster["gpu"].append(share(sums["gpu_busy"], sums["gpus"]))
+        self.cluster["gpu_mem"].append(share(sums["gpu_mem_used"], sums["gpu_mem_bytes"]))
+
+    # -- who runs for whom ---------------------------------------------------------------------------------------------
+
+    def ours_by_node(self) -> dict[str, int]:
+        """How many tasks of this home each node has."""
+        found: dict[str, int] = {}
+        for task in self.tasks.values():
+            node = task.get("node")
+            if node and task.get("state") in ("running", "leased"):
+                found[node] = found.get(node, 0) + 1
+        return found
+
+    def theirs_by_home(self) -> dict[str, int]:
+        """How many attempts of each other home are here."""
+        found: dict[str, int] = {}
+        for guest in self.guests.values():
+            home = str(guest.get("home") or "")
+            found[home] = found.get(home, 0) + 1
+        return found
+
+    def task(self, name: str) -> dict[str, Any] | None:
+        """A task of this home, or one that is here for another; None if it is gone."""
+        return self.tasks.get(name) or self.guests.get(name) or self.ended.get(name)
+
+    def is_guest(self, task: Mapping[str, Any]) -> bool:
+        """Whether it is here for another home."""
+        return bool(task.get("home")) and task.get("home") != self.node
+
+
+def number(value: object) -> float:
+    """The number, 0 for what is none or not finite."""
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+
+def is_number(value: object) -> bool:
+    """Whether it is one."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def share(part: object, whole: object) -> float | None:
+    """How much of the whole it is, None where that is not known."""
+    if not is_number(part) or not is_number(whole) or number(whole) <= 0:
+        return None
+    return number(part) / number(whole)

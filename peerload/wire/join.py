@@ -1,0 +1,134 @@
+"""What a newcomer and the node that lets it in say to each other, inside TLS, before the newcomer is a member.
+
+    newcomer: JoinAsk · node: JoinWho · newcomer: JoinRequest · node: JoinWelcome or JoinRefused
+
+Frames are those of the peer links, and small. Nothing here is ever said over a link of members, nor a link's messages
+here. `transcript` is what the newcomer signs with a key that only the token's secret gives: who it speaks to (the
+certificate it sees), this one connection, and what it asks for. So a proof is good for nobody else, nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, TypeVar
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import Meta
+
+from peerload.model.errors import BadMessage, FrameTooLarge
+from peerload.model.resources import Address, NodeName
+from peerload.wire import bounds
+from peerload.wire.token import ID_BYTES, SECRET_BYTES
+
+PROTOCOL = "peerload-join/1"
+"""What the two ends agree to speak (ALPN)."""
+FRAME_BYTES_MAX = 64 << 10
+"""What a newcomer takes; a `JoinWelcome` with all that was revoked may be the largest."""
+REQUEST_BYTES_MAX = 8 << 10
+"""What a node takes of a stranger."""
+CSR_BYTES_MAX = 2048
+NONCE_BYTES = 32
+PEM_BYTES_MAX = 8192
+SIGNED_MAX = 256
+SIGNED_BYTES_MAX = 1024
+
+Pem = Annotated[bytes, Meta(max_length=PEM_BYTES_MAX)]
+TokenId = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+Signed = Annotated[bytes, Meta(max_length=SIGNED_BYTES_MAX)]
+
+
+class _Message(msgspec.Struct, frozen=True, tag_field="t", omit_defaults=True):
+    """Root of what is said here."""
+
+
+class JoinAsk(_Message, frozen=True, tag="join-ask"):
+    """Who are you? Nothing secret is said before that is known."""
+
+
+class JoinWho(_Message, frozen=True, tag="join-who"):
+    """The certificate of the cluster's CA, and what makes this connection another than every other."""
+
+    ca: Pem
+    nonce: Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+
+
+class JoinRequest(_Message, frozen=True, tag="join-request"):
+    """token: the id of it; csr: a certificate request (PKCS #10, DER) for a key made by the newcomer; proof: its
+    signature of `transcript` by the key of the token's secret."""
+
+    token: TokenId
+    node: NodeName
+    csr: Annotated[bytes, Meta(max_length=CSR_BYTES_MAX)]
+    proof: Annotated[bytes, Meta(min_length=64, max_length=64)]
+
+
+class JoinWelcome(_Message, frozen=True, tag="join-welcome"):
+    """You are a member. certificate: yours; seal_key: of gossip and MQTT; ca_key: only for who may let others in; trust:
+    what the CA has signed since (docs/wire.md); peers: members, to be dialled."""
+
+    certificate: Pem
+    name: NodeName
+    cluster: Annotated[str, Meta(min_length=1, max_length=64)]
+    seal_key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    ca_key: Pem = b""
+    trust: Annotated[tuple[Signed, ...], Meta(max_length=SIGNED_MAX)] = ()
+    peers: Annotated[tuple[Address, ...], Meta(max_length=16)] = ()
+
+
+class JoinRefused(_Message, frozen=True, tag="join-refused"):
+    """You are none. code: `token` (which says nothing about why), `name`, `request` or `busy`."""
+
+    code: Annotated[str, Meta(max_length=20)]
+    what: Annotated[str, Meta(max_length=300)] = ""
+
+
+FromNewcomer = JoinAsk | JoinRequest
+FromNode = JoinWho | JoinWelcome | JoinRefused
+
+_Said = TypeVar("_Said")
+
+_encoder = msgspec.msgpack.Encoder()
+_from_newcomer: msgspec.msgpack.Decoder[FromNewcomer] = msgspec.msgpack.Decoder(FromNewcomer)
+_from_node: msgspec.msgpack.Decoder[FromNode] = msgspec.msgpack.Decoder(FromNode)
+
+
+def encode(message: FromNewcomer | FromNode) -> bytes:
+    """One frame: length and body. Raises FrameTooLarge."""
+    raw = _encoder.encode(message)
+    if len(raw) > FRAME_BYTES_MAX:
+        raise FrameTooLarge(len(raw), FRAME_BYTES_MAX)
+    return len(raw).to_bytes(4, "big") + raw
+
+
+def decode_newcomer(raw: bytes) -> FromNewcomer:
+    """What a newcomer says. Raises BadMessage, whatever the bytes are."""
+    return _decoded(_from_newcomer, raw)
+
+
+def decode_node(raw: bytes) -> FromNode:
+    """What the node says. Raises BadMessage, whatever the bytes are."""
+    return _decoded(_from_node, raw)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_Said], raw: bytes) -> _Said:
+    try:
+        bounds.check(raw, len(raw))
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise BadMessage("not a word of joining", why=str(error)[:300]) from None
+
+
+def proof_key(token_id: bytes, secret: bytes) -> Ed25519PrivateKey:
+    """The key that only a token's secret gives. The node that made the token keeps its public half alone."""
+    if len(secret) != SECRET_BYTES:
+        raise ValueError("not a token's secret")
+    return Ed25519PrivateKey.from_private_bytes(HKDF(SHA256(), 32, token_id, b"peerload join proof 1").derive(secret))
+
+
+def transcript(certificate: bytes, nonce: bytes, token_id: bytes, node: str, csr: bytes) -> bytes:
+    """What is signed: to whom (the certificate that TLS has proven, DER), in which connection, and for what."""
+    parts = (certificate, nonce, token_id, node.encode(), csr)
+    return b"peerload join 1\0" + b"".join(hashlib.sha256(part).digest() for part in parts)

@@ -1,0 +1,117 @@
+"""The join token: what one `peerload invite` prints and one `peerload join` takes, as one word.
+
+    plj1-<base32 of: format · CA's SHA-256 · token id · secret · node · addresses · checksum>
+
+It tells how the cluster is recognised before anything secret is said to it (the hash of its CA's certificate), where it is
+reached, and the secret by which the newcomer proves that it was invited. The checksum is against mistakes of typing and
+copying alone: whoever has the word has all of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from typing import NamedTuple
+
+from peerload.model.errors import BadRequest
+
+PREFIX = "plj1-"
+FORMAT = 1
+FINGERPRINT_BYTES = 32
+ID_BYTES = 8
+SECRET_BYTES = 16
+CHECKSUM_BYTES = 4
+ADDRESSES_MAX = 4
+ADDRESS_BYTES_MAX = 255
+NODE_BYTES_MAX = 40
+CHARACTERS_MAX = 2048
+"""No token is longer."""
+_HINT = "copy it again, from  peerload join  to its last character; a new one:  peerload invite"
+
+
+class Token(NamedTuple):
+    """fingerprint: SHA-256 of the CA's certificate (DER); id: which invitation; secret: known to whoever holds the token;
+    addresses: `HOST:PORT` of nodes that let its holder in; node: the name it is for, "" for any."""
+
+    fingerprint: bytes
+    id: bytes
+    secret: bytes
+    addresses: tuple[str, ...]
+    node: str = ""
+
+    def __repr__(self) -> str:
+        return f"Token({self.id.hex()})"
+
+    def text(self) -> str:
+        """The word."""
+        body = bytes((FORMAT,)) + self.fingerprint + self.id + self.secret + _prefixed(self.node)
+        body += bytes((len(self.addresses),)) + b"".join(map(_prefixed, self.addresses))
+        return PREFIX + base64.b32encode(body + _checksum(body)).decode().rstrip("=").lower()
+
+
+def parse(text: str) -> Token:
+    """The token of this word. Raises BadRequest, with nobody asked, if it is none or was copied wrongly."""
+    word = "".join(text.split()).lower()
+    if not word.startswith(PREFIX):
+        raise BadRequest("this is no join token", why=f"one begins with {PREFIX}", hint=_HINT)
+    if len(word) > CHARACTERS_MAX:
+        raise _not_whole(f"it has more than {CHARACTERS_MAX} characters")
+    digits = word[len(PREFIX) :].upper()
+    try:
+        raw = base64.b32decode(digits + "=" * (-len(digits) % 8))
+    except (binascii.Error, ValueError):
+        raise _not_whole("it has characters that no token has, or is cut off") from None
+    body, checksum = raw[:-CHECKSUM_BYTES], raw[-CHECKSUM_BYTES:]
+    is_as_written = (
+        base64.b32encode(raw).decode().rstrip("=") == digits
+    )  # the last letter has bits that count for nothing
+    if _checksum(body) != checksum or not is_as_written:
+        raise _not_whole("a character is wrong or missing")
+    if not body:
+        raise _not_whole("there is nothing in it")
+    if body[0] != FORMAT:
+        raise BadRequest("this token is of a newer peerload", why=f"format {body[0]}", hint="upgrade this one")
+    try:
+        return _parsed(body)
+    except (IndexError, UnicodeDecodeError):
+        raise _not_whole("its parts do not fit together") from None
+
+
+def _parsed(body: bytes) -> Token:
+    place = 1
+    parts = []
+    for size in (FINGERPRINT_BYTES, ID_BYTES, SECRET_BYTES):
+        parts.append(body[place : place + size])
+        place += size
+    fingerprint, token_id, secret = parts
+    node, place = _part(body, place, NODE_BYTES_MAX)
+    count, place = body[place], place + 1
+    addresses = []
+    for _ in range(count):
+        address, place = _part(body, place, ADDRESS_BYTES_MAX)
+        addresses.append(address)
+    if place != len(body) or not 0 < count <= ADDRESSES_MAX:
+        raise IndexError
+    return Token(fingerprint, token_id, secret, tuple(addresses), node)
+
+
+def _part(body: bytes, place: int, size_max: int) -> tuple[str, int]:
+    size = body[place]
+    end = place + 1 + size
+    if size > size_max or end > len(body):
+        raise IndexError
+    return body[place + 1 : end].decode("ascii"), end
+
+
+def _prefixed(text: str) -> bytes:
+    raw = text.encode("ascii")
+    return bytes((len(raw),)) + raw
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(b"peerload join token" + body).digest()[:CHECKSUM_BYTES]
+
+
+def _not_whole(why: str) -> BadRequest:
+    return BadRequest("this is no whole token", why=why, hint=_HINT)

@@ -1,0 +1,110 @@
+"""Groups, tasks that wait for others, and tasks that are tried again, each with one rule left out in the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from peerload.core.dependencies import Dependencies
+from peerload.core.groups import Group, Groups
+from peerload.core.handoff_home import Handoff
+from peerload.core.membership import PeerState
+from peerload.core.retries import Retries
+from peerload.core.work import HomeTask
+from peerload.model.messages import Result
+from peerload.model.task import Exit
+from peerload.model.terms import Fate
+
+
+def slots_not_restored(patch: pytest.MonkeyPatch) -> None:
+    """A home that was restarted does not know that the tasks which others have take slots."""
+    adopt = Groups.adopt
+
+    def forgotten(self: Groups, task: HomeTask) -> None:
+        adopt(self, task)
+        group = self._of(task)
+        if group is not None:
+            group.taken.pop(task.uid, None)
+
+    patch.setattr(Groups, "adopt", forgotten)
+
+
+def pause_lets_go(patch: pytest.MonkeyPatch) -> None:
+    """What was let through before its group was paused is started."""
+
+    def nothing(self: Groups, group: Group) -> Iterator[None]:
+        del self, group
+        return iter(())
+
+    patch.setattr(Groups, "_take_back", nothing)
+
+
+def slot_not_passed_on(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks who is next when a slot is free again."""
+
+    def released(self: Groups, task: HomeTask) -> None:
+        group = self._of(task)
+        if group is not None:
+            group.waiting.pop(task.uid, None)
+            group.taken.pop(task.uid, None)
+
+    patch.setattr(Groups, "release", released)
+    home_gates = Groups.left
+
+    def left(self: Groups, task: HomeTask) -> None:
+        home_gates(self, task)
+        self._changed.clear()
+
+    patch.setattr(Groups, "left", left)
+
+
+def dead_home_is_over(patch: pytest.MonkeyPatch) -> None:
+    """A task whose home is called dead counts as ended."""
+    ask = Dependencies.ask
+
+    def ask_or_assume(self: Dependencies, home: str) -> None:
+        peer = self._membership.get(home)
+        if peer is not None and peer.state is PeerState.DEAD:
+            for name in list(self._elsewhere.get(home, ())):
+                self._heard(self._awaited[name], Fate(name, is_over=True))
+        ask(self, home)
+
+    patch.setattr(Dependencies, "ask", ask_or_assume)
+
+
+def end_is_success(patch: pytest.MonkeyPatch) -> None:
+    """That a task has ended is taken for success."""
+    told = Dependencies._fate
+
+    def fine(self: Dependencies, name: str) -> Fate:
+        return msgspec.structs.replace(told(self, name), failed="")
+
+    patch.setattr(Dependencies, "_fate", fine)
+
+
+def retry_not_durable(patch: pytest.MonkeyPatch) -> None:
+    """The executor is told that its failure was noted, which is not written down."""
+    again = Retries.again
+
+    def unwritten(self: Retries, task: HomeTask, exit_: Exit) -> str:
+        record, actions = task.record, self._state.actions
+        before = len(actions)
+        why = again(self, task, exit_)
+        if not why and record.node != self._state.node:
+            del actions[before:]
+            task.record = msgspec.structs.replace(task.record, failures=record.failures)
+        return why
+
+    patch.setattr(Retries, "again", unwritten)
+
+
+def retry_first_result(patch: pytest.MonkeyPatch) -> None:
+    """That an attempt which was given up, or done with, has failed is taken for the task's result."""
+    tried = Handoff._is_tried_again
+
+    def of_current(self: Handoff, task: HomeTask, message: Result) -> bool:
+        return message.attempt == task.record.attempt and tried(self, task, message)
+
+    patch.setattr(Handoff, "_is_tried_again", of_current)

@@ -1,0 +1,143 @@
+"""Whatever turns bytes into values has a fuzz target, or a reason why nobody else writes those bytes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from tests.fuzz.test_targets import TARGETS
+
+ROOT = Path(__file__).resolve().parents[2]
+READS = {
+    "unpackb",
+    "loads",
+    "load_pem_x509_certificate",
+    "load_der_x509_certificate",
+    "load_der_x509_csr",
+    "load_pem_private_key",
+    "literal_eval",
+    "load_verify_locations",
+    "convert",
+    "from_bytes",
+}
+"""What decodes, by the last word of its name; besides `decode` of a msgspec decoder, and `tomllib.load`."""
+OUR_OWN = "bytes of this very program, or of the kernel"
+USERS_OWN = "the user's own file or words, read by that user's own command: it may fail, and says so"
+
+DECODERS = {
+    "agent/addresses.py:_read": "state",
+    "agent/certificates.py:_of_der": "certificate",
+    "agent/certificates.py:_of_pem": "cluster",
+    "agent/certificates.py:private_key": "certificate",
+    "agent/certificates.py:requested_key": "join-csr",
+    "agent/cluster.py:read": "cluster",
+    "agent/connection.py:LocalConnection._take_frames": "control-link",
+    "agent/connection.py:number_of": "control-link",
+    "agent/environment.py:variables_of": "environment",
+    "agent/foreign.py:Listing.read": "listing",
+    "agent/health.py:_socket_answers": OUR_OWN,
+    "agent/invites.py:Invites.__init__": "state",
+    "agent/join_client.py:_exchange": "join-node",
+    "agent/join_client.py:_proven": "certificate",
+    "agent/join_door.py:Newcomer.data_received": "join-door",
+    "agent/joined.py:read": "joined",
+    "agent/launcher_lookups.py:_heard": OUR_OWN,
+    "agent/launcher_reach.py:read_frame": "launcher-event",
+    "agent/launcher_policy.py:_settings": "users-policy",
+    "agent/launcher_records.py:whole_records": "exit-record",
+    "agent/launcher_socket.py:AgentSocket._hear": "launcher-request",
+    "agent/launcher_socket.py:AgentSocket._take": "launcher-request",
+    "agent/launcher_socket.py:_asks_for_the_list": "launcher-request",
+    "agent/launcher_users.py:GuestIds.take": OUR_OWN,
+    "agent/launcher_words.py:_environment": "environment",
+    "agent/launcher_words.py:exit_of": "exit",
+    "agent/mqtt_tls.py:BrokerTls.context": USERS_OWN,
+    "agent/mqtt_words.py:WordsOnBus.take": "mqtt-words",
+    "agent/peer_connection.py:PeerConnection._take_frames": "peer-link",
+    "agent/sensors/gpu_health.py:Illnesses._kept": "state",
+    "agent/sensors/played_nvml.py:PlayedNvml._machine": USERS_OWN,
+    "agent/settings.py:_file": "config",
+    "agent/settings.py:converted_value": "config",
+    "agent/settings_check.py:_plain": OUR_OWN,
+    "agent/settings_check.py:mistakes_in": "settings",
+    "agent/store_removal.py:output_bytes_of": "row",
+    "agent/tls.py:_context": "cluster",
+    "agent/trust.py:Trust.__init__": "state",
+    "agent/trust.py:Trust._verified": "trust",
+    "api/asynchronous.py:AsyncClient._parts": "frame",
+    "api/call.py:outcome_in": "the outcome of the user's own function, from the task that it ran in",
+    "api/function.py:_outcome": "the user's own function, within the task",
+    "api/function.py:main": "the user's own function, within the task",
+    "cli/agent_flags.py:_config_file": "config",
+    "cli/command.py:print_dry_run": OUR_OWN,
+    "cli/doctor_security_link.py:_context": "certificate",
+    "cli/doctor_security_link.py:certificate_says_node": "certificate",
+    "client.py:Client._pid": OUR_OWN,
+    "policy/parameters.py:made": "preset",
+    "policy/parameters.py:why_not": "preset",
+    "policy/reading.py:_why_no_value": "preset",
+    "policy/reading.py:parsed": "preset",
+    "policy/toml_lines.py:_Scanner._key": "preset",
+    "sim/recorded.py:_json_rows": USERS_OWN,
+    "wire/bounds.py:_within": "answer",
+    "wire/bounds.py:check": "answer",
+    "wire/control.py:decode_answer": "answer",
+    "wire/control.py:decode_request": "request",
+    "wire/expected.py:_said": "request",
+    "wire/frame.py:read": "frame",
+    "wire/frame.py:unpack": "frame",
+    "wire/gossip.py:_is_known": "gossip",
+    "wire/gossip.py:decode": "gossip",
+    "wire/peer.py:decode": "peer",
+    "wire/recording.py:_frame_end": "recording",
+    "wire/seal.py:Sealer.open": "sealed",
+}
+"""file:function → the target that tries it, or a reason."""
+
+
+def decoders() -> set[str]:
+    found: set[str] = set()
+    for path in sorted((ROOT / "peerload").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        made = {
+            ast.unparse(target)
+            for node in tree.body
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            if "Decoder" in ast.unparse(node.value)
+        }
+        _look(tree, path.relative_to(ROOT / "peerload").as_posix() + ":", made, found)
+    return found
+
+
+def _look(tree: ast.AST, name: str, made: set[str], found: set[str]) -> None:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            _look(node, f"{name}{'' if name.endswith(':') else '.'}{node.name}", made, found)
+            continue
+        if isinstance(node, ast.Call) and _reads(ast.unparse(node.func), made):
+            found.add(name)
+        _look(node, name, made, found)
+
+
+def _reads(called: str, made: set[str]) -> bool:
+    first, _, last = called.rpartition(".")
+    if last == "decode":
+        return first.startswith("msgspec.") or first in made
+    if last == "load":
+        return first == "tomllib"
+    if last == "loads":
+        return first in ("json", "tomllib", "msgpack", "cloudpickle")
+    if last == "convert":
+        return first == "msgspec"
+    return last in READS and (last != "from_bytes" or first == "int")
+
+
+def test_every_decoder_is_tried() -> None:
+    known, found = set(DECODERS), decoders()
+    assert not found - known, "these decode, and nobody tries them"
+    assert not known - found, "these do not decode any more"
+
+
+def test_what_tries_them_is_there() -> None:
+    assert {name for name in DECODERS.values() if " " not in name} <= set(TARGETS)

@@ -1,0 +1,195 @@
+"""TAB in real shells: bash, zsh and fish complete verbs, flags, ids, nodes and presets from the scripts they are given."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shlex
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from peerload.cli.completions import SCRIPTS
+from tests.conftest import require_program
+from tests.integration.cluster import Cluster, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.integration.cluster import Agent
+
+BASH = """\
+source <(peerload completions bash)
+complete_it() {
+    COMP_WORDS=("$@"); COMP_CWORD=$(( $# - 1 )); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}; COMPREPLY=()
+    _peerload
+    printf '%s\\n' "${COMPREPLY[@]}"
+}
+"""
+ANSWER_S_MAX = 20.0
+CASES = [
+    (["peerload", "su"], {"submit"}, {"run"}),
+    (["peerload", "help", "compl"], {"completions"}, {"run"}),
+    (["peerload", "submit", "--pri"], {"--prio"}, {"--node"}),
+    (["peerload", "show", "n1/"], {"n1/1"}, {"--json"}),
+    (["peerload", "cancel", "1"], {"1"}, {"2"}),
+    (["peerload", "retry", "n1/"], {"n1/2"}, {"n1/1"}),
+    (["peerload", "submit", "--node", "n"], {"n1"}, {"n1/1"}),
+    (["peerload", "policy", "show", "thre"], {"threshold"}, {"adaptive"}),
+    (["peerload", "ls", "--state", "q"], {"queued"}, {"done"}),
+    (["peerload", "group", "pause", "cp"], {"cpu"}, {"pause"}),
+    (["peerload", "submit", "--after", "n1/"], {"n1/1", "n1/2"}, {"cpu"}),
+    (["peerload", "submit", "--after-ok", ""], {"@"}, {"cpu"}),
+    (["peerload", "submit", "--group", "c"], {"cpu"}, {"--group"}),
+    (["peerload", "completions", "f"], {"fish"}, {"bash"}),
+    (["peerload", "up", "--policy", "ada"], {"adaptive"}, {"random"}),
+]
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Agent]:
+    """An agent with a task that runs and one that has ended, and a `peerload` to type."""
+    with Cluster() as cluster:
+        agent = cluster.agent("n1")
+        agent.call("group", name="cpu", slots=2)
+        running = agent.submit("sleep", "600")
+        agent.wait(agent.submit("true"))
+        agent.await_state(running, "running")
+        script = cluster.directory / "bin" / "peerload"
+        script.parent.mkdir()
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(program())} "$@"\n', encoding="utf-8")
+        script.chmod(0o755)
+        yield agent
+
+
+def variables(agent: Agent) -> dict[str, str]:
+    cluster = agent.cluster
+    path = f"{cluster.directory}/bin:{cluster.environment['PATH']}"
+    return {**cluster.environment, "PATH": path, "PEERLOAD_SOCKET": agent.socket, "TERM": "dumb"}
+
+
+def bash(agent: Agent, text: str) -> list[str]:
+    done = subprocess.run(
+        ["bash", "--norc", "-c", BASH + text],
+        env=variables(agent),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=agent.directory,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(("typed", "offered", "not_offered"), CASES)
+def test_bash(desk: Agent, typed: list[str], offered: set[str], not_offered: set[str]) -> None:
+    found = set(bash(desk, f"complete_it {shlex.join(typed)}"))
+    assert offered <= found
+    assert not not_offered & found
+
+
+def test_bash_completes_files_commands_and_flags_with_values(desk: Agent) -> None:
+    assert "config.toml" in bash(desk, "touch config.toml; complete_it peerload config check con")
+    assert "sleep" in bash(desk, "complete_it peerload submit -c 2 slee")
+    assert "some-file" in bash(desk, "touch some-file; complete_it peerload run cat some")
+    assert bash(desk, "complete_it peerload submit --node = n") == ["n1"]
+    assert bash(desk, "complete_it peerload ls --state queued,do") == ["queued,done"]
+    assert bash(desk, "complete_it peerload nosuch x") == [""]
+
+
+def test_without_an_agent_there_is_no_waiting_and_no_noise(desk: Agent) -> None:
+    began_s = time.monotonic()
+    assert bash(desk, "export PEERLOAD_SOCKET=/nowhere; complete_it peerload show n") == [""]
+    desk.pause()
+    try:
+        assert bash(desk, "complete_it peerload show @") == ["@"]
+    finally:
+        desk.resume()
+    assert time.monotonic() - began_s < ANSWER_S_MAX
+
+
+@pytest.fixture(scope="session")
+def zsh() -> str:
+    return str(require_program("zsh", "zsh"))
+
+
+@pytest.fixture(scope="session")
+def fish() -> str:
+    return str(require_program("fish", "fish"))
+
+
+class Typist:
+    """A shell on a terminal of its own, to which keys are sent; what it shows is gathered."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._pid, self._terminal = pty.fork()
+        if not self._pid:
+            os.execve(command[0], command, environment)
+        self.shown = ""
+
+    def types(self, keys: str) -> None:
+        os.write(self._terminal, keys.encode())
+
+    def sees(self, wanted: str) -> None:
+        """Wait until this is shown."""
+        deadline = time.monotonic() + ANSWER_S_MAX
+        while wanted not in self.shown:
+            left_s = deadline - time.monotonic()
+            assert left_s > 0, f"not shown: {wanted!r} in {self.shown!r}"
+            ready, _, _ = select.select([self._terminal], [], [], left_s)
+            if ready:
+                try:
+                    self.shown += os.read(self._terminal, 65536).decode("utf-8", "replace")
+                except OSError:
+                    raise AssertionError(f"it has ended: {self.shown!r}") from None
+
+    def close(self) -> None:
+        os.close(self._terminal)
+        os.waitpid(self._pid, 0)
+
+
+def test_zsh(desk: Agent, zsh: str) -> None:
+    environment = variables(desk) | {"TERM": "dumb", "PS1": "READY> ", "ZDOTDIR": str(desk.directory)}
+    typist = Typist([zsh, "-f", "-i"], environment)
+    try:
+        typist.types("autoload -Uz compinit; compinit -u -D; source <(peerload completions zsh); print LOA''DED\n")
+        typist.sees("LOADED")
+        typist.types("\x15peerload completi\t")
+        typist.sees("peerload completions")
+        typist.types("\x15peerload show n1/\t")
+        typist.sees("n1/1")
+        typist.types("\x15peerload submit --pri\t")
+        typist.sees("--prio")
+        typist.types("\x15peerload policy show thresh\t")
+        typist.sees("threshold")
+    finally:
+        typist.close()
+
+
+@pytest.mark.parametrize(("typed", "offered", "not_offered"), CASES)
+def test_fish(desk: Agent, fish: str, typed: list[str], offered: set[str], not_offered: set[str]) -> None:
+    done = subprocess.run(
+        [fish, "--no-config", "-c", f"peerload completions fish | source; complete -C {shlex.quote(' '.join(typed))}"],
+        env=variables(desk),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found = {line.partition("\t")[0] for line in done.stdout.splitlines()}
+    assert offered <= found, (done.stdout, done.stderr)
+    assert not not_offered & found
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_the_scripts_are_sound(shell: str) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"no {shell} here")
+    done = subprocess.run([path, "-n"], input=SCRIPTS[shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,158 @@
+"""`config show` and `config check`, with a real agent."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.integration.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BAD = """\
+# a comment
+slotz = 4
+slots = "many"
+listen = "nowhere"
+peer = ["a:1", "b"]
+mqtt = ["mqtts://me:secret@x/path"]
+policy = "thresold"
+lease_s = 0.2
+node = "My Node"
+
+[gpu]
+max_tasks = 0
+reserve = "8"
+colour = "red"
+
+[[device]]
+kind = "fpga"
+ids = []
+"""
+MISTAKES = [
+    (2, "slotz", "no such setting", "did you mean 'slots'?"),
+    (3, "slots", "a whole number or nothing is wanted", ""),
+    (4, "listen", "is not HOST:PORT", "127.0.0.1:7117"),
+    (5, "peer", "'b' is not HOST:PORT", ""),
+    (6, "mqtt", "not a broker's address", "mqtts://broker.lab:8883"),
+    (7, "policy", "there are adaptive", "did you mean 'threshold'?"),
+    (8, "lease_s", "of at least 1.0", ""),
+    (9, "node", "a-z, 0-9", ""),
+    (12, "gpu.max_tasks", "of at least 1", ""),
+    (13, "gpu.reserve", "such as 512MiB", ""),
+    (14, "gpu.colour", "no such setting", "there are: max_tasks"),
+    (18, "device[0].ids", "a length of at least 1", ""),
+]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made:
+        yield made
+
+
+def user_file(cluster: Cluster) -> Path:
+    path = cluster.directory / "config" / "peerload" / "config.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def shown(cluster: Cluster, socket: str | None, **more: Any) -> tuple[str | None, dict[str, dict[str, Any]]]:
+    done = cluster.cli(socket, "config", "--json", **more)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    return told["agent"], {row["key"]: row for row in told["settings"]}
+
+
+def test_each_setting_says_where_it_comes_from(cluster: Cluster) -> None:
+    text = 'lease_s = 30\nlabel = ["a", "b"]\nmqtt = ["mqtt://me:secret@127.0.0.1:9"]\n'
+    user_file(cluster).write_text(text, encoding="utf-8")
+    agent = cluster.agent("n1", slots=3)
+    node, rows = shown(cluster, agent.socket)
+    assert node == "n1"
+    assert (rows["lease_s"]["value"], rows["lease_s"]["origin"]) == (30.0, str(user_file(cluster)))
+    assert (rows["slots"]["value"], rows["slots"]["origin"]) == (3, "flag")
+    assert (rows["speed"]["value"], rows["speed"]["origin"]) == (1.0, "PEERLOAD_SPEED")
+    assert rows["policy"]["origin"] == "built-in"
+    assert rows["mqtt"]["value"] == ["mqtt://me:***@127.0.0.1:9"]
+    assert not any(row["needs_restart"] for row in rows.values())
+    text = cluster.cli(agent.socket, "config", "show", "--origin").stdout.decode()
+    assert "secret" not in text
+    assert all(key in text for key in rows)
+    assert str(user_file(cluster)) in text
+
+
+def test_what_a_restart_would_change_is_marked(cluster: Cluster) -> None:
+    agent = cluster.agent("n1", slots=3)
+    user_file(cluster).write_text("lease_s = 30\nslots = 9\n", encoding="utf-8")
+    _, rows = shown(cluster, agent.socket)
+    assert {key for key, row in rows.items() if row["needs_restart"]} == {"lease_s"}  # slots was given as a flag
+    assert (rows["lease_s"]["value"], rows["lease_s"]["now"]) == (60.0, 30.0)
+    text = cluster.cli(agent.socket, "config").stdout.decode()
+    assert re.search(r"^\*  lease_s +60\.0 ", text, re.MULTILINE)
+    assert "a restart makes it 30.0" in text
+    user_file(cluster).write_text("lease_s = 0\n", encoding="utf-8")
+    done = cluster.cli(agent.socket, "config")
+    assert (done.returncode, b"lease_s" in done.stderr) == (0, True)
+
+
+def test_without_an_agent_it_is_what_one_would_use(cluster: Cluster) -> None:
+    user_file(cluster).write_text("lease_s = 30\n", encoding="utf-8")
+    node, rows = shown(cluster, None, env={"PEERLOAD_SLOTS": "7"})
+    assert (node, rows["lease_s"]["value"], rows["slots"]["value"]) == (None, 30.0, 7)
+    assert rows["slots"]["origin"] == "PEERLOAD_SLOTS"
+    assert b"no agent is running here" in cluster.cli(None, "config").stdout
+
+
+def test_every_mistake_is_named_with_its_line(cluster: Cluster) -> None:
+    path = cluster.directory / "bad.toml"
+    path.write_text(BAD, encoding="utf-8")
+    done = cluster.cli(None, "config", "check", str(path))
+    lines = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert "secret" not in done.stderr.decode()
+    told = [line for line in lines if line.startswith("peerload: ")]
+    assert len(told) == len(MISTAKES)
+    for line, (number, key, says, hint) in zip(told, MISTAKES, strict=True):
+        assert line.startswith(f"peerload: {path}:{number}: {key}: "), line
+        assert says in line
+        assert hint in lines[lines.index(line) + 1]
+    listed = json.loads(cluster.cli(None, "config", "check", "--json", str(path)).stdout)
+    assert [(one["line"], one["key"]) for one in listed["mistakes"]] == [(line, key) for line, key, _, _ in MISTAKES]
+
+
+@pytest.mark.parametrize(
+    ("raw", "place", "says"),
+    [
+        (b"slots = 4\nlabel = [\n", ":3: TOML", "Unclosed array"),
+        (b"slots = 4\nnode = x y\n", ":2: TOML", "Invalid value"),
+        (b"slots = 4\nnode = '\xff'\n", ":2: TOML", "no UTF-8"),
+    ],
+)
+def test_what_is_no_toml(cluster: Cluster, raw: bytes, place: str, says: str) -> None:
+    path = cluster.directory / "bad.toml"
+    path.write_bytes(raw)
+    done = cluster.cli(None, "config", "check", str(path))
+    assert done.returncode == 125
+    assert f"{path}{place}" in done.stderr.decode()
+
+
+def test_what_an_agent_reads_is_checked_without_a_name(cluster: Cluster) -> None:
+    assert b"none is needed" in cluster.cli(None, "config", "check").stdout
+    user_file(cluster).write_text("slots = 4\n", encoding="utf-8")
+    assert cluster.cli(None, "config", "check").stdout.decode() == f"{user_file(cluster)}: ok\n"
+    done = cluster.cli(None, "config", "check", env={"PEERLOAD_LEASE_S": "never"})
+    assert (done.returncode, b"lease_s" in done.stderr) == (125, True)
+    user_file(cluster).write_text("slots = -4\n", encoding="utf-8")
+    assert cluster.cli(None, "config", "check").returncode == 125
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "/tmp", "/dev/zero"])
+def test_what_is_no_file_to_be_read(cluster: Cluster, name: str) -> None:
+    done = cluster.cli(None, "config", "check", name)
+    assert (done.returncode, name in done.stderr.decode()) == (125, True)

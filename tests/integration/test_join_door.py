@@ -1,0 +1,365 @@
+"""The door for newcomers, attacked: whoever was not invited learns nothing, changes nothing and keeps nobody out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from peerload.agent import certificates, join_client
+from peerload.agent.join_door import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX
+from peerload.model.errors import BadRequest, LinkUnavailable, PeerloadError
+from peerload.wire import join
+from peerload.wire.token import Token, parse
+from tests.integration.cluster import Agent, Cluster
+from tests.support import cluster_of, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CLOSED_S_MAX = 6.5
+USED = "the token was used before, its time has ended, or it is not the cluster's"
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def agent(cluster: Cluster) -> Agent:
+    return cluster.agent("n1")
+
+
+def invited(agent: Agent, **terms: object) -> Token:
+    return parse(agent.call("invite", **terms)["token"])
+
+
+def ask(token: Token, state: Path, node: str = "ws2") -> join_client.Admitted:
+    state.mkdir(exist_ok=True)
+    return join_client.ask(token, node, state)
+
+
+def refusal(token: Token, state: Path, node: str = "ws2") -> tuple[str, float]:
+    """Why not, and after how long."""
+    began_s = time.monotonic()
+    with pytest.raises(PeerloadError) as caught:
+        ask(token, state, node)
+    return caught.value.why, time.monotonic() - began_s
+
+
+def stranger(agent: Agent) -> ssl.SSLSocket:
+    """A connection to the door that has said nothing yet."""
+    host, _, port = agent.listen.rpartition(":")
+    plain = socket.create_connection((host, int(port)), 10)
+    return join_client._unproven().wrap_socket(plain)
+
+
+def heard(link: ssl.SSLSocket) -> bytes:
+    said = b""
+    with contextlib.suppress(OSError):
+        while piece := link.recv(1 << 16):
+            said += piece
+    return said
+
+
+# -- tokens --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("J2")
+@pytest.mark.bad_input("replayed-join")
+def test_whatever_is_wrong_with_a_token_the_answer_is_the_same(agent: Agent, tmp_path: Path) -> None:
+    used, ended, good = invited(agent), invited(agent, ttl_s=1), invited(agent)
+    ask(used, tmp_path / "first")
+    ended_at = time.time() + 1
+    wait_until(lambda: time.time() > ended_at, 10, "its end")
+    wrong = [used, ended, good._replace(secret=os.urandom(16)), good._replace(id=os.urandom(8))]
+    answers = [refusal(token, tmp_path / f"s{number}") for number, token in enumerate(wrong)]
+    assert {why for why, _ in answers} == {USED}
+    assert all(took_s >= REFUSAL_S for _, took_s in answers)
+    assert agent.counters()["join refused"] == 4
+    wait_until(lambda: _events(agent), 5, "an event")
+    assert any("its token was used before" in reason for reason in _events(agent)), "its owner is told why"
+    assert ask(good, tmp_path / "last", "ws5").welcome.name == cluster_of().name
+
+
+def _events(agent: Agent) -> list[str]:
+    with agent.client() as client:
+        return [
+            event["reason"]
+            for part in client.stream("events", what=["join"])
+            for event in part["events"]
+            if event["state"] == "refused"
+        ]
+
+
+def test_the_token_of_another_cluster_says_nothing_to_this_one(agent: Agent, tmp_path: Path) -> None:
+    other = bytes.fromhex(cluster_of("another").fingerprint)
+    why, _ = refusal(invited(agent)._replace(fingerprint=other), tmp_path / "s")
+    assert "its CA's certificate is another one; nothing was said to it" in why
+    assert "join refused" not in agent.counters(), "no proof was shown to it"
+
+
+@pytest.mark.rule("J2")
+def test_a_thousand_guesses_are_ten_answers(agent: Agent, tmp_path: Path) -> None:
+    good = invited(agent)
+    proofs = threading.Semaphore(8)
+
+    def guess(number: int) -> str:
+        with proofs:
+            try:
+                _guess(agent, good)
+            except (OSError, EOFError, LinkUnavailable):
+                return "dropped"
+            except BadRequest:
+                return "refused"
+            return f"let in by guess {number}"
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(guess, range(1000)))
+    assert set(results) == {"refused", "dropped"}
+    assert results.count("refused") <= REFUSALS_MAX + 8, "those that were already being heard"
+    counters = agent.counters()
+    assert counters["join refused"] == results.count("refused")
+    assert counters["join refused"] + counters["join dropped: refused too often"] >= 990
+    assert len(_events(agent)) <= 2, "and not an event each"
+    with pytest.raises(LinkUnavailable, match="ten refusals"):
+        ask(good, tmp_path / "s")
+    assert agent.call("info")["peers"] == 0
+
+
+def _guess(agent: Agent, token: Token) -> None:
+    """One wrong proof, over one connection. Raises what became of it."""
+    with stranger(agent) as link:
+        link.settimeout(20)
+        who = join_client._exchange(link, join.JoinAsk(), "door")
+        assert isinstance(who, join.JoinWho)
+        csr = b"none"
+        answer = join_client._exchange(link, join.JoinRequest(token.id, "ws2", csr, os.urandom(64)), "door")
+        assert isinstance(answer, join.JoinRefused)
+        raise BadRequest(answer.code)
+
+
+def test_the_answer_that_was_lost_is_given_again_after_a_kill(agent: Agent, tmp_path: Path) -> None:
+    token = invited(agent)
+    ask(token, tmp_path / "one")  # it is on disk that it was used; the newcomer never gets to keep the answer
+    agent.kill()
+    agent.start()
+    token = token._replace(addresses=(agent.listen,))
+    assert ask(token, tmp_path / "one").key, "the same machine again"
+    assert refusal(token, tmp_path / "two", "ws9")[0] == USED, "no other"
+
+
+def test_an_invitation_outlives_a_restart(agent: Agent, tmp_path: Path) -> None:
+    token = invited(agent)
+    agent.kill()
+    why, _ = refusal(token, tmp_path / "s")
+    assert "Connection refused" in why
+    agent.start()
+    assert ask(token._replace(addresses=(agent.listen,)), tmp_path / "s").welcome.certificate
+
+
+# -- somebody in between ---------------------------------------------------------------------------------------------------
+
+
+class Between:
+    """A TLS server with a certificate of its own choice; ``handle`` is given each connection."""
+
+    def __init__(self, pair: certificates.Pair, tmp_path: Path, handle: Callable[[ssl.SSLSocket], None]) -> None:
+        path = tmp_path / "between.pem"
+        path.write_bytes(pair.key + pair.certificate)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(path)
+        self._context.set_alpn_protocols([join.PROTOCOL])
+        self._handle = handle
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
+        self.heard: list[join.FromNewcomer] = []
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                plain, _ = self._socket.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError, EOFError), self._context.wrap_socket(plain, server_side=True) as link:
+                link.settimeout(5)
+                self._handle(link)
+
+    def next(self, link: ssl.SSLSocket) -> join.FromNewcomer:
+        size = int.from_bytes(join_client._read(link, 4), "big")
+        message = join.decode_newcomer(join_client._read(link, size))
+        self.heard.append(message)
+        return message
+
+
+@pytest.mark.rule("J2")
+def test_somebody_in_between_with_a_ca_of_its_own_is_told_nothing(agent: Agent, tmp_path: Path) -> None:
+    theirs = certificates.make_ca(cluster_of().name, cluster_of().id, datetime.now(UTC))
+    pair = certificates.issue(theirs, "n1", datetime.now(UTC))
+    for shown in (theirs.certificate, cluster_of().authority.certificate, b"none"):
+
+        def pretend(link: ssl.SSLSocket, shown: bytes = shown) -> None:
+            between.next(link)
+            link.sendall(join.encode(join.JoinWho(shown, b"n" * 32)))
+            between.next(link)
+
+        with Between(pair, tmp_path, pretend) as between:
+            token = invited(agent)._replace(addresses=(between.address,))
+            with pytest.raises(PeerloadError):
+                ask(token, tmp_path / "s")
+            assert all(isinstance(message, join.JoinAsk) for message in between.heard)
+
+
+@pytest.mark.rule("J2")
+@pytest.mark.bad_input("replayed-join")
+def test_a_member_in_between_cannot_use_what_it_hears(agent: Agent, tmp_path: Path) -> None:
+    """It has a certificate of the cluster, and passes everything on to who has made the token."""
+    pair = certificates.issue(cluster_of().authority, "mallory", datetime.now(UTC))
+    answers: list[join.FromNode] = []
+
+    def pass_on(link: ssl.SSLSocket) -> None:
+        with stranger(agent) as door:
+            while True:
+                answer = join_client._exchange(door, between.next(link), "door")
+                answers.append(answer)
+                link.sendall(join.encode(answer))
+
+    with Between(pair, tmp_path, pass_on) as between:
+        token = invited(agent)
+        why, _ = refusal(token._replace(addresses=(between.address,)), tmp_path / "s")
+        assert why == USED
+        assert isinstance(answers[-1], join.JoinRefused)
+    assert ask(token, tmp_path / "t").key, "and the token was not used up by that"
+
+
+def test_a_member_without_the_cas_key_cannot_answer_in_its_place(agent: Agent, tmp_path: Path) -> None:
+    pair = certificates.issue(cluster_of().authority, "mallory", datetime.now(UTC))
+    theirs = certificates.make_ca(cluster_of().name, cluster_of().id, datetime.now(UTC))
+
+    def pretend(link: ssl.SSLSocket) -> None:
+        between.next(link)
+        link.sendall(join.encode(join.JoinWho(cluster_of().authority.certificate, b"n" * 32)))
+        request = between.next(link)
+        assert isinstance(request, join.JoinRequest)
+        made = certificates.certify(theirs, request.node, certificates.requested_key(request.csr), datetime.now(UTC))
+        link.sendall(join.encode(join.JoinWelcome(made, "evil", cluster_of().id, b"k" * 32)))
+
+    with Between(pair, tmp_path, pretend) as between, pytest.raises(PeerloadError, match="cannot be believed"):
+        ask(invited(agent)._replace(addresses=(between.address,)), tmp_path / "s")
+
+
+# -- bytes -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x05hello",
+        b"\x00\x00\x00\x00",
+        (join.REQUEST_BYTES_MAX + 1).to_bytes(4, "big") + b"x" * 100,
+        join.encode(join.JoinAsk()) * 3,
+        join.encode(join.JoinRequest(b"i" * 8, "ws2", b"", b"p" * 64)),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+    ids=["4 GiB", "garbage", "empty", "too large", "asked twice", "out of turn", "http"],
+)
+@pytest.mark.bad_input("garbage")
+def test_what_is_no_word_of_joining_is_refused_and_closed(agent: Agent, raw: bytes) -> None:
+    with stranger(agent) as link:
+        link.settimeout(10)
+        link.sendall(raw)
+        said = heard(link)
+    assert b"join-welcome" not in said
+    wait_until(lambda: agent.counters().get("join refused") == 1, what="it is counted")
+    assert agent.runs
+
+
+@pytest.mark.parametrize(
+    ("node", "csr"),
+    [
+        ("ws2", b"x" * (join.CSR_BYTES_MAX + 1)),
+        ("WS2", b"x"),
+        ("", b"x"),
+        ("a" * 41, b"x"),
+        ("n1\n", b"x"),
+        ("../n1", b"x"),
+    ],
+)
+def test_requests_that_cannot_be_are_not_looked_into(agent: Agent, node: str, csr: bytes) -> None:
+    with stranger(agent) as link:
+        link.settimeout(10)
+        link.sendall(join.encode(join.JoinAsk()))
+        link.recv(1 << 16)
+        link.sendall(join.encode(join.JoinRequest(b"i" * 8, node, csr, b"p" * 64)))
+        assert b"request" in heard(link)
+
+
+@pytest.mark.rule("J3")
+@pytest.mark.bad_input("slow-loris")
+def test_who_speaks_too_slowly_is_closed_and_members_are_not_kept_out(cluster: Cluster, agent: Agent) -> None:
+    slow = []
+    began_s = time.monotonic()
+    for _ in range(NEWCOMERS_MAX + 4):
+        link = stranger(agent)
+        with contextlib.suppress(OSError):
+            link.sendall(b"\x00")
+        slow.append(link)
+    wait_until(lambda: agent.counters().get("join dropped: too many newcomers", 0) >= 4, what="there is a bound")
+    member = cluster.agent("n2", "--peer", agent.listen)
+    cluster.await_acquainted([agent, member])
+    for link in slow:
+        link.settimeout(10)
+        with link:
+            assert heard(link) == b""
+    assert time.monotonic() - began_s < CLOSED_S_MAX + 5
+
+
+def test_a_frame_cut_off_anywhere_leaves_nothing(agent: Agent, tmp_path: Path) -> None:
+    whole = join.encode(join.JoinAsk())
+    for size in range(len(whole)):
+        with stranger(agent) as link:
+            link.sendall(whole[:size])
+    token = invited(agent)
+    assert ask(token, tmp_path / "s").key
+    assert "join refused" not in agent.counters()
+
+
+@pytest.mark.rule("J2", "J3")
+def test_a_newcomer_hears_nothing_a_member_would(agent: Agent) -> None:
+    """Without a certificate there is joining and nothing else, whatever is offered to be spoken."""
+    host, _, port = agent.listen.rpartition(":")
+    for offered in (["peerload/1"], ["http/1.1"], []):
+        context = join_client._unproven()
+        if offered:
+            context.set_alpn_protocols(offered)
+        else:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        with socket.create_connection((host, int(port)), 10) as plain, context.wrap_socket(plain) as link:
+            with contextlib.suppress(OSError):
+                link.sendall(join.encode(join.JoinAsk()))
+            assert heard(link) == b""
+    assert agent.counters()["peer dropped: no proof: it shows no certificate"] == 3

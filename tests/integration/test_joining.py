@@ -1,0 +1,259 @@
+"""From one machine to several, as their user types it: invite, join, run there; and out again, by will or by force."""
+
+from __future__ import annotations
+
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from peerload.model.errors import BadRequest
+from tests.integration.machines import Lab, Machine
+from tests.integration.test_two_machines import ADDRESSES, machines  # noqa: F401 -- a fixture
+from tests.support import wait_until
+
+ON_LOOPBACK = ("--listen", "127.0.0.1:0")
+SECOND_MACHINE_S_MAX = 60.0
+REVOKED_S_MAX = 10.0
+
+
+def three_commands(first: Machine, second: Machine, *listen: str) -> float:
+    """The second machine joins and runs a task on the first → how long that took, in s."""
+    began_s = time.monotonic()
+    token = first.token(*listen)
+    said = second.done("join", *listen, token)
+    assert f"{second.name} has joined" in said
+    assert second.done("run", "--node", first.name, "-d", "/", "sh", "-c", "echo $PEERLOAD_NODE") == f"{first.name}\n"
+    return time.monotonic() - began_s
+
+
+def test_a_second_machine_joins_and_runs_a_task_with_three_commands() -> None:
+    with Lab() as lab:
+        first, second = lab.machine("ws1"), lab.machine("ws2")
+        first.done("up")
+        took_s = three_commands(first, second, *ON_LOOPBACK)
+        assert took_s < SECOND_MACHINE_S_MAX
+        assert first.done("run", "--node", "ws2", "-d", "/", "sh", "-c", "echo $PEERLOAD_NODE") == "ws2\n"
+        kept = second.directory / "config" / "peerload" / "cluster"
+        assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+        assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in kept.iterdir()} == {
+            "cluster.toml": 0o600,
+            "ca.pem": 0o600,
+            "seal.key": 0o600,
+        }, "the CA's key stays where it was"
+        assert stat.S_IMODE((second.state / "tls" / "node.pem").stat().st_mode) == 0o600
+        assert not (second.state / "joining.pem").exists()
+        assert second.call("info")["notices"] == []
+        second.done("down")
+        second.done("up")  # with no flag: a member again
+        wait_until(lambda: first.sees("ws2") and second.sees("ws1"), 20, "both to be back")
+        why = second.type("invite")
+        assert why.returncode == 125
+        assert "does not have the key of the cluster's CA" in why.stderr
+        assert "on ws1:  peerload invite" in why.stderr
+
+
+def test_two_machines_on_a_wire(machines: dict[str, str]) -> None:  # noqa: F811 -- a fixture
+    with Lab() as lab:
+        first, second = (lab.machine(node, namespace) for node, namespace in machines.items())
+        first.done("up")
+        for machine, namespace in zip((first, second), machines.values(), strict=True):
+            del namespace
+            machine.configure("")
+        token = first.token("--listen", f"{ADDRESSES['n1']}:7117")
+        said = second.done("join", token)
+        assert f"Others reach it at {ADDRESSES['n2']}:7117" in said, "at its address towards the other"
+        assert second.done("run", "--node", "n1", "-d", "/", "sh", "-c", "echo $PEERLOAD_NODE") == "n1\n"
+        assert first.done("run", "--node", "n2", "-d", "/", "sh", "-c", "echo $PEERLOAD_NODE") == "n2\n"
+
+
+@pytest.mark.long
+def test_tasks_run_on_while_the_agent_becomes_a_member() -> None:
+    with Lab() as lab:
+        first, second = lab.machine("ws1"), lab.machine("ws2")
+        for machine in (first, second):
+            machine.done("up", "--slots", "3")
+        tasks = {machine: machine.done("submit", "-d", "/", "sleep", "8").strip() for machine in (first, second)}
+        for machine, task in tasks.items():
+            wait_until(lambda m=machine, t=task: "running" in m.done("show", t), 20, "it runs")  # type: ignore[misc]
+        second.done("join", *ON_LOOPBACK, first.token(*ON_LOOPBACK))
+        for machine, task in tasks.items():
+            machine.done("wait", task)
+            assert '"attempt": 1' in machine.done("show", "--json", task), "it was not started again"
+            assert machine.call("info")["slots"] == 3, "with the flags it was started with"
+
+
+def test_names_that_are_taken_or_none() -> None:
+    with Lab() as lab:
+        first, second, third = lab.cluster("ws1", "ws2"), lab.machine("ws2x"), None
+        del third
+        one, two = first
+        token = one.token()
+        for name in ("ws1", "ws2"):
+            refused = second.type("join", "--node", name, *ON_LOOPBACK, token)
+            assert refused.returncode == 125
+            assert f"no node can be called {name}" in refused.stderr
+            assert "--node NAME" in refused.stderr
+        for name in ("WS9", "a/b", "a" * 41, "ws2\x1b[31m"):
+            refused = second.type("join", "--node", name, token)
+            assert refused.returncode == 2
+            assert "\x1b" not in refused.stderr
+        refused = two.type("join", token)
+        assert refused.returncode == 125
+        assert "already: ws2" in refused.stderr, "which is no reason for another name"
+        second.done("join", "--node", "ws3", *ON_LOOPBACK, token, PEERLOAD_NODE="ws3")  # still good
+        wait_until(lambda: one.sees("ws2", "ws3") and two.sees("ws1", "ws3"), 20, "all to know all")
+
+
+def test_mistyped_tokens_are_told_without_asking_anybody() -> None:
+    with Lab() as lab:
+        machine = lab.machine("ws1")
+        for word, says in (
+            ("plj1-aeyy6ied6mwfeybdqraha5hq3n2lhajygo4s", "this is no whole token"),
+            ("hello", "this is no join token"),
+            ("plj1-", "this is no whole token"),
+            ("plj1-\u0661", "this is no whole token"),
+        ):
+            refused = machine.type("join", word)
+            assert refused.returncode == 125
+            assert says in refused.stderr
+            assert refused.stderr.count("\n") == 2, "one line and a hint"
+            assert not machine.state.exists(), "nothing is left"
+
+
+@pytest.mark.rule("J4")
+@pytest.mark.timeout(120)
+@pytest.mark.long
+def test_who_is_revoked_is_out_everywhere_and_comes_back_by_a_new_invitation_alone() -> None:
+    with Lab() as lab:
+        one, two, three = lab.cluster("ws1", "ws2", "ws3")
+        wait_until(lambda: two.sees("ws1", "ws3") and three.sees("ws1", "ws2"), 20, "all to know all")
+        two.done("down")
+        began_s = time.monotonic()
+        assert "ws3 is shut out" in one.done("revoke", "ws3")
+        wait_until(lambda: three.call("info")["revoked"] == ["ws3"], REVOKED_S_MAX, "it is told")
+        two.done("up")
+        wait_until(lambda: two.call("info")["revoked"] == ["ws3"], 20, "who was away hears of it")
+        wait_until(lambda: one.states().get("ws3") == "dead", 30, "it is not heard any more")
+        (shown,) = [line for line in one.done("nodes").splitlines() if line.startswith("ws3")]
+        assert shown.split()[1] == "revoked", "people are told why"
+        told = {node["node"]: node["revoked"] for node in one.call("nodes")["nodes"]}
+        assert told == {"ws1": False, "ws2": False, "ws3": True}
+        assert "shut out: ws3" in one.type("doctor").stdout
+        words = ("submit", "--wait-for-node", "-d", "/", "-w")
+        task = one.done(*words, "ws3", "true").strip()
+        assert "ws3 was shut out of the cluster (revoked)" in one.call("why", task=task)["summary"]
+        task = three.done(*words, "ws1", "true").strip()
+        assert "was shut out of its cluster (revoked) and works alone" in three.call("why", task=task)["summary"]
+        assert time.monotonic() - began_s < 60
+        for machine in (one, three):
+            machine.kill()
+            machine.done("up")
+        wait_until(lambda: one.sees("ws2") and two.sees("ws1"), 30, "the others go on")
+        wait_until(lambda: one.counters().get("peer dropped: a certificate that was revoked", 0), 30, "it tries")
+        assert one.call("info")["revoked"] == ["ws3"], "kept over a kill"
+        assert three.sees()
+        three.done("join", "--node", "ws3", *ON_LOOPBACK, one.token())
+        wait_until(lambda: one.sees("ws2", "ws3") and two.sees("ws1", "ws3"), 40, "it is back")
+        assert three.done("run", "--node", "ws2", "-d", "/", "echo", "hi") == "hi\n"
+
+
+@pytest.mark.rule("J4")
+@pytest.mark.timeout(120)
+def test_a_revocation_reaches_all_within_ten_seconds() -> None:
+    with Lab() as lab:
+        one, two, three, four = lab.cluster("ws1", "ws2", "ws3", "ws4")
+        wait_until(lambda: all(m.call("info")["peers"] == 3 for m in (one, two, three, four)), 30, "all to know all")
+        began_s = time.monotonic()
+        one.done("revoke", "ws4")
+        wait_until(
+            lambda: all(m.call("info")["revoked"] == ["ws4"] for m in (one, two, three)), REVOKED_S_MAX, "all to know"
+        )
+        assert time.monotonic() - began_s < REVOKED_S_MAX
+        linked = "peer links made"
+        before = {m.name: m.counters().get(linked, 0) for m in (two, three)}
+        wait_until(lambda: not {"ws1", "ws2", "ws3"} & _alive(four), 30, "it hears nobody any more")
+        assert {m.name: m.counters().get(linked, 0) - before[m.name] for m in (two, three)} == dict.fromkeys(
+            before, 0
+        ) or all("ws4" not in _alive(m) for m in (two, three))
+
+
+def _alive(machine: Machine) -> set[str]:
+    return {node["node"] for node in machine.call("nodes")["nodes"] if node["state"] == "alive"}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.long
+def test_a_new_key_for_gossip_reaches_those_who_were_away() -> None:
+    with Lab() as lab:
+        one, two, three = lab.cluster("ws1", "ws2", "ws3")
+        three.done("down")
+        assert "number 1" in one.done("cluster", "rotate")
+        wait_until(lambda: two.call("info")["seal_key"] == 1, 10, "who is there gets it")
+        assert "number 2" in one.done("cluster", "rotate")
+        wait_until(lambda: two.call("info")["seal_key"] == 2, 10, "and the next one")
+        three.done("up")
+        wait_until(lambda: three.call("info")["seal_key"] == 2, 20, "who was away gets it")
+        four = lab.machine("ws4")
+        four.done("join", *ON_LOOPBACK, one.token())
+        assert four.call("info")["seal_key"] == 2
+        everybody = {"ws1", "ws2", "ws3", "ws4"}
+        for machine in (one, two, three, four):
+            wait_until(lambda m=machine: m.sees(*everybody - {m.name}), 30, f"{machine.name} sees all")  # type: ignore[misc]
+        refused = two.type("cluster", "rotate")
+        assert "this node can change no key" in refused.stderr
+
+
+@pytest.mark.long
+@pytest.mark.rule("J1")
+@pytest.mark.timeout(120)
+def test_a_member_without_the_cas_key_gets_a_new_certificate_in_time() -> None:
+    with Lab() as lab:
+        one, two = lab.cluster("ws1", "ws2", config="certificate_s = 6\n")
+        first_ends_at = two.call("info")["certificate_ends_at"]
+        wait_until(lambda: two.call("info")["certificate_ends_at"] > first_ends_at + 4, 40, "it was made anew, twice")
+        assert one.counters()["certificates made"] >= 1
+        wait_until(lambda: time.time() > first_ends_at + 1, 20, "the first one has ended")
+        one.kill()
+        one.done("up")
+        wait_until(lambda: one.sees("ws2") and two.sees("ws1"), 30, "a new link with the new certificate")
+
+
+@pytest.mark.rule("P3")
+def test_no_member_may_do_by_way_of_another_what_it_cannot_do_itself() -> None:
+    with Lab() as lab:
+        one, two = lab.cluster("ws1", "ws2")
+        wait_until(lambda: two.sees("ws1"), 20, "a link")
+        for verb, fields in (("invite", {}), ("revoke", {"node": "ws2"}), ("rotate", {}), ("restart", {})):
+            with pytest.raises(BadRequest, match="for users of the machine itself"):
+                two.call(verb, at="ws1", **fields)
+        info = one.call("info")
+        assert (info["seal_key"], info["revoked"]) == (0, [])
+
+
+@pytest.mark.rule("J1")
+def test_who_is_let_in_as_an_issuer_lets_others_in() -> None:
+    with Lab() as lab:
+        one, two, three = lab.machine("ws1"), lab.machine("ws2"), lab.machine("ws3")
+        one.done("up")
+        two.done("join", *ON_LOOPBACK, one.token(*ON_LOOPBACK, "--issuer"))
+        assert Path(two.directory, "config", "peerload", "cluster", "ca.key").exists()
+        three.done("join", *ON_LOOPBACK, two.token())
+        wait_until(lambda: one.sees("ws2", "ws3"), 20, "all to know all")
+
+
+def test_another_cluster_is_not_written_over() -> None:
+    with Lab() as lab:
+        one, other = lab.machine("ws1"), lab.machine("ws2")
+        for machine in (one, other):
+            machine.done("up")
+        token, _ = one.token(*ON_LOOPBACK), other.token(*ON_LOOPBACK)
+        before = (other.directory / "config" / "peerload" / "cluster" / "ca.pem").read_bytes()
+        refused = other.type("join", token)
+        assert refused.returncode == 125
+        assert "is of another cluster" in refused.stderr
+        other.done("down")
+        refused = other.type("join", token)
+        assert "is of another cluster" in refused.stderr
+        assert (other.directory / "config" / "peerload" / "cluster" / "ca.pem").read_bytes() == before

@@ -1,0 +1,349 @@
+"""`peerload map` and `submit --each-line` against real agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cluster import Agent, Cluster
+from tests.support import wait_until
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    with Cluster() as cluster:
+        yield cluster.agent(slots=4)
+
+
+def mapped(agent: Agent, *words: str | bytes, **more: object) -> subprocess.CompletedProcess[bytes]:
+    return agent.cli("map", *words, **more)  # type: ignore[arg-type]
+
+
+def named(agent: Agent, name: str) -> list[str]:
+    """The states of the tasks of this name."""
+    return [task["state"] for task in agent.call("tasks")["tasks"] if task["name"] == name]
+
+
+# -- what runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (["-k", "echo {}", ":::", "a b", "$(id)", "'"], b"a b\n$(id)\n'\n"),
+        (["-k", "echo", ":::", "a  b", "*"], b"a  b\n*\n"),
+        (["-k", "printf", "<%s>", "{}", ":::", "a b", ""], b"<a b><>"),
+        (["-k", "echo {#} {1}-{2}", ":::", "a", "b", ":::", "1", "2"], b"1 a-1\n2 a-2\n3 b-1\n4 b-2\n"),
+        (["-k", "echo {2}{1}", ":::", "a", "b", "c", ":::+", "1", "2"], b"1a\n2b\n"),
+        (["-k", "echo", "{.}", "{/}", "{//}", "{/.}", ":::", "x.d/y z.tar.gz", "n"], b"x.d/y z.tar y z.tar.gz x.d y z.tar\nn n . n\n"),
+        (["-k", "--tag", "printf 'x\\ny'; echo z >&2", ":::", "t"], b"t\tx\nt\ty"),
+        (["-k", "-s", "echo {} | tr a-z A-Z", ":::", "q"], b"Q\n"),
+        (["-k", "awk 'BEGIN {print {}}'", ":::", "7"], b"7\n"),
+    ],
+)  # fmt: skip
+def test_commands_are_made_of_their_inputs(agent: Agent, words: list[str], written: bytes) -> None:
+    done = mapped(agent, *words)
+    assert (done.returncode, done.stdout) == (0, written), done.stderr
+
+
+def test_lines_of_files_and_of_standard_input(agent: Agent, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"a b\n\xff\n\nlast")
+    done = mapped(agent, "-k", "echo", "<{}>", "::::", str(tmp_path / "lines"))
+    assert done.stdout == b"<a b>\n<\xff>\n<>\n<last>\n"
+    done = mapped(agent, "-k", "echo", "<{}>", stdin=None, input=b"1\n2")
+    assert done.stdout == b"<1>\n<2>\n"
+    done = mapped(agent, "-k", "-0", "printf '%s|' {}", stdin=None, input=b"a\nb\0c")
+    assert done.stdout == b"a\nb|c|"
+    done = mapped(agent, "-k", "echo {1}{2}", "::::", "-", ":::", "x", "y", stdin=None, input=b"1\n2\n")
+    assert done.stdout == b"1x\n1y\n2x\n2y\n"
+    assert mapped(agent, "echo", stdin=None, input=b"").returncode == 0
+
+
+def test_outputs_are_whole_and_apart(agent: Agent) -> None:
+    done = mapped(agent, "for i in 1 2 3; do echo {}; echo {}{} >&2; sleep 0.02; done", ":::", "a", "b", "c")
+    assert sorted(done.stdout.split(b"\n", 9)[:9]) == [b"a"] * 3 + [b"b"] * 3 + [b"c"] * 3
+    for name in (b"a", b"b", b"c"):
+        assert (name + b"\n") * 3 in done.stdout
+        assert (name * 2 + b"\n") * 3 in done.stderr
+
+
+def test_a_large_output_comes_whole(agent: Agent) -> None:
+    done = mapped(agent, "-k", "head -c {} /dev/zero", ":::", "200000", "10", "3000000")
+    assert len(done.stdout) == 3200010
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+
+def test_failures_are_named_and_counted(agent: Agent) -> None:
+    done = mapped(agent, "kill -{} $$; exit {}", ":::", "0", "9", "0")
+    assert done.returncode == 1
+    assert b"signal 9  kill -9 $$; exit 9" in done.stderr
+    assert b"1 of 3 tasks failed" in done.stderr
+    (array,) = [line.split()[-5] for line in done.stderr.decode().splitlines() if "retry --failed" in line] or [""]
+    assert "/" in done.stderr.decode().rpartition("retry --failed ")[2], array
+    assert mapped(agent, "exit 1", ":::", *map(str, range(105))).returncode == 101
+
+
+def test_halt_now_and_soon(agent: Agent) -> None:
+    done = mapped(agent, "--halt", "now,fail=1", "-j", "2", "[ {} = 1 ] && exit 7; sleep 30", ":::", "0", "1", "2", "3")
+    assert done.returncode == 7
+    done = mapped(agent, "--halt", "soon,fail=1", "-j2", "[ {} = 1 ] && exit 7; sleep 0.3; echo {}", ":::", *"01234")
+    assert (done.returncode, done.stdout) == (7, b"0\n")
+    done = mapped(agent, "--halt", "now,success=1", "sleep {}", ":::", "0", "30", "30")
+    assert done.returncode == 0
+    assert b"2 tasks cancelled" in done.stderr
+
+
+def test_the_joblog_is_resumed(agent: Agent, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = ["--joblog", str(log), "echo {}; exit {}"]
+    assert mapped(agent, *command, ":::", "0", "3").returncode == 1
+    head, *rows = log.read_text().splitlines()
+    assert head.split("\t") == [
+        "Seq",
+        "Host",
+        "Starttime",
+        "JobRuntime",
+        "Send",
+        "Receive",
+        "Exitval",
+        "Signal",
+        "Command",
+    ]
+    assert {(row[0], row[1], row[5], row[6], row[8]) for row in (line.split("\t") for line in rows)} == {
+        ("1", "n1", "2", "0", "echo 0; exit 0"),
+        ("2", "n1", "2", "3", "echo 3; exit 3"),
+    }
+    with log.open("ab") as file:
+        file.write(b"3\tn1\t1.0")  # a line that was cut off
+    assert mapped(agent, "--resume", *command, ":::", "0", "3", "0").stdout == b"0\n"
+    assert mapped(agent, "--resume", *command, ":::", "0", "3", "0").stdout == b""
+    assert mapped(agent, "--resume-failed", *command, ":::", "0", "3", "0").stdout == b"3\n"
+    changed = mapped(agent, "--resume", "--joblog", str(log), "echo x{}", ":::", "0")
+    assert changed.returncode == 125
+    assert b"another command" in changed.stderr
+    (tmp_path / "other").write_text("dear diary\n")
+    assert mapped(agent, "--resume", "--joblog", str(tmp_path / "other"), "true", ":::", "1").returncode == 2
+    assert (tmp_path / "other").read_text() == "dear diary\n"
+
+
+def test_a_log_is_left_alone_where_nothing_can_run(agent: Agent, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("precious\n")
+    absent = agent.cluster.cli(str(tmp_path / "sock"), "map", "--joblog", str(log), "true", ":::", "1")
+    assert absent.returncode == 125
+    assert b"no agent is running here" in absent.stderr
+    assert mapped(agent, "--joblog", str(log), "true", "::::", "/does/not/exist").returncode == 2
+    assert mapped(agent, "--joblog", str(log), "true {2}", ":::", "1").returncode == 2
+    assert log.read_text() == "precious\n"
+
+
+def test_json_and_dry_run(agent: Agent) -> None:
+    (line,) = mapped(agent, "--json", "echo {}; exit 4", ":::", "\x1b[2J").stdout.splitlines()
+    told = json.loads(line)
+    assert (told["seq"], told["exit_code"], told["state"], told["stdout"]) == (1, 4, "failed", "\x1b[2J\n")
+    before = agent.states()
+    assert mapped(agent, "--dry-run", "echo {}", ":::", "a b", "c").stdout == b"echo 'a b'\necho c\n"
+    assert agent.states() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["echo {%}", ":::", "1"], b"{%} has no meaning here"),
+        (["echo {2}", ":::", "1"], b"{2} names an input that is not there"),
+        (["--halt", "now", "true", ":::", "1"], b"cannot be understood"),
+        (["--halt", "now,fail=0%", "true", ":::", "1"], b"cannot be understood"),
+        (["true", "::::"], b"names no file"),
+        (["true", "::::", "/does/not/exist"], b"cannot be read"),
+        (["true", "::::", "/tmp"], b"cannot be read"),
+        (["true", ":::+", "a"], b"has nothing before it"),
+        (["--resume", "true", ":::", "1"], b"needs the joblog"),
+        ([":::", "1"], b"what is to be run?"),
+        (["--joblog", "/does/not/exist/log", "true", ":::", "1"], b"cannot be used"),
+        (["-j", "0", "true", ":::", "1"], b"not between"),
+    ],
+)
+def test_mistakes_have_one_line_and_one_hint(agent: Agent, words: list[str], says: bytes) -> None:
+    done = mapped(agent, *words)
+    assert done.returncode in (2, 125)
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
+
+
+def test_what_comes_before_a_bad_line_is_run(agent: Agent) -> None:
+    done = mapped(agent, "-k", "echo", stdin=None, input=b"a\nb\nc\0d\ne\n")
+    assert done.returncode == 125
+    assert done.stdout == b"a\nb\n"
+    assert b"input 3 has a NUL byte" in done.stderr
+
+
+# -- many, and interruptions -------------------------------------------------------------------------------------------
+
+
+def test_inputs_are_taken_at_the_pace_of_the_work(agent: Agent) -> None:
+    """An input without end: what is submitted and what is held has a bound."""
+    with subprocess.Popen(["yes", "0.1"], stdout=subprocess.PIPE) as endless:
+        process = agent.spawn_cli("map", "-J", "endless", "-j", "5", "sleep {}; echo", stdin=endless.stdout)
+        assert endless.stdout is not None
+        endless.stdout.close()
+        wait_until(lambda: named(agent, "endless").count("done") > 20, 20, "some to end")
+        assert sum(state not in ("done", "failed", "cancelled") for state in named(agent, "endless")) <= 5
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        (resident,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
+        assert resident < 40_000  # KiB
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        endless.wait(60)
+    assert process.returncode == 130
+    assert b"cancelled" in errors
+    assert not [state for state in agent.states().values() if state in ("queued", "leased", "running")]
+
+
+def test_a_first_interrupt_cancels_what_is_left_and_a_second_leaves_at_once(agent: Agent) -> None:
+    stubborn = "trap '' TERM INT; echo {}; while :; do sleep 0.05; done"
+    process = agent.spawn_cli("map", "-J", "stubborn", stubborn, ":::", "1", "2")
+    wait_until(lambda: named(agent, "stubborn") == ["running"] * 2, 20, "them to run")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130  # they are cancelled; KILL follows in 10 s
+
+    process = agent.spawn_cli("map", "-J", "long", "sleep 60", ":::", *"1234567")
+    wait_until(lambda: "running" in named(agent, "long"), 20, "one to run")
+    agent.pause()
+    try:
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: b"cancelling" in os.read(process.stderr.fileno(), 4096), 10, "it to say so")  # type: ignore[union-attr]
+        process.send_signal(signal.SIGINT)
+    finally:
+        agent.resume()
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    wait_until(lambda: not {"queued", "leased", "running"} & set(agent.states().values()), 20, "all to be cancelled")
+
+
+def test_whoever_reads_its_output_may_go(agent: Agent) -> None:
+    process = agent.spawn_cli("map", "-j2", "sleep 0.05; echo {}", ":::", *map(str, range(500)))
+    assert process.stdout is not None
+    os.read(process.stdout.fileno(), 10)
+    process.stdout.close()
+    assert process.wait(60) == 141
+    wait_until(lambda: not {"queued", "leased", "running"} & set(agent.states().values()), 20, "all to be cancelled")
+    if process.stderr is not None:
+        process.stderr.close()
+
+
+def test_a_killed_agent_is_waited_for() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent(slots=4)
+        process = agent.spawn_cli("map", "-k", "sleep 0.05; echo {}", ":::", *map(str, range(400)))
+        wait_until(lambda: list(agent.states().values()).count("done") > 20, 20, "some to end")
+        agent.kill()
+        agent.start()
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert output == b"".join(b"%d\n" % number for number in range(400))
+        assert b"lost the agent" in errors
+        assert len(agent.states()) == 400
+
+
+def test_a_map_that_was_killed_is_resumed(agent: Agent, tmp_path: Path) -> None:
+    words = ["map", "-J", "resumed", "-j4", "--joblog", str(tmp_path / "log"), "sleep 0.05; echo {}", ":::"]
+    words += map(str, range(60))
+    process = agent.spawn_cli(*words)
+    wait_until(lambda: named(agent, "resumed").count("done") > 15, 20, "some to end")
+    process.kill()
+    process.communicate()
+    done = agent.cli(*words[:1], "--resume", *words[1:])
+    assert done.returncode == 0
+    rows = (tmp_path / "log").read_text().splitlines()[1:]
+    assert sorted(int(row.split("\t")[0]) for row in rows) == list(range(1, 61))
+    assert 0 < len(done.stdout.split()) < 60
+
+
+def test_a_killed_launcher_only_costs_time(agent: Agent) -> None:
+    process = agent.spawn_cli("map", "-J", "survivor", "-k", "sleep 0.1; echo {}", ":::", *map(str, range(40)))
+    wait_until(lambda: named(agent, "survivor").count("done") > 5, 20, "some to end")
+    os.kill(agent.launcher_pid, signal.SIGKILL)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert output.split() == [b"%d" % number for number in range(40)]
+
+
+def test_tasks_end_with_a_map_that_is_killed_unless_they_are_to_be_kept(agent: Agent) -> None:
+    for words, ends in (([], "cancelled"), (["--keep"], "done")):
+        process = agent.spawn_cli("map", "-J", f"w{len(words)}", *words, "-j3", "sleep 1; echo {}", ":::", *"123456")
+        name = f"w{len(words)}"
+        wait_until(lambda name=name: "running" in named(agent, name), 20, "one to run")  # type: ignore[misc]
+        process.kill()
+        process.communicate()
+        wait_until(lambda name=name, ends=ends: set(named(agent, name)) == {ends}, 20, f"them to be {ends}")  # type: ignore[misc]
+
+
+def test_each_line_is_a_member(agent: Agent) -> None:
+    done = agent.cli("submit", "--each-line", "-", "echo", "<{}>", stdin=None, input=b"a b\nc\n")
+    array = done.stdout.decode().strip()
+    agent.wait(array)
+    assert [agent.output(f"{array}.{member}")[0] for member in (1, 2)] == [b"<a b>\n", b"<c>\n"]
+    assert agent.show(f"{array}.2")["argv"] == ["echo", "<c>"]
+    done = agent.cli("submit", "-s", "echo {} | rev", "--each-line", "-", stdin=None, input=b"a 'b\n")
+    array = done.stdout.decode().strip()
+    agent.wait(array)
+    assert agent.output(f"{array}.1")[0] == b"b' a\n"
+    for words, says in (
+        (["--each-line", "/does/not/exist", "echo"], b"cannot be read"),
+        (["--each-line", "/dev/null", "echo"], b"has no lines"),
+        (["--each-line", "-", "--array", "1-3", "echo"], b"contradict"),
+    ):
+        refused = agent.cli("submit", *words)
+        assert refused.returncode == 2
+        assert says in refused.stderr
+
+
+def test_each_member_keeps_its_command_over_a_kill() -> None:
+    with Cluster() as cluster:
+        first, second = cluster.linked(2, slots=1)
+        lines = b"".join(b"%d\n" % number for number in range(30))
+        array = first.cli("submit", "--each-line", "-", "-s", "sleep 0.1; echo {}", stdin=None, input=lines)
+        name = array.stdout.decode().strip()
+        wait_until(lambda: "done" in first.states().values(), 20, "one to end")
+        first.kill()
+        first.start()
+        ended = first.wait(name)
+        assert {end["node"] for end in ended.values()} == {"n1", "n2"}
+        assert [first.output(f"{name}.{member}")[0] for member in range(1, 31)] == lines.splitlines(keepends=True)
+        assert second.runs
+
+
+def test_what_failed_is_queued_again() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent(slots=4)
+        assert b"nothing has failed" in agent.cli("retry", "--failed").stderr
+        agent.cli("map", "exit {}", ":::", "0", "1", "2")
+        single = agent.submit("false")
+        cancelled = agent.submit("sleep", "60")
+        agent.wait(single)
+        agent.cli("cancel", "--wait", cancelled)
+        done = agent.cli("retry", "--failed")
+        assert b"3 tasks failed in the last 24 hours" in done.stderr
+        again = done.stdout.decode().split()
+        assert len(again) == 2
+        agent.wait(*again)
+        assert sorted(task for task in agent.states() if task.partition(".")[0] in again) == [
+            f"{again[0]}.2",
+            f"{again[0]}.3",
+            again[1],
+        ]
+        done = agent.cli("retry", "--failed", again[0])  # by name, those of it
+        assert len(done.stdout.split()) == 1
+        agent.wait(done.stdout.decode().strip())
+        none = agent.cli("retry", "--failed", cancelled)
+        assert none.returncode == 125
+        assert b"has failed" in none.stderr

@@ -1,0 +1,279 @@
+"""Mistakes as people make them, one row each: what was typed, the exit code, what is said of it, and what to type next.
+
+Every answer is two lines, what and why and then the next command; nothing is changed by any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from peerload.model.errors import BadRequest
+from tests.integration.cluster import Cluster, ended, program
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.integration.cluster import Agent
+
+USAGE, CANNOT = 2, 125
+
+
+class Mistake(NamedTuple):
+    """typed: after `peerload`; says, next_command: parts of the first and the second line."""
+
+    typed: list[str]
+    code: int
+    says: str
+    next_command: str
+
+
+MISTAKES = [
+    # verbs and flags
+    Mistake(["sumbit", "x"], USAGE, "no such verb: 'sumbit'", "did you mean  peerload submit ?"),
+    Mistake(["status"], USAGE, "no such verb: 'status'", "peerload --help"),
+    Mistake(["help", "lst"], USAGE, "no such verb: 'lst'", "peerload ls"),
+    Mistake(["-v"], USAGE, "no such option: '-v'", "peerload --version"),
+    Mistake(["--socket", "/x", "ls"], USAGE, "no such option: '--socket'", "a verb's own flags come after it"),
+    Mistake(["ls", "--sate", "done"], USAGE, "no such flag: --sate", "did you mean --state ?"),
+    Mistake(["ls", "--stat=done"], USAGE, "no such flag: --stat", "did you mean --state ?"),
+    Mistake(["nodes", "n1"], USAGE, "one word too many: 'n1'", "peerload nodes --help"),
+    Mistake(["why", "1", "2"], USAGE, "one word too many: '2'", "peerload why --help"),
+    Mistake(["show"], USAGE, "what is missing: ID", "peerload show --help"),
+    Mistake(["ls", "--socket"], USAGE, "--socket: expected one argument", "peerload ls --help"),
+    # numbers, sizes, times
+    Mistake(["submit", "--mem", "8", "true"], USAGE, "8G is 8 GiB, 8M is 8 MiB; which is meant?", "submit --help"),
+    Mistake(["submit", "-t", "30", "true"], USAGE, "30m is 30 minutes, 30s is 30 seconds", "submit --help"),
+    Mistake(["submit", "-t", "5:30", "true"], USAGE, "can be read in two ways", "submit --help"),
+    Mistake(["submit", "--mem", "lots", "true"], USAGE, "no size; such as 8G", "submit --help"),
+    Mistake(["submit", "-c", "two", "true"], USAGE, "'two' is no number of cpus", "submit --help"),
+    Mistake(["submit", "--prio", "high", "true"], USAGE, "'high' is no whole number", "submit --help"),
+    Mistake(["submit", "--array", "9-1", "true"], USAGE, "not from small to great", "--array 1-100"),
+    Mistake(["submit", "--array", "1-99999999", "true"], USAGE, "more than 1000000 members", "one more for the rest"),
+    Mistake(["submit", "--lease", "0.1s", "true"], USAGE, "not between 1 second and 24 hours", "submit --help"),
+    Mistake(["wait", "1", "--timeout", "5"], USAGE, "5m is 5 minutes, 5s is 5 seconds", "wait --help"),
+    Mistake(["history", "--since", "yesterday"], USAGE, "or a day or moment: 2026-11-20", "history --help"),
+    # what is to be run, and where
+    Mistake(["submit"], USAGE, "what is to be run?", "peerload submit hostname"),
+    Mistake(["run", "--local"], USAGE, "what is to be run?", "peerload run hostname"),
+    Mistake(["submit", "-s", "a | b", "c"], USAGE, "a command and --shell were given", "quote the whole line"),
+    Mistake(["submit", "--env", "FOO", "true"], USAGE, "--env takes NAME=VALUE, not 'FOO'", "--export FOO"),
+    Mistake(["submit", "--once", "--fast", "true"], USAGE, "contradict each other", "never started twice"),
+    Mistake(["submit", "-J", "x" * 200, "true"], USAGE, "has 200 characters", "--name NAME"),
+    Mistake(["submit", "-w", "N1", "true"], USAGE, "can be no node's name", "did you mean n1 ?"),
+    Mistake(["submit", "-w", "n2", "true"], CANNOT, "no node n2 is known here", "peerload nodes"),
+    Mistake(["submit", "-x", "n1", "true"], CANNOT, "n1: the task excludes it", "--wait-for-node"),
+    Mistake(["submit", "-c", "5000", "true"], CANNOT, "n1: 2 cpus, asked 5000", "--wait-for-node"),
+    Mistake(["submit", "--mem", "9000G", "true"], CANNOT, "asked 9000.0 GiB", "--wait-for-node"),
+    Mistake(["submit", "-G", "8", "true"], CANNOT, "asked 8 GPUs, nearest is n1: no GPU", "--wait-for-node"),
+    Mistake(
+        ["submit", "-G3", "--gpu-mem", "48G", "-C", "amd", "train"],
+        CANNOT,
+        "asked 3 GPUs with 48 GiB and label amd, nearest is n1: no GPU, no label amd",
+        "--wait-for-node",
+    ),
+    Mistake(["submit", "-d", "/nowhere", "true"], CANNOT, "no directory /nowhere", "-d -"),
+    Mistake(["submit", "-d", "/etc/passwd", "true"], CANNOT, "is a file, not a directory", "-d -"),
+    Mistake(["run", "--local", "-w", "n2", "true"], CANNOT, "the task is for n2", "leave one of them out"),
+    Mistake(["submit", "--mem", "-1G", "true"], USAGE, "'-1G' is no size", "submit --help"),
+    Mistake(["submit", "--array", "1-1000001", "true"], USAGE, "more than 1000000 members", "--array 1-1000000"),
+    Mistake(["cluster", "invite"], USAGE, "no such word: 'invite'", "peerload invite"),
+    # tasks and nodes that are not there
+    Mistake(["show", "999"], CANNOT, "no such task: 999", "peerload ls"),
+    Mistake(["logs", "99.7"], CANNOT, "no such task: 99.7", "peerload ls"),
+    Mistake(["events", "999"], CANNOT, "no such task: 999", "peerload ls"),
+    Mistake(["events", "one"], CANNOT, "'one' is no task id", "peerload ls"),
+    Mistake(["events", ""], CANNOT, "'' is no task id", "peerload ls"),
+    Mistake(["events", "@"], CANNOT, "your last task, and there is none yet", "peerload submit"),
+    Mistake(["events", "other/7"], CANNOT, "other", ""),
+    Mistake(["cancel", "one"], CANNOT, "'one' is no task id", "peerload ls"),
+    Mistake(["show", ""], CANNOT, "'' is no task id: ids look like 42, 42.7, ws1/42 or @", "peerload ls"),
+    Mistake(["why", "9" * 90], CANNOT, "is no task id", "peerload ls"),
+    Mistake(["retry", "@"], CANNOT, "your last task, and there is none yet", "peerload submit"),
+    Mistake(["cancel", "1", "--signal", "FOO"], USAGE, "'FOO' is no signal; such as TERM", "cancel --help"),
+    Mistake(["ls", "--state", "Running"], USAGE, "no such state: 'Running'", "held queued"),
+    Mistake(["events", "--what", "tasks"], USAGE, "no such kind: 'tasks'", "task attempt node"),
+    Mistake(["forget", "n1"], CANNOT, "n1 is this node itself", "peerload leave"),
+    Mistake(["forget", "gone"], CANNOT, "no node gone is known here", "peerload nodes"),
+    Mistake(["drain", "nowhere"], CANNOT, "no node nowhere is known here", "peerload nodes"),
+    # many tasks
+    Mistake(["submit", "--after", "999", "true"], CANNOT, "no such task: n1/999", "peerload ls"),
+    Mistake(["submit", "--after-ok", "first", "true"], CANNOT, "'first' is no task id", "peerload ls"),
+    Mistake(["submit", "--group", "bad group!", "true"], USAGE, "is no name of a group", "letters, digits"),
+    Mistake(["submit", "--retries", "-1", "true"], USAGE, "-1 is not between 0 and 100", "submit --help"),
+    Mistake(["submit", "-o", "/nowhere/x", "true"], CANNOT, "there is no directory /nowhere", "mkdir -p /nowhere"),
+    Mistake(["submit", "--each-line", "/nowhere", "echo", "{}"], USAGE, "/nowhere cannot be read", "--each-line FILE"),
+    Mistake(["submit", "--notify", "", "true"], USAGE, "--notify needs a command", "--notify"),
+    Mistake(["prio", "high", "1"], USAGE, "'high' is no whole number", "prio --help"),
+    Mistake(["prio", "5"], USAGE, "what is missing: ID", "prio --help"),
+    Mistake(["group", "pause", "nosuch"], CANNOT, "there is no group nosuch", "peerload group set nosuch --slots N"),
+    Mistake(["group", "set", "g"], USAGE, "set it to how many slots?", "--slots none"),
+    Mistake(["map"], USAGE, "what is to be run?", "peerload map 'gzip {}' ::: *.log"),
+    Mistake(["map", "echo {3}", ":::", "a"], USAGE, "{3} names an input that is not there", ":::"),
+    Mistake(["map", "--halt", "soon", "echo", ":::", "a"], USAGE, "--halt 'soon' cannot be", "--halt now,fail=1"),
+    Mistake(["map", "--resume", "echo", ":::", "a"], USAGE, "--resume needs the joblog", "--joblog FILE --resume"),
+    Mistake(
+        ["map", "--joblog", "/nowhere/log", "echo", ":::", "a"], USAGE, "/nowhere/log cannot be used", "map --help"
+    ),
+    Mistake(["clean"], USAGE, "nothing is dropped unless you say what", "peerload clean --older 7d"),
+    Mistake(["clean", "--older", "5"], USAGE, "'5' has no unit", "clean --help"),
+    Mistake(["clean", "--state", "running"], USAGE, "is no state that tasks end in", "done failed cancelled"),
+    # agents, clusters, files
+    Mistake(["ls", "--socket", "/nowhere"], CANNOT, "no agent is running here (no socket at /nowhere)", "peerload up"),
+    Mistake(["ls", "--socket", "/etc/passwd"], CANNOT, "nobody listens at /etc/passwd", "peerload doctor"),
+    Mistake(["cluster", "init"], USAGE, "cluster init takes one directory", "cluster --help"),
+    Mistake(["cluster", "init", "/tmp"], CANNOT, "no cluster is made in /tmp: it exists", "name another directory"),
+    Mistake(["cluster", "show", "/nowhere"], CANNOT, "/nowhere cannot be used", "peerload cluster init /nowhere"),
+    Mistake(["policy", "show", "thresold"], CANNOT, "no preset and no policy named 'thresold'", "threshold"),
+    Mistake(["policy", "check", "mine"], USAGE, "'mine' is no preset", ".toml"),
+    Mistake(["config", "check", "/nowhere"], CANNOT, "/nowhere cannot be read", "config show"),
+    Mistake(["config", "set"], USAGE, "no such word: 'set'", "peerload config show | check"),
+    Mistake(["completions", "tcsh"], USAGE, "no such shell: 'tcsh'", "bash | zsh | fish"),
+    Mistake(["replay", "/nowhere"], CANNOT, "/nowhere cannot be read", "peerload up --record"),
+    Mistake(["sim", "--nodes", "0"], USAGE, "0 is not between 1 and", "sim --help"),
+    Mistake(["agent", "--listen", "nowhere"], CANNOT, "'nowhere' is not HOST:PORT", "127.0.0.1:7117"),
+]
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    with Cluster() as cluster:
+        yield cluster.agent("n1")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: " ".join(mistake.typed)[:40])
+def test_what_why_and_the_next_command(agent: Agent, mistake: Mistake) -> None:
+    done = agent.cli(*mistake.typed)
+    lines = done.stderr.decode().splitlines()
+    assert (done.returncode, done.stdout) == (mistake.code, b"")
+    assert len(lines) == 2, lines
+    assert lines[0].startswith("peerload: ")
+    assert lines[1].startswith("  ")
+    assert mistake.says in lines[0]
+    assert mistake.next_command in lines[1]
+    assert agent.call("tasks")["tasks"] == []
+
+
+def test_a_command_in_quotes_is_told_at_once(agent: Agent) -> None:
+    done = agent.cli("run", "echo a b")
+    assert done.returncode == 127
+    told = done.stderr.decode()
+    assert "'echo a b' is one word" in told
+    assert "peerload run echo a b" in told
+    assert agent.cli("run", "-s", "echo a b").stdout == b"a b\n"
+    task = agent.call("tasks")["tasks"][0]["id"]
+    assert agent.cli("release", task).returncode == 0  # nothing to release is no mistake, and said
+    agent.call("clean", tasks=[each["id"] for each in agent.call("tasks")["tasks"]])
+
+
+def test_an_agent_that_is_there_already_keeps_its_settings(agent: Agent) -> None:
+    done = agent.cli("up", "--slots", "9", "--node", "other", "--socket", agent.socket)
+    assert done.returncode == 0
+    assert b"--node --slots not applied: the agent runs already" in done.stderr
+    assert agent.call("info")["node"] == "n1"
+
+
+def test_a_closed_pipe_is_no_error(agent: Agent) -> None:
+    def happens() -> bool:
+        agent.call("drain")
+        agent.call("undrain")
+        return follower.poll() is not None
+
+    with ended(agent.spawn_cli("events", "-f", "--limit", "0")) as follower:
+        assert follower.stdout is not None
+        follower.stdout.close()
+        wait_until(happens, 20, "it to notice")
+        assert follower.returncode == 141
+        assert follower.stderr is not None
+        assert follower.stderr.read() == b""
+
+
+ODD_IDS = [
+    "",
+    "@",
+    "@.7",
+    "@@",
+    "/",
+    "n1/",
+    "/1",
+    "1.",
+    ".1",
+    "n1/1.",
+    "1.2.3",
+    "-1",
+    "n1/-1",
+    "٣",
+    "1\x00",
+    "x" * 256,
+    "9" * 18,
+    "9" * 19,
+    f"n1/{'9' * 18}.{'9' * 9}",
+    "other/1",
+    f"{'o' * 40}/{'9' * 18}",
+    "OTHER/1",
+    "1 2",
+    "1\n",
+]
+
+
+def test_no_id_however_odd_stops_the_agent(agent: Agent) -> None:
+    one: dict[str, dict[str, Any]] = {
+        "why": {},
+        "output": {},
+        "signal": {"signal": 15},
+        "retry": {"token": "a-token-of-mine"},
+    }
+    many = ("show", "events", "wait", "cancel", "hold", "release", "clean")
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (verb, {"task": name, **more}) for name in ODD_IDS for verb, more in one.items()
+    ]
+    asked += [(verb, {"tasks": [name]}) for name in ODD_IDS for verb in many]
+    asked += [("prio", {"tasks": [name], "priority": 1}) for name in ODD_IDS]
+    asked += [(verb, {"tasks": ["other/1", name, "n1/1"]}) for name in ODD_IDS for verb in many]
+    for at in ("", "n1", "other"):
+        for verb, fields in asked:
+            with contextlib.suppress(BadRequest):
+                agent.call(verb, **fields, **({"at": at} if at else {}))
+    assert agent.runs
+    assert "bug" not in agent.log_end()
+
+
+@pytest.mark.parametrize("typed", [["ls"], ["run", "echo", "x"], ["submit", "true"], ["map", "echo {}", ":::", "1"]])
+def test_an_output_that_cannot_be_written_is_no_bug(agent: Agent, typed: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [*program(), typed[0], "--socket", agent.socket, *typed[1:]],
+            env=agent.cluster.environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    said = done.stderr.decode()
+    assert done.returncode == CANNOT, said
+    assert "standard output cannot be written: No space left on device" in said
+    assert "bug" not in said
+    assert ("was submitted" in said) == (typed[0] == "submit")
+
+
+def test_down_says_how_to_come_back_as_it_was() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent("n1", "--label", "big", slots=1)
+        said = agent.cli("down").stdout.decode()
+        agent.reap()
+    back = said.partition("Back again:  peerload up ")[2].split()
+    assert back[:2] == ["--node", "n1"]
+    assert {"--slots", "1", "--label", "big", "--state", str(agent.state)} <= {*back}
+
+
+def test_an_array_is_a_few_rows(agent: Agent) -> None:
+    array = agent.submit("true", array=[(1, 3, 1)])
+    agent.cli("wait", array)
+    assert f"{array}.1-3  3 tasks" in agent.cli("ls").stdout.decode()
+    each = agent.cli("ls", "--members").stdout.decode()
+    assert all(f"{array}.{number} " in each for number in (1, 2, 3))

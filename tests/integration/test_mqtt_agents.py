@@ -1,0 +1,206 @@
+"""Real agents and a real Mosquitto by TLS: what doctor says of it, who was shut out by way of it, and what listens."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from peerload.agent.trust import Revoked, Trust, _signed, _words
+from peerload.cli.doctor_broker import Probed, Way, anybody_may_publish, probed
+from peerload.cli.doctor_cluster import _of_tls
+from peerload.cli.doctor_facts import Facts
+from tests.integration.broker_fixtures import need_broker
+from tests.integration.cluster import Cluster
+from tests.integration.test_two_machines import listening
+from tests.integration.tls_broker import TlsBroker, party
+from tests.support import cluster_of, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.integration.cluster import Agent
+
+REVOKED_S_MAX = 10.0
+ROOT = "peerload/default/main"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsBroker]:
+    need_broker("mosquitto")
+    made = TlsBroker(cluster_of(), tmp_path_factory.mktemp("tls") / "broker")
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def agents(broker: TlsBroker) -> Iterator[list[Agent]]:
+    """Two that know each other."""
+    with Cluster() as cluster:
+        config = cluster.directory / "config" / "peerload" / "config.toml"
+        config.parent.mkdir(parents=True)
+        config.write_text(f'mqtt = ["{broker.url}"]\nmqtt_state_every_s = 1\n', encoding="utf-8")
+        yield cluster.linked(2)
+
+
+def finding(agent: Agent) -> tuple[str, str, str]:
+    """What doctor finds of the broker."""
+    done = agent.cli("doctor", "--json")
+    (found,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "broker"]
+    return found["result"], found["says"], found["fix"]
+
+
+@pytest.mark.rule("M1")
+def test_agents_are_on_the_broker_by_tls_and_doctor_says_so(broker: TlsBroker, agents: list[Agent]) -> None:
+    for agent in agents:
+        wait_until(lambda a=agent: a.call("info")["mqtt"] == broker.url, 30, "it to be connected")  # type: ignore[misc]
+        wait_until(lambda a=agent: a.call("checkup")["broker"]["heard"], 30, "it to hear itself")  # type: ignore[misc]
+        wait_until(lambda a=agent: a.counters().get("mqtt received state", 0), 30, "the other's State")  # type: ignore[misc]
+    result, says, _ = finding(agents[0])
+    assert (result, "anybody" in says.lower()) == ("ok", False), says
+
+
+@pytest.mark.rule("M1")
+@pytest.mark.long
+def test_doctor_says_that_the_rights_keep_a_node_silent(broker: TlsBroker, agents: list[Agent]) -> None:
+    acl = broker.directory / "mosquitto.acl"
+    as_it_was = acl.read_text(encoding="utf-8")
+    acl.write_text(as_it_was.replace("%u/#", "nobody/#"), encoding="utf-8")
+    broker.stop()
+    broker.start()
+    try:
+        wait_until(lambda: finding(agents[0])[0] == "fail", 60, "doctor to say so")
+        wait_until(lambda: "passes on nothing" in finding(agents[0])[1], 60, "doctor to say why")
+        acl.write_text(as_it_was, encoding="utf-8")
+        broker.stop()
+        wait_until(lambda: "the agent has none" in finding(agents[0])[1], 60, "doctor to say that it is away")
+    finally:
+        acl.write_text(as_it_was, encoding="utf-8")
+        broker.start()
+    done = agents[0].cli("run", "--node", "n2", "-d", "/", "hostname")
+    assert done.returncode == 0, "what is shared needs no broker"
+    wait_until(lambda: finding(agents[0])[0] == "ok", 60, "all to be well")
+
+
+def words_in(payload: bytes) -> list[Revoked]:
+    """What was said there, each signed by the CA."""
+    words = msgspec.msgpack.decode(payload, type=tuple[bytes, ...])
+    found = [_words.decode(_signed.decode(raw).body) for raw in words]
+    assert all(isinstance(word, Revoked) for word in found), "nothing secret"
+    return [word for word in found if isinstance(word, Revoked)]
+
+
+@pytest.mark.rule("J4", "M2")
+def test_who_is_shut_out_is_told_over_the_broker_and_nothing_secret(
+    broker: TlsBroker, agents: list[Agent], tmp_path: Path
+) -> None:
+    one, two = agents
+    mine, theirs = f"{ROOT}/n1/revoked", f"{ROOT}/n7/revoked"
+    with party(broker, broker.pem_of("n7")) as listener:
+        listener.subscribe("peerload/+/+/+/revoked")
+        began_s = time.monotonic()
+        assert one.cli("revoke", "--force", "n8").returncode == 0
+        wait_until(lambda: listener.heard.get(mine), REVOKED_S_MAX, "it over the broker")
+        assert time.monotonic() - began_s < REVOKED_S_MAX
+        assert [word.node for word in words_in(listener.heard[mine][-1])] == ["n8"]
+        # a node that no link reaches says who was shut out, as another that has the CA's key told it
+        raw = Trust(cluster_of(), tmp_path / "trust").revoke("n9", (), time.time())
+        listener.publish(theirs, msgspec.msgpack.encode([raw]), retain=True)
+        for agent in agents:
+            wait_until(lambda a=agent: "n9" in a.call("info")["revoked"], REVOKED_S_MAX, "it is believed")  # type: ignore[misc]
+        wait_until(lambda: {"n8", "n9"} == {w.node for w in words_in(listener.heard[mine][-1])}, 20, "and passed on")
+        before = {agent: agent.call("info") for agent in agents}
+        other = Trust(cluster_of("another")._replace(id=cluster_of().id), tmp_path / "other")
+        forged = other.revoke("n2", (), time.time())
+        for payload in (
+            msgspec.msgpack.encode([forged]),
+            b"garbage",
+            b"\xdd\xff\xff\xff\xff",
+            b"\xc1",
+            raw,
+            b"\x91" * 4000,
+        ):
+            listener.publish(theirs, payload)
+        wait_until(lambda: one.counters().get("words not signed by the CA"), 20, "the forged one is counted")
+        wait_until(lambda: one.counters().get("mqtt dropped: malformed", 0) >= 3, 20, "what is none is counted")
+        for agent in agents:
+            assert agent.call("info")["revoked"] == before[agent]["revoked"] == ["n8", "n9"]
+        listener.publish(theirs, b"", retain=True)
+    assert one.cli("cluster", "rotate").returncode == 0
+    with party(broker, broker.pem_of("n6")) as late:
+        late.subscribe("peerload/+/+/+/revoked")
+        wait_until(lambda: late.heard.get(mine), 20, "it is retained")
+        assert {word.node for word in words_in(late.heard[mine][-1])} == {"n8", "n9"}
+    assert two.call("info")["seal_key"] >= 1, "the key came over the link"
+
+
+@pytest.mark.rule("M1")
+def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: Path) -> None:
+    environment = {"HOME": str(tmp_path), "PEERLOAD_CLUSTER": str(cluster_of().directory)}
+    facts = Facts(str(tmp_path / "no-agent"), environment=environment)
+    assert facts.cluster is not None
+    way = Way(cluster_ca=cluster_of().authority.certificate, certificate=broker.pem_of("n1"))
+    assert not anybody_may_publish(broker.url, way, facts)
+    assert probed(broker.url, way).why == ""
+    left_s = (probed(broker.url, way).ends_at or 0.0) - time.time()
+    assert 729 * 86_400 < left_s < 731 * 86_400
+    assert "certificate" in probed(broker.url, way._replace(certificate=None)).why
+    assert "CA that is not believed" in probed(broker.url, way._replace(ca="system")).why
+    open_to_all = TlsBroker(cluster_of(), tmp_path / "open")
+    lines = {"require_certificate": "#", "use_identity_as_username": "#", "acl_file": "#", "allow_anonymous": "#"}
+    open_to_all.start("allow_anonymous true", **lines)
+    try:
+        assert anybody_may_publish(open_to_all.url, way, facts)
+    finally:
+        open_to_all.stop()
+    concern = _of_tls(facts, [], ["mqtts://me:***@broker.lab:8883"])
+    assert concern is not None
+    assert (concern.result, "ANYBODY who reaches" in concern.says, "secret" in concern.says) == ("warn", True, False)
+    told = _of_tls(facts, [Probed("mqtt://broker.lab:1883", sends_password=True)], [])
+    assert told is not None
+    assert "in the clear" in told.says
+    ending = _of_tls(facts, [Probed("mqtts://b:8883", ends_at=facts.now + 86_400.0)], [])
+    assert ending is not None
+    assert "broker-certificate" in ending.fix
+
+
+def hears_more(agent: Agent, name: str) -> None:
+    """Wait until it has counted some more of that."""
+    so_far = agent.counters().get(name, 0)
+    wait_until(lambda: agent.counters().get(name, 0) > so_far + 2, 60, f"{agent.node}: more of {name}")
+
+
+@pytest.mark.long
+@pytest.mark.rule("J5")
+def test_the_key_that_seals_is_changed_under_traffic_and_nothing_is_lost(agents: list[Agent]) -> None:
+    one, two = agents
+    lost = ("gossip dropped: not of this cluster, or for another node", "mqtt dropped: not authentic")
+    before = {(agent.node, name): agent.counters().get(name, 0) for agent in agents for name in lost}
+    numbers = []
+    for _ in range(2):
+        tasks = [one.submit("/bin/true", placement={"node": "n2"}) for _ in range(10)]
+        assert one.cli("cluster", "rotate").returncode == 0
+        numbers.append(one.call("info")["seal_key"])
+        wait_until(lambda n=numbers[-1]: two.call("info")["seal_key"] == n, 20, "the other has it")  # type: ignore[misc]
+        assert {task["state"] for task in one.wait(*tasks).values()} == {"done"}
+        for agent in agents:
+            hears_more(agent, "gossip received")
+            hears_more(agent, "mqtt received")
+    after = {(agent.node, name): agent.counters().get(name, 0) for agent in agents for name in lost}
+    assert after == before
+    assert all(agent.peers_alive() == {"n1", "n2"} for agent in agents)
+
+
+@pytest.mark.rule("S2")
+def test_agents_with_peers_and_a_broker_listen_at_one_address_each(agents: list[Agent]) -> None:
+    for agent in agents:
+        host, _, port = agent.listen.rpartition(":")
+        inet, unix = listening(agent.pid)
+        assert inet == {("tcp", host, int(port)), ("udp", host, int(port))}
+        assert {path for path in unix if path != "launcher.sock"} <= {agent.socket}
+        assert listening(agent.launcher_pid)[0] == set()

@@ -1,0 +1,180 @@
+"""What is kept of ended tasks: by age, number and size; `clean`; and what a kill in the middle leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from peerload.model.errors import BadRequest, NoSuchTask
+from tests.integration.cluster import Agent, Cluster
+from tests.support import wait_until
+
+
+@pytest.fixture(name="cluster")
+def fixture_cluster() -> Iterator[Cluster]:
+    with Cluster() as cluster:
+        cluster.environment["PEERLOAD_RETENTION_EVERY_S"] = "0.1"
+        yield cluster
+
+
+def files(agent: Agent) -> list[str]:
+    return sorted(path.name for path in (agent.state / "spool").iterdir())
+
+
+def kept(agent: Agent) -> list[str]:
+    return sorted(task["id"] for task in agent.call("history", limit=None)["tasks"])
+
+
+def says(agent: Agent, size_bytes: int = 3) -> str:
+    """A task that has written so much, ended."""
+    task = agent.submit("sh", "-c", f"head -c {size_bytes} /dev/zero")
+    agent.wait(task)
+    return task
+
+
+def reasons(agent: Agent) -> list[str]:
+    events = agent.call("events", what=["store"])["events"]
+    return [event["reason"] for event in events if event["state"] == "removed"]
+
+
+def database(agent: Agent, table: str) -> int:
+    return int(agent.database(f"SELECT count(*) FROM {table}")[0][0])
+
+
+def test_of_many_the_oldest_go_with_their_files_and_never_one_that_has_not_ended(cluster: Cluster) -> None:
+    cluster.environment["PEERLOAD_ENDED_TASKS_MAX"] = "3"
+    agent = cluster.agent("n1", slots=4)
+    waits = agent.submit("sleep", "600")
+    agent.await_state(waits, "running")
+    array = agent.submit("sh", "-c", "test $PEERLOAD_ARRAY_INDEX = 1 || exec sleep 600", array=[(1, 2, 1)])
+    agent.await_state(f"{array}.1", "done")
+    ended = [says(agent) for _ in range(6)]
+    wait_until(lambda: len(kept(agent)) == 4, what="all but three and the array's to go")
+    assert kept(agent) == sorted([f"{array}.1", *ended[-3:]])  # of an array that has not ended nothing goes
+    wait_until(lambda: database(agent, "doomed") == 0)
+    uids = {uid.hex() for (uid,) in agent.database("SELECT uid FROM tasks")}
+    assert {name.partition("-")[0] for name in files(agent)} <= uids
+    assert all(len(agent.output(task)[0]) == 3 for task in ended[-3:])
+    with pytest.raises(NoSuchTask) as unknown:
+        agent.show(ended[0])
+    assert "removed" in unknown.value.why
+    wait_until(lambda: any("more than 3 ended tasks" in reason for reason in reasons(agent)))
+    agent.kill()
+    agent.start()
+    assert len(kept(agent)) == 4
+    assert agent.submit("true").endswith("/9")
+    agent.call("cancel", tasks=[array, waits], force=True)
+
+
+def test_old_ones_go_and_no_number_is_given_twice(cluster: Cluster) -> None:
+    cluster.environment["PEERLOAD_ENDED_KEPT_S"] = "0.5"
+    agent = cluster.agent("n1")
+    last = says(agent)
+    wait_until(lambda: not kept(agent) and not files(agent))
+    assert database(agent, "tasks") == 0
+    assert database(agent, "submissions") == 1  # its token is remembered for a week
+    with pytest.raises(NoSuchTask):
+        agent.show("@")
+    agent.kill()
+    agent.start()
+    assert last == "n1/1"
+    assert says(agent) == "n1/2"
+
+
+def test_beyond_their_size_the_oldest_outputs_go_and_the_tasks_stay(cluster: Cluster) -> None:
+    cluster.environment["PEERLOAD_ENDED_OUTPUT_BYTES_MAX"] = str(250_000)
+    agent = cluster.agent("n1")
+    tasks = [says(agent, 100_000) for _ in range(4)]
+    wait_until(lambda: agent.show(tasks[1])["output_gone_at"])
+    assert [bool(agent.show(task)["output_gone_at"]) for task in tasks] == [True, True, False, False]
+    assert agent.show(tasks[0])["output_gone_why"] == "retention"
+    assert len(agent.output(tasks[2])[0]) == 100_000
+    told = agent.cli("logs", tasks[0])
+    assert told.returncode == 125
+    assert told.stdout == b""
+    assert b"the output of n1/1 was removed on " in told.stderr
+    assert b"(retention)" in told.stderr
+    assert agent.cli("logs", tasks[3]).returncode == 0
+
+
+def test_clean_drops_what_it_is_told_and_says_so(cluster: Cluster) -> None:
+    agent = cluster.agent("n1")
+    done = [says(agent, 5000) for _ in range(3)]
+    failed = agent.submit("false")
+    agent.wait(failed)
+    waits = agent.submit("sleep", "600")
+    agent.await_state(waits, "running")
+    assert agent.cli("clean").returncode == 2
+    tried = agent.cli("clean", "--all", "--dry-run")
+    assert tried.stdout.splitlines()[-1] == b"would drop 4 ended tasks and 3 outputs (24 KiB)"
+    assert len(kept(agent)) == 4
+    assert b"dropped 1 ended task and 0 outputs" in agent.cli("clean", "--failed").stdout
+    assert b"dropped 0 ended tasks" in agent.cli("clean", "--older", "1h").stdout
+    assert agent.cli("clean", "--outputs", done[0]).stdout == b"dropped 1 output (8 KiB)\n"
+    assert agent.show(done[0])["output_gone_why"] == "peerload clean"
+    said = json.loads(agent.cli("clean", "--keep", "1", "--json").stdout)
+    assert said == {
+        "v": 1, "tasks": done[:2], "removed": 2, "outputs": 1, "output_bytes": 8192, "in_use": 0, "dry_run": False,
+    }  # fmt: skip
+    assert kept(agent) == [done[2]]
+    with pytest.raises(BadRequest) as refused:
+        agent.call("clean", tasks=[waits])
+    assert "has not ended" in refused.value.what
+    assert agent.cli("clean", "--done").returncode == 0
+    assert not kept(agent)
+    wait_until(lambda: len(files(agent)) == 2)  # those of the one that runs
+    assert agent.states() == {waits: "running"}
+    agent.call("cancel", tasks=[waits], force=True)
+
+
+def test_what_a_client_waits_for_is_not_dropped(cluster: Cluster) -> None:
+    agent = cluster.agent("n1")
+    first = agent.submit("sleep", "600")
+    second = says(agent)
+    with agent.client() as client:
+        request = client.send("wait", tasks=[first, second])
+        assert client.receive()[0] == request  # the second has ended: told
+        first_end = agent.submit("sh", "-c", "exit 0")
+        agent.wait(first_end)
+        said = agent.call("clean")
+        assert (said["removed"], said["in_use"]) == (2, 0)  # of what has ended nothing more will be told
+        agent.call("cancel", tasks=[first], force=True)
+        assert client.receive()[2]["id"] == first
+
+
+def test_a_kill_in_the_middle_leaves_neither_files_nor_rows_without_them(cluster: Cluster) -> None:
+    agent = cluster.agent("n1", slots=8)
+    array = agent.submit("sh", "-c", "echo $PEERLOAD_ARRAY_INDEX", array=[(1, 400, 1)])
+    agent.wait(array)
+    assert len(files(agent)) == 400
+    with agent.client() as client:
+        client.send("clean", tasks=[array])
+        client.receive()  # a first part has gone
+        agent.kill()
+    agent.start()
+    wait_until(lambda: database(agent, "doomed") == 0, what="the files of what was removed to go")
+    left = kept(agent)
+    assert 0 < len(left) < 400
+    assert len(files(agent)) == len(left)
+    for task in left[:: max(len(left) // 5, 1)]:
+        assert agent.output(task)[0] == task.partition(".")[2].encode() + b"\n"
+    agent.call("clean", tasks=[array])
+    assert not files(agent)
+
+
+def test_a_directory_in_place_of_an_input_stops_neither_the_removal_nor_the_agent(cluster: Cluster) -> None:
+    cluster.environment["PEERLOAD_RETENTION_EVERY_S"] = "0.1"
+    agent = cluster.agent("n1")
+    task = agent.submit(
+        "sh", "-c", 'out=$(readlink /proc/$$/fd/1); mkdir "${out%.out}.in" && touch "${out%.out}.in/file"'
+    )
+    agent.wait(task)
+    assert [name for name in files(agent) if name.endswith(".in")]
+    assert agent.call("clean", tasks=[task])["removed"] == 1
+    wait_until(lambda: not files(agent))
+    assert database(agent, "doomed") == 0
+    agent.kill()
+    agent.start()
+    assert agent.call("history", limit=None)["tasks"] == []

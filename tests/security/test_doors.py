@@ -1,0 +1,54 @@
+"""Strangers and members that were shut out get no message of any kind to a node, whatever they say (rules J3, J4, P3)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from peerload.agent import certificates
+from tests.integration.broker_fixtures import loop_thread  # noqa: F401 -- a fixture
+from tests.integration.test_peer_link import Nodes, Stranger, nodes  # noqa: F401 -- fixtures
+from tests.integration.test_peer_tls import context_of, said_to
+from tests.support import cluster_of, credentials_of
+from tests.wire.test_peer_codec import SAMPLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from peerload.agent.certificates import Facts
+
+pytestmark = pytest.mark.rule("P3", "J3", "J4")
+AT_ONCE, STEP = 8, 4
+"""So many kinds are said over one connection, to half of them after an introduction; the next begins so many later."""
+
+
+@pytest.mark.parametrize("who", ["a stranger", "a member of another cluster", "a member that was shut out"])
+def test_nothing_of_any_kind_gets_in(nodes: Nodes, tmp_path: Path, who: str) -> None:  # noqa: F811 -- a fixture
+    cluster = None if who == "a stranger" else cluster_of("another" if "another" in who else "default")
+    pair = certificates.issue(cluster.authority, "stranger", datetime.now(UTC)) if cluster is not None else None
+    tls = credentials_of("a")
+    a = nodes("a", tls=tls)
+    frames = Stranger(a)  # only to make frames
+    frames.close()
+    context = context_of(pair, tmp_path)
+    before = tls.refuses
+    tls.refuses = _refuses_the_stranger
+    began = range(0, len(SAMPLES), STEP)
+    try:
+        for number, first in enumerate(began):
+            said = [*SAMPLES[first:], *SAMPLES[:first]][:AT_ONCE]
+            with_hello = [frames.hello()] if number % 2 else []
+            raw = [*with_hello, *(frames.frame(message) for message in said)]
+            assert said_to(a, context, *raw) == b"", said[0]
+    finally:
+        tls.refuses = before
+    assert a.heard == []
+    assert a.met == []
+    assert a.counters["peer received"] == 0
+    assert a.counters["peer dropped"] >= len(began)
+
+
+def _refuses_the_stranger(facts: Facts) -> bool:
+    return facts.name == "stranger"

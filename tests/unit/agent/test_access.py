@@ -1,0 +1,433 @@
+"""Every verb against everybody who could ask for it, in both modes: what is carried out, and what is refused, in which words."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pwd
+import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from peerload.agent import local_socket
+from peerload.agent.access import RIGHTS, Access, Right, user_shown
+from peerload.agent.accounts import Account, Accounts
+from peerload.agent.caller import NOBODY
+from peerload.agent.quotas import Quotas, Rate, Share
+from peerload.agent.store_read import StoreReader
+from peerload.model.config import AgentConfig
+from peerload.model.errors import BadRequest, ConfigError, DiskFull, NoSuchTask, NotAllowed, SlowDown
+from peerload.model.messages import Forward
+from peerload.model.task import TaskSpec
+from peerload.model.terms import NO_TERMS, Terms, owner_key
+from peerload.wire import control
+
+VERBS: tuple[Any, ...] = get_args(control.Request)
+SPEC = TaskSpec((b"true",), b"/", user="root")
+OWNED = {1: "20001", 2: "20002", 3: "n2:alice"}
+ACCOUNTS = {
+    0: Account(0, "root", frozenset({0})),
+    900: Account(900, "service", frozenset({900, 1})),
+    20001: Account(20001, "alice", frozenset({20001, 1})),
+    20002: Account(20002, "bob", frozenset({20002, 1})),
+    20003: Account(20003, "carol", frozenset({20003, 2})),
+    20004: Account(20004, "olga", frozenset({20004})),
+}
+
+
+class Told(list[tuple[str, str, str]]):
+    def tell(self, rule: str, who: str, what: str) -> None:
+        self.append((rule, who, what))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Any:
+    groups = {"peerload": 1, "peerload-admin": 2}
+    monkeypatch.setattr("peerload.agent.access.group_number", groups.get)
+
+    def make(mode: str = "system", **settings: Any) -> Access:
+        config = AgentConfig(node="n1", state="/s", socket="/k", mode=mode, **settings)  # type: ignore[arg-type]
+        store = SimpleNamespace(
+            owners_of=lambda counters: {counter: OWNED[counter] for counter in counters if counter in OWNED},
+            last_counter_of=lambda who: max((n for n, owner in OWNED.items() if owner == who), default=None),
+            last_counter=lambda: 3,
+            was_removed=lambda _counter: False,
+            unfinished_of=lambda _who: 0,
+            output_bytes_of_owner=lambda _who: 0,
+        )
+        executor = SimpleNamespace(guests={})
+        parts: Any = SimpleNamespace(
+            config=config,
+            store=store,
+            security=Told(),
+            counters=collections.Counter(),
+            node=SimpleNamespace(executor=executor),
+        )
+        access = Access(parts)
+        monkeypatch.setattr(access.accounts, "of", lambda uid: ACCOUNTS.get(uid, Account(uid, "", frozenset())))
+        by_name = {account.name: account for account in ACCOUNTS.values()}
+        monkeypatch.setattr(access.accounts, "named", by_name.get)
+        return access
+
+    return make
+
+
+def request(kind: Any, ref: str) -> Any:
+    """One of this kind that names this task, where it names any."""
+    fields = {field.name for field in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
+    if "tasks" in fields:
+        values["tasks"] = (ref,)
+    if "task" in fields:
+        values["task"] = ref
+    more: dict[Any, dict[str, Any]] = {
+        control.Submit: {"token": "t" * 16, "spec": SPEC, "terms": Terms(after=(ref,))},
+        control.Retry: {"token": "t" * 16},
+        control.Prio: {"priority": 1},
+        control.Group: {"name": "g"},
+        control.Signal: {"signal": 1},
+        control.Resize: {"rows": 1, "columns": 1},
+        control.Forget: {"node": "n9"},
+        control.Revoke: {"node": "n9"},
+    }
+    return kind(**values, **more.get(kind, {}))
+
+
+def names_tasks(kind: Any) -> bool:
+    return kind is control.Submit or bool({"task", "tasks"} & set(kind.__struct_fields__))
+
+
+def test_the_table_has_every_verb_and_no_other() -> None:
+    assert set(RIGHTS) == set(VERBS)
+    assert all(RIGHTS[kind] in (Right.OWN, Right.SUBMIT) for kind in VERBS if names_tasks(kind))
+
+
+@pytest.mark.rule("L1", "L2")
+@pytest.mark.parametrize("kind", VERBS, ids=lambda kind: kind.__name__)
+def test_who_may_ask_what_of_a_system_agent(kind: Any, made: Any) -> None:
+    access = made()
+    right = RIGHTS[kind]
+    for uid in (20001, 20002):
+        caller = access.local(uid)
+        if right in (Right.ADMIN, Right.HERE):
+            with pytest.raises(NotAllowed):
+                access.checked(caller, request(kind, "1"))
+        else:
+            access.checked(caller, request(kind, "1" if uid == 20001 else "2"))
+    carol = access.local(20003)
+    assert carol.is_admin
+    access.checked(carol, request(kind, "1"))
+    remote = access.forwarded("n2", Forward(b"x", "alice"))
+    if right in (Right.ADMIN, Right.HERE):
+        with pytest.raises(BadRequest):
+            access.checked(remote, request(kind, "3"))
+    else:
+        access.checked(remote, request(kind, "3"))
+
+
+@pytest.mark.rule("L2")
+@pytest.mark.parametrize("kind", [kind for kind in VERBS if names_tasks(kind)], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("whose", ["1", "n1/1", "1.7", "n1/1.7", "3"])
+def test_tasks_of_others_are_as_tasks_that_are_not_there(kind: Any, whose: str, made: Any) -> None:
+    access = made()
+    bob = access.local(20002)
+    with pytest.raises(NoSuchTask) as foreign:
+        access.checked(bob, request(kind, whose))
+    with pytest.raises(NoSuchTask) as absent:
+        access.checked(bob, request(kind, whose.replace("1", "9").replace("3", "8").replace("n9", "n1")))
+    told = [(error.value.code, error.value.why, error.value.hint) for error in (foreign, absent)]
+    assert told[0] == told[1]
+    assert foreign.value.what == f"no such task: {whose}"
+    assert not access._parts.security, "who mistypes an id has broken no rule"
+
+
+@pytest.mark.rule("L2")
+def test_one_foreign_task_among_own_ones_is_enough(made: Any) -> None:
+    access = made()
+    alice = access.local(20001)
+    for tasks in (("1", "2"), ("2", "1"), ("1", "1.3", "3")):
+        with pytest.raises(NoSuchTask):
+            access.checked(alice, control.Cancel(tasks=tasks))
+
+
+def test_the_last_task_is_that_of_who_asks(made: Any) -> None:
+    access = made()
+    assert access.checked(access.local(20001), control.Show(tasks=("@", "@.2"))).tasks == ("n1/1", "n1/1.2")
+    assert access.checked(access.local(20002), control.Why(task="@")).task == "n1/2"
+    waits = control.Submit(token="t" * 16, spec=SPEC, terms=Terms(after=("@",), after_ok=("1",)))
+    assert access.checked(access.local(20001), waits).terms == Terms(after=("n1/1",), after_ok=("1",))
+    with pytest.raises(NoSuchTask):  # an administrator's own, too
+        access.checked(access.local(20003), control.Why(task="@"))
+
+
+@pytest.mark.rule("L1")
+def test_who_is_let_in(made: Any) -> None:
+    access = made()
+    for uid in (20004, 20099):
+        with pytest.raises(NotAllowed):
+            access.local(uid)
+    assert [rule for rule, _, _ in access._parts.security] == ["L1", "L1"]
+    assert access.local(0).is_admin
+    assert not access.local(20001).is_admin
+    own = made("user")
+    assert own.local(0).sees_all
+    with pytest.raises(NotAllowed):
+        own.local(20001)
+
+
+@pytest.mark.rule("L1")
+def test_root_and_services_submit_nothing(made: Any) -> None:
+    submit = control.Submit(token="t" * 16, spec=SPEC)
+    access = made()
+    for uid in (0, 900):
+        with pytest.raises(NotAllowed):
+            access.checked(access.local(uid), submit)
+    allowed = made(allow_root_tasks=True)
+    allowed.checked(allowed.local(0), submit)
+
+
+@pytest.mark.rule("L1")
+def test_whose_a_task_is_comes_from_the_operating_system(made: Any) -> None:
+    access = made()
+    claims = Terms(owner=0)
+    assert access.submitted(access.local(20002), SPEC, claims)[0].user == "bob"
+    assert access.submitted(access.local(20002), SPEC, claims)[1].owner == 20002
+    remote = access.forwarded("n2", Forward(b"x", "alice", uid=0))
+    spec, terms = access.submitted(remote, SPEC, claims)
+    assert (spec.user, terms.owner, owner_key(terms.owner, spec.user)) == ("n2:alice", -1, "n2:alice")
+    assert user_shown(spec, "me") == "alice@n2"
+    own = made("user")
+    assert own.submitted(own.local(0), SPEC, claims) == (msgspec.structs.replace(SPEC, user=""), NO_TERMS)
+
+
+def test_a_token_is_good_for_one_user(made: Any) -> None:
+    access = made()
+    submit = control.Submit(token="t" * 16, spec=SPEC)
+    tokens = {access.checked(access.local(uid), submit).token for uid in (20001, 20002)}
+    assert len(tokens) == 2
+    assert access.checked(access.local(20001), submit).token in tokens
+    own = made("user")
+    assert own.checked(own.local(0), submit) == submit
+
+
+# -- what other nodes send on ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("P3")
+@pytest.mark.parametrize("user", ["alice", "carol", "root", "service", "nobody-here"])
+@pytest.mark.parametrize(
+    "users",
+    ["guest", "same-name", {"n2:alice": "bob", "n2:root": "root", "n2:carol": "carol", "n2:service": "service"}],
+)
+@pytest.mark.parametrize("allowed", [False, True])
+def test_who_is_who_from_another_node(user: str, users: Any, allowed: bool, made: Any) -> None:
+    """carol is in peerload-admin: nobody of another node is she, unless that is said."""
+    access = made(users=users, map_administrators=allowed)
+    caller = access.forwarded("n2", Forward(b"x", user))
+    assert not caller.is_admin
+    mapped = {"same-name": {"alice": 20001, "carol": 20003}, "guest": {}}
+    whom = (mapped[users] if isinstance(users, str) else {"alice": 20002, "carol": 20003}).get(user, -1)
+    if user == "carol" and not allowed:
+        whom = -1
+    assert caller.uid == whom, "never root, and no account of the system"
+    assert caller.who == (str(whom) if whom >= 0 else f"n2:{user}")
+    for kind in VERBS:
+        judged(access, caller, kind)
+    assert access._parts.security
+
+
+def judged(access: Access, caller: Any, kind: Any) -> None:
+    """What a client of another node, who is no administrator here, may ask, and what not."""
+    if RIGHTS[kind] in (Right.ADMIN, Right.HERE):
+        with pytest.raises(BadRequest):
+            access.checked(caller, request(kind, "1"))
+    elif names_tasks(kind):
+        for counter, owner in OWNED.items():
+            if owner == caller.who:
+                access.checked(caller, request(kind, str(counter)))
+            else:
+                with pytest.raises(NoSuchTask):
+                    access.checked(caller, request(kind, str(counter)))
+    else:
+        access.checked(caller, request(kind, "1"))
+
+
+@pytest.mark.rule("P3")
+def test_a_request_goes_one_hop_and_names_its_user(made: Any) -> None:
+    access = made()
+    for message in (Forward(b"x", "alice", hops=2), Forward(b"x", ""), Forward(b"x", "n1:alice")):
+        with pytest.raises(BadRequest):
+            access.forwarded("n2", message)
+
+
+@pytest.mark.rule("P3")
+@pytest.mark.parametrize("kind", VERBS, ids=lambda kind: kind.__name__)
+def test_in_user_mode_a_member_may_all_but_what_is_done_at_the_machine(kind: Any, made: Any) -> None:
+    access = made("user")
+    caller = access.forwarded("n2", Forward(b"x", "anybody"))
+    if RIGHTS[kind] is Right.HERE:
+        with pytest.raises(BadRequest):
+            access.checked(caller, request(kind, "1"))
+    else:
+        assert access.checked(caller, request(kind, "1")) == request(kind, "1")
+    assert access.checked(access.local(0), request(kind, "1")) == request(kind, "1")
+
+
+@pytest.mark.rule("X2")
+@pytest.mark.parametrize("settings", [{"accept_foreign": False}, {"exec_allow": ("/usr/bin/true",)}], ids=str)
+def test_who_takes_chosen_foreign_tasks_only_is_no_home_for_them_either(settings: Any, made: Any) -> None:
+    """An account that a user of another node is here could else submit here what it may not send."""
+    submits = (request(control.Submit, "1"), request(control.Retry, "1"))
+    access = made(users="same-name", **settings)
+    for submit in submits:
+        access.checked(access.local(20001), submit)
+        with pytest.raises(NotAllowed, match="no home for users of other nodes"):
+            access.checked(access.forwarded("n2", Forward(b"x", "alice")), submit)
+    access.checked(access.forwarded("n2", Forward(b"x", "alice")), control.Show(tasks=("1",)))
+    made(users="same-name").checked(access.forwarded("n2", Forward(b"x", "alice")), submits[0])
+
+
+@pytest.mark.rule("X1", "P3")
+def test_nobody_from_another_node_is_the_agent(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    access = made(users="same-name")
+    monkeypatch.setattr(access, "_own_uid", 20001)
+    assert access.mapped("n2", "alice") is None
+    assert access.mapped("n2", "bob").uid == 20002
+
+
+@pytest.mark.rule("L4", "P2")
+def test_users_that_a_node_makes_up_share_its_quotas(made: Any) -> None:
+    access = made(user_tasks_max=5, users={"n2:alice": "alice"})
+    access.queues(access.forwarded("n2", Forward(b"x", "one")), 3)
+    with pytest.raises(SlowDown):
+        access.queues(access.forwarded("n2", Forward(b"x", "two")), 3)
+    access.queues(access.forwarded("n3", Forward(b"x", "two")), 3)
+    access.queues(access.forwarded("n2", Forward(b"x", "alice")), 3)
+    access.queues(access.local(20002), 3)
+
+
+def test_nobody_owns_nothing() -> None:
+    assert NOBODY.who.startswith("nobody:"), "no uid, and no name of a node is followed by nothing"
+    assert not NOBODY.sees_all
+
+
+# -- quotas -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_is_granted_again_as_time_passes() -> None:
+    rate = Rate(10.0, 0.0)
+    assert [rate.take(1, 0.0) for _ in range(11)] == [0.0] * 10 + [0.1]
+    assert rate.take(1, 0.11) == 0.0
+    assert rate.take(35, 5.0) == 0.0, "more at once than a second grants is owed"
+    assert rate.take(1, 5.0) == pytest.approx(2.6)
+    assert rate.take(1, 7.7) == 0.0
+
+
+def test_a_share_of_the_agents_time_is_had_again_as_time_passes() -> None:
+    share = Share(0.5, 0.0)
+    share.spend(1.0, 0.0)
+    assert share.owed_s(0.0) == 0.0, "that of two seconds"
+    share.spend(0.5, 0.0)
+    assert share.owed_s(0.0) == pytest.approx(1.0)
+    assert share.owed_s(0.5) == pytest.approx(0.5)
+    assert share.owed_s(1.0) == 0.0
+    share.spend(1.0, 1000.0)
+    assert share.owed_s(1000.0) == 0.0, "no more is saved than that"
+    share.spend(0.25, 1000.0)
+    assert share.owed_s(1000.0) == pytest.approx(0.5)
+
+
+def quotas(**settings: Any) -> tuple[Quotas, Any]:
+    has = SimpleNamespace(unfinished=0, output_bytes=0)
+    store = SimpleNamespace(unfinished_of=lambda _: has.unfinished, output_bytes_of_owner=lambda _: has.output_bytes)
+    config = AgentConfig(node="n", state="s", socket="k", mode="system", **settings)
+    parts: Any = SimpleNamespace(config=config, store=store)
+    return Quotas(parts), has
+
+
+@pytest.mark.rule("L3", "L4")
+def test_what_one_user_has_too_much_of_is_no_others_loss() -> None:
+    limits, _ = quotas(user_connections_max=2, user_tasks_max=5, user_submits_per_s=10.0, user_requests_per_s=3.0)
+    assert [limits.connected("a") is None for _ in range(3)] == [True, True, False]
+    limits.hung_up("a")
+    assert limits.connected("a") is None
+    assert limits.connected("b") is None
+    limits.submitted("a", 5)
+    with pytest.raises(SlowDown):
+        limits.submitted("a", 1)
+    limits.submitted("b", 5)
+    assert [bool(limits.requested("a")) for _ in range(4)] == [False, False, False, True]
+    assert not limits.requested("b")
+    assert not limits.owed_s("b")
+    limits.spent("b", 100.0)
+    assert limits.requested("b") > 100.0, "what it costs counts, too"
+    assert not limits.owed_s("a")
+
+
+@pytest.mark.rule("L4")
+def test_output_that_is_kept_keeps_more_from_being_queued() -> None:
+    limits, has = quotas(user_output_bytes_max=100)
+    has.output_bytes = 101
+    with pytest.raises(DiskFull):
+        limits.submitted("a", 1)
+    plenty, _ = quotas(user_submits_per_s=10.0)
+    plenty.submitted("a", 30)
+    with pytest.raises(SlowDown) as slow:
+        plenty.submitted("a", 1)
+    assert slow.value.retry_after_s > 1.0
+
+
+# -- the socket -------------------------------------------------------------------------------------------------------------
+
+
+def listened(path: Path, **settings: Any) -> None:
+    local_socket.listen(AgentConfig(node="n", state="s", socket=str(path), **settings)).close()
+
+
+@pytest.mark.rule("L1")
+def test_where_the_socket_of_a_system_agent_may_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_socket, "group_number", lambda _name: os.getgid())
+    good = tmp_path / "run"
+    listened(good / "sock", mode="system")
+    assert (good.stat().st_mode & 0o777, (good / "sock").stat().st_mode & 0o777) == (0o755, 0o660)
+    (tmp_path / "link").symlink_to(good)
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    (tmp_path / "file").write_text("", encoding="ascii")
+    for directory in ("link", "open", "file"):
+        with pytest.raises(ConfigError):
+            listened(tmp_path / directory / "sock", mode="system")
+    monkeypatch.setattr(local_socket, "group_number", lambda _name: None)
+    with pytest.raises(ConfigError):
+        listened(good / "sock", mode="system")
+    listened(tmp_path / "own" / "sock")
+    assert (tmp_path / "own" / "sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_accounts_are_looked_up_by_number() -> None:
+    accounts = Accounts()
+    root = pwd.getpwuid(0)
+    assert accounts.of(0).name == root.pw_name
+    assert accounts.named(root.pw_name) == accounts.of(0)
+    assert accounts.of(3_999_999_999) == Account(3_999_999_999, "", frozenset())
+    assert [accounts.named(name) for name in ("", "a\0b", "0", "no such account", "x" * 5000)] == [None] * 5
+
+
+@pytest.mark.rule("L4")
+def test_all_users_that_a_node_tells_of_are_counted_together() -> None:
+    database = sqlite3.connect(":memory:")
+    database.executescript("CREATE TABLE owners (counter, who); CREATE TABLE tasks (counter, ended_at, output_bytes)")
+    for counter, who in enumerate(("n2:a", "n2:b", "n20:a", "n3:a", "20001", "2000")):
+        database.execute("INSERT INTO owners VALUES (?, ?)", (counter, who))
+        database.execute("INSERT INTO tasks VALUES (?, 0, 7)", (counter,))
+    store = StoreReader("n1")
+    store._reader = database
+    told = {who: store.unfinished_of(who) for who in ("n2:", "n2:a", "n3:", "2000")}
+    assert told == {"n2:": 2, "n2:a": 1, "n3:": 1, "2000": 1}
+    assert store.output_bytes_of_owner("n2:") == 14
+    database.close()

@@ -1,0 +1,195 @@
+"""What holds a slow or greedy sender back: frames that do not go on, messages that nobody has looked at yet."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from peerload.agent import peer_backlog, slow_frames
+from peerload.agent.connection import LocalConnection
+from peerload.agent.peer_backlog import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, Backlog
+from peerload.agent.peer_connection import PeerConnection
+from peerload.agent.slow_frames import LOOK_S, LOOKS_MAX, PROGRESS_BYTES_MIN, SlowFrames
+from tests.fuzz.more_targets import Deaf
+
+
+class Clock:
+    """A loop's timers, told by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.due: list[tuple[float, Any]] = []
+
+    def call_later(self, delay_s: float, call: Any, *_: object) -> Any:
+        entry = (self.now_s + delay_s, call)
+        self.due.append(entry)
+        clock = self
+
+        class Handle:
+            def cancel(self) -> None:
+                clock.due.remove(entry)
+
+        return Handle()
+
+    def to(self, now_s: float) -> None:
+        while self.due and min(self.due, key=lambda one: one[0])[0] <= now_s:
+            entry = min(self.due, key=lambda one: one[0])
+            self.due.remove(entry)
+            self.now_s = entry[0]
+            entry[1]()
+        self.now_s = now_s
+
+
+def watched() -> tuple[Clock, SlowFrames, list[float]]:
+    clock, given_up = Clock(), []
+    frames = SlowFrames(cast("asyncio.AbstractEventLoop", clock), lambda: given_up.append(clock.now_s))
+    return clock, frames, given_up
+
+
+@pytest.mark.rule("P1")
+def test_one_byte_a_second_is_given_up_within_ten_seconds() -> None:
+    clock, frames, given_up = watched()
+    for second in range(20):
+        frames.came(1, is_whole=False, is_partial=True)
+        clock.to(second + 1.0)
+        if given_up:
+            break
+    assert given_up == [LOOK_S * LOOKS_MAX]
+    assert given_up[0] <= 10.0
+
+
+@pytest.mark.rule("P1")
+def test_a_large_frame_over_a_slow_network_is_waited_for() -> None:
+    clock, frames, given_up = watched()
+    for second in range(600):
+        frames.came(PROGRESS_BYTES_MIN, is_whole=False, is_partial=True)
+        clock.to(second + 1.0)
+    frames.came(10, is_whole=True, is_partial=False)
+    clock.to(700.0)
+    assert not given_up
+    assert not clock.due, "a connection on which nothing is unfinished has no timer"
+
+
+def test_small_frames_that_come_to_their_end_are_progress() -> None:
+    clock, frames, given_up = watched()
+    for second in range(60):
+        frames.came(5, is_whole=True, is_partial=True)  # each time the beginning of the next
+        clock.to(second * 2.0)
+    assert not given_up
+
+
+def test_what_we_do_not_read_ourselves_is_nobodys_fault() -> None:
+    clock, frames, given_up = watched()
+    frames.came(10, is_whole=False, is_partial=True)
+    frames.hold(held=True)
+    clock.to(100.0)
+    assert not given_up
+    frames.hold(held=False)
+    clock.to(120.0)
+    assert given_up
+
+
+def test_after_a_stop_of_this_process_what_has_come_is_read_first() -> None:
+    clock, frames, given_up = watched()
+    frames.came(10, is_whole=False, is_partial=True)
+    clock.now_s = 1000.0  # stopped for so long; the first timer is due at once, the others not before they are set
+    ((_, look),) = clock.due
+    clock.due.clear()
+    look()
+    frames.came(10, is_whole=True, is_partial=False)
+    clock.to(2000.0)
+    assert not given_up
+
+
+class _Links:
+    """The owner of a link, and the server of a client: what was refused."""
+
+    def __init__(self) -> None:
+        self.why: list[str] = []
+
+    def refused(self, _connection: object, why: str, *_: str) -> None:
+        self.why.append(why)
+
+    def closed(self, _connection: object, why: str) -> None:
+        self.why.append(why)
+
+    def malformed(self, _connection: object, error: Exception) -> bool:
+        raise AssertionError(str(error))
+
+
+@pytest.mark.rule("P1")
+@pytest.mark.parametrize("door", ["link", "client"])
+def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_frames, "LOOK_S", 0.01)
+
+    async def story() -> None:
+        links, transport = _Links(), Deaf()
+        connection: Any
+        if door == "link":
+            connection = PeerConnection(cast("Any", links), "c", cast("Any", None), dialled=False)
+        else:
+            connection = LocalConnection(cast("Any", links))
+        connection._transport = transport
+        connection.data_received(b"\0\0\1\0begin")
+        async with asyncio.timeout(30):
+            while not transport.is_over:  # noqa: ASYNC110 -- nobody tells
+                await asyncio.sleep(0.01)
+        assert links.why[0] in ("a frame that does not go on", "control frames refused")
+
+    asyncio.run(story())
+
+
+class _Held:
+    def __init__(self) -> None:
+        self.is_held = False
+
+    def pause_reading(self) -> None:
+        self.is_held = True
+
+    def resume_reading(self) -> None:
+        self.is_held = False
+
+
+class _Counts:
+    put_count = taken_count = 0
+
+
+@pytest.mark.rule("P2")
+@pytest.mark.parametrize(
+    ("size_bytes", "count"), [(100, BACKLOG_FRAMES_MAX), (4 << 20, BACKLOG_BYTES_MAX // (4 << 20))]
+)
+def test_who_sends_more_than_is_looked_at_is_not_read(
+    size_bytes: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_backlog, "LOOK_S", 0.001)
+
+    async def story() -> None:
+        inbox, link, other = _Counts(), _Held(), _Held()
+        backlog = Backlog(cast("Any", inbox))
+
+        def send(node: str, connection: _Held) -> bool:
+            inbox.put_count += 1
+            return backlog.came(cast("Any", connection), node, size_bytes)
+
+        assert not any(send("n2", link) for _ in range(count))
+        assert not link.is_held
+        assert send("n2", link), "that was too much, and is told once"
+        assert link.is_held
+        assert not send("n2", link)
+        assert not send("n3", other)
+        assert not other.is_held, "another node is none the worse"
+        await asyncio.sleep(0.01)
+        assert link.is_held
+        inbox.taken_count = count * 2 // 3
+        async with asyncio.timeout(30):
+            while link.is_held:  # noqa: ASYNC110 -- nobody tells
+                await asyncio.sleep(0.001)
+        inbox.taken_count = inbox.put_count
+        assert not send("n2", link)
+        inbox.taken_count = inbox.put_count
+        assert not backlog.came(cast("Any", link), "n2", size_bytes)
+        assert "n2" not in backlog._waiting, "who has caught up is forgotten"
+
+    asyncio.run(story())

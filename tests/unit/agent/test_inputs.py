@@ -1,0 +1,124 @@
+"""Inputs on the disk: what is believed after a crash, what a client may send, how many files that takes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peerload.agent.attending import Attending
+from peerload.agent.connection import Connection
+from peerload.agent.inputs import INPUT_AHEAD_BYTES_MAX, INPUT_UNASKED_BYTES_MAX, HomeInput, InputFull, Inputs
+from peerload.agent.pending import Pending
+from peerload.model.actions import Answer
+from peerload.model.errors import BadRequest, SlowDown
+
+MIB = 1 << 20
+
+
+class Client(Connection):
+    """One that hears what it is told."""
+
+    def __init__(self) -> None:
+        nobody: Any = None
+        super().__init__(nobody)
+
+    def _write(self, raw: bytes) -> None:
+        assert raw
+
+
+def test_an_end_is_believed_with_all_that_it_is_the_end_of(tmp_path: Path) -> None:
+    path = tmp_path / "a.in"
+    source = HomeInput(path)
+    source.add(b"abc", 0)
+    asyncio.run(source.finish())
+    assert source.has_ended
+    assert HomeInput(path).has_ended
+    source.add(b"late", None)
+    assert path.read_bytes() == b"abc"
+    os.truncate(path, 2)  # as a power cut could leave it
+    assert not HomeInput(path).has_ended
+
+
+def test_an_end_is_synced_before_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = HomeInput(tmp_path / "a.in")
+    source.add(b"abc", 0)
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().name))
+    asyncio.run(source.finish())
+    assert synced == ["a.in", "a.in-ended.new", tmp_path.name]
+    synced.clear()
+    other = HomeInput(tmp_path / "b.in")
+    asyncio.run(other.leave())
+    assert synced == ["b.in", "b.in-left.new", tmp_path.name]
+
+
+def test_what_was_left_open_stays_so_unless_some_of_it_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "a.in"
+    source = HomeInput(path)
+    source.add(b"abc", 0)
+    asyncio.run(source.leave())
+    source.add(b"def", None)
+    assert HomeInput(path).was_left
+    os.truncate(path, 2)
+    assert not HomeInput(path).was_left
+
+
+def test_an_end_that_cannot_be_kept_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = HomeInput(tmp_path / "a.in")
+
+    def fails(_file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(InputFull):
+        asyncio.run(source.finish())
+    assert not source.has_ended
+    source.add(b"more", None)
+    assert source.size_bytes == 4
+
+
+def test_a_client_that_does_not_wait_is_stopped(tmp_path: Path) -> None:
+    source = HomeInput(tmp_path / "a.in")
+    piece = bytes(MIB)
+    for _ in range((INPUT_AHEAD_BYTES_MAX + INPUT_UNASKED_BYTES_MAX) // MIB):
+        source.add(piece, None)
+    with pytest.raises(SlowDown):
+        source.add(piece, None)
+    source.take(source.size_bytes, is_closed=False)
+    source.add(piece, None)
+
+
+def test_an_input_takes_no_descriptor(tmp_path: Path) -> None:
+    inputs = Inputs(tmp_path)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(50):
+        inputs.get(f"{number:032x}").add(b"abc", 0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_repeats_an_ended_submission_leaves_nothing_behind() -> None:
+    pending = Pending()
+    undone: list[int] = []
+    connection = Client()
+    replies: list[dict[str, object]] = [{"id": "n1/1"}, {"id": "n1/1", "repeated": True}]
+    for number, answer in enumerate(replies, 1):
+        asked = pending.expect(connection, number, lambda number=number: undone.append(number))  # type: ignore[misc]
+        pending.answered(Answer(asked, answer))
+    assert undone == [2]
+    asked = pending.expect(connection, 3, lambda: undone.append(3))
+    pending.answered(Answer(asked, {}, BadRequest("no")))
+    assert undone == [2, 3]
+
+
+def test_a_connection_is_minded_once() -> None:
+    nobody: Any = None
+    attending = Attending(nobody, nobody, nobody)
+    connection = Client()
+    for _ in range(3):
+        attending.minds(connection)
+    attending.attends(connection)
+    assert len(connection.when_gone) == 1

@@ -1,0 +1,164 @@
+"""Invitations: good for those invited, as often as said, for as long as said, and kept without the secret."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from peerload.agent import certificates, invites
+from peerload.agent.invites import Invites, Refused
+from peerload.model.errors import BadRequest
+from peerload.wire import join
+
+NOW = 1_800_000_000.0
+NONCE = b"n" * join.NONCE_BYTES
+SHOWN = b"the certificate of who lets in"
+
+
+def asked(
+    token: tuple[bytes, bytes], node: str = "ws2", key: bytes = b"", *, shown: bytes = SHOWN, nonce: bytes = NONCE
+) -> join.JoinRequest:
+    token_id, secret = token
+    csr = certificates.request(key or certificates.new_key(), node)
+    proof = join.proof_key(token_id, secret).sign(join.transcript(shown, nonce, token_id, node, csr))
+    return join.JoinRequest(token_id, node, csr, proof)
+
+
+def redeem(kept: Invites, request: join.JoinRequest, now: float = NOW, why_not: str = "") -> str:
+    """Use one → "", or the code of the refusal."""
+    try:
+        kept.redeem(request, SHOWN, NONCE, now, lambda *_, **__: why_not)
+    except Refused as refusal:
+        return refusal.code if refusal.code != "token" or not refusal.what else "token, and why"
+    return ""
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Invites:
+    return Invites(tmp_path / "invites")
+
+
+@pytest.mark.rule("J2")
+def test_it_is_good_once(kept: Invites, tmp_path: Path) -> None:
+    token = kept.make(NOW, life_s=900, uses=1)
+    assert redeem(kept, asked(token)) == ""
+    assert redeem(kept, asked(token)) == "token"
+    assert redeem(Invites(tmp_path / "invites"), asked(token)) == "token", "also after a restart"
+
+
+def test_who_used_it_may_again_until_it_ends(kept: Invites, tmp_path: Path) -> None:
+    token, key = kept.make(NOW, life_s=900, uses=1), certificates.new_key()
+    assert redeem(kept, asked(token, key=key)) == ""
+    assert redeem(Invites(tmp_path / "invites"), asked(token, key=key), NOW + 899) == "", "its answer was lost"
+    assert redeem(kept, asked(token, "ws3", key=key)) == "token", "by the same name alone"
+    assert redeem(kept, asked(token, key=key), NOW + 901) == "token"
+
+
+def test_as_often_as_it_says(kept: Invites) -> None:
+    token = kept.make(NOW, life_s=900, uses=3)
+    assert [redeem(kept, asked(token, f"ws{number}")) for number in range(5)] == ["", "", "", "token", "token"]
+
+
+@pytest.mark.rule("J2")
+@pytest.mark.parametrize("later_s", [900, 1e6, -100, -1e6])
+def test_in_its_time_alone_whatever_the_clock_does(kept: Invites, later_s: float) -> None:
+    token = kept.make(NOW, life_s=900, uses=1)
+    assert redeem(kept, asked(token), NOW + later_s) == "token"
+    assert redeem(kept, asked(token), NOW + 1) == "", "and it is not used up by that"
+
+
+def test_another_secret_or_another_token_is_no_proof(kept: Invites) -> None:
+    token_id, secret = kept.make(NOW, life_s=900, uses=1)
+    other = kept.make(NOW, life_s=900, uses=1)
+    for wrong in ((token_id, os.urandom(16)), (os.urandom(8), secret), (token_id, other[1]), (other[0], secret)):
+        assert redeem(kept, asked(wrong)) == "token"
+    assert redeem(kept, asked((token_id, secret))) == ""
+
+
+@pytest.mark.rule("J2", "P5")
+def test_a_proof_is_good_for_one_node_one_connection_and_one_request(kept: Invites) -> None:
+    token = kept.make(NOW, life_s=900, uses=1)
+    assert redeem(kept, asked(token, shown=b"somebody in between")) == "token"
+    assert redeem(kept, asked(token, nonce=b"another connection".ljust(32))) == "token"
+    good = asked(token)
+    for changed in (
+        {"node": "ws9"},
+        {"csr": certificates.request(certificates.new_key(), "ws2")},
+        {"proof": b"p" * 64},
+    ):
+        fields = {name: getattr(good, name) for name in good.__struct_fields__} | changed
+        assert redeem(kept, join.JoinRequest(**fields)) == "token"
+    assert redeem(kept, good) == ""
+
+
+def test_a_name_that_cannot_be_does_not_use_it_up(kept: Invites) -> None:
+    token = kept.make(NOW, life_s=900, uses=1, node="ws2")
+    assert redeem(kept, asked(token, "ws3")) == "name"
+    assert redeem(kept, asked(token), why_not="a member is called so") == "name"
+    assert redeem(kept, asked(token)) == ""
+    meant: list[bool] = []
+
+    def objection(_node: str, _at: float, /, *, is_meant: bool) -> str:
+        meant.append(is_meant)
+        return "no"
+
+    for node in ("", "ws2"):
+        with pytest.raises(Refused):
+            kept.redeem(
+                asked(kept.make(NOW, life_s=900, uses=1, node=node)),
+                SHOWN,
+                NONCE,
+                NOW,
+                objection,
+            )
+    assert meant == [False, True], "whether the invitation names that name"
+
+
+@pytest.mark.parametrize("csr", [b"", b"garbage", b"\x30\x82\xff\xff", b"\x00" * 2000])
+def test_a_request_that_is_none(kept: Invites, csr: bytes) -> None:
+    token_id, secret = kept.make(NOW, life_s=900, uses=1)
+    proof = join.proof_key(token_id, secret).sign(join.transcript(SHOWN, NONCE, token_id, "ws2", csr))
+    assert redeem(kept, join.JoinRequest(token_id, "ws2", csr, proof)) == "request"
+
+
+@pytest.mark.rule("J2", "S13")
+def test_nothing_on_disk_lets_anybody_in(kept: Invites, tmp_path: Path) -> None:
+    token_id, secret = kept.make(NOW, life_s=900, uses=1)
+    path = tmp_path / "invites"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    raw = path.read_bytes()
+    assert secret not in raw
+    assert join.proof_key(token_id, secret).private_bytes_raw() not in raw
+    assert join.proof_key(token_id, secret).public_key().public_bytes_raw() in raw
+
+
+def test_a_use_that_cannot_be_kept_is_none(kept: Invites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = kept.make(NOW, life_s=900, uses=1)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(invites, "write_private", full)
+    with pytest.raises(OSError, match="No space"):
+        kept.redeem(asked(token), SHOWN, NONCE, NOW, lambda *_, **__: "")
+    monkeypatch.undo()
+    assert redeem(kept, asked(token)) == ""
+    assert redeem(Invites(tmp_path / "invites"), asked(token)) == "token"
+
+
+def test_there_are_not_too_many(kept: Invites) -> None:
+    for _ in range(invites.INVITES_MAX):
+        kept.make(NOW, life_s=900, uses=1)
+    with pytest.raises(BadRequest, match="too many invitations"):
+        kept.make(NOW, life_s=900, uses=1)
+    assert kept.make(NOW + 901, life_s=900, uses=1), "those that have ended make room"
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff" * 1000])
+def test_a_damaged_file_lets_nobody_in(tmp_path: Path, damage: bytes) -> None:
+    token = Invites(tmp_path / "invites").make(NOW, life_s=900, uses=1)
+    (tmp_path / "invites").write_bytes(damage)
+    assert redeem(Invites(tmp_path / "invites"), asked(token)) == "token"

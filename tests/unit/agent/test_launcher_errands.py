@@ -1,0 +1,90 @@
+"""Errands as users, made for real: what their user does to them costs nobody else anything."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from peerload.agent import launcher_errands
+from peerload.agent.launcher_access import AgentAccess
+from peerload.agent.launcher_errands import OF_A_USER_MAX, Asked, Errands
+from peerload.agent.launcher_fork import Forge, Words
+from peerload.agent.launcher_kernel import Kernel
+from peerload.agent.launcher_users import Account
+from tests.security.users import needs_root
+from tests.support import stands_still, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = needs_root
+ALICE = Account("alice", 20001, 20001, (20001,), "/")
+
+
+class Stopped(Forge):
+    """Of a user who stops every process of its own as soon as there is one."""
+
+    def become(self, account: Account) -> None:
+        """As whom it may be stopped."""
+        super().become(account)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.fixture
+def made() -> Iterator[tuple[Errands, select.epoll, list[dict[str, Any]]]]:
+    """Errands, what tells of them, and where they tell the agent."""
+    epoll = select.epoll()
+    words = Words(epoll)
+    events: list[dict[str, Any]] = []
+    errands = Errands(epoll, events, Stopped(Kernel(), AgentAccess(20100, 20100), words))
+    yield errands, epoll, events
+    for pid in errands.pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    words.close()
+    epoll.close()
+
+
+@pytest.mark.rule("X6", "S5")
+def test_one_that_its_user_stops_is_given_up(
+    made: tuple[Errands, select.epoll, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errands, epoll, events = made
+    monkeypatch.setattr(launcher_errands, "LOOK_S_MAX", 0.2)
+    assert errands.due_s() is None
+    for number in range(1, OF_A_USER_MAX + 2):
+        errands.look(Asked(number, "alice"), ALICE, b"/", None, lambda: None)
+    assert [event["id"] for event in events] == [OF_A_USER_MAX + 1]
+    assert "busy" in events.pop()["why"]
+    errands.look(Asked(99, "n2:"), ALICE, b"/", None, lambda: None)
+    assert not events, "what one has under way is nothing to another"
+    due_s = errands.due_s()
+    assert due_s is not None
+    until_s = time.monotonic() + 60.0
+    while errands.pids and time.monotonic() < until_s:
+        masks = dict(epoll.poll(max(0.0, due_s - time.monotonic()) + 0.01))
+        errands.ready(masks)
+        errands.give_up()
+    assert {event["why"] for event in events} == {"it was not done within 0.2 s"}
+    assert len(events) == OF_A_USER_MAX + 1
+    assert errands.due_s() is None
+
+
+@pytest.mark.rule("X6", "X7")
+def test_one_that_stands_still_has_nothing_of_the_launchers(
+    made: tuple[Errands, select.epoll, list[dict[str, Any]]],
+) -> None:
+    """Else its user would keep the guard from seeing that the launcher is gone, and the next launcher from its lock."""
+    errands, _, _ = made
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    errands.look(Asked(1, "alice"), ALICE, b"/", None, lambda: None)
+    (pid,) = errands.pids
+    wait_until(lambda: stands_still(pid), 60.0, "its user to stop it")
+    os.close(writing)
+    assert os.read(reading, 1) == b"", "nobody else has the other end"
+    os.close(reading)

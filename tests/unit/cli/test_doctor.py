@@ -1,0 +1,312 @@
+"""`doctor`'s checks on machines and clusters that cannot be had at will: each in the state in which it fails."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peerload.cli import doctor, doctor_agent, doctor_cluster, doctor_machine
+from peerload.cli.doctor_facts import Check, Facts, Finding
+from tests.support import cluster_of
+
+INFO = {
+    "node": "ws1",
+    "pid": 1,
+    "launcher_pid": 1,
+    "version": "0.0.9",
+    "listen": "127.0.0.1:1",
+    "sought": {},
+    "state": "/",
+}
+DISK = {"state": "ok", "low_bytes": 0, "reserve_bytes": 1, "reserve_bytes_max": 1, "stalled": False}
+LAUNCHER = {"pid": 5, "units": "cgroup2", "memory": "cgroup2", "unenforced": [], "silent": False}
+
+
+def peer(**facts: Any) -> dict[str, Any]:
+    return {"node": "p", "state": "alive", "met_s": 900.0, "datagram_age_s": 1.0, "clock_ahead_s": 0.1, **facts}
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Facts:
+    """No agent, no settings, and a machine of which nothing is known."""
+    root = tmp_path / "root"
+    root.mkdir()
+    environment = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    return Facts(str(tmp_path / "none"), root=root, environment=environment)
+
+
+def put(facts: Facts, path: str, text: str) -> None:
+    file = facts.root / path.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def with_agent(facts: Facts, **checkup: Any) -> Facts:
+    facts.info = dict(INFO)
+    facts.nodes = [{"node": "ws1", "self": True, "state": "alive", "gpus": []}]
+    facts.checkup = {
+        "disk": DISK,
+        "launcher": LAUNCHER,
+        "peers": [],
+        "clashes": {},
+        "damaged": [],
+        "frozen": [],
+    } | checkup
+    return facts
+
+
+def test_another_version(facts: Facts) -> None:
+    assert doctor_agent.version(with_agent(facts)).result == "warn"
+
+
+@pytest.mark.parametrize(("kind", "result"), [("nfs4", "fail"), ("tmpfs", "warn"), ("ext4", "ok")])
+def test_file_systems(facts: Facts, kind: str, result: str) -> None:
+    with_agent(facts).info["state"] = "/home/me/my state"
+    put(facts, "/proc/self/mounts", f"/dev/sda1 / ext4 rw 0 0\nserver:/home /home/me/my\\040state {kind} rw 0 0\n")
+    found = doctor_agent.file_system(facts)
+    assert found.result == result
+    assert kind in found.says
+
+
+@pytest.mark.parametrize(
+    ("changed", "result"),
+    [
+        ({"state": "full"}, "fail"),
+        ({"stalled": True}, "fail"),
+        ({"state": "low"}, "warn"),
+        ({"low_bytes": 1 << 62}, "warn"),
+        ({"reserve_bytes": 0}, "warn"),
+    ],
+)
+def test_room(facts: Facts, changed: dict[str, Any], result: str) -> None:
+    assert doctor_agent.room(with_agent(facts, disk=DISK | changed)).result == result
+
+
+def test_a_disk_that_is_slow_to_keep(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_agent(facts).info["state"] = str(tmp_path)
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(doctor_agent, "SLOW_SYNC_S", 0.0)
+    assert doctor_agent.state(facts).result == "warn"
+    (tmp_path / "file").touch()
+    facts.info["state"] = str(tmp_path / "file")
+    assert doctor_agent.state(facts).result == "fail"
+
+
+@pytest.mark.parametrize("changed", [{"pid": 0}, {"silent": True}])
+def test_the_launcher(facts: Facts, changed: dict[str, Any]) -> None:
+    assert doctor_agent.launcher(with_agent(facts)).result == "ok"
+    assert doctor_agent.launcher(with_agent(facts, launcher=LAUNCHER | changed)).result == "fail"
+
+
+@pytest.mark.parametrize("changed", [{"units": "bare", "unenforced": ["this"]}, {"memory": None}, {"memory": "rlimit"}])
+def test_containment(facts: Facts, changed: dict[str, Any]) -> None:
+    assert doctor_agent.containment(with_agent(facts)).result == "ok"
+    found = doctor_agent.containment(with_agent(facts, launcher=LAUNCHER | changed))
+    assert found.result == "warn"
+    assert "Delegate" in found.fix
+
+
+def test_another_event_loop(facts: Facts) -> None:
+    assert doctor_agent.python(with_agent(facts, event_loop="asyncio")).result == "warn"
+
+
+def test_a_python_without_packages(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvloop" else object())
+    assert "uvloop" in doctor_agent.python(facts).says
+
+
+def test_certificates_that_expire(facts: Facts) -> None:
+    facts.cluster = cluster_of()._replace(valid_until=datetime.now(UTC) + timedelta(days=3))
+    assert doctor_cluster.cluster(facts).result == "warn"
+    facts.cluster = facts.cluster._replace(valid_until=datetime.now(UTC) - timedelta(days=3))
+    assert doctor_cluster.cluster(facts).result == "fail"
+    facts.cluster = cluster_of()
+    with_agent(facts, certificate_until=facts.now - 1).info["cluster_id"] = facts.cluster.id
+    assert doctor_cluster.cluster(facts).result == "fail"
+
+
+def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: Facts) -> None:
+    facts.cluster = cluster_of()
+
+    def found(days: float, *, issuer: bool, revoked: bool = False) -> Finding:
+        until = facts.now + days * 86_400
+        told = with_agent(facts, certificate_until=until, issuer=issuer, revoked=revoked)
+        told.info["cluster_id"] = cluster_of().id
+        return doctor_cluster.cluster(told)
+
+    assert found(3, issuer=True).result == "ok"
+    assert found(60, issuer=False).result == "ok"
+    assert (found(3, issuer=False).result, found(-3, issuer=False).result) == ("warn", "fail")
+    shut_out = found(60, issuer=False, revoked=True)
+    assert shut_out.result == "fail"
+    assert "shut out" in shut_out.says
+    assert "peerload invite" in shut_out.fix
+
+
+def test_a_loopback_address_in_a_cluster_of_machines(facts: Facts) -> None:
+    with_agent(facts).info["cluster_local"] = False
+    assert doctor_cluster.listen(facts).result == "warn"
+
+
+def test_a_port_that_is_closed(facts: Facts) -> None:
+    assert doctor_cluster.port(with_agent(facts)).result == "fail"
+
+
+def test_two_that_cannot_dial_each_other(facts: Facts) -> None:
+    def ways(*peers: dict[str, Any]) -> Finding:
+        return doctor_cluster.ways(with_agent(facts, peers=list(peers)))
+
+    def one(way: str, node: str = "p", *, dials_back: bool = True) -> dict[str, Any]:
+        return peer(node=node, way=way, way_why="10.0.0.2:7117 does not answer", dials_back=dials_back)
+
+    assert ways(one("both")) == ("ok", "either end can dial the other", "")
+    assert "cannot dial this node" in ways(one("ours")).says
+    assert ways(one("theirs")).result == "ok"
+    found = ways(one("theirs", dials_back=False))
+    assert (found.result, "a version that does not dial back" in found.says) == ("warn", True)
+    found = ways(one("both"), one("none", "far"))
+    assert found.result == "warn"
+    assert "neither can dial the other: ws1 and far (10.0.0.2:7117 does not answer)" in found.says
+    assert "--advertise" in found.fix
+
+
+def test_datagrams_that_do_not_come(facts: Facts) -> None:
+    assert doctor_cluster.datagrams(with_agent(facts, peers=[peer()])).result == "ok"
+    assert doctor_cluster.datagrams(with_agent(facts, peers=[peer(met_s=2.0, datagram_age_s=None)])).result == "skip"
+    found = doctor_cluster.datagrams(with_agent(facts, peers=[peer(datagram_age_s=None)]))
+    assert (found.result, "UDP is blocked" in found.says) == ("fail", True)
+    found = doctor_cluster.datagrams(with_agent(facts, peers=[peer(), peer(node="deaf", datagram_age_s=None)]))
+    assert (found.result, "deaf" in found.says) == ("warn", True)
+
+
+@pytest.mark.parametrize(("ahead_s", "result"), [(1.0, "ok"), (-30.0, "warn"), (3600.0, "fail"), (None, "skip")])
+def test_clocks_of_peers(facts: Facts, ahead_s: float | None, result: str) -> None:
+    found = doctor_cluster.clocks(with_agent(facts, peers=[peer(clock_ahead_s=ahead_s)]))
+    assert found.result == result
+
+
+def test_members_of_earlier_starts(facts: Facts) -> None:
+    with_agent(facts).info["remembered"] = 3
+    assert doctor_cluster.peers(facts).result == "warn"
+
+
+def test_a_name_that_a_peer_refuses(facts: Facts) -> None:
+    with_agent(facts).info["sought"] = {"h:1": "another agent is called ws1"}
+    assert doctor_cluster.names(facts).result == "fail"
+
+
+@pytest.mark.parametrize(("changed", "result"), [({"slots": 0}, "warn"), ({"trouble": "disk full"}, "fail")])
+def test_a_node_that_takes_nothing(facts: Facts, changed: dict[str, Any], result: str) -> None:
+    with_agent(facts).nodes[0].update(changed)
+    assert doctor_cluster.drained(facts).result == result
+
+
+def test_clocks_that_cannot_be_right(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_machine, "clock_state", lambda: doctor_machine.CLOCK_ERROR)
+    assert doctor_machine.clock(facts).result == "warn"
+    monkeypatch.setattr(doctor_machine, "clock_state", lambda: 0)
+    assert doctor_machine.clock(facts).result == "ok"
+    facts.now = 0.0
+    assert doctor_machine.clock(facts).result == "fail"
+
+
+def test_gpus_that_cannot_be_used(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert doctor_machine.gpus(facts).result == "skip"
+    put(facts, "/proc/driver/nvidia/version", "NVRM version: 550\n")
+    assert doctor_machine.gpus(facts).result == "fail"
+    with_agent(facts).info["no_gpus_because"] = "the driver does not work: Driver/library version mismatch"
+    assert "mismatch" in doctor_machine.gpus(facts).says
+    facts.nodes[0]["gpus"] = [{"index": 1, "health": "sick", "why": "Xid 79"}]
+    assert (doctor_machine.gpus(facts).result, "Xid 79" in doctor_machine.gpus(facts).says) == ("fail", True)
+    facts.nodes[0]["gpus"] = [{"index": 0, "health": "ok"}]
+    monkeypatch.setattr(doctor_machine, "_without_persistence", lambda: ["0"])
+    assert doctor_machine.gpus(facts).result == "warn"
+
+
+def test_persistence_is_asked_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, Enabled'\necho '1, Disabled'\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor_machine._without_persistence() == ["1"]
+
+
+def test_no_inotify_to_be_had() -> None:
+    """All descriptors are taken, which is the same error."""
+    look = (
+        "import os, resource\n"
+        "from pathlib import Path\n"
+        "from peerload.cli import doctor_machine\n"
+        "class F: text = staticmethod(lambda path: '128')\n"
+        "import errno, ctypes\n"
+        "taken = os.open('/', os.O_PATH)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 1, taken + 1))\n"
+        "print(*doctor_machine.inotify(F))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("fail all 128 instances of this user are taken")
+    assert resource.RLIMIT_NOFILE
+
+
+def test_few_processes_left(facts: Facts) -> None:
+    put(facts, "/proc/self/limits", "Max processes             10       10      processes\n")
+    facts.user_id = 12345
+    put(facts, "/proc/7/task/7/stat", "")
+    assert doctor_machine.processes(facts).result == "warn"
+    put(facts, "/proc/self/limits", "Max processes             unlimited       10      processes\n")
+    assert doctor_machine.processes(facts).result == "ok"
+    put(facts, "/proc/self/cgroup", "0::/user.slice/me\n")
+    put(facts, "/sys/fs/cgroup/user.slice/pids.max", "100\n")
+    put(facts, "/sys/fs/cgroup/user.slice/pids.current", "100\n")
+    assert doctor_machine.processes(facts).result == "fail"
+
+
+def test_a_machine_that_lives_on_its_swap(facts: Facts) -> None:
+    put(facts, "/proc/meminfo", "SwapTotal:  1000000 kB\nSwapFree:   100000 kB\n")
+    assert doctor_machine.swap(facts).result == "warn"
+    put(facts, "/proc/meminfo", "SwapTotal:  1000000 kB\nSwapFree:   900000 kB\n")
+    assert doctor_machine.swap(facts).result == "ok"
+
+
+def test_an_agent_that_a_logout_ends(facts: Facts) -> None:
+    facts.user_id = 65534
+    assert doctor_machine.lingering(facts).result == "skip"
+    put(facts, "/run/systemd/system/x", "")
+    found = doctor_machine.lingering(facts)
+    assert (found.result, found.fix) == ("warn", "loginctl enable-linger")
+    put(facts, "/var/lib/systemd/linger/nobody", "")
+    assert doctor_machine.lingering(facts).result == "ok"
+
+
+def test_a_check_that_breaks_does_not_end_the_others(facts: Facts) -> None:
+    def broken(_facts: Facts) -> Finding:
+        raise ZeroDivisionError("by itself")
+
+    assert doctor.looked_at(Check("broken", broken), facts).result == "warn"
+
+
+def test_a_check_that_hangs_does_not_hang_the_others(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+
+    def hangs(_facts: Facts) -> Finding:
+        never.wait()
+        return Finding("ok", "")
+
+    monkeypatch.setattr(doctor, "LOOK_S_MAX", 0.05)
+    found = doctor.looked_at(Check("hangs", hangs), facts)
+    never.set()
+    assert (found.result, "it hangs" in found.says) == ("fail", True)
+
+
+def test_the_page_lists_each_check_once() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs/cli.md").read_text(encoding="utf-8")
+    part = text[text.index("### What the doctor looks at") :]
+    told = [line.split("`")[1] for line in part[: part.index("\n### ", 5)].splitlines() if line.startswith("| `")]
+    assert told == [check.name for check in doctor.CHECKS]

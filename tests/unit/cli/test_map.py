@@ -1,0 +1,249 @@
+"""How `map` makes commands of inputs, keeps its log, and decides to stop; without an agent."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peerload.cli import map_inputs
+from peerload.cli.each import Template, shown
+from peerload.cli.main import UsageError
+from peerload.cli.map_halt import Halt
+from peerload.cli.map_inputs import BadInput, Inputs, Lines, opened, split
+from peerload.cli.map_joblog import HEADER, Joblog
+from peerload.cli.map_show import Ended, Outputs, bar_text
+from peerload.cli.retry import to_retry
+
+NO_NUL = st.binary(max_size=30).map(lambda raw: raw.replace(b"\0", b""))
+
+
+def taken(inputs: Inputs) -> list[tuple[bytes, ...]]:
+    found = []
+    while not inputs.is_over:
+        values = inputs.next()
+        if values is not None:
+            found.append(values)
+        elif inputs.descriptor is not None:
+            inputs.read()
+    return found
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(NO_NUL, min_size=1, max_size=3))
+def test_a_line_for_the_shell_gives_back_each_input_as_one_word(values: list[bytes]) -> None:
+    template = Template([b"printf '<%s>' {}"], is_shell=True, inputs=len(values))
+    argv = template.argv(1, values)
+    done = subprocess.run(argv, capture_output=True, check=True)
+    assert done.stdout == b"".join(b"<%s>" % value for value in values)
+
+
+@given(NO_NUL)
+def test_what_is_shown_of_a_command_can_be_typed(value: bytes) -> None:
+    argv = Template([b"cmd", b"-{}", b"{}"], is_shell=False).argv(1, [value])
+    assert [os.fsencode(word) for word in shlex.split(os.fsdecode(shown(argv)))] == argv
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "is_"),
+    [
+        ("{.}", "a.b/c.tar.gz", "a.b/c.tar"),
+        ("{.}", "a.b/c", "a.b/c"),
+        ("{.}", ".hidden", ""),
+        ("{/}", "a/b/c.d", "c.d"),
+        ("{/}", "c", "c"),
+        ("{//}", "a/b/c", "a/b"),
+        ("{//}", "/c", "/"),
+        ("{//}", "c", "."),
+        ("{/.}", "a/b.c/d.e", "d"),
+        ("{1.}", "x.y", "x"),
+        ("{print}", "x", "{print}"),
+        ("{ }", "x", "{ }"),
+    ],
+)
+def test_places_are_those_of_gnu_parallel(place: str, value: str, is_: str) -> None:
+    assert Template([b"c", place.encode(), b"{#}"], is_shell=False).argv(7, [value.encode()])[1:] == [
+        is_.encode(),
+        b"7",
+    ]
+
+
+# -- inputs ------------------------------------------------------------------------------------------------------------
+
+
+def test_sources_are_split_off_and_combined(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("1\n2\n")
+    command, sources = split(["cmd", "{}", ":::", "a", "b", "::::", str(tmp_path / "x"), ":::+", "p", "q"])
+    assert command == ["cmd", "{}"]
+    inputs = opened(sources)
+    assert inputs.total == 4
+    assert taken(inputs) == [(b"a", b"1", b"p"), (b"a", b"2", b"q"), (b"b", b"1", b"p"), (b"b", b"2", b"q")]
+    files = opened([("::::", [str(tmp_path / "x"), str(tmp_path / "x")])])
+    assert files.total is None
+    assert taken(files) == [(b"1", b"1"), (b"1", b"2"), (b"2", b"1"), (b"2", b"2")]
+    assert files.total == 4
+    assert taken(opened([(":::", []), (":::", ["1"])])) == []
+
+
+def test_lines_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(map_inputs, "LINE_BYTES_MAX", 100_000)
+    (tmp_path / "long").write_bytes(b"x" * 300_000)
+    lines = Lines(str(tmp_path / "long"))
+    lines.read()
+    with pytest.raises(BadInput, match="longer than"):
+        lines.read()
+    os.close(lines.descriptor)
+    monkeypatch.setattr(map_inputs, "HELD_BYTES_MAX", 1000)
+    (tmp_path / "many").write_bytes(b"y\n" * 2000)
+    with pytest.raises(BadInput, match="has more than"):
+        opened([(":::", ["1"]), ("::::", [str(tmp_path / "many")])])
+    many = opened([("::::", [str(tmp_path / "many")])])
+    while many.descriptor is not None:
+        many.read()
+    assert len(many._stream.ahead) >= map_inputs.LINES_AHEAD_MAX  # type: ignore[union-attr]
+    assert len(taken(many)) == 2000
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_of_gnu_parallel_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(
+        HEADER
+        + b"2\t:\t1700000000.123\t     0.005\t0\t2\t0\t0\techo b\n"
+        + b"1\t:\t1700000000.123\t     0.005\t0\t2\t3\t0\techo a\n"
+        + b"3\t:\t1700000000.123\t     0.005\t0\t2\t0\t9\techo\0c\n"
+    )
+    read = Joblog(str(log), resumes=True)
+    assert [read.has(number, line) for number, line in enumerate((b"echo a", b"echo b", b"echo\nc", b"new"), 1)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    again = Joblog(str(log), resumes=True, again_failed=True)
+    assert [again.has(number, line) for number, line in enumerate((b"echo a", b"echo b", b"echo\nc"), 1)] == [
+        False,
+        True,
+        False,
+    ]
+    assert (read.skipped, again.skipped) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"x\n", b"1\t:\t0\t0\t0\t0\tx\t0\tc\n", b"0\t:\t0\t0\t0\t0\t0\t0\tc\n", b"99999999999\t:\t0\t0\t0\t0\t0\t0\tc\n"],
+)
+def test_what_is_no_log_is_left_alone(tmp_path: Path, line: bytes) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(line)
+    with pytest.raises(UsageError, match="is no joblog"):
+        Joblog(str(log), resumes=True)
+    assert log.read_bytes() == line
+
+
+def test_a_log_begins_anew_without_resume(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("what was there\n")
+    kept = Joblog(str(log))
+    kept.add(
+        1,
+        {"node": "n1", "started_at": 10.0, "ended_at": 11.5, "exit_code": 137, "signal": 9, "stdout_bytes": 4},
+        b"a\nb",
+    )
+    assert log.read_bytes() == HEADER + b"1\tn1\t10.000\t     1.500\t0\t4\t0\t9\ta\0b\n"
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "failed", "succeeded", "is_due"),
+    [
+        ("never", 9, 9, False),
+        ("now,fail=1", 0, 9, False),
+        ("now,fail=1", 1, 0, True),
+        ("soon,fail=10%", 1, 9, True),
+        ("soon,fail=10%", 1, 10, False),
+        ("soon,fail=50%", 2, 0, False),  # of three at least
+        ("now,success=2", 5, 2, True),
+        ("now,done=3", 1, 2, True),
+    ],
+)
+def test_when_it_is_enough(text: str, failed: int, succeeded: int, is_due: bool) -> None:
+    assert Halt(text).is_due(failed=failed, succeeded=succeeded) is is_due
+    assert Halt(text).is_now is text.startswith("now")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "now", "now,fail", "now,fail=", "now,fail=x", "later,fail=1", "now,fail=0", "never,fail=1", "now,fail=-1"],
+)
+def test_what_no_halt_is(text: str) -> None:
+    with pytest.raises(UsageError):
+        Halt(text)
+
+
+def test_outputs_keep_their_order_within_a_bound(
+    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peerload.cli.map_show.KEPT_BYTES_MAX", 5)
+    asked: list[str] = []
+
+    def fetch(task: str) -> list[dict[str, object]]:
+        asked.append(task)
+        return [{"stream": 1, "offset": 0, "data": f"{task}\n".encode()}]
+
+    outputs = Outputs(lambda task: iter(fetch(task)), keeps_order=True)
+
+    def end(number: int) -> None:
+        text = b"t%d\n" % number
+        outputs.ended(
+            Ended(
+                number, b"", {"id": f"t{number}", "stdout": text, "stderr": b"", "stdout_bytes": 3, "stderr_bytes": 0}
+            )
+        )
+
+    for number in (4, 3, 2):
+        end(number)
+    outputs.skipped(1)
+    end(7)
+    outputs.finish()
+    assert capfdbinary.readouterr().out == b"t2\nt3\nt4\nt7\n"
+    assert asked == ["t2", "t3"]
+
+
+def test_the_bar_says_how_far_it_is() -> None:
+    assert bar_text(5, 1, 10, 20.0) == "[###############               ] 50% 5/10  1 failed  ETA 20s"
+    assert bar_text(10, 0, 10, 20.0).endswith("100% 10/10  20s")
+    assert bar_text(7, 0, None, 3.0) == "7 done  3.0s"
+    assert "ETA -" in bar_text(0, 0, 3, 0.0)
+
+
+def test_what_was_not_queued_again_is() -> None:
+    def task(name: str, state: str = "failed", retry_of: str | None = None) -> dict[str, object]:
+        return {"id": name, "state": state, "retry_of": retry_of}
+
+    tasks = [
+        *(task(f"x/1.{member}") for member in (1, 2)),
+        task("x/2"),
+        *(task(f"x/3.{member}") for member in (1, 2, 3)),
+        task("x/4", retry_of="x/2"),
+        task("x/5.2", "done", retry_of="x/3.2"),
+        task("x/6.1", "cancelled"),
+        task("x/7", "unknown"),
+    ]
+    assert to_retry(tasks) == [  # x/2 was queued again as x/4, which failed
+        ("x/1", ["x/1.1", "x/1.2"]),
+        ("", ["x/3.1", "x/3.3"]),
+        ("x/4", ["x/4"]),
+        ("x/7", ["x/7"]),
+    ]

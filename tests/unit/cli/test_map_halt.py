@@ -1,0 +1,60 @@
+"""`map --halt` where tasks were sent to the agent, and it has not answered yet."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from peerload.wire import control
+from tests.unit.cli.fake_agent import fixture_agent, peerload
+
+if TYPE_CHECKING:
+    from tests.unit.cli.fake_agent import FakeAgent, Reply
+
+__all__ = ["fixture_agent"]
+
+
+@pytest.mark.parametrize("when", ["now", "soon"])
+def test_what_is_submitted_while_it_halts_is_stopped_too(agent: FakeAgent, when: str) -> None:
+    """The second batch is answered only when the failure that halts it all has been told."""
+    told = threading.Event()
+    cancelled = threading.Event()
+    names = iter(("n1/1", "n1/2"))
+    sent = threading.Event()
+
+    def ends(reply: Reply, task: str, state: str, exit_code: int | None) -> None:
+        body: dict[str, Any] = {"id": task, "state": state, "exit_code": exit_code, "signal": None, "node": "n1"}
+        reply.more(**body, stdout=b"", stderr=b"")
+
+    def submit(request: control.Submit, reply: Reply) -> None:
+        name = next(names)
+        if name == "n1/2":
+            sent.set()
+            assert told.wait(60)
+        reply.ok(id=name, members=len(request.each), directory_here=True, placeable=None)
+
+    def wait(request: control.Wait, reply: Reply) -> None:
+        if request.tasks == ("n1/1",):
+            ends(reply, "n1/1.1", "done", 0)
+            assert sent.wait(60)
+            ends(reply, "n1/1.2", "failed", 7)
+            told.set()
+        else:
+            assert cancelled.wait(60)
+            ends(reply, "n1/2.1", "cancelled", None)
+        reply.ok(timed_out=False)
+
+    def cancel(request: control.Cancel, reply: Reply) -> None:
+        assert any(task.startswith("n1/2") for task in request.tasks)
+        reply.ok(cancelled=list(request.tasks))
+        cancelled.set()
+
+    agent.handlers |= {"submit": submit, "wait": wait, "cancel": cancel}
+    agent.answer("hold", held=["n1/2.1"])
+    agent.answer("tasks", tasks=[{"id": "n1/2.1", "state": "held"}])
+    agent.answer("info", node="n1")
+    done = peerload("map", "--halt", f"{when},fail=1", "-j2", "true {}", ":::", "1", "2", "3", agent=agent)
+    assert b"Traceback" not in done.stderr
+    assert cancelled.is_set(), done.stderr

@@ -1,0 +1,91 @@
+"""What goes to a task of `Executor` and comes back, what `submit` asks for, and that commands do not pay for any of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import peerload
+from peerload.api import call, request
+from peerload.api.values import NodeInfo, TaskInfo
+from peerload.model.errors import BadRequest
+
+MARK = "ab" * 16
+
+
+@given(st.binary(max_size=200), st.binary(max_size=200), st.binary(max_size=50))
+def test_an_outcome_is_found_whatever_is_printed(before: bytes, after: bytes, value: bytes) -> None:
+    line = call.packed_outcome(MARK, {"value": value})
+    assert call.outcome_in(before + line + after, MARK) == {"value": value}
+
+
+@given(st.binary(max_size=300))
+def test_what_is_no_outcome_is_none(output: bytes) -> None:
+    assert call.outcome_in(output, MARK) is None
+
+
+def test_an_outcome_that_was_cut_is_none() -> None:
+    line = call.packed_outcome(MARK, {"value": "x" * 1000})
+    for size in range(0, len(line) - 1, 7):
+        assert call.outcome_in(line[:size], MARK) is None
+    assert call.outcome_in(line, "cd" * 16) is None
+
+
+def test_the_bounds_of_calls_and_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call, "CALL_BYTES_MAX", 1000)
+    monkeypatch.setattr(call, "RESULT_BYTES_MAX", 1000)
+    with pytest.raises(ValueError, match="at most 1000 can be sent"):
+        call.packed_call(MARK, len, (b"x" * 2000,), {}, [])
+    with pytest.raises(ValueError, match="at most 1000 come back"):
+        call.packed_outcome(MARK, {"value": b"x" * 2000})
+
+
+@given(st.sets(st.integers(0, 200), max_size=50))
+def test_ranges_are_these_numbers(numbers: set[int]) -> None:
+    ranges = request.array(numbers)
+    assert [number for low, high, step in ranges for number in range(low, high + 1, step)] == sorted(numbers)
+    assert request.array(range(3, 20, 4)) == [(3, 19, 4)]
+
+
+def test_what_is_asked_for_becomes_a_spec() -> None:
+    made = request.spec(
+        [b"/bin/true"],
+        {
+            "cpus": 2,
+            "mem": "1G",
+            "gpus": 0.5,
+            "gpu_mem": 5,
+            "node": "n1",
+            "exclude": ["n2"],
+            "once": True,
+            "environment": {"A": "b"},
+        },
+    )
+    assert made["request"] == {"cpus": 2, "gpus": 1, "gpu_fraction": 0.5, "mem_bytes": 1 << 30, "gpu_mem_bytes": 5}
+    assert made["placement"] == {"node": "n1", "exclude": ["n2"]}
+    assert (made["guarantee"], made["name"]) == ("once", "true")
+    fields = request.submission([b"x"], {"group": "g", "retries": 2, "held": True, "after": ("n1/3",)})
+    assert (fields["terms"], fields["held"]) == ({"group": "g", "retries": 2, "after": ["n1/3"]}, True)
+    wrong: list[Any] = [{"mem": "8"}, {"mem": "x"}, {"once": True, "fast": True}]
+    for wanted in wrong:
+        with pytest.raises(BadRequest):
+            request.spec([b"x"], wanted)
+
+
+def test_values_leave_out_what_they_do_not_know() -> None:
+    node = NodeInfo.of({"node": "n1", "state": "alive", "gpus": [{"id": "g"}], "later": 1})
+    assert (node.node, node.gpus, node.labels) == ("n1", ({"id": "g"},), ())
+    assert hash(TaskInfo.of({"id": "n1/1", "argv": ["a"]}))
+
+
+def test_a_command_imports_none_of_it() -> None:
+    line = "import sys, peerload, peerload.client; print([name for name in sys.modules if name.startswith('peerload.api') or name in ('asyncio', 'cloudpickle', 'dataclasses', 'concurrent')])"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    with pytest.raises(AttributeError):
+        peerload.Nothing  # noqa: B018 -- that it raises
