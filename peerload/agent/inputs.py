@@ -60,7 +60,7 @@ def input_name(token: str) -> str:
 
 class HomeInput:
     """One input. ``size_bytes`` have come, ``has_ended``: that is all; ``taken_bytes``: of these the attempt that runs has
-    taken; ``is_closed``: it takes no more; ``feeder``: who sends it, ``ends_with_feeder``: that is all when that one is
+    taken; ``is_closed``: it takes no more; ``is_dropped``: nobody will, and no file of it stays; ``feeder``: who sends it, ``ends_with_feeder``: that is all when that one is
     gone; ``window``: (rows, columns) of its terminal, if that was said anew; ``uid``: of its task, once there is one."""
 
     def __init__(self, path: Path) -> None:
@@ -79,6 +79,7 @@ class HomeInput:
         self.taken_bytes = 0
         self.is_closed = False
         self.is_cut = False
+        self.is_dropped = False
         self.feeder: object = None
         self.ends_with_feeder = False
         self.window: tuple[int, int] | None = None
@@ -178,7 +179,10 @@ class HomeInput:
         size_bytes = self.size_bytes
         with self._opened() as file:
             os.fsync(file)
-        _mark(self.path.with_suffix(suffix), size_bytes, is_durable=True)
+        mark = self.path.with_suffix(suffix)
+        _mark(mark, size_bytes, is_durable=True)
+        if self.is_dropped:  # its task was over in the meantime
+            remove(mark)
 
     @property
     def has_room(self) -> bool:
@@ -256,7 +260,7 @@ class Inputs:
         """Nobody reads it any more."""
         known = self._open.pop(name, None)
         if known is not None:
-            known.is_closed = True
+            known.is_closed = known.is_dropped = True
             known.tell()
         for suffix in (_SUFFIX, _ENDED, _LEFT):
             remove(self._directory / f"{name}{suffix}")
@@ -294,12 +298,16 @@ def _mark(path: Path, size_bytes: int, *, is_durable: bool = False) -> None:
     fresh = path.with_name(f"{path.name}.new")
     file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(file, str(size_bytes).encode())
-        if is_durable:
-            os.fsync(file)
-    finally:
-        os.close(file)
-    fresh.replace(path)
+        try:
+            os.write(file, str(size_bytes).encode())
+            if is_durable:
+                os.fsync(file)
+        finally:
+            os.close(file)
+        fresh.replace(path)
+    except OSError:
+        remove(fresh)
+        raise
     if is_durable:
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from peerload.agent.inputs import INPUT_AHEAD_BYTES_MAX, INPUT_UNASKED_BYTES_MAX
 from peerload.agent.pending import Pending
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest, SlowDown
+from tests.support import PATIENCE_S
 
 MIB = 1 << 20
 
@@ -54,6 +56,38 @@ def test_an_end_is_synced_before_it_is_told(tmp_path: Path, monkeypatch: pytest.
     other = HomeInput(tmp_path / "b.in")
     asyncio.run(other.leave())
     assert synced == ["b.in", "b.in-left.new", tmp_path.name]
+
+
+@pytest.mark.parametrize("verb", ["finish", "leave"])
+def test_a_mark_that_is_on_its_way_to_the_disk_when_the_task_ends_does_not_stay(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = Inputs(tmp_path)
+    source = inputs.get("a")
+    source.add(b"abc", 0)
+    loop = asyncio.new_event_loop()
+    syncing, go_on, sync = threading.Event(), threading.Event(), os.fsync
+
+    def waits(file: int) -> None:
+        syncing.set()
+        assert go_on.wait(PATIENCE_S)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", waits)
+    sealing = loop.create_task(getattr(source, verb)())
+
+    async def drop() -> None:
+        await asyncio.to_thread(syncing.wait, PATIENCE_S)
+        inputs.drop("a")
+        go_on.set()
+        await sealing
+
+    try:
+        loop.run_until_complete(drop())
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_was_left_open_stays_so_unless_some_of_it_is_missing(tmp_path: Path) -> None:
