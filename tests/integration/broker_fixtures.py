@@ -57,7 +57,7 @@ class LoopThread:
         self._thread.start()
         assert ready.wait(60)
 
-    def run(self, work: Coroutine[Any, Any, ResultT], timeout_s: float = 20.0) -> ResultT:
+    def run(self, work: Coroutine[Any, Any, ResultT], timeout_s: float = 60.0) -> ResultT:
         """What the coroutine returns."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,19 +14,17 @@ import msgspec
 import pytest
 
 from peerload.agent import certificates, peer_listen
+from peerload.agent.peer_connection import HANDSHAKE_S
 from peerload.agent.tls import PROTOCOL, Credentials
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import Hello, Ping
 from peerload.model.resources import Profile
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- fixtures
 from tests.integration.test_peer_link import REQUEST, LinkNode, Nodes, Stranger, nodes  # noqa: F401 -- fixtures
-from tests.support import cluster_of, credentials_of, wait_until
+from tests.support import PATIENCE_S, cluster_of, credentials_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-CLOSED_S_MAX = 5.5
-"""A stranger is shut out within 5 s."""
 
 
 def plain(node: LinkNode, came_from: str = "127.0.0.1") -> socket.socket:
@@ -36,13 +33,11 @@ def plain(node: LinkNode, came_from: str = "127.0.0.1") -> socket.socket:
 
 
 def answer(sock: socket.socket) -> bytes:
-    """All that is said to us until we are shut out, which must not take long."""
-    began_s = time.monotonic()
+    """All that is said to us until we are shut out. Raises TimeoutError if we are not."""
     said = b""
     with sock, contextlib.suppress(ConnectionError, ssl.SSLError):
         while data := sock.recv(1 << 16):
             said += data
-    assert time.monotonic() - began_s < CLOSED_S_MAX
     return said
 
 
@@ -86,10 +81,16 @@ def turned_away(node: LinkNode, why: str) -> bool:
     ],
     ids=["http", "a frame", "4 GiB", "ssh", "no client hello"],
 )
-def test_who_does_not_speak_tls_gets_no_answer(nodes: Nodes, raw: bytes) -> None:  # noqa: F811 -- a fixture
+def test_who_does_not_speak_tls_gets_no_answer(
+    nodes: Nodes,  # noqa: F811 -- a fixture
+    monkeypatch: pytest.MonkeyPatch,
+    raw: bytes,
+) -> None:
+    monkeypatch.setattr(peer_listen, "HANDSHAKE_S", 0.5)  # some say less than is needed to see that it is no TLS
     a = nodes("a")
     sock = plain(a)
-    sock.sendall(raw)
+    with contextlib.suppress(ConnectionError):  # its time may be over already
+        sock.sendall(raw)
     assert answer(sock) == b""
     wait_until(lambda: a.counters["peer dropped"] == 1, what="it is counted")
     assert a.met == []
@@ -111,8 +112,10 @@ def test_a_plaintext_introduction_is_not_read(nodes: Nodes) -> None:  # noqa: F8
 def test_who_says_nothing_is_shut_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811 -- a fixture
     monkeypatch.setattr(peer_listen, "HANDSHAKE_S", 0.5)
     a = nodes("a")
+    assert HANDSHAKE_S <= 5.0, "a stranger is shut out within 5 s"
     silent, slow = plain(a), plain(a)
-    slow.sendall(b"\x16\x03\x01\x01")
+    with contextlib.suppress(ConnectionError):  # its time may be over already
+        slow.sendall(b"\x16\x03\x01\x01")
     assert answer(silent) == answer(slow) == b""
     wait_until(lambda: a.counters["peer dropped: no proof: the handshake took too long"] == 2, what="both counted")
 
@@ -250,7 +253,7 @@ def serving(context: ssl.SSLContext | None) -> Iterator[tuple[str, list[bytes]]]
             with contextlib.suppress(OSError):
                 while True:
                     accepted, _ = server.accept()
-                    accepted.settimeout(10)
+                    accepted.settimeout(PATIENCE_S)
                     with contextlib.suppress(OSError), accepted:
                         if context is None:
                             told.append(accepted.recv(1 << 16))
@@ -265,7 +268,7 @@ def serving(context: ssl.SSLContext | None) -> Iterator[tuple[str, list[bytes]]]
             yield f"127.0.0.1:{server.getsockname()[1]}", told
         finally:
             server.shutdown(socket.SHUT_RDWR)
-            thread.join(15)
+            thread.join(PATIENCE_S)
 
 
 def why_not(node: LinkNode, address: str, dst: str = "b") -> str:

@@ -15,7 +15,7 @@ from peerload.model.messages import DialBack, Hello, NotDialled, OutputChunk, Ou
 from peerload.model.resources import Profile
 from tests.integration.broker_fixtures import loop_thread  # noqa: F401 -- a fixture
 from tests.integration.test_peer_link import REQUEST, LinkNode, Nodes, Stranger, nodes  # noqa: F401 -- a fixture
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from peerload.agent.peer_connection import Owner, PeerConnection
@@ -26,10 +26,11 @@ PIECES: list[OutputChunk | OutputEnd] = [OutputChunk(1, 0, b"out"), OutputEnd(3,
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback counts as a network like any other, and nobody is patient."""
+    """Loopback counts as a network like any other, and nobody waits long before he looks; for answers, however long it takes."""
     monkeypatch.setattr(peer_ways, "is_loopback", lambda _address: False)
     monkeypatch.setattr(peer_ways, "CHECK_S", 0.05)
     monkeypatch.setattr(peer_ways, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(peer_ways, "BACK_WITHIN_S", PATIENCE_S)
 
 
 def behind(nodes: Nodes, name: str) -> LinkNode:  # noqa: F811
@@ -209,7 +210,7 @@ def test_of_two_ways_the_quicker_is_taken_and_the_other_closed() -> None:
         raise LinkUnavailable("x", "no link", why="first")
 
     async def test() -> None:
-        chosen = await first_of(lambda: way(one, 5.0), lambda: way(other, 0.0), 0.01)
+        chosen = await first_of(lambda: way(one, 3600.0), lambda: way(other, 0.0), 0.01)
         assert chosen is other  # type: ignore[comparison-overlap]
         assert not other.reason
         assert await first_of(broken, lambda: way(one, 0.0), 5.0) is one  # type: ignore[comparison-overlap]

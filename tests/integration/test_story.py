@@ -144,7 +144,7 @@ def test_the_story(shell: Shell) -> None:
     assert shell("peerload down --all").returncode == 0
     assert not is_alive(pid)
     assert not is_alive(again["launcher_pid"])
-    assert not shell.cluster.left_over()
+    wait_until(lambda: not shell.cluster.left_over(), what="nothing to be left")
     assert shell("peerload ls").returncode == 125
 
 

@@ -28,7 +28,9 @@ class Lab:
         self.cards = Cards(cluster.directory)
         nothing = environment(Path("/nowhere"))
         cluster.environment |= self.cards.environment
-        self.gpu1 = cluster.agent("gpu1", slots=8)
+        config = cluster.directory / "gpu1.toml"
+        config.write_text("[gpu]\nsettle_s = 3600\n", encoding="utf-8")  # what is alone on a card stays alone
+        self.gpu1 = cluster.agent("gpu1", "--config", str(config), slots=8)
         cluster.environment |= nothing
         self.home = cluster.add("n1", "--peer", self.gpu1.listen, slots=1).start()
         self.lab4 = cluster.add("lab4", "--peer", self.gpu1.listen, slots=4).start()
@@ -119,6 +121,7 @@ def test_a_reason_for_every_node(lab: Lab) -> None:
     lab.home.await_state(own, "running")
     wait_until(lambda: all(gpu["tasks"] for gpu in lab.node("gpu1")["gpus"]), what="the full GPUs to be heard of")
     task = lab.submit(*TYPED, "nvidia-smi", "-L")
+    wait_until(lambda: lab.reasons()["gpu1"][2].startswith("it waits there"), what="it to be handed over")
     found = lab.reasons()
     assert found["n1"] == (False, None, "no GPU")
     assert found["lab4"] == (False, None, "no GPU, drained")

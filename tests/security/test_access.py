@@ -190,18 +190,23 @@ def test_users_of_another_node(cluster: SystemCluster, agent: SystemAgent, other
     for verb in ("drain", "undrain", "stop", "leave"):
         for user in (alice, carol, cluster.user(agent, "0")):
             assert user.refused(verb, at="n2")[0] == "not-allowed", verb
-    everywhere = alice.call("tasks", cluster=True)
-    assert {hers} == {task["id"] for task in everywhere["tasks"] if task["id"].startswith("n2/")}
+
+    def everywhere() -> set[str]:
+        """Of n2; a node that says nothing for 3 s is left out."""
+        tasks = alice.call("tasks", cluster=True)["tasks"]
+        return {task["id"] for task in tasks if task["id"].startswith("n2/")}
+
+    wait_until(lambda: everywhere() == {hers}, 60.0, "n2 to answer in time, with hers alone")
     assert alice.call("cancel", tasks=[hers])["cancelled"] == [hers]
 
 
 @pytest.mark.rule("L3", "L4")
 def test_a_flood_of_one_user_does_not_stop_another(cluster: SystemCluster) -> None:
-    limits = "user_connections_max = 3\nuser_requests_per_s = 20.0\nuser_tasks_max = 4\n"
+    limits = "user_connections_max = 3\nuser_requests_per_s = 5.0\nuser_tasks_max = 4\n"
     agent = cluster.system("n3", settings=limits).start()
     flood, calm = cluster.user(agent, "alice"), cluster.user(agent, "bob")
     answers = flood.flood("info", 60)
-    assert answers.count("ok") >= 20
+    assert answers.count("ok") >= 5
     assert "slow-down" in answers
     assert calm.call("info")["node"] == "n3"
     wait_until(lambda: flood.flood("info", 1) == ["ok"], 60.0, "the flood to be served again")

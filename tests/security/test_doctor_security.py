@@ -23,6 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 import peerload
 from peerload.agent import certificates
 from peerload.cli import (
+    doctor_broker,
+    doctor_facts,
     doctor_security_access,
     doctor_security_files,
     doctor_security_link,
@@ -34,8 +36,9 @@ from peerload.cli.doctor_security import LOOKS, examine, permitted
 from peerload.cli.security_rules import RULES
 from tests.integration.cluster import program
 from tests.integration.machines import Lab
+from tests.ports import kept_port
 from tests.security import careless
-from tests.support import free_port, wait_until
+from tests.support import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,21 +55,39 @@ DAY = timedelta(days=1)
 @pytest.fixture(scope="module")
 def members() -> Iterator[list[Machine]]:
     with Lab() as lab:
-        (first,) = lab.cluster("ws1")
-        second = lab.machine("ws2").configure("")
-        line = first.done("invite", "--listen", "127.0.0.1:0")
-        joined = subprocess.run(
-            [*program(), "join", "--listen", "127.0.0.1:0", "-"],
-            input=line,
-            env=second.environment,
-            capture_output=True,
-            text=True,
-            cwd="/tmp",
-            timeout=60,
-            check=False,
-        )
-        assert joined.returncode == 0, joined.stderr
-        yield [first, second]
+        yield made(lab)
+
+
+def made(lab: Lab) -> list[Machine]:
+    """ws1 with the key of the CA, and ws2, which has joined."""
+    (first,) = lab.cluster("ws1")
+    second = lab.machine("ws2").configure("")
+    line = first.done("invite", "--listen", "127.0.0.1:0")
+    joined = subprocess.run(
+        [*program(), "join", "--listen", "127.0.0.1:0", "-"],
+        input=line,
+        env=second.environment,
+        capture_output=True,
+        text=True,
+        cwd="/tmp",
+        timeout=60,
+        check=False,
+    )
+    assert joined.returncode == 0, joined.stderr
+    return [first, second]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that has to come is waited for, however long the machine stands still."""
+    for module, name in (
+        (doctor_facts, "AGENT_S_MAX"),
+        (access, "TRY_S_MAX"),
+        (link, "CONNECT_S_MAX"),
+        (doctor_broker, "ANSWERS_WITHIN_S"),
+        (doctor_broker, "ECHO_WITHIN_S"),
+    ):
+        monkeypatch.setattr(module, name, PATIENCE_S)
 
 
 @pytest.fixture
@@ -328,10 +349,10 @@ def authority(members: list[Machine]) -> certificates.Pair:
 
 
 def test_a_port_that_answers_without_tls(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "CLOSED_WITHIN_S", 0.2)
-    monkeypatch.setattr(link, "LATE_S", 0.2)
     with careless.listening(careless.talks) as facts.info["listen"]:
         assert result(link.plain_is_closed, facts, "is answered") == "fail"
+    monkeypatch.setattr(link, "CLOSED_WITHIN_S", 0.2)
+    monkeypatch.setattr(link, "LATE_S", 0.2)
     with careless.listening(careless.waits) as facts.info["listen"]:
         assert result(link.plain_is_closed, facts, "is open") == "fail"
         assert result(link.silence_is_closed, facts, "is open") == "fail"
@@ -396,8 +417,9 @@ def test_a_certificate_that_says_more_than_one_node(facts: Facts, members: list[
             assert result(link.certificate, facts) == "fail"
 
 
-def test_a_datagram_that_is_answered(facts: Facts) -> None:
+def test_a_datagram_that_is_answered(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
     assert result(link.datagrams_unanswered, facts) == "ok"
+    monkeypatch.setattr(link, "NO_ANSWER_S", PATIENCE_S)
     with careless.echoing() as facts.info["listen"]:
         assert result(link.datagrams_unanswered, facts, "is answered") == "fail"
 
@@ -466,23 +488,24 @@ READY = "print('ready', flush=True)\ntime.sleep(60)\n"
 
 def test_a_socket_too_many(facts: Facts) -> None:
     assert result(processes.listening, facts, "and nowhere else") == "ok"
-    port = free_port()
-    facts.info["listen"] = f"127.0.0.1:{port}"
-    for more, says in (
-        ("u = socket.create_server(('127.0.0.1', 0))\n", "tcp 127.0.0.1:"),
-        ("u = socket.socket(type=socket.SOCK_DGRAM); u.bind(('', 0))\n", "udp 0.0.0.0:"),
-        ("u = socket.socket(socket.AF_UNIX); u.bind('\\0pl-test'); u.listen()\n", "unix @pl-test"),
-    ):
-        with process(sys.executable, "-c", LISTENS + more + READY, str(port)) as facts.info["pid"]:
-            assert result(processes.listening, facts, says) == "fail"
+    name = f"pl-test-{os.getpid()}"
+    with kept_port() as port:
+        facts.info["listen"] = f"127.0.0.1:{port}"
+        for more, says in (
+            ("u = socket.create_server(('127.0.0.1', 0))\n", "tcp 127.0.0.1:"),
+            ("u = socket.socket(type=socket.SOCK_DGRAM); u.bind(('', 0))\n", "udp 0.0.0.0:"),
+            (f"u = socket.socket(socket.AF_UNIX); u.bind('\\0{name}'); u.listen()\n", f"unix @{name}"),
+        ):
+            with process(sys.executable, "-c", LISTENS + more + READY, str(port)) as facts.info["pid"]:
+                assert result(processes.listening, facts, says) == "fail"
 
 
 def test_a_socket_at_every_address(facts: Facts) -> None:
-    facts.info["listen"] = f"127.0.0.1:{free_port()}"
-    port = facts.info["listen"].rpartition(":")[2]
     code = LISTENS.replace("127.0.0.1", "") + READY
-    with process(sys.executable, "-c", code, port) as facts.info["pid"]:
-        assert result(processes.listening, facts, "0.0.0.0") == "fail"
+    with kept_port() as port:
+        facts.info["listen"] = f"127.0.0.1:{port}"
+        with process(sys.executable, "-c", code, str(port)) as facts.info["pid"]:
+            assert result(processes.listening, facts, "0.0.0.0") == "fail"
 
 
 def test_a_descriptor_that_would_be_passed_on(facts: Facts) -> None:
@@ -584,7 +607,12 @@ def test_a_broker_that_takes_from_anybody(
     facts: Facts, mosquitto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert result(messages.broker, facts, "no broker") == "skip"
-    port = free_port()
+    with kept_port() as port:
+        look_at_a_broker(facts, mosquitto, tmp_path, monkeypatch, port)
+
+
+def look_at_a_broker(facts: Facts, mosquitto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """One at this port, which lets anybody in, and is gone at the end."""
     configuration = tmp_path / "mosquitto.conf"
     configuration.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nuser root\n", encoding="utf-8")
     with process(str(mosquitto), "-c", str(configuration), stderr=subprocess.DEVNULL):
@@ -596,12 +624,14 @@ def test_a_broker_that_takes_from_anybody(
     assert result(messages.broker, facts, "is not encrypted") == "fail"
 
 
-# -- last, since it cannot be undone -----------------------------------------------------------------------------------
+# -- on machines of its own, since it cannot be undone: other tests may come later -------------------------------------
 
 
-def test_a_node_that_was_shut_out(members: list[Machine]) -> None:
-    assert result(files.revocations, facts_of(members[1])) == "ok"
-    members[0].done("revoke", "ws2")
-    wait_until(lambda: facts_of(members[1]).checkup.get("revoked"), 20, "it to hear of that")
-    assert result(files.revocations, facts_of(members[1]), "was shut out") == "fail"
-    assert members[1].type("doctor", "--security").returncode == 1
+def test_a_node_that_was_shut_out() -> None:
+    with Lab() as lab:
+        members = made(lab)
+        assert result(files.revocations, facts_of(members[1])) == "ok"
+        members[0].done("revoke", "ws2")
+        wait_until(lambda: facts_of(members[1]).checkup.get("revoked"), 20, "it to hear of that")
+        assert result(files.revocations, facts_of(members[1]), "was shut out") == "fail"
+        assert members[1].type("doctor", "--security").returncode == 1

@@ -119,13 +119,14 @@ def test_a_database_that_hangs_stops_neither_freezes_nor_kills_nor_exits(machine
     """One task is frozen when its lease runs out, one is killed, one ends by itself; who must be looked up waits, and what was
     said of it meanwhile holds when it starts."""
     agent = machine.agent
-    deadline_s = time.clock_gettime(time.CLOCK_BOOTTIME) + 2.0
     go = machine.directory / "go"
-    machine.spawn("frozen", "alice", b"sleep 60", deadline_s=deadline_s)
+    machine.spawn("frozen", "alice", b"sleep 60")
     machine.spawn("killed", "alice", b"sleep 60")
     machine.spawn("ends", "alice", f"until test -e {go}; do sleep 0.1; done".encode())
     assert all(agent.started(key) for key in ("frozen", "killed", "ends"))
     machine.hang()
+    deadline_s = time.clock_gettime(time.CLOCK_BOOTTIME) + 1.0
+    agent.send({"do": "lease", "key": "frozen", "deadline_s": deadline_s})
     machine.spawn("waits", "bob", b"id -u")
     machine.spawn("ended meanwhile", "bob", b"sleep 60")
     agent.send({"do": "signal", "key": "ended meanwhile", "signal": 9})

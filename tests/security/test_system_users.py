@@ -209,12 +209,22 @@ def test_a_guest_has_a_uid_of_its_own_and_is_told_only_what_was_named(nodes: Nod
 
 @pytest.mark.rule("X1")
 def test_no_two_guests_at_a_time_have_one_uid(nodes: Nodes) -> None:
-    """Four at once are four users."""
+    """Four at once are four users: each stays until it is cancelled, when all have said who they are."""
     cluster, first, _ = nodes
+    alice = cluster.user(first, "alice")
     tasks = [
-        cluster.submit(first, "alice", "id -u; sleep 2", placement={"node": "ws2"}, directory=b"-") for _ in range(4)
+        cluster.submit(first, "alice", "id -u; exec sleep 600", placement={"node": "ws2"}, directory=b"-")
+        for _ in range(4)
     ]
-    uids = [int(cluster.ended(first, "alice", task)["out"]) for task in tasks]
+
+    def said(task: str) -> bytes:
+        return b"".join(piece["data"] for piece in alice.stream("output", task=task))
+
+    wait_until(lambda: all(said(task).endswith(b"\n") for task in tasks), 60.0, "all four to run")
+    uids = [int(said(task)) for task in tasks]
+    alice.call("cancel", tasks=tasks)
+    for task in tasks:
+        cluster.ended(first, "alice", task)
     assert len(set(uids)) == len(uids)
     assert guests(uids)
 
