@@ -83,7 +83,11 @@ def local_credentials_of(node: str) -> Credentials:
 
 
 def _state(pid: int) -> str:
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    """One letter, as /proc tells it; X if there is no such process any more."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
     return text[text.rindex(")") + 2]
 
 
