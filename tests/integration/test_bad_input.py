@@ -592,6 +592,19 @@ def test_an_agent_that_answers_nonsense(cluster: Cluster) -> None:
                 client.call("info")
 
 
+def test_an_agent_that_has_refused_us_before_we_asked_is_understood(cluster: Cluster) -> None:
+    path = str(cluster.directory / "odd")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as odd:
+        odd.bind(path)
+        odd.listen()
+        with Client(path, timeout_s=60) as client:
+            served, _ = odd.accept()
+            with served:
+                served.sendall(framed({"id": 0, "error": {"code": "slow-down", "what": "too many clients"}}))
+            with pytest.raises(BadRequest, match="too many clients"):
+                client.call("info")
+
+
 def test_a_full_spool_directory_is_no_end(cluster: Cluster) -> None:
     """The spool's directory is taken away from under a running agent: a task fails with a reason, the agent lives."""
     agent = cluster.agent("n1")
