@@ -26,7 +26,9 @@ def agents() -> Iterator[list[Agent]]:
 
 def test_knowing_one_is_enough(agents: list[Agent]) -> None:
     agents[0].cluster.await_acquainted(agents)
-    wait_until(lambda: agents[1].peers_alive() == agents[2].peers_alive() == {"n1", "n2", "n3"}, what="them and no more")
+    wait_until(
+        lambda: agents[1].peers_alive() == agents[2].peers_alive() == {"n1", "n2", "n3"}, what="them and no more"
+    )
     told = json.loads(agents[1].cli("nodes", "--json").stdout)
     assert [node["node"] for node in told["nodes"]] == ["n2", "n1", "n3"]
     assert all(node["address"] for node in told["nodes"])
