@@ -154,7 +154,7 @@ class Agent:
 
         def is_there() -> bool:
             nonlocal pid
-            pid = self.call("info")["launcher_pid"]
+            pid = int(self.call("info")["launcher_pid"])
             return pid > 0
 
         wait_until(is_there, what="a launcher")
