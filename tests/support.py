@@ -49,6 +49,15 @@ def free_port() -> int:
         return port
 
 
+def keep_port(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """A socket that keeps a TCP port for a server that a test starts later: nobody is given that port by chance, and who
+    asks for it by its number may listen there, as if it were free. Close it at the end."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind((address, port))
+    return kept
+
+
 @functools.cache
 def _scratch() -> Path:
     """A directory for as long as the tests run."""
