@@ -26,7 +26,7 @@ from peerload.model.messages import (
 )
 from peerload.model.resources import Profile
 from peerload.wire import peer
-from tests.support import PATIENCE_S, credentials_of
+from tests.support import credentials_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -114,7 +114,7 @@ class FakePeer:
         raw, self._buffer = self._buffer[:size], self._buffer[size:]
         return raw
 
-    def expect(self, kind: type[MessageT], timeout_s: float = PATIENCE_S) -> MessageT:
+    def expect(self, kind: type[MessageT], timeout_s: float = 60.0) -> MessageT:
         """The next message of this kind; others are answered as an idle node would, or dropped."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
