@@ -140,8 +140,17 @@ class Client:
         except TimeoutError:
             raise self._silent(self._pid()) from None
         except OSError as error:
+            self._heed_last_word()
             raise _gone(str(error.strerror or error)) from None
         return self._request
+
+    def _heed_last_word(self) -> None:
+        """The agent has hung up: raise what it said before, if that was why."""
+        try:
+            while True:
+                self.receive()
+        except AgentUnavailable:
+            return
 
     def receive(self, *, follows: bool = False) -> tuple[int, str, dict[str, Any]]:
         """The next answer: the number of its request, its kind ("ok", "more" or "error") and its body. ``follows``: it

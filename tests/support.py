@@ -49,6 +49,15 @@ def free_port() -> int:
         return port
 
 
+def keep_port(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """A socket that keeps a TCP port for a server that a test starts later: nobody is given that port by chance, and who
+    asks for it by its number may listen there, as if it were free. Close it at the end."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind((address, port))
+    return kept
+
+
 @functools.cache
 def _scratch() -> Path:
     """A directory for as long as the tests run."""
@@ -83,7 +92,11 @@ def local_credentials_of(node: str) -> Credentials:
 
 
 def _state(pid: int) -> str:
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    """One letter, as /proc tells it; X if there is no such process any more."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="latin-1")
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
     return text[text.rindex(")") + 2]
 
 

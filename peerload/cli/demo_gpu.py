@@ -39,17 +39,21 @@ QUARTER, LITTLE = 0.25, 0.1
 
 USE = """
 import os, sys, time
-directory, seconds, used = sys.argv[1], float(sys.argv[2]), int(os.environ["PEERLOAD_GPU_MEM_MB"]) << 20
+directory, gate, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3])
+used, began_s = int(os.environ["PEERLOAD_GPU_MEM_MB"]) << 20, time.monotonic()
 mine = os.path.join(directory, str(os.getpid()))
 with open(mine + ".new", "w") as file:
     for card in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
         print(card, used, 25, file=file)
 os.replace(mine + ".new", mine)
 print(os.environ["CUDA_VISIBLE_DEVICES"])
-time.sleep(seconds)
+while not os.path.exists(gate):
+    time.sleep(0.05)
+time.sleep(max(began_s + seconds - time.monotonic(), seconds / 10))
 os.unlink(mine)
 """
-"""What each task does: it takes the memory that it was promised of the cards that it sees, and gives it back at the end."""
+"""What each task does: it takes the memory that it was promised of the cards that it sees, and gives it back at the end.
+However slow the machine, it has not ended before all that are to run beside it do."""
 
 COLUMNS = ("STATUS", "ID", "MODE", "PREFERRED", "GIVEN", "MEMORY", "REGISTERED", "STARTED", "ENDED")
 RIGHT = ("MEMORY", "REGISTERED", "STARTED", "ENDED")
@@ -117,6 +121,7 @@ class GpuDemo(Demo):
             wait(lambda: _are(client, ids, "running"), "the first tasks do not run")
             ids += [self._submit(client, asked) for asked in THEN]
             wait(lambda: _are(client, [ids[3], ids[5]], "running", "done", "failed"), "the next tasks do not run")
+            self._gate.touch()
             if not is_quiet:
                 sys.stderr.write("Work:\n" + "".join(f"{line}\n" for line in _table(_seen(client, ids))) + "\n")
             if client.call("wait", tasks=ids, timeout_s=ENDS_WITHIN_S)["timed_out"]:
@@ -152,8 +157,12 @@ class GpuDemo(Demo):
         code = f"import sys; sys.path[:0] = {places!r}; from peerload.cli.demo_gpu_agent import main; sys.exit(main())"
         return [sys.executable, "-I", "-c", code, str(self.directory / "machine.json")]
 
+    @property
+    def _gate(self) -> Path:
+        return self.directory / "gate"
+
     def _submit(self, client: Client, asked: Asked) -> str:
-        argv = [sys.executable, "-I", "-c", USE, str(self.directory / "on"), str(asked.seconds)]
+        argv = [sys.executable, "-I", "-c", USE, str(self.directory / "on"), str(self._gate), str(asked.seconds)]
         variables = {b"PATH": os.environb.get(b"PATH", os.fsencode(os.defpath)), MARK.encode(): bytes(self.directory)}
         spec = {
             "argv": [os.fsencode(word) for word in argv],

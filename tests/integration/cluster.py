@@ -149,9 +149,15 @@ class Agent:
 
     @property
     def launcher_pid(self) -> int:
-        """The process that starts its tasks."""
-        pid = self.call("info")["launcher_pid"]
-        assert isinstance(pid, int)
+        """The process that starts its tasks; if there is none just now, the next one."""
+        pid = 0
+
+        def is_there() -> bool:
+            nonlocal pid
+            pid = int(self.call("info")["launcher_pid"])
+            return pid > 0
+
+        wait_until(is_there, what="a launcher")
         return pid
 
     def kill(self) -> None:

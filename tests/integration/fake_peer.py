@@ -114,7 +114,7 @@ class FakePeer:
         raw, self._buffer = self._buffer[:size], self._buffer[size:]
         return raw
 
-    def expect(self, kind: type[MessageT], timeout_s: float = 20.0) -> MessageT:
+    def expect(self, kind: type[MessageT], timeout_s: float = 60.0) -> MessageT:
         """The next message of this kind; others are answered as an idle node would, or dropped."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

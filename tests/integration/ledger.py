@@ -18,7 +18,7 @@ _SCRIPT = r"""
 note() { read up _ </proc/uptime; echo "$PEERLOAD_TASK_ID $PEERLOAD_ATTEMPT $PEERLOAD_NODE $1 $up $$" >>"$0"; }
 note start
 i=0
-while [ $i -lt $1 ]; do sleep 0.1; note beat; i=$((i + 1)); done
+while [ $i -lt $1 ] || { [ "$3" ] && ! [ -e "$3" ]; }; do sleep 0.1; note beat; i=$((i + 1)); done
 note stop
 echo "out $PEERLOAD_TASK_ID"
 exit $2
@@ -44,14 +44,15 @@ class Ledger:
         self.path = path
         path.touch()
 
-    def argv(self, tenths: int = 3, exit_code: int = 0) -> list[str]:
-        """A command that lives for so many tenths of a second and writes down that it did."""
-        return ["sh", "-c", _SCRIPT, str(self.path), str(tenths), str(exit_code)]
+    def argv(self, tenths: int = 3, exit_code: int = 0, until: Path | None = None) -> list[str]:
+        """A command that lives for so many tenths of a second, and until there is this file, and writes down that it did."""
+        gate = [] if until is None else [str(until)]
+        return ["sh", "-c", _SCRIPT, str(self.path), str(tenths), str(exit_code), *gate]
 
     def lines(self) -> list[Line]:
-        """All lines, as they were written."""
+        """All lines, as they were written; of the last one there may be only a part yet."""
         found = []
-        for text in self.path.read_text(encoding="ascii").splitlines():
+        for text in self.path.read_text(encoding="ascii").rpartition("\n")[0].splitlines():
             task, attempt, node, word, at_s, pid = text.split()
             found.append(Line(task, int(attempt), node, word, float(at_s), int(pid)))
         return found

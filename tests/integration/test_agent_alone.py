@@ -25,9 +25,13 @@ def agent() -> Iterator[Agent]:
 
 
 def test_a_background_child_does_not_hold_up_its_task(agent: Agent) -> None:
-    task = agent.submit("sh", "-c", "sleep 3 & echo started")
-    assert agent.wait(task, timeout_s=2)[task]["exit_code"] == 0
-    assert agent.output(task)[0] == b"started\n"
+    gate = agent.directory / "child may go"
+    task = agent.submit("sh", "-c", 'until [ -e "$0" ]; do sleep 0.05; done & echo started', str(gate))
+    try:
+        assert agent.wait(task)[task]["exit_code"] == 0
+        assert agent.output(task)[0] == b"started\n"
+    finally:
+        gate.touch()
 
 
 def test_run_passes_both_streams_and_the_exit_code(agent: Agent) -> None:
@@ -93,11 +97,12 @@ def test_cancel_of_what_ignores_the_signal_can_be_forced(agent: Agent) -> None:
     agent.cli("cancel", task)
     assert is_alive(pid)
     agent.cli("cancel", "--force", task)
-    wait_until(lambda: not is_alive(pid), 5, "its process to end")
+    wait_until(lambda: not is_alive(pid), what="its process to end")
 
 
 def test_cancel_of_a_queued_task_never_starts_it(agent: Agent) -> None:
-    busy = agent.submit("sleep", "60", request={"cpus": 4.0})
+    busy = agent.submit("sleep", "600", request={"cpus": 4.0})
+    agent.await_state(busy, "running")
     waiting = agent.submit("touch", str(agent.directory / "never"))
     agent.cli("cancel", waiting)
     agent.cli("cancel", busy)
@@ -207,7 +212,7 @@ def test_logs_follow_to_the_end(agent: Agent) -> None:
 
 
 def test_wait_can_be_timed_and_can_take_the_first(agent: Agent) -> None:
-    long, short = agent.submit("sleep", "60"), agent.submit("true")
+    long, short = agent.submit("sleep", "600"), agent.submit("true")
     assert agent.cli("wait", "--any", long, short).returncode == 0
     assert agent.cli("wait", "--timeout", "0.2s", long).returncode == 124
     agent.cli("cancel", long)
@@ -249,14 +254,19 @@ def test_output_over_the_limit_keeps_head_and_tail() -> None:
 def test_slots_bound_what_runs_at_a_time() -> None:
     with Cluster() as cluster:
         agent = cluster.agent("n1", slots=2)
-        tasks = [agent.submit("sleep", "0.3") for _ in range(6)]
+        gate = agent.directory / "gate"
+        held = ("sh", "-c", 'until [ -e "$0" ]; do sleep 0.05; done', str(gate))
+        tasks = [agent.submit(*held) for _ in range(2)] + [agent.submit("sleep", "0.3") for _ in range(6)]
         most = 0
 
-        def all_ended() -> bool:
+        def at_a_time() -> int:
             nonlocal most
-            states = agent.states()
-            most = max(most, sum(state in ("running", "leased") for state in states.values()))
-            return all(states[task] == "done" for task in tasks)
+            count = sum(state in ("running", "leased") for state in agent.states().values())
+            most = max(most, count)
+            return count
 
-        wait_until(all_ended, what="all tasks to end")
+        wait_until(lambda: at_a_time() == 2, what="two to run")
+        gate.touch()
+        wait_until(lambda: not at_a_time() and set(agent.states().values()) == {"done"}, what="all tasks to end")
         assert most == 2
+        assert len(agent.states()) == len(tasks)

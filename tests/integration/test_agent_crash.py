@@ -6,6 +6,7 @@ import os
 import random
 import secrets
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +32,12 @@ def ledger(cluster: Cluster) -> Ledger:
     return Ledger(cluster.directory / "ledger")
 
 
+@pytest.fixture
+def gate(cluster: Cluster) -> Path:
+    """A file that is not there yet: what waits for it runs until a test makes it."""
+    return cluster.directory / "gate"
+
+
 def busy(cluster: Cluster) -> Agent:
     """An agent whose only slot is taken, so that what is submitted stays queued."""
     agent = cluster.agent("n1", slots=1)
@@ -43,17 +50,19 @@ def results_recorded(agent: Agent, task: str) -> int:
     return sum(line["state"] in ("done", "failed", "cancelled") for line in agent.show(task)["history"])
 
 
-def test_home_is_killed_with_tasks_queued_here_and_elsewhere(cluster: Cluster, ledger: Ledger) -> None:
+def test_home_is_killed_with_tasks_queued_here_and_elsewhere(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
     home, _ = cluster.linked(2, slots=1)
-    here = home.submit(*ledger.argv(25, 3), placement={"local": True})
-    away = home.submit(*ledger.argv(25, 4), placement={"node": "n2"})
+    here = home.submit(*ledger.argv(1, 3, gate), placement={"local": True})
+    away = home.submit(*ledger.argv(1, 4, gate), placement={"node": "n2"})
     home.await_state(here, "running")
     home.await_state(away, "running")
+    wait_until(lambda: ledger.started(here), what="it to write that it runs")
     queued = [home.submit(*ledger.argv(1), placement={"local": True}) for _ in range(5)]
     home.kill()
     assert is_alive(ledger.pids(here)[0])
     home.start()
     assert set(home.states()) == {here, away, *queued}
+    gate.touch()
     results = home.wait(here, away, *queued)
     assert (results[here]["exit_code"], results[away]["exit_code"]) == (3, 4)
     ledger.check([here, away, *queued])
@@ -65,14 +74,15 @@ def test_home_is_killed_with_tasks_queued_here_and_elsewhere(cluster: Cluster, l
 
 
 @pytest.mark.long
-def test_tasks_that_end_while_their_agents_are_away(cluster: Cluster, ledger: Ledger) -> None:
+def test_tasks_that_end_while_their_agents_are_away(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
     home, executor = cluster.linked(2, slots=1)
-    here = home.submit(*ledger.argv(8, 3), placement={"local": True})
-    away = home.submit(*ledger.argv(8, 4), placement={"node": "n2"})
+    here = home.submit(*ledger.argv(1, 3, gate), placement={"local": True})
+    away = home.submit(*ledger.argv(1, 4, gate), placement={"node": "n2"})
     home.await_state(here, "running")
     home.await_state(away, "running")
     home.kill()
     executor.kill()
+    gate.touch()
     wait_until(lambda: not ledger.lost([here, away]), what="both tasks to end by themselves")
     executor.spawn()
     home.start()
@@ -84,12 +94,13 @@ def test_tasks_that_end_while_their_agents_are_away(cluster: Cluster, ledger: Le
     assert home.output(away)[0] == f"out {away}\n".encode()
 
 
-def test_the_executor_is_killed_and_its_task_runs_on(cluster: Cluster, ledger: Ledger) -> None:
+def test_the_executor_is_killed_and_its_task_runs_on(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
     home, executor = cluster.linked(2, slots=1)
-    task = home.submit(*ledger.argv(20, 4), placement={"node": "n2"})
+    task = home.submit(*ledger.argv(1, 4, gate), placement={"node": "n2"})
     home.await_state(task, "running")
     executor.kill()
     executor.start()
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 4
     ledger.check([task])
     assert not ledger.repeated()
@@ -117,14 +128,15 @@ def test_both_are_killed_again_and_again(cluster: Cluster, ledger: Ledger) -> No
     assert all(results_recorded(home, task) == 1 for task in tasks)
 
 
-def test_the_launcher_is_killed(cluster: Cluster, ledger: Ledger) -> None:
+def test_the_launcher_is_killed(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
     home = cluster.agent("n1", slots=2)
-    tasks = [home.submit(*ledger.argv(15)) for _ in range(2)]
+    tasks = [home.submit(*ledger.argv(1, until=gate)) for _ in range(2)]
     wait_until(lambda: all(ledger.started(task) for task in tasks), what="both to start")
     first = [ledger.pids(task)[0] for task in tasks]
     old = home.launcher_pid
     os.kill(old, signal.SIGKILL)
     wait_until(lambda: not any(is_alive(pid) for pid in first), what="its tasks to end")
+    gate.touch()
     results = home.wait(*tasks)
     assert all(task["state"] == "done" for task in results.values())
     ledger.check(tasks)
@@ -133,11 +145,15 @@ def test_the_launcher_is_killed(cluster: Cluster, ledger: Ledger) -> None:
     assert home.launcher_pid != old
 
 
-def test_the_launcher_of_the_executor_is_killed(cluster: Cluster, ledger: Ledger) -> None:
+def test_the_launcher_of_the_executor_is_killed(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
     home, executor = cluster.linked(2, slots=1)
-    task = home.submit(*ledger.argv(10, 6), placement={"node": "n2"})
+    task = home.submit(*ledger.argv(1, 6, gate), placement={"node": "n2"})
     home.await_state(task, "running")
+    wait_until(lambda: ledger.started(task), what="it to write that it runs")
+    first = ledger.pids(task)[0]
     os.kill(executor.launcher_pid, signal.SIGKILL)
+    wait_until(lambda: not is_alive(first), what="the task to end with it")
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 6
     ledger.check([task])
     assert home.show(task)["attempt"] == 2
@@ -168,7 +184,7 @@ def test_a_submit_repeated_across_a_crash_is_the_same_task(cluster: Cluster) -> 
     assert set(home.states()) == {"n1/1", first, other}
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(600)])])
 def test_a_kill_right_after_each_acknowledgement_loses_none(cluster: Cluster, kills: int) -> None:
     home = busy(cluster)
     acknowledged = []
@@ -217,7 +233,7 @@ def test_a_cancelled_task_does_not_come_back(cluster: Cluster) -> None:
     assert is_alive(pid)
     home.start()
     assert home.show(task)["state"] == "cancelled"
-    wait_until(lambda: not is_alive(pid), 15, "its process to end")
+    wait_until(lambda: not is_alive(pid), what="its process to end")
 
 
 @pytest.mark.long
@@ -247,60 +263,68 @@ def test_a_follower_is_served_again_after_a_crash(cluster: Cluster) -> None:
     assert home.cli("logs", "-f", task).stdout == b"before\nafter\n"
 
 
-def test_a_frozen_executor_freezes_its_task_and_home_runs_it_again(cluster: Cluster, ledger: Ledger) -> None:
+def test_a_frozen_executor_freezes_its_task_and_home_runs_it_again(
+    cluster: Cluster, ledger: Ledger, gate: Path
+) -> None:
     home, executor = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
-    task = home.submit(*ledger.argv(80, 5), placement={"exclude": ["n1"]})
+    task = home.submit(*ledger.argv(1, 5, gate), placement={"exclude": ["n1"]})
     home.await_state(task, "running")
+    wait_until(lambda: ledger.started(task), what="it to write that it runs")
     third = cluster.agent("n3", "--peer", home.listen, lease_s=SHORT_LEASE_S)
     cluster.await_acquainted([home, third])
     executor.pause()
     old = ledger.pids(task)[0]
-    wait_until(lambda: stands_still(old), 10, "its launcher to freeze the task")
-    wait_until(lambda: len(ledger.pids(task)) > 1, 20, "home to run it elsewhere")
+    wait_until(lambda: stands_still(old), what="its launcher to freeze the task")
+    wait_until(lambda: len(ledger.pids(task)) > 1, what="home to run it elsewhere")
     assert stands_still(old)
     executor.resume()
+    wait_until(lambda: not is_alive(old), what="the old copy to end")
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 5
-    wait_until(lambda: not is_alive(old), 15, "the old copy to end")
     ledger.check([task])
     assert home.show(task)["node"] == "n3"
     assert home.show(task)["attempt"] == 2
 
 
 @pytest.mark.long
-def test_a_frozen_executor_that_is_back_in_time_goes_on(cluster: Cluster, ledger: Ledger) -> None:
+def test_a_frozen_executor_that_is_back_in_time_goes_on(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
     home, executor = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
-    task = home.submit(*ledger.argv(30, 5), placement={"node": "n2"})
+    task = home.submit(*ledger.argv(1, 5, gate), placement={"node": "n2"})
     home.await_state(task, "running")
+    wait_until(lambda: ledger.started(task), what="it to write that it runs")
     executor.pause()
     pid = ledger.pids(task)[0]
-    wait_until(lambda: stands_still(pid), 10, "its launcher to freeze the task")
+    wait_until(lambda: stands_still(pid), what="its launcher to freeze the task")
     executor.resume()
-    wait_until(lambda: not stands_still(pid), 10, "the task to go on")
+    wait_until(lambda: not stands_still(pid), what="the task to go on")
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 5
     ledger.check([task])
     assert not ledger.repeated()
 
 
 def test_a_frozen_executor_that_is_back_late_goes_on_if_nobody_else_has_the_task(
-    cluster: Cluster, ledger: Ledger
+    cluster: Cluster, ledger: Ledger, gate: Path
 ) -> None:
     home, executor = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
-    task = home.submit(*ledger.argv(30, 5), placement={"node": "n2"})
+    task = home.submit(*ledger.argv(1, 5, gate), placement={"node": "n2"})
     home.await_state(task, "running")
     executor.pause()
     home.await_state(task, "queued")
     executor.resume()
+    gate.touch()
     assert home.wait(task)[task]["exit_code"] == 5
     ledger.check([task])
     assert not ledger.repeated()
     assert home.show(task)["attempt"] == 1
 
 
-def test_a_frozen_home_gets_its_results_afterwards(cluster: Cluster, ledger: Ledger) -> None:
+def test_a_frozen_home_gets_its_results_afterwards(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
     home, _ = cluster.linked(2, slots=1)
-    task = home.submit(*ledger.argv(10, 5), placement={"node": "n2"})
+    task = home.submit(*ledger.argv(1, 5, gate), placement={"node": "n2"})
     home.await_state(task, "running")
     home.pause()
+    gate.touch()
     wait_until(lambda: not ledger.lost([task]), what="the task to end")
     home.resume()
     assert home.wait(task)[task]["exit_code"] == 5
@@ -308,17 +332,19 @@ def test_a_frozen_home_gets_its_results_afterwards(cluster: Cluster, ledger: Led
 
 
 @pytest.mark.long
-def test_a_lost_executor_with_its_launcher(cluster: Cluster, ledger: Ledger) -> None:
+def test_a_lost_executor_with_its_launcher(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
     """As if the machine were gone for good: home waits for the lease, then runs it again."""
     home, executor = cluster.linked(2, slots=1, lease_s=SHORT_LEASE_S)
-    task = home.submit(*ledger.argv(20, 5), placement={"exclude": ["n1"]})
+    task = home.submit(*ledger.argv(1, 5, gate), placement={"exclude": ["n1"]})
     home.await_state(task, "running")
+    wait_until(lambda: ledger.started(task), what="it to write that it runs")
     third = cluster.agent("n3", "--peer", home.listen, lease_s=SHORT_LEASE_S)
     cluster.await_acquainted([home, third])
     launcher, pid = executor.launcher_pid, ledger.pids(task)[0]
     executor.kill()
     os.kill(launcher, signal.SIGKILL)
     os.killpg(pid, signal.SIGKILL)
+    gate.touch()
     assert home.wait(task)[task]["node"] == "n3"
     ledger.check([task])
     assert home.show(task)["attempt"] == 2
@@ -340,19 +366,23 @@ def test_agents_and_launchers_are_killed_at_random(cluster: Cluster, ledger: Led
     kept: dict[str, list[str]] = {agent.node: [] for agent in agents}
     for _ in range(12):
         agent = chance.choice(agents)
+        before = len(ledger.lines())
         for _ in range(4):
             task = agent.submit(*ledger.argv(chance.randint(1, 8)))
             acknowledged[task] = agent.node
             kept[agent.node].append(task)
-        before = len(ledger.lines())
-        wait_until(lambda before=before: len(ledger.lines()) > before, 30, "progress")  # type: ignore[misc]
-        victim = chance.choice(agents)
+        wait_until(lambda before=before: len(ledger.lines()) > before, what="progress")  # type: ignore[misc]
+        victim, gone = chance.choice(agents), {0}
         if chance.random() < 0.5:
-            os.kill(victim.launcher_pid, signal.SIGKILL)
+            gone.add(victim.launcher_pid)
+            os.kill(max(gone), signal.SIGKILL)
         if chance.random() < 0.7:
             victim.kill()
             victim.start()
-        wait_until(lambda victim=victim: victim.launcher_pid > 0, what="a launcher")  # type: ignore[misc]
+        wait_until(
+            lambda victim=victim, gone=gone: victim.launcher_pid not in gone,  # type: ignore[misc]
+            what="a launcher",
+        )
     for agent in agents:
         if tasks := kept[agent.node]:
             wait_until(lambda agent=agent: nothing_waits(agent), 90, "all to end")  # type: ignore[misc]

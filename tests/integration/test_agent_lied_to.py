@@ -35,7 +35,7 @@ def heard_out(liar: FakePeer) -> None:
 @pytest.mark.bad_input("foreign-result")
 def test_what_another_says_of_a_task_that_a_node_has(agent: Agent) -> None:
     with FakePeer(agent.listen, "victim") as victim:
-        task = agent.submit("sleep", "60", placement={"node": "victim"})
+        task = agent.submit("sleep", "600", placement={"node": "victim"})
         offer, _ = victim.accept_and_take()
         victim.renew(offer, started_at=time.time())
         agent.await_state(task, "running")
@@ -57,7 +57,8 @@ def test_what_another_says_of_a_task_that_a_node_has(agent: Agent) -> None:
 
 def test_an_offer_under_the_uid_of_an_own_task(agent: Agent) -> None:
     """While it runs, and when all that is left of it is its output."""
-    task = agent.submit("sh", "-c", "echo mine; sleep 3")
+    gate = agent.directory / "gate"
+    task = agent.submit("sh", "-c", 'echo mine; until [ -e "$0" ]; do sleep 0.05; done', str(gate))
     agent.await_state(task, "running")
     ((uid,),) = agent.database("SELECT uid FROM tasks")
     with FakePeer(agent.listen, "mallory") as liar:
@@ -66,6 +67,7 @@ def test_an_offer_under_the_uid_of_an_own_task(agent: Agent) -> None:
         assert liar.expect(Decline).code == "cannot"
         liar.send(Query("mallory/1", uid, 1))
         heard_out(liar)
+        gate.touch()
         assert agent.wait(task)[task]["state"] == "done"
         said: list[object] = []
         liar.send(lie)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FOLLOWED = 4
+LISTENS = "0A"
+"""A socket's state in /proc/net/tcp."""
 SPOIL = "echo hi; file=$(readlink /proc/$$/fd/1); rm $file; mkdir $file; "
 """A command that makes a directory of its captured stdout."""
 
@@ -27,12 +29,16 @@ def agents() -> Iterator[list[Agent]]:
         yield cluster.linked(2, slots=6)
 
 
-def _sockets(agent: Agent) -> int:
-    """How many sockets an agent has open."""
+def _connections(agent: Agent) -> int:
+    """How many connections that peers have made to an agent are open; those of clients come and go."""
+    port = int(agent.listen.rpartition(":")[2])
+    lines = Path(f"/proc/{agent.pid}/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+    rows = [line.split() for line in lines]
+    accepted = {f"socket:[{row[9]}]" for row in rows if int(row[1].partition(":")[2], 16) == port and row[3] != LISTENS}
     count = 0
     for entry in Path(f"/proc/{agent.pid}/fd").iterdir():
         try:
-            count += str(entry.readlink()).startswith("socket:")
+            count += str(entry.readlink()) in accepted
         except FileNotFoundError:
             continue  # closed meanwhile
     return count
@@ -48,14 +54,14 @@ def test_following_silent_tasks_elsewhere_leaves_no_stream_behind(agents: list[A
     tasks = [home.submit(*_until(gate), placement={"node": "n2"}) for _ in range(FOLLOWED)]
     for task in tasks:
         home.await_state(task, "running")
-    before = _sockets(executor)
+    before = _connections(executor)
     followers = [home.spawn_cli("logs", "-f", task) for task in tasks]
     try:
-        wait_until(lambda: _sockets(executor) >= before + FOLLOWED, what="the streams to be open")
+        wait_until(lambda: _connections(executor) >= before + FOLLOWED, what="the streams to be open")
         gate.touch()
         for follower in followers:
             assert follower.wait(60) == 0
-        wait_until(lambda: _sockets(executor) <= before, what="the streams to be closed")
+        wait_until(lambda: _connections(executor) <= before, what="the streams to be closed")
     finally:
         for follower in followers:
             with ended(follower):
@@ -67,7 +73,7 @@ def test_a_stream_ends_with_an_attempt_that_died(agents: list[Agent]) -> None:
     gate = home.directory / "died"
     task = home.submit(*_until(gate, "echo so far; "), placement={"node": "n2"})
     home.await_state(task, "running")
-    before = _sockets(executor)
+    before = _connections(executor)
     with ended(home.spawn_cli("logs", "-f", task)) as follower:
         assert follower.stdout is not None
         assert follower.stdout.readline() == b"so far\n"
@@ -77,7 +83,7 @@ def test_a_stream_ends_with_an_attempt_that_died(agents: list[Agent]) -> None:
         gate.touch()
         assert follower.wait(60) == 0
     assert home.wait(task)[task]["exit_code"] == 0
-    wait_until(lambda: _sockets(executor) <= before, what="the streams to be closed")
+    wait_until(lambda: _connections(executor) <= before, what="the streams to be closed")
 
 
 @pytest.mark.parametrize("node", ["n1", "n2"])

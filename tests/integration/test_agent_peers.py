@@ -25,7 +25,10 @@ def agents() -> Iterator[list[Agent]]:
 
 
 def test_knowing_one_is_enough(agents: list[Agent]) -> None:
-    assert agents[1].peers_alive() == agents[2].peers_alive() == {"n1", "n2", "n3"}
+    agents[0].cluster.await_acquainted(agents)
+    wait_until(
+        lambda: agents[1].peers_alive() == agents[2].peers_alive() == {"n1", "n2", "n3"}, what="them and no more"
+    )
     told = json.loads(agents[1].cli("nodes", "--json").stdout)
     assert [node["node"] for node in told["nodes"]] == ["n2", "n1", "n3"]
     assert all(node["address"] for node in told["nodes"])
@@ -48,7 +51,7 @@ def test_output_of_a_task_elsewhere_comes_live_and_apart(agents: list[Agent]) ->
         assert process.stdout.readline() == b"first\n"
         assert process.stderr.readline() == b"apart\n"
         assert process.poll() is None
-        assert agents[0].show("@")["state"] == "running"
+        agents[0].await_state("@", "running")
         gate.touch()
         assert process.stdout.read() == b"last\n"
         assert process.stderr.read() == b""
@@ -93,7 +96,7 @@ def test_ctrl_c_reaches_a_task_elsewhere(agents: list[Agent]) -> None:
 
 
 def test_cancel_ends_a_task_elsewhere(agents: list[Agent]) -> None:
-    task = agents[0].submit("sh", "-c", "echo $$; exec sleep 60", placement={"node": "n3"})
+    task = agents[0].submit("sh", "-c", "echo $$; exec sleep 600", placement={"node": "n3"})
     agents[0].await_state(task, "running")
     wait_until(lambda: agents[0].output(task)[0], what="the task's pid")
     pid = int(agents[0].output(task)[0])
@@ -114,12 +117,14 @@ def test_a_missing_command_elsewhere_is_127(agents: list[Agent]) -> None:
 
 def test_a_burst_at_one_node_spreads(agents: list[Agent]) -> None:
     ledger = Ledger(agents[0].cluster.directory / "burst")
-    tasks = [agents[0].submit(*ledger.argv(3)) for _ in range(40)]
+    gate = agents[0].directory / "burst gate"
+    tasks = [agents[0].submit(*ledger.argv(3, until=gate)) for _ in range(40)]
+    wait_until(lambda: {line.node for line in ledger.lines()} == {"n1", "n2", "n3"}, what="all three to have some")
+    gate.touch()
     ended_tasks = agents[0].wait(*tasks)
     assert all(task["state"] == "done" for task in ended_tasks.values())
     ledger.check(tasks)
     assert not ledger.repeated()
-    assert {line.node for line in ledger.lines()} == {"n1", "n2", "n3"}
     assert all(agents[0].output(task) == (f"out {task}\n".encode(), b"") for task in tasks)
 
 
@@ -147,12 +152,14 @@ def test_a_node_that_stops_politely_leaves_its_tasks_running(agents: list[Agent]
     guest = cluster.agent("n4", "--peer", agents[0].listen)
     cluster.await_acquainted([*agents, guest])
     ledger = Ledger(cluster.directory / "polite")
-    task = agents[0].submit(*ledger.argv(20, 5), placement={"node": "n4"})
+    gate = guest.directory / "gate"
+    task = agents[0].submit(*ledger.argv(1, 5, gate), placement={"node": "n4"})
     agents[0].await_state(task, "running")
     assert guest.cli("down").returncode == 0
     guest.reap()
     wait_until(lambda: "n4" not in agents[0].peers_alive(), what="n4 to have left")
     guest.start()
+    gate.touch()
     assert agents[0].wait(task)[task]["exit_code"] == 5
     ledger.check([task])
     assert not ledger.repeated()

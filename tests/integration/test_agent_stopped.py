@@ -12,8 +12,10 @@ from tests.support import wait_until
 def test_a_stopped_agent_is_named_and_who_follows_waits_on() -> None:
     with Cluster() as cluster, contextlib.ExitStack() as stack:
         agent = cluster.agent("n1")
-        task = agent.submit("sleep", "1")
-        other = agent.submit("sh", "-c", "echo started; sleep 1; echo ended")
+        gate = agent.directory / "gate"
+        held = 'until [ -e "$0" ]; do sleep 0.05; done'
+        task = agent.submit("sh", "-c", held, str(gate))
+        other = agent.submit("sh", "-c", f"echo started; {held}; echo ended", str(gate))
         wait_until(lambda: agent.output(other)[0])
         following = stack.enter_context(ended(agent.spawn_cli("logs", "-f", other)))
         assert following.stdout is not None
@@ -33,6 +35,7 @@ def test_a_stopped_agent_is_named_and_who_follows_waits_on() -> None:
                 assert f"kill -CONT {agent.pid}" in told.decode()
             assert time.monotonic() - began_s >= 9.0
             assert following.poll() is None
+            gate.touch()  # they end while it is stopped
         finally:
             agent.resume()
         assert following.communicate(timeout=60) == (b"ended\n", b"")

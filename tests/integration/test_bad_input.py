@@ -147,7 +147,7 @@ def test_a_request_that_no_node_can_ever_meet(agent: Agent) -> None:
 
 def raw_client(agent: Agent) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(20)
+    sock.settimeout(60)
     sock.connect(agent.socket)
     return sock
 
@@ -251,7 +251,7 @@ def test_a_spec_with_something_wrong_in_it(agent: Agent, change: dict[str, Any])
     except BadRequest:
         pass  # the plainest answer
     else:
-        ended = agent.wait(task, timeout_s=5)[task]
+        ended = agent.wait(task)[task]
         assert ended["exit_code"] in (0, 126, 127)
         assert ended["exit_code"] == 0 or ended["reason"]
     assert agent.launcher_pid == launcher
@@ -279,11 +279,13 @@ def test_a_client_that_never_reads_holds_up_only_itself(agent: Agent) -> None:
         sock.settimeout(2)
         with contextlib.suppress(TimeoutError):
             sock.sendall(flood)
+        took_s = []
         for _ in range(20):
             started = time.monotonic()
             agent.call("info")
-            assert time.monotonic() - started < 2
-        wait_until(lambda: spool_bytes(agent) > 12 << 20, 20, "much output")
+            took_s.append(time.monotonic() - started)
+        assert sorted(took_s)[10] < 2, "the machine may stand still during one, but not during most"
+        wait_until(lambda: spool_bytes(agent) > 12 << 20, what="much output")
         assert resident_bytes(agent.pid) < before + (100 << 20)
     gate.touch()
     assert agent.wait(task)[task]["exit_code"] == 0
@@ -295,9 +297,21 @@ def test_more_clients_than_there_is_room_for(cluster: Cluster) -> None:
     config.write_text("clients_max = 4\n")
     agent = cluster.agent("n1", "--config", str(config))
     with contextlib.ExitStack() as stack:
-        held = [stack.enter_context(agent.client()) for _ in range(4)]
-        for client in held:
-            client.call("info")
+        held: list[Client] = []
+
+        def holds_one_more() -> bool:
+            """Those that asked whether it is ready may not be forgotten yet."""
+            client = agent.client()
+            try:
+                client.call("info")
+            except (BadRequest, AgentUnavailable):
+                client.close()
+                return False
+            held.append(stack.enter_context(client))
+            return True
+
+        for _ in range(4):
+            wait_until(holds_one_more, what="room for a client")
         with pytest.raises(BadRequest, match="too many clients"), agent.client() as one_more:
             one_more.call("info")
         refused(agent.cli("ls"), 125, "too many clients")
@@ -405,7 +419,7 @@ def test_a_name_that_a_third_knows_another_by(cluster: Cluster) -> None:
     where = ["--state", str(place / "state"), "--socket", str(place / "sock")]
     done = cluster.cli(str(place / "sock"), "up", *where[:2], "--node", second.node, "--peer", first.listen)
     refused(done, 125, f"another agent is called {second.node}", "--node NAME")
-    assert not processes_with(str(place)), "neither the agent nor its launcher is left"
+    wait_until(lambda: not processes_with(str(place)), what="neither the agent nor its launcher to be left")
     assert first.cli("run", "--node", second.node, "echo", "on").stdout == b"on\n"
     assert second.runs
 
@@ -420,14 +434,16 @@ def test_an_agent_at_work_is_not_ended_by_a_clash(cluster: Cluster) -> None:
     late = cluster.add("late")
     late.node = second.node
     late.start()
-    task = late.submit("sleep", "60")
+    task = late.submit("sleep", "600")
     late.call("hold", tasks=[late.submit("true")])
     late.kill()
     late.more += ["--peer", first.listen]
     late.start()
-    wait_until(lambda: late.call("checkup")["refused_by"], 20, "the refusal")
-    assert next(t for t in late.call("tasks")["tasks"] if t["id"] == task)["state"] == "running"
-    assert any("another agent is called" in notice for notice in late.call("info")["notices"])
+    wait_until(lambda: late.call("checkup")["refused_by"], what="the refusal")
+    late.await_state(task, "running")
+    wait_until(
+        lambda: any("another agent is called" in notice for notice in late.call("info")["notices"]), what="a notice"
+    )
     late.call("stop", all=True)
     late.reap()
 
@@ -573,6 +589,19 @@ def test_an_agent_that_answers_nonsense(cluster: Cluster) -> None:
             with served:
                 served.sendall(b"\xff\xff\xff\xff")
             with pytest.raises(AgentUnavailable):
+                client.call("info")
+
+
+def test_an_agent_that_has_refused_us_before_we_asked_is_understood(cluster: Cluster) -> None:
+    path = str(cluster.directory / "odd")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as odd:
+        odd.bind(path)
+        odd.listen()
+        with Client(path, timeout_s=60) as client:
+            served, _ = odd.accept()
+            with served:
+                served.sendall(framed({"id": 0, "error": {"code": "slow-down", "what": "too many clients"}}))
+            with pytest.raises(BadRequest, match="too many clients"):
                 client.call("info")
 
 

@@ -69,6 +69,7 @@ def test_the_output_is_in_the_files_that_were_named(cluster: Cluster) -> None:
         lambda: [content(agent, f"all-2_{index}") for index in (1, 2, 3)] == [b"out %d\n" % i for i in (1, 2, 3)]
     )
     agent.wait(array)
+    wait_until(lambda: not left_owed(agent), what="nothing to be owed")
     assert sorted(path.name for path in (cluster.directory / "out").iterdir()) == sorted(
         ["%.err", "a_b.1.out", "all-2_1", "all-2_2", "all-2_3"]
     )
@@ -172,7 +173,7 @@ def test_a_notice_knows_how_it_ended_and_what_it_says_is_told(cluster: Cluster) 
     assert {key: variables[f"PEERLOAD_{key}"] for key in ("TASK_ID", "STATE", "EXIT_CODE", "NAME", "NODE", "HOME")} == {
         "TASK_ID": task, "STATE": "failed", "EXIT_CODE": "7", "NAME": "job", "NODE": "n1", "HOME": "n1",
     }  # fmt: skip
-    assert not [path.name for path in (agent.state / "spool").iterdir() if path.name.startswith("notify")]
+    wait_until(lambda: not list((agent.state / "spool").glob("notify*")), what="nothing to be left of it")
     assert agent.states() == {task: "failed"}  # it is no task
 
 
@@ -193,7 +194,7 @@ def test_a_notice_that_runs_is_found_again_and_one_whose_launcher_died_is_given_
     go.touch()
     wait_until(lambda: content(agent, "log") == b"began\nbegan\nended\n", 20)
     wait_until(lambda: not left_owed(agent))
-    assert [state for state, _ in told(agent, task)][-1:] == ["notified"]
+    wait_until(lambda: [state for state, _ in told(agent, task)][-1:] == ["notified"], what="that it is told")
 
 
 def test_of_an_array_there_is_one_notice_when_the_last_has_ended(cluster: Cluster) -> None:
@@ -259,7 +260,7 @@ def test_a_disk_that_is_full_is_tried_again_and_leaves_nothing_behind(cluster: C
         task = submit(agent, "sh", "-c", "head -c 20000 /dev/zero", terms=terms)
         wait_until(lambda: agent.show(task)["owed"] and agent.show(task)["owed"][0]["tries"], 20)
         assert "No space left" in agent.show(task)["owed"][0]["why"]
-        assert [path.name for path in disk.iterdir()] == ["filler"]
+        wait_until(lambda: [path.name for path in disk.iterdir()] == ["filler"], what="nothing to be left of the try")
         (disk / "filler").unlink()
         wait_until(lambda: (disk / "out").exists() and (disk / "out").stat().st_size == 20_000, 20)
     finally:
@@ -283,5 +284,5 @@ def test_what_cannot_be_done_is_given_up_and_that_is_told(cluster: Cluster) -> N
     agent.wait(task)
     wait_until(lambda: [state for state, _ in told(agent, task)] == ["abandoned"], 20)
     assert "8 tries" in told(agent, task)[0][1]
-    assert not left_owed(agent)
+    wait_until(lambda: not left_owed(agent))
     assert b"abandoned" in agent.cli("show", task).stdout

@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.cluster import Cluster
 from tests.integration.test_bad_input import refused, start_and_fail
-from tests.support import free_port, wait_until
+from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,14 +139,14 @@ def test_agents_of_one_user_meet_without_a_directory_and_others_do_not(desk: Clu
         third = somebody.agent("n3", "--peer", first.listen)
         wait_until(lambda: "it is of another cluster" in third.log_end(), what="it says why")
         assert third.peers_alive() == {"n3"}
-    assert first.peers_alive() == second.peers_alive() == {"n1", "n2"}
+    wait_until(lambda: first.peers_alive() == second.peers_alive() == {"n1", "n2"}, what="the two to be alive")
 
 
 def test_a_name_is_all_that_is_needed_to_move_a_cluster(desk: Cluster) -> None:
     """The same directory at another place, after the first agent has gone: the node's certificate is still good."""
     old, new = desk.directory / "old", desk.directory / "new"
     assert desk.cli(None, "cluster", "init", str(old), "--name", "lab").returncode == 0
-    agent = desk.add("n1", "--cluster", str(old), "--listen", f"127.0.0.1:{free_port()}").start()
+    agent = desk.add("n1", "--cluster", str(old), "--listen", "127.0.0.1:0").start()
     agent.call("stop", all=True)
     agent.reap()
     before = (agent.state / "tls" / "node.pem").read_bytes()

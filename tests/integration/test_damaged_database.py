@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 
 from tests.integration.cluster import Agent, Cluster
+from tests.support import wait_until
 
 
 def _held(agent: Agent, number: int) -> str:
@@ -30,7 +31,7 @@ def test_a_damaged_task_keeps_nobody_from_starting() -> None:
         assert shown.returncode
         assert b"zombie" in shown.stderr
         assert b"submit it again" in shown.stderr
-        assert b"n1/3" in agent.cli("events", "--what", "store").stdout
+        wait_until(lambda: b"n1/3" in agent.cli("events", "--what", "store").stdout, what="an event of it")
         assert agent.cli("release", held[0], held[1]).returncode == 0
         assert agent.wait(held[0], held[1])[held[1]]["state"] == "done"
         assert agent.submit("true") == "n1/4"
@@ -52,7 +53,7 @@ def test_a_database_that_was_lost_is_told_and_no_id_comes_again() -> None:
         assert notice in agent.log_end()
         counter = int(agent.submit("true").partition("/")[2])
         assert counter > 1_000_000
-        assert b"lost" in agent.cli("events", "--what", "store").stdout
+        wait_until(lambda: b"lost" in agent.cli("events", "--what", "store").stdout, what="an event of it")
         assert agent.submit("true") == f"n1/{counter + 1}"
         agent.kill()
         agent.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TASKS = 60
-DEMO_S_MAX = 100
+DEMO_S_MAX = 300
+pytestmark = pytest.mark.timeout(DEMO_S_MAX + 100)
 
 
 @pytest.fixture
@@ -84,7 +86,7 @@ def test_sixty_commands_spread_over_the_nodes_and_come_home(directory: Path) -> 
     assert told["makespan_s"] < told["alone_s"]
     assert told["processes_left"] == 0
     assert told["example"]["output"] == told["example"]["answer"]
-    assert "none of 10 processes is left" in errors
+    assert re.search(r"none of \d+ processes is left", errors)
     _assert_nothing_left(directory)
 
 

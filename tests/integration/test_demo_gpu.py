@@ -15,7 +15,8 @@ import pytest
 from peerload.cli.up import _program
 from tests.support import wait_until
 
-DEMO_S_MAX = 100
+DEMO_S_MAX = 300
+pytestmark = pytest.mark.timeout(DEMO_S_MAX + 100)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -12,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from peerload.client import Client
+from peerload.model.errors import AgentUnavailable
 from tests.integration.cluster import ROOT, Cluster, program
-from tests.support import free_port, wait_until
+from tests.support import keep_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +97,9 @@ class Desk:
         for name, text in OTHER_MACHINE.items():
             (bin_directory / name).write_text(text.replace("HERE", str(self.other)), encoding="utf-8")
             (bin_directory / name).chmod(0o755)
-        self.port = free_port()
+        self._kept = [keep_port()]
+        self.port = int(self._kept[0].getsockname()[1])
+        self._kept.append(keep_port("127.0.0.2", self.port))
         self.token = ""
         self.gpu_agent: subprocess.Popen[bytes] | None = None
 
@@ -137,7 +142,22 @@ class Desk:
             self.gpu_agent = subprocess.Popen(
                 words, env=self.environment, cwd="/", stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
-        wait_until(lambda: Path(socket).exists(), 20, "the agent with GPUs")
+
+        def has_its_gpus() -> bool:
+            with contextlib.suppress(AgentUnavailable), Client(socket, timeout_s=60) as client:
+                return len(client.call("nodes")["nodes"][0]["gpus"]) == len(cards)
+            return False
+
+        wait_until(has_its_gpus, what="the agent with GPUs")
+
+    def ran_on(self) -> set[str]:
+        """The nodes of all tasks that have one."""
+        return {task["node"] for task in json.loads(self.types("peerload ls --json"))["tasks"]} - {None}
+
+    def close(self) -> None:
+        """Give back its ports."""
+        for kept in self._kept:
+            kept.close()
 
     def up(self) -> dict[str, Any]:
         """Have an agent, and what it says of itself."""
@@ -159,8 +179,10 @@ def desk() -> Iterator[Desk]:
                     here.types(f"peerload down --all --socket {socket}")
             if here.gpu_agent is not None:
                 here.gpu_agent.wait(60)
+            here.close()
 
 
+@pytest.mark.timeout(900)  # dozens of commands
 @pytest.mark.parametrize(
     "page",
     [
@@ -193,9 +215,10 @@ def test_the_quick_start_shows_what_it_says(desk: Desk) -> None:
     assert desk.types("peerload logs 1.7") == "member 7\n"
     second = f"--node second --state {desk.directory}/second --socket {desk.directory}/second.sock"
     desk.types(f"peerload up {second} --peer {first['listen']}")
-    desk.types("peerload submit --array 1-8 sleep 1; peerload wait @")
-    nodes = {task["node"] for task in json.loads(desk.types("peerload ls --json"))["tasks"]}
-    assert nodes == {first["node"], "second"}
+    desk.types("peerload submit --array 1-8 sh -c 'until [ -e gate ]; do sleep 0.05; done'")
+    wait_until(lambda: desk.ran_on() == {first["node"], "second"}, what="both to have some")
+    (desk.work / "gate").touch()
+    desk.types("peerload wait @")
 
 
 def test_two_machines_share_as_the_quick_start_says(desk: Desk) -> None:
@@ -206,9 +229,15 @@ def test_two_machines_share_as_the_quick_start_says(desk: Desk) -> None:
     assert len(typed) == 6
     for command in typed:
         desk.types(desk.as_here(command))
-    ran = {task["node"] for task in json.loads(desk.types("peerload ls --json"))["tasks"]}
-    assert len(ran) == 2
-    assert "other" in ran
+
+    def is_shared() -> bool:
+        """With some more tasks where the other was slow to hear of the first."""
+        if "other" not in desk.ran_on():
+            desk.types("peerload submit --array 1-8 sleep 1; peerload wait @")
+        return "other" in desk.ran_on()
+
+    wait_until(is_shared, what="the other to have some")
+    assert len(desk.ran_on()) == 2
     assert f"127.0.0.2:{desk.port}" in desk.types("ssh OTHER peerload up --json")
     assert json.loads(desk.types("peerload cluster show --json"))["local"] is False
 
@@ -290,9 +319,17 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
 def test_the_decision_about_a_task_has_the_keys_that_the_page_tells() -> None:
     with Cluster() as cluster:
         home, _ = cluster.linked(2, slots=1)
-        array = home.submit("sleep", "0.3", array=[(1, 6, 1)])
+        gate = home.directory / "gate"
+        array = home.submit("sh", "-c", 'until [ -e "$0" ]; do sleep 0.05; done', str(gate), array=[(1, 6, 1)])
+        decided: list[dict[str, Any]] = []
+
+        def is_decided() -> bool:
+            decided.extend(task["decision"] for task in home.call("show", tasks=[array])["tasks"] if task["decision"])
+            return bool(decided)
+
+        wait_until(is_decided, what="a decision")
+        gate.touch()
         home.wait(array)
-        decided = [task["decision"] for task in home.call("show", tasks=[array])["tasks"] if task["decision"]]
     assert [set(decided[0])] == [keys_told("cli.md", "`decision`, where one was made")[-1]]
 
 

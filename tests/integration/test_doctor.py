@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
+import re
 import resource
 import shutil
 import sqlite3
@@ -20,7 +20,7 @@ from tests.integration.cluster import Cluster, program
 from tests.support import cluster_of, free_port, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.integration.cluster import Agent
 
@@ -61,15 +61,20 @@ def config_of(cluster: Cluster, text: str) -> None:
 
 def test_a_sound_agent_fails_nothing(cluster: Cluster) -> None:
     first, second = cluster.linked(2)
-    wait_until(lambda: first.call("checkup")["peers"][0]["datagram_age_s"] is not None, 20)
-    found = examined(cluster, first.socket)
-    assert {name for name, check in found.items() if check["result"] == "fail"} == set()
-    assert "1 peer alive" in found["peers"]["says"]
-    assert "within 0." in found["clocks"]["says"]
+    wait_until(lambda: first.call("checkup")["peers"][0]["datagram_age_s"] is not None)
+    found: dict[str, dict[str, str]] = {}
+
+    def is_sound() -> bool:
+        """A peer that stands still a moment is not alive for that long."""
+        found.update(examined(cluster, first.socket))
+        return "1 peer alive" in found["peers"]["says"] and all(one["result"] != "fail" for one in found.values())
+
+    wait_until(is_sound, what="nothing to fail")
+    assert re.search(r"1 peer within \d|(ahead of|behind) this machine", found["clocks"]["says"])
     assert f"node {first.node} answers" in found["agent"]["says"]
     (peer,) = second.call("checkup")["peers"]
     assert peer["node"] == first.node
-    assert abs(peer["clock_ahead_s"]) < 5
+    assert abs(peer["clock_ahead_s"]) < 60
 
 
 def test_without_an_agent_what_can_be_looked_at_is(cluster: Cluster) -> None:
@@ -250,47 +255,45 @@ def test_a_broker_that_answers(cluster: Cluster) -> None:
         pytest.skip("no MQTT broker is installed")
     with start_broker(cluster.directory, kind) as broker:
         config_of(cluster, f'mqtt = ["{broker.url}"]\n')
-        result, says, _ = one(cluster, None, "broker")
-    assert (result, broker.url in says) == ("ok", True)
+        wait_until(lambda: one(cluster, None, "broker")[0] == "ok", what="it to answer in time")
+        assert broker.url in one(cluster, None, "broker")[1]
 
 
-def test_a_broker_that_refuses_us(cluster: Cluster, mosquitto: Path) -> None:
-    port = free_port()
-    passwords = cluster.directory / "passwords"
-    passwords.write_text("", encoding="utf-8")
-    configuration = cluster.directory / "mosquitto.conf"
-    configuration.write_text(
-        f"listener {port} 127.0.0.1\nallow_anonymous false\npassword_file {passwords}\nuser root\n", encoding="utf-8"
-    )
-    broker = subprocess.Popen([str(mosquitto), "-c", str(configuration)], stderr=subprocess.DEVNULL)
-    try:
-        config_of(cluster, f'mqtt = ["mqtt://me:secret@127.0.0.1:{port}"]\n')
-        wait_until(lambda: "refuses us" in one(cluster, None, "broker")[1], 20, "it to refuse")
-        assert one(cluster, None, "broker")[0] == "fail"
-    finally:
-        broker.terminate()
-        broker.wait(60)
-
-
-def is_warned_of(cluster: Cluster, broker: subprocess.Popen[bytes]) -> bool:
-    return broker.poll() is not None or "set_tcp_nodelay" in one(cluster, None, "broker")[2]
-
-
-def test_a_broker_that_holds_small_messages_back(cluster: Cluster, mosquitto: Path) -> None:
+def await_finding(cluster: Cluster, mosquitto: Path, settings: str, login: str, found: Callable[[], bool]) -> None:
+    """Wait until this is found of a broker with these settings."""
     for _ in range(PORTS_TRIED_MAX):  # somebody else may take the port meanwhile
         port = free_port()
         configuration = cluster.directory / "mosquitto.conf"
-        configuration.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nuser root\n", encoding="utf-8")
+        configuration.write_text(f"listener {port} 127.0.0.1\nuser root\n{settings}\n", encoding="utf-8")
         broker = subprocess.Popen([str(mosquitto), "-c", str(configuration)], stderr=subprocess.DEVNULL)
         try:
-            config_of(cluster, f'mqtt = ["mqtt://127.0.0.1:{port}"]\n')
-            wait_until(functools.partial(is_warned_of, cluster, broker), 60, "the warning")
+            config_of(cluster, f'mqtt = ["mqtt://{login}127.0.0.1:{port}"]\n')
+            wait_until(lambda broker=broker: broker.poll() is not None or found(), what="it to be found")  # type: ignore[misc]
             if broker.poll() is None:
                 return
         finally:
             broker.terminate()
             broker.wait(60)
     pytest.fail("no port for the broker was to be had")
+
+
+def test_a_broker_that_refuses_us(cluster: Cluster, mosquitto: Path) -> None:
+    passwords = cluster.directory / "passwords"
+    passwords.write_text("", encoding="utf-8")
+
+    def refuses() -> bool:
+        result, says, _ = one(cluster, None, "broker")
+        return (result, "refuses us" in says) == ("fail", True)
+
+    settings = f"allow_anonymous false\npassword_file {passwords}"
+    await_finding(cluster, mosquitto, settings, "me:secret@", refuses)
+
+
+def test_a_broker_that_holds_small_messages_back(cluster: Cluster, mosquitto: Path) -> None:
+    def is_warned_of() -> bool:
+        return "set_tcp_nodelay" in one(cluster, None, "broker")[2]
+
+    await_finding(cluster, mosquitto, "allow_anonymous true", "", is_warned_of)
 
 
 def test_too_few_open_files(cluster: Cluster) -> None:
