@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PORT = 1883
-END_S_MAX = 10.0
+END_S_MAX = 60.0
 
 
 class Broker:

@@ -54,10 +54,14 @@ def remove_abandoned() -> None:
     for path in NAMESPACES.glob(f"{PREFIX}-*") if NAMESPACES.is_dir() else ():
         found = re.fullmatch(rf"{PREFIX}-(\d+)-[0-9a-f]+-.*", path.name)
         if found and not Path(f"/proc/{found[1]}").exists():
-            for pid in command("ip", "netns", "pids", path.name).split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            command("ip", "netns", "del", path.name)
+            try:
+                for pid in command("ip", "netns", "pids", path.name).split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                command("ip", "netns", "del", path.name)
+            except AssertionError:
+                if path.exists():  # else another run has just removed it
+                    raise
     cgroups.remove_abandoned(PREFIX)
 
 

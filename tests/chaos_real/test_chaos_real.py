@@ -21,6 +21,8 @@ from tests.conftest import require_program
 from tests.integration.cluster import processes_with
 from tests.support import wait_until
 
+LONG_MS = 600_000
+"""Longer than all that a test waits for."""
 _NEEDED = "nsenter --net=/proc/self/ns/net unshare --net --mount --pid --fork --mount-proc --time --boottime 1 true"
 
 
@@ -59,7 +61,7 @@ def with_one_task_away(lab: Lab) -> Machine:
     """Run a long task that may not run at its home → where it runs."""
     lab.await_acquainted()
     home = lab.machines[0]
-    spec = lab.work(60_000, placement={"exclude": [home.node]})
+    spec = lab.work(LONG_MS, placement={"exclude": [home.node]})
     home.call("submit", token=secrets.token_hex(16), spec=spec)
     wait_until(lambda: started(lab), 30.0, "the task to start")
     ((run,),) = lab.ledger.runs().values()

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes import nvml
+from tests.integration.cluster import Agent, Cluster
+from tests.support import wait_until
 
 GIB = 1 << 30
 
@@ -58,3 +60,28 @@ class Cards:
         scratch = self.path.with_suffix(".new")
         scratch.write_text("\n".join([*lines, *self.more]) + "\n", encoding="ascii")
         scratch.replace(self.path)
+
+
+def with_cards(agent: Agent, count: int = 4) -> Agent:
+    """Wait until it knows its cards: on a busy machine an agent is there before them."""
+
+    def are_known() -> bool:
+        gpus = agent.call("nodes")["nodes"][0]["gpus"]
+        return len(gpus) == count and all(gpu["health"] == "ok" for gpu in gpus)
+
+    wait_until(are_known, what=f"{agent.node} to know its cards")
+    return agent
+
+
+def linked(cluster: Cluster, cards: Cards, slots: int = 4) -> tuple[Agent, Agent]:
+    """Two agents that know one another, of which the first has all the cards."""
+    first = with_cards(cluster.agent("n1", slots=slots), len(cards.cards))
+    second = cluster.agent("n2", "--peer", first.listen, slots=slots)
+    cluster.await_acquainted([first, second])
+
+    def is_told() -> bool:
+        (gpus,) = (node["gpus"] for node in second.call("nodes")["nodes"] if node["node"] == "n1")
+        return len(gpus) == len(cards.cards)
+
+    wait_until(is_told, what="n2 to know of the cards of n1")
+    return first, second

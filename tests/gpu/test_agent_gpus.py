@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.nvml import environment
-from tests.gpu.cards import GIB, Cards
+from tests.gpu.cards import GIB, Cards, linked, with_cards
 from tests.integration.cluster import Cluster, processes_with
 from tests.support import wait_until
 
@@ -14,7 +14,7 @@ SHOWN = "echo $CUDA_VISIBLE_DEVICES; echo $CUDA_DEVICE_ORDER"
 
 
 def test_a_task_sees_the_card_it_was_given_and_no_other(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=8)
+    agent = with_cards(cluster.agent(slots=8))
     task = agent.submit("sh", "-c", SHOWN, request={"gpus": 1, "gpu_prefer": ["2"]})
     none = agent.submit("sh", "-c", SHOWN)
     agent.wait(task, none)
@@ -23,12 +23,12 @@ def test_a_task_sees_the_card_it_was_given_and_no_other(cluster: Cluster, cards:
 
 
 def test_grants_survive_an_agent_that_is_killed(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=8)
-    blocking = [agent.submit("sleep", "60", request={"gpus": 1}) for _ in range(4)]
+    agent = with_cards(cluster.agent(slots=8))
+    blocking = [agent.submit("sleep", "600", request={"gpus": 1}) for _ in range(4)]
     for task in blocking:
         agent.await_state(task, "running")
     agent.kill()
-    agent.start()
+    with_cards(agent.start())
     for task in blocking:
         agent.await_state(task, "running")
     waits = agent.submit("true", request={"gpus": 1})
@@ -43,7 +43,7 @@ def test_grants_survive_an_agent_that_is_killed(cluster: Cluster, cards: Cards) 
 def test_a_foreign_process_counts(cluster: Cluster, cards: Cards) -> None:
     for number in range(3):
         cards.use(number, 999_000 + number, 20 * GIB)
-    agent = cluster.agent(slots=8)
+    agent = with_cards(cluster.agent(slots=8))
     tasks = [agent.submit("sh", "-c", SHOWN, request={"gpus": 1}) for _ in range(3)]
     for how in agent.wait(*tasks).values():
         assert how["exit_code"] == 0
@@ -54,13 +54,13 @@ def test_a_foreign_process_counts(cluster: Cluster, cards: Cards) -> None:
 
 
 def test_a_card_that_another_agent_has_is_left_alone_and_its_tasks_go_there(cluster: Cluster, cards: Cards) -> None:
-    first, second = cluster.linked(2, slots=4)
+    first, second = linked(cluster, cards)
     shown = {node["node"]: node for node in second.call("nodes")["nodes"]}
     of_its_own = first.call("nodes")["nodes"][0]["gpus"]
     assert {"id", "model", "util", "mem_bytes", "mem_used_bytes", "tasks"} <= set(of_its_own[0])
     assert [set(gpu) for gpu in shown["n1"]["gpus"]] == [set(gpu) for gpu in of_its_own]
     assert (len(shown["n1"]["gpus"]), len(shown["n2"]["gpus"])) == (4, 0)
-    assert "another agent has it" in second.log_end()
+    wait_until(lambda: "another agent has it" in second.log_end(), what="n2 to find them taken")
     tasks = [second.submit("sh", "-c", SHOWN, request={"gpus": 1}) for _ in range(6)]
     for task, how in second.wait(*tasks).items():
         assert (how["node"], how["exit_code"]) == ("n1", 0)
@@ -69,7 +69,7 @@ def test_a_card_that_another_agent_has_is_left_alone_and_its_tasks_go_there(clus
 
 
 def test_what_no_node_can_ever_run_is_refused_with_the_nearest_miss(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=4)
+    agent = with_cards(cluster.agent(slots=4))
     refused = agent.cli("submit", "-G9", "true")
     assert refused.returncode == 125
     told = refused.stderr.decode()
@@ -84,15 +84,20 @@ def test_what_no_node_can_ever_run_is_refused_with_the_nearest_miss(cluster: Clu
 
 def test_nodes_shows_cards_with_what_is_ours_and_foreign(cluster: Cluster, cards: Cards) -> None:
     cards.use(1, 999_001, 3 * GIB)
-    agent = cluster.agent(slots=4)
-    task = agent.submit("sleep", "60", request={"gpus": 1, "gpu_mem_bytes": GIB, "gpu_prefer": ["0"]})
+    agent = with_cards(cluster.agent(slots=4))
+    task = agent.submit("sleep", "600", request={"gpus": 1, "gpu_mem_bytes": GIB, "gpu_prefer": ["0"]})
     agent.await_state(task, "running")
 
     def gpus() -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = agent.call("nodes")["nodes"][0]["gpus"]
         return found
 
-    pid = next(pid for pid, line in processes_with(str(cluster.directory)).items() if line.strip() == "sleep 60")
+    def sleeping() -> list[int]:
+        lines = processes_with(str(cluster.directory))
+        return [pid for pid, line in lines.items() if line.strip() == "sleep 600"]
+
+    wait_until(sleeping, what="the task's own program to run")
+    (pid,) = sleeping()
     cards.use(0, pid, 2 * GIB)
     wait_until(lambda: gpus()[0]["mem_ours_bytes"] == 2 * GIB, what="the task's memory to be seen")
     wait_until(lambda: gpus()[1]["mem_foreign_bytes"] == 3 * GIB, what="the other's memory to be seen")
@@ -112,7 +117,7 @@ def test_other_devices_are_given_one_by_one(cluster: Cluster) -> None:
     config.write_text('[[device]]\nkind = "fpga"\nids = ["a", "b"]\nenv = { BOARDS = "{ids}" }\n', encoding="utf-8")
     agent.more += ["--config", str(config)]
     agent.start()
-    holds = agent.submit("sleep", "60", request={"devices": [["fpga", 1]]})
+    holds = agent.submit("sleep", "600", request={"devices": [["fpga", 1]]})
     agent.await_state(holds, "running")
     one = agent.submit("sh", "-c", "echo $BOARDS $PEERLOAD_FPGA", request={"devices": [["fpga", 1]]})
     both = agent.submit("true", request={"devices": [["fpga", 2]]})
@@ -129,13 +134,14 @@ def test_an_agent_without_a_driver_is_as_any_other(cluster: Cluster) -> None:
     agent = cluster.agent(slots=2)
     assert agent.call("nodes")["nodes"][0]["gpus"] == []
     assert agent.wait(agent.submit("true"))
-    assert "no GPUs: the driver does not work" in agent.log_end()
+    wait_until(lambda: "no GPUs: the driver does not work" in agent.log_end(), what="that to be said")
     assert b"no GPU" in agent.cli("submit", "-G1", "true").stderr
 
 
 def test_a_recording_of_a_node_with_cards_is_decided_again(cluster: Cluster, cards: Cards) -> None:
     recording = cluster.directory / "recording"
     agent = cluster.agent("n1", "--record", str(recording), slots=4)
+    with_cards(agent)
     tasks = [agent.submit("true", request={"gpus": 1 + number % 3}) for number in range(6)]
     agent.wait(*tasks)
     agent.cli("down", "--all")

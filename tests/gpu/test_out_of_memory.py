@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.gpu.cards import GIB, Cards
+from tests.gpu.cards import GIB, Cards, linked, with_cards
 from tests.integration.cluster import Agent, Cluster, processes_with
 from tests.support import wait_until
 
@@ -78,7 +78,7 @@ def cards(cluster: Cluster) -> Cards:
 
 
 def test_a_task_that_runs_out_of_gpu_memory_runs_again_with_more(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=4)
+    agent = with_cards(cluster.agent(slots=4), 2)
     training = Training(agent, cluster, cards, 1, "--gpu-mem", "8G", "--gpu-prefer", "0", "--gpu-wait", "queue")
     pid = training.begun(1)
     training.use(pid, 9)
@@ -101,7 +101,7 @@ def test_a_task_that_runs_out_of_gpu_memory_runs_again_with_more(cluster: Cluste
 
 
 def test_what_an_agent_that_was_killed_meanwhile_still_knows_is_enough(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=4)
+    agent = with_cards(cluster.agent(slots=4), 2)
     training = Training(agent, cluster, cards, 1, "--gpu-mem", "8G")
     pid = training.begun(1)
     training.use(pid, 9)
@@ -120,7 +120,7 @@ def test_what_an_agent_that_was_killed_meanwhile_still_knows_is_enough(cluster: 
 
 
 def test_a_home_hears_of_it_from_the_node_that_has_the_card(cluster: Cluster, cards: Cards) -> None:
-    executor, home = cluster.linked(2, slots=4)
+    executor, home = linked(cluster, cards)
     training = Training(home, cluster, cards, 1, "--gpu-mem", "8G", "--gpu-prefer", "1", "--gpu-wait", "queue")
     training.agent = executor
     pid = training.begun(1)
@@ -138,7 +138,7 @@ def test_a_home_hears_of_it_from_the_node_that_has_the_card(cluster: Cluster, ca
 
 
 def test_a_home_that_was_killed_meanwhile_hears_of_it_when_it_is_back(cluster: Cluster, cards: Cards) -> None:
-    executor, home = cluster.linked(2, slots=4)
+    executor, home = linked(cluster, cards)
     training = Training(home, cluster, cards, 1, "--gpu-mem", "8G", "--gpu-prefer", "0", "--gpu-wait", "queue")
     training.agent = executor
     pid = training.begun(1)
@@ -159,7 +159,7 @@ def test_a_home_that_was_killed_meanwhile_hears_of_it_when_it_is_back(cluster: C
 
 
 def test_what_no_card_has_ends_in_words(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=4)
+    agent = with_cards(cluster.agent(slots=4), 2)
     training = Training(agent, cluster, cards, 9)
     pid = training.begun(1)
     training.use(pid, 24)
@@ -172,7 +172,7 @@ def test_what_no_card_has_ends_in_words(cluster: Cluster, cards: Cards) -> None:
 
 
 def test_who_wants_no_second_try_gets_none(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=4)
+    agent = with_cards(cluster.agent(slots=4), 2)
     training = Training(agent, cluster, cards, 9, "--gpu-mem", "8G", "--gpu-oom-retries", "0")
     pid = training.begun(1)
     training.use(pid, 8)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.gpu.cards import GIB, Cards
+from tests.gpu.cards import GIB, Cards, with_cards
 from tests.integration.cluster import Agent, Cluster
 from tests.support import wait_until
 
@@ -33,7 +33,7 @@ def seen(agent: Agent, request: dict[str, object]) -> dict[str, str]:
 
 
 def test_a_task_sees_what_it_was_given_and_how(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=8)
+    agent = with_cards(cluster.agent(slots=8))
     none = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "", "PEERLOAD_GPUS": "", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
@@ -59,7 +59,7 @@ def test_other_devices_are_named_as_the_config_says(cluster: Cluster, cards: Car
 
 
 def test_cpu_work_goes_on_while_the_driver_hangs(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=8)
+    agent = with_cards(cluster.agent(slots=8))
     assert seen(agent, {"gpus": 1})["PEERLOAD_GPUS"]
     cards.more.append("hang")
     cards.write()
@@ -77,8 +77,9 @@ def test_why_there_are_no_gpus_is_shown(cluster: Cluster, cards: Cards) -> None:
     cards.more.append("init 9")
     cards.write()
     agent = cluster.agent(slots=2)
-    assert "n1 has no GPUs: the driver does not work: Driver Not Loaded" in agent.cli("nodes").stdout.decode()
-    assert agent.call("info")["no_gpus_because"] == "the driver does not work: Driver Not Loaded"
+    why = "the driver does not work: Driver Not Loaded"
+    wait_until(lambda: agent.call("info")["no_gpus_because"] == why, what="the driver to have answered")
+    assert f"n1 has no GPUs: {why}" in agent.cli("nodes").stdout.decode()
     assert agent.wait(agent.submit("true"))
 
 
@@ -98,7 +99,7 @@ def test_a_driver_that_hangs_at_the_start_is_waited_for_while_others_work(cluste
 
 
 def test_an_agent_stops_while_the_driver_hangs(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=2)
+    agent = with_cards(cluster.agent(slots=2))
     cards.more.append("hang")
     cards.write()
     asks = agent.submit("true", request={"gpus": 4, "gpu_mem_bytes": GIB})
@@ -109,8 +110,8 @@ def test_an_agent_stops_while_the_driver_hangs(cluster: Cluster, cards: Cards) -
 
 
 def test_gpus_whose_driver_is_unloaded_are_there_and_unknown(cluster: Cluster, cards: Cards) -> None:
-    agent = cluster.agent(slots=2)
-    task = agent.submit("sleep", "60", request={"gpus": 1})
+    agent = with_cards(cluster.agent(slots=2))
+    task = agent.submit("sleep", "600", request={"gpus": 1})
     agent.await_state(task, "running")
     cards.more.append("init 9")
     cards.write()

@@ -32,6 +32,7 @@ PORT = 7117
 SETTINGS = "slots = 2\n"
 MEET_S_MAX = 60.0
 ENDED_S_MAX = 120.0
+TYPED_S_MAX = 120.0
 CODES = 3
 """Tasks end with the exit codes 0, 1 and 2, in turn."""
 
@@ -288,7 +289,7 @@ class Ground:
             input=text,
             capture_output=True,
             text=True,
-            timeout=60.0,
+            timeout=TYPED_S_MAX,
             check=False,
         )
 

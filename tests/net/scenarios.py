@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.chaos_real.network import Trouble
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROUNDS_MAX = 5
-HEALED_S_MAX = 90.0
-"""After a cut has healed all believe all to be alive again within this."""
+HEALED_S_MAX = 240.0
+"""After a cut has healed all believe all to be alive again within this. Most often links that have outlived the cut do that
+at once; where none has, a lost member is tried by each of three others within 1.5 times `reconnect_s` by its share of all,
+which of five nodes is 180 s, and not every node can dial every other."""
+LEASES_HOLD_S = 30.0
+"""A cut that was over by then has cost no task its lease of 60 s, which is renewed long before its end."""
 TWO_SITES = {"east": ["e1", "e2"], "west": ["w1", "w2"]}
 
 
@@ -53,6 +58,22 @@ def crossed(ground: Ground) -> None:
     assert ground.across(), ground.moved()
 
 
+def went(ground: Ground, home: str, *sites: str) -> None:
+    """Some of this machine's tasks ran at one of these sites; it gets more until they have."""
+    site = ground.network.site_of(home)
+    for _ in range(ROUNDS_MAX):
+        if any(ground.moved()[site, other] for other in sites):
+            return
+        share(ground, home, count=12)
+    assert any(ground.moved()[site, other] for other in sites), ground.moved()
+
+
+def check_after(ground: Ground, away_s: float) -> None:
+    """Every task has ended as it was to; what was away for longer than its lease may have been started again."""
+    ground.await_ended()
+    ground.check(runs_max=1 if away_s < LEASES_HOLD_S else 2)
+
+
 def there_and_back(ground: Ground, one: str, other: str) -> None:
     """`run`, with its input, and forwarded `logs -f`, both ways."""
     for member, node in ((one, other), (other, one)):
@@ -69,12 +90,12 @@ def lose_and_heal(ground: Ground, site: str, outside: str) -> float:
         ground.submit(home, 3, work_s=2.0)
         ground.submit(home, 1, work_s=2.0, node=elsewhere)
     ground.await_started(before + 4)
+    cut_at = time.monotonic()
     ground.network.cut(site)
     ground.await_lost(outside, inside)
     ground.network.heal_cut(site)
     heal_s = ground.await_agreement(HEALED_S_MAX)
-    ground.await_ended()
-    ground.check()
+    check_after(ground, time.monotonic() - cut_at)
     return heal_s
 
 
@@ -104,7 +125,7 @@ def one_way(_: Path | None) -> Outcome:
         ground.all_join("e1")
         share(ground, "e1", "w1")
         there_and_back(ground, "e1", "w1")
-        assert ground.moved()["east", "west"], ground.moved()
+        went(ground, "e1", "west")
         return outcome(ground, lose_and_heal(ground, "west", "e1"))
 
 
@@ -115,7 +136,7 @@ def translated(_: Path | None) -> Outcome:
         ground.all_join("e1")
         share(ground, "e1", "w1")
         there_and_back(ground, "e1", "w1")
-        assert ground.moved()["east", "west"], ground.moved()
+        went(ground, "e1", "west")
         return outcome(ground, lose_and_heal(ground, "west", "e1"))
 
 
@@ -149,12 +170,12 @@ def far(_: Path | None) -> Outcome:
         ground.submit("e1", 4, work_s=2.0)
         ground.submit("e1", 1, work_s=2.0, node="w1")
         ground.await_started(len(ground.submitted) - 1)
+        cut_at = time.monotonic()
         ground.network.lose(links, 100)
         ground.await_lost("e1", TWO_SITES["west"], 60.0)
         ground.network.lose(links, 5)
         heal_s = ground.await_agreement(HEALED_S_MAX)
-        ground.await_ended()
-        ground.check()
+        check_after(ground, time.monotonic() - cut_at)
         return outcome(ground, heal_s)
 
 
@@ -285,6 +306,7 @@ def half_open(_: Path | None) -> Outcome:
         ground.submit("e1", 2, work_s=2.0, node="w1")
         ground.submit("w1", 2, work_s=2.0, node="e1")
         ground.await_started(2)
+        cut_at = time.monotonic()
         ground.network.half_cut("west")
         ground.await_lost("e1", ["w1", "w2"])
         ground.submit("e1", 4)
@@ -292,8 +314,7 @@ def half_open(_: Path | None) -> Outcome:
         wait_until(lambda: ground.ended_at("e1") and ground.ended_at("w1"), 60.0, "both sites to go on by themselves")
         ground.network.heal_cut("west")
         heal_s = ground.await_agreement(HEALED_S_MAX)
-        ground.await_ended()
-        ground.check()
+        check_after(ground, time.monotonic() - cut_at)
         there_and_back(ground, "e1", "w1")
         return outcome(ground, heal_s)
 
@@ -308,8 +329,8 @@ def two_translated(_: Path | None) -> Outcome:
         share(ground, "m1", "e1", "w1")
         there_and_back(ground, "m1", "w1")
         there_and_back(ground, "e1", "m1")
+        went(ground, "m1", "east", "west")
         moves = ground.moved()
-        assert moves["wide", "east"] + moves["wide", "west"], moves
         assert not moves["east", "west"], moves
         assert not moves["west", "east"], moves
         ground.stay_alive(12.0)

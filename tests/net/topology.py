@@ -20,6 +20,9 @@ WIDE = "wide"
 ALL_KINDS = "46"
 _SETTINGS = ("net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0")
 _NO_IPV6 = "net.ipv6.conf.all.disable_ipv6=1"
+_AT_ONCE = ("net.ipv6.conf.all.accept_dad=0", "net.ipv6.conf.default.accept_dad=0")
+"""Every address is good as soon as it is there, also those that interfaces give themselves: else a gate asks nobody for its
+neighbours until it has made sure, for seconds, that no other has its own."""
 _FORWARDING = ("net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1")
 _NEW = "ct state new,invalid"
 _OUT, _IN = 'oifname "wide0"', 'iifname "wide0"'
@@ -77,7 +80,7 @@ class Sites(Network):
         hub = self.namespace("hub")
         for name in self._names():
             command("ip", "netns", "add", name)
-            more = () if self._has_six else (_NO_IPV6,)
+            more = _AT_ONCE if self._has_six else (_NO_IPV6,)
             command("ip", "netns", "exec", name, "sysctl", "-q", "-w", *_SETTINGS, *more)
             command("ip", "-n", name, "link", "set", "lo", "up")
         self._batch(hub, "link add wire type bridge", "link set wire up")

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +16,7 @@ from peerload import client as client_module
 from peerload.client import Client, default_socket_path, user_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
 from peerload.wire import control, frame
+from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
 
 if TYPE_CHECKING:
@@ -113,6 +116,27 @@ def test_one_that_is_being_started_is_waited_for(tmp_path: Path) -> None:
             thread.join()
 
 
+class Hasty:
+    """For a client, half of its patience is over at once, and the other half, when it has asked again, takes a minute: an
+    agent that answers is heard, however busy this machine is."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._waits_ms = [0.0]
+
+    def register(self, descriptor: socket.socket, events: int) -> None:
+        self._poll.register(descriptor, events)
+
+    def poll(self, _timeout_ms: float) -> list[tuple[int, int]]:
+        return self._poll.poll(self._waits_ms.pop() if self._waits_ms else PATIENCE_S * 1000)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "select", SimpleNamespace(poll=Hasty, POLLIN=select.POLLIN))
+
+
+@pytest.mark.usefixtures("hasty")
 def test_a_request_may_take_longer_while_the_agent_answers_others(agent: FakeAgent) -> None:
     alive = threading.Event()
 
@@ -131,11 +155,15 @@ def test_a_request_may_take_longer_while_the_agent_answers_others(agent: FakeAge
     assert len(agent.asked(control.Info)) > 2
 
 
-def test_who_follows_waits_on_once_it_was_answered(agent: FakeAgent) -> None:
+def test_who_follows_waits_for_nobody_who_never_answered(agent: FakeAgent) -> None:
     agent.handlers["wait"] = lambda _request, _reply: None
     agent.handlers["info"] = lambda _request, _reply: None
     with Client(agent.path, timeout_s=0.05) as client, pytest.raises(AgentSilent):
         next(client.stream("wait", tasks=["1"]))  # an agent that was stopped before
+
+
+@pytest.mark.usefixtures("hasty")
+def test_who_follows_waits_on_once_it_was_answered(agent: FakeAgent) -> None:
     asked = threading.Event()
 
     def info(_request: control.Info, reply: Reply) -> None:

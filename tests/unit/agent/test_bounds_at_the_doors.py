@@ -13,6 +13,7 @@ from peerload.agent.peer_backlog import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, B
 from peerload.agent.peer_connection import PeerConnection
 from peerload.agent.slow_frames import LOOK_S, LOOKS_MAX, PROGRESS_BYTES_MIN, SlowFrames
 from tests.fuzz.more_targets import Deaf
+from tests.support import PATIENCE_S
 
 
 class Clock:
@@ -133,7 +134,7 @@ def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monk
             connection = LocalConnection(cast("Any", links))
         connection._transport = transport
         connection.data_received(b"\0\0\1\0begin")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not transport.is_over:  # noqa: ASYNC110 -- nobody tells
                 await asyncio.sleep(0.01)
         assert links.why[0] in ("a frame that does not go on", "control frames refused")
@@ -183,7 +184,7 @@ def test_who_sends_more_than_is_looked_at_is_not_read(
         await asyncio.sleep(0.01)
         assert link.is_held
         inbox.taken_count = count * 2 // 3
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while link.is_held:  # noqa: ASYNC110 -- nobody tells
                 await asyncio.sleep(0.001)
         inbox.taken_count = inbox.put_count

@@ -14,7 +14,7 @@ import pytest
 from peerload.agent import broker_files, certificates
 from peerload.agent.tls import node_of
 from peerload.model.errors import BadRequest
-from tests.support import cluster_of, credentials_of
+from tests.support import PATIENCE_S, cluster_of, credentials_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -108,7 +108,7 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, *, raises: bool = 
         if not raises:
             raise
     finally:
-        thread.join(20)
+        thread.join(PATIENCE_S)
         one.close()
         other.close()
     if raises:

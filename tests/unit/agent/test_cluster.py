@@ -14,6 +14,7 @@ import pytest
 
 from peerload.agent import certificates, cluster
 from peerload.model.errors import BadRequest, ConfigError
+from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -239,7 +240,7 @@ def test_agents_that_start_at_once_make_one_together(tmp_path: Path, monkeypatch
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert len(found) == 8
     assert len({one.id for one in found}) == 1
     assert [path.name for path in (tmp_path / "state" / "peerload").iterdir()] == ["local-cluster"]

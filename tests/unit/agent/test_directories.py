@@ -14,9 +14,17 @@ from peerload.agent import directories
 from peerload.agent.directories import KEPT_MAX, LOOKS_MAX, SeenDirectories
 from peerload.model.errors import SlowDown
 from peerload.model.task import SCRATCH
+from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is, what is there is found in time, and was seen lately."""
+    monkeypatch.setattr(directories, "CHECK_S_MAX", PATIENCE_S)
+    monkeypatch.setattr(directories, "SEEN_S", PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -60,13 +68,13 @@ def test_it_is_remembered_while_it_was_there_lately(tmp_path: Path) -> None:
 def fixture_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Looks hang until this is set; then the directories are there."""
     for thread in looks():  # of the test before, which have told already
-        thread.join(10)
+        thread.join(PATIENCE_S)
     back = threading.Event()
-    monkeypatch.setattr(directories, "_may_enter", lambda _: back.wait(60))
+    monkeypatch.setattr(directories, "_may_enter", lambda _: back.wait(2 * PATIENCE_S))
     yield back
     back.set()
     for thread in looks():
-        thread.join(10)
+        thread.join(PATIENCE_S)
 
 
 def looks() -> list[threading.Thread]:
@@ -103,9 +111,11 @@ def test_a_dead_mount_counts_as_missing_and_stops_nobody(
         assert await seen.look(SCRATCH)
         assert len(looks()) == LOOKS_MAX
         assert await asyncio.to_thread(lambda: "other work") == "other work"
+        monkeypatch.setattr(directories, "CHECK_S_MAX", PATIENCE_S)
         back.set()
-        while len(looks()):
-            await asyncio.to_thread(looks()[0].join, 10)
+        for thread in looks():  # who has ended has told before
+            await asyncio.to_thread(thread.join, PATIENCE_S)
+        await asyncio.sleep(0)
         assert await seen.look(b"/")
 
     asyncio.run(story())  # ends although the looks do not

@@ -12,9 +12,9 @@ import pytest
 from peerload.agent import disk
 from peerload.agent.disk import ADMIT_BYTES, SLICE_BYTES, Disk, Reserve
 from peerload.model.errors import DiskFull
+from tests.support import PATIENCE_S
 
 MIB = 1 << 20
-WITHIN_S = 10.0
 
 
 class Small(Disk):
@@ -95,13 +95,13 @@ def test_others_have_their_turn_while_the_reserve_is_filled(tmp_path: Path, monk
     def slow(descriptor: int, offset: int, length: int) -> None:
         began.set()
         assert threading.current_thread() is not threading.main_thread()
-        assert may_end.wait(WITHIN_S)
+        assert may_end.wait(PATIENCE_S)
         fill(descriptor, offset, length)
 
     async def watched() -> None:
         small = Small(tmp_path, 100)
         watch = asyncio.create_task(small.watch())
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not began.is_set():  # noqa: ASYNC110 -- it is for the loop to run meanwhile
                 await asyncio.sleep(0)
             assert small.reserve.size_bytes == 0

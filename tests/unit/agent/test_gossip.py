@@ -3,22 +3,22 @@ from __future__ import annotations
 import asyncio
 import collections
 import socket
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
 
+from peerload.agent import gossip
 from peerload.agent.gossip import BATCH_MAX, LAG_TICK_S, LOOKUPS_MAX, GossipSocket, LagWatch
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 KEY = b"k" * KEY_BYTES
-WITHIN_S = 10.0
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 
@@ -52,10 +52,16 @@ class End:
         self.came.set()
 
     async def hears(self, count: int) -> None:
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.heard) < count:
                 self.came.clear()
                 await self.came.wait()
+
+    async def receives(self, count: int) -> None:
+        """So many datagrams, whatever becomes of them."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.counters["gossip received"] < count:  # noqa: ASYNC110 -- nobody tells of what is dropped
+                await asyncio.sleep(0.01)
 
 
 def play(test: Callable[[], Coroutine[None, None, None]], make: Callable[[], asyncio.AbstractEventLoop]) -> None:
@@ -110,8 +116,8 @@ def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.Ab
                 plain.sendto(datagram, ("127.0.0.1", end.port))
         friend.socket.send("n1", end.address, b"bad messages")
         friend.socket.send("n1", end.address, b"good ones")
-        await end.hears(2)
-        assert [heard[2] for heard in end.heard] == [b"twice", b"good ones"]
+        await end.receives(8)
+        assert sorted(heard[2] for heard in end.heard) == [b"good ones", b"twice"]
         dropped = {name.partition(": ")[2]: n for name, n in end.counters.items() if "dropped" in name}
         assert dropped == {"not of this cluster, or for another node": 3, "replayed": 1, "too large": 1, "malformed": 1}
         for each in (end, stranger, friend):
@@ -128,7 +134,7 @@ def test_what_was_said_to_another_node_is_dropped(make: Callable[[], asyncio.Abs
         one.socket.send("n2", other.address, b"an answer for n2")  # somebody in between sends it elsewhere
         one.socket.send("n3", other.address, b"for n3")
         one.socket.send("n2", two.address, b"for n2")
-        await other.hears(1)
+        await other.receives(2)
         await two.hears(1)
         assert [heard[2] for heard in other.heard + two.heard] == [b"for n3", b"for n2"]
         assert other.counters["gossip dropped: not of this cluster, or for another node"] == 1
@@ -146,7 +152,7 @@ def test_a_burst_leaves_others_their_turn(make: Callable[[], asyncio.AbstractEve
         before = 0
         for number in range(4 * BATCH_MAX):
             friend.socket.send("n1", end.address, b"%d" % number)
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(end.heard) < 4 * BATCH_MAX:
                 await asyncio.sleep(0)
                 most, before = max(most, len(end.heard) - before), len(end.heard)
@@ -180,7 +186,7 @@ def test_what_cannot_be_sent_is_counted() -> None:
 def test_a_host_name_is_looked_up_on_the_side() -> None:
     async def test() -> None:
         one, two = End("n1"), End("n2")
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not two.heard:
                 one.socket.send("n2", f"localhost:{two.port}", b"hello")
                 await asyncio.sleep(0.01)
@@ -222,7 +228,7 @@ def test_a_name_that_can_be_nobodys_is_not_found(make: Callable[[], asyncio.Abst
     async def test() -> None:
         one = End("n1")
         asyncio.get_running_loop().set_exception_handler(lambda _loop, context: pytest.fail(str(context)))
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not one.counters["gossip names not found"]:
                 one.socket.send("n2", f"{host}:7117", b"hello")
                 await asyncio.sleep(0.01)
@@ -244,8 +250,12 @@ def test_a_taken_port_is_refused() -> None:
     play(test, uvloop.new_event_loop)
 
 
-def test_a_stall_is_told_once() -> None:
+def test_a_stall_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0  # of a clock that only this test moves on: the machine may stand still by itself, too
+    monkeypatch.setattr(gossip, "_boot_s", lambda: now_s)
+
     async def test() -> None:
+        nonlocal now_s
         told: list[float] = []
         second = asyncio.Event()
 
@@ -258,13 +268,12 @@ def test_a_stall_is_told_once() -> None:
         watch.start()
         watch.look()
         assert told == []
-        time.sleep(LAG_TICK_S + 0.3)  # noqa: ASYNC251 -- the stall itself
+        now_s += LAG_TICK_S + 0.3
         watch.look()
         watch.look()
-        assert len(told) == 1
-        assert 0.3 <= told[0] < 5.0
-        time.sleep(LAG_TICK_S + 0.3)  # noqa: ASYNC251 -- as above
-        async with asyncio.timeout(WITHIN_S):
+        assert told == [pytest.approx(0.3)]
+        now_s += LAG_TICK_S + 0.3
+        async with asyncio.timeout(PATIENCE_S):
             await second.wait()  # its own tick sees it, too
         watch.close()
         watch.look()

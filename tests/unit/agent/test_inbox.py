@@ -13,6 +13,7 @@ from peerload.agent.inbox import TURN_EVENTS_MAX, Inbox
 from peerload.model.events import Event, LoadSampled, MessageReceived, TimerExpired
 from peerload.model.load import LoadReport
 from peerload.model.messages import GiveReply
+from tests.support import PATIENCE_S
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 
@@ -33,7 +34,7 @@ class Turns:
         self._more.set()
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.events) < count:
                 self._more.clear()
                 await self._more.wait()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent import journal
 from peerload.agent.journal import Journal
 from peerload.agent.release import Release
 from peerload.cli.events import WHAT
 from peerload.model.actions import EVENTS, PutEvent, PutFloor, Row
 from peerload.model.errors import StoreError
+from tests.support import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 FLOOR = PutFloor(bytes(16), 1, 0.0)
@@ -64,7 +64,7 @@ def test_notes_alone_are_kept_after_a_while_and_nothing_waits_for_them() -> None
             release.outward(lambda: gone.append("at once"))
             assert gone == ["at once"]
             kept.note(noted(2))
-            await asyncio.wait_for(news.wait(), journal.NOTES_WITHIN_S * 10)
+            await asyncio.wait_for(news.wait(), PATIENCE_S)
         assert disk.commits == [[noted(1), noted(2)]]
 
     asyncio.run(story())

@@ -11,7 +11,7 @@ import pytest
 
 from peerload.agent.launcher_exits import Exits
 from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, whole_records
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def test_what_is_to_be_synced_is_told_after_that_and_nothing_else_waits(
 
 
 def _is_woken(woken: tuple[int, int]) -> bool:
-    return bool(select.select([woken[0]], [], [], 10)[0])
+    return bool(select.select([woken[0]], [], [], PATIENCE_S)[0])
 
 
 def test_a_batch_takes_one_sync(tmp_path: Path, disk: Disk, woken: tuple[int, int]) -> None:

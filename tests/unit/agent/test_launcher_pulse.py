@@ -9,6 +9,7 @@ from typing import Any
 
 from peerload.agent import launcher_pulse
 from peerload.agent.launcher_pulse import Pulse
+from tests.support import PATIENCE_S
 
 
 class Launcher:
@@ -32,7 +33,7 @@ class Launcher:
             asyncio.get_running_loop().call_soon(self.pulse.heard)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not is_so():
                 self._more.clear()
                 await self._more.wait()

@@ -22,12 +22,11 @@ from peerload.model.errors import ConfigError
 from peerload.model.gossip import LAN, GossipAck
 from peerload.model.messages import Identity
 from peerload.wire.seal import KEY_BYTES, Sealer
-
-WITHIN_S = 10.0
+from tests.support import PATIENCE_S
 
 
 async def until(predicate: Callable[[], object]) -> None:
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not predicate():  # noqa: ASYNC110 -- nothing tells when
             await asyncio.sleep(0.01)
 

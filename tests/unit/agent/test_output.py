@@ -25,6 +25,7 @@ from peerload.model import events
 from peerload.model.actions import FetchOutput
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import Exit, execution_key
+from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -118,10 +119,11 @@ def test_bringing_home_what_never_comes_ends(tmp_path: Path, monkeypatch: pytest
         output = _output(_spool(tmp_path), {})
         links = Links(OutputChunk(1, 0, b"part"))
         output.links = cast("Any", links)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             why = await output.bring_home(FetchOutput(KEY, "n1/1", UID, 1, "n2", 8, 0))
         assert "nothing came for" in why
         assert not links.open
+        monkeypatch.setattr(output_module, "SILENCE_S_MAX", PATIENCE_S)
         links.pieces = (OutputChunk(1, 4, b"rest"), OutputEnd(8, 0))
         assert await output.bring_home(FetchOutput(KEY, "n1/1", UID, 1, "n2", 8, 0)) == ""
 
@@ -136,7 +138,7 @@ def test_serving_ends_when_the_guest_is_gone(tmp_path: Path) -> None:
         output = _output(spool, guests)
         served = output.serve("n2", OutputRequest("n2/1", UID, 1, 0, 0, follow=True))
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 assert await anext(served) == OutputChunk(1, 0, b"so far")
                 output.guests_left()  # it is still here
                 del guests[KEY]
@@ -178,7 +180,7 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
         for event in told:
             incoming.from_launcher(event)
         assert len(put) == 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await all_told.wait()
         await incoming.performer.close()
 

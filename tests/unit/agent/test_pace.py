@@ -11,12 +11,12 @@ import pytest
 from peerload.agent import pace as pace_module
 from peerload.agent.pace import Pace
 from peerload.agent.spool import Spool
+from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KEY = "00" * 16 + "-1"
-WITHIN_S = 20.0
 STOP, CONT = int(signal.SIGSTOP), int(signal.SIGCONT)
 
 
@@ -39,7 +39,7 @@ class Scene:
             file.write(b"x" * size_bytes)
 
     async def tells(self, *numbers: int) -> None:
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.told) < len(numbers):
                 self.news.clear()
                 await self.news.wait()
@@ -125,13 +125,13 @@ def test_what_comes_from_elsewhere_waits_for_room(tmp_path: Path) -> None:
             assert not waits.done()
             reader.read[0] = 60
             made.pace.moved(KEY)
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await waits
             made.write(100)
             waits = asyncio.get_running_loop().create_task(made.pace.room(KEY))
             await asyncio.sleep(0)
             made.pace.let_go(KEY)
-            async with asyncio.timeout(WITHIN_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await waits
         assert made.told == []
 

@@ -10,6 +10,7 @@ import pytest
 from peerload.agent.foreign import merged
 from peerload.agent.forward import FRAMES_WAITING_MAX, Answers
 from peerload.model.errors import LinkUnavailable
+from tests.support import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_who_takes_nothing_any_more_holds_nobody_back() -> None:
         for _ in range(FRAMES_WAITING_MAX):
             answers.add("more", {})
         answers.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await answers.drain()
 
     asyncio.run(story())

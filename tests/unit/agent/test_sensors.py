@@ -5,11 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from peerload.agent.sensors import host as sensors
 from peerload.agent.sensors.host import Sensors, machine_facts, pressure, tasks_cpu_s
 from peerload.model.events import LoadSampled
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else on this machine takes memory, or gives it back."""
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
 def _write(path: Path, text: str) -> None:
@@ -44,6 +52,7 @@ def test_the_older_cgroups_count_too(tmp_path: Path) -> None:
     assert machine_facts(tmp_path) == (0.25, 32 << 20)
 
 
+@pytest.mark.usefixtures("quiet")
 def test_utilization_is_averaged_and_told_when_it_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cores = os.cpu_count() or 1
     clock = {"busy": 0.0, "total": 0.0}
@@ -120,6 +129,7 @@ def test_pressure_may_be_missing(tmp_path: Path) -> None:
     assert pressure(tmp_path) == (0.0125, None)
 
 
+@pytest.mark.usefixtures("quiet")
 def test_pressure_is_told_when_it_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = {"busy": 0.0, "total": 0.0}
     monkeypatch.setattr(sensors, "_cpu_seconds", lambda: (clock["busy"], clock["total"]))

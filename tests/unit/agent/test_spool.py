@@ -11,6 +11,7 @@ import pytest
 import uvloop
 
 from peerload.agent.spool import PIECE_BYTES_MAX, Follower, Spool
+from tests.support import PATIENCE_S
 
 KEY = "ab-1"
 Story = Callable[[Spool], Coroutine[Any, Any, None]]
@@ -22,7 +23,7 @@ def fixture_play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[St
         async def whole() -> None:
             spool = Spool(tmp_path)
             try:
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     await story(spool)
             finally:
                 if spool.inotify is not None:

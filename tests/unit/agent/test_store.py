@@ -22,7 +22,7 @@ from peerload.model.actions import DropExecution, PutEvent, PutExecution, PutFlo
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission, TaskFound
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
-from tests.support import wait_until
+from tests.support import PATIENCE_S, wait_until
 
 NOW = 4e9  # far enough ahead for every retention
 SPEC = TaskSpec(argv=(b"true",), directory=b"/", environment=b"\x81\xc4\x01A\xc4\x01\xff")
@@ -317,12 +317,19 @@ def test_ended_tasks_come_in_pages_none_twice_and_none_left_out(tmp_path: Path, 
 def test_what_waits_is_committed_together_and_told_in_order(tmp_path: Path) -> None:
     with Opened(tmp_path / "db") as opened:
         told: list[int] = []
+        may_go_on = threading.Event()
+
+        def wait() -> None:
+            assert may_go_on.wait(PATIENCE_S)
+
+        opened.store.persist([submission(1001), put(1001)], wait)
         for counter in range(1, 1001):
             opened.store.persist([submission(counter), put(counter)], lambda counter=counter: told.append(counter))  # type: ignore[misc]
+        may_go_on.set()
         wait_until(lambda: len(told) == 1000)
         assert told == list(range(1, 1001))
-        assert len(opened.batches) < 500
-        assert len(opened.store.recover().tasks) == 1000
+        assert len(opened.batches) <= 2, "all that had come meanwhile is one transaction"
+        assert len(opened.store.recover().tasks) == 1001
 
 
 def test_every_start_has_a_greater_incarnation(tmp_path: Path) -> None:

@@ -357,11 +357,11 @@ def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
         kept = opened.store.recover()
         took_s = time.process_time() - before_s
         assert (len(kept.tasks), len(kept.tokens), kept.counter) == (100_000, 100_000, 100_000)
-        assert took_s < 5.0
+        assert took_s < 15.0, "of processor time: two on a quiet machine"
         before_s = time.process_time()
         listing = opened.store.list_tasks(0.0, 100)
         assert opened.store.counts() == {"queued": 100_000}
-        assert time.process_time() - before_s < 0.5
+        assert time.process_time() - before_s < 2.0
         shown = [record.task for record, _ in listing.rows]
         assert ([shown[0], shown[-1]], listing.truncated) == (["ws1/1", "ws1/100"], True)
 

@@ -37,7 +37,7 @@ def test_last_lines(tmp_path: Path, data: bytes, lines: int, expected: bytes) ->
     assert last(tmp_path / "o", data, lines) == expected
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.sampled_from([b"\n", b"a", b"b" * 1000, b"c" * BLOCK_BYTES]), max_size=12), st.integers(0, 8))
 def test_as_a_plain_reading_of_all_would_have_it(tmp_path: Path, parts: list[bytes], lines: int) -> None:
     data = b"".join(parts)

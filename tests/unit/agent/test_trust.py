@@ -107,7 +107,7 @@ def test_a_member_without_the_cas_key_takes_and_passes_on(tmp_path: Path) -> Non
         member.revoke("ws1", [], NOW)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=10)
 @given(st.permutations(range(6)), st.lists(st.integers(0, 5), max_size=4))
 def test_in_whatever_order_and_however_often_it_comes(tmp_path: Path, order: list[int], again: list[int]) -> None:
     origin = Trust(cluster_of(), tmp_path / "origin")

@@ -16,6 +16,7 @@ import pytest
 
 from peerload.model.errors import BadMessage
 from peerload.wire import control, frame
+from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +75,7 @@ class FakeAgent:
             except OSError:
                 assert sock.fileno() != -1  # the other end has gone already
         for thread in self._threads:
-            thread.join(10)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
         for sock in (self._listener, *self._connections):
             sock.close()

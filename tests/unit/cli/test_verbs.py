@@ -9,6 +9,7 @@ import pytest
 from peerload import __version__
 from peerload.cli.output import Shown
 from peerload.wire import control
+from tests.support import wait_until
 from tests.unit.cli.fake_agent import (  # noqa: F401 -- one is a fixture
     ROOT,
     FakeAgent,
@@ -552,7 +553,7 @@ def test_down_waits_until_the_agent_has_gone(agent: FakeAgent) -> None:
     agent.handlers["stop"] = stop
     done = peerload("down", "--all", agent=agent)
     assert (done.returncode, done.stdout) == (0, b"agent of ws1 stopped; its tasks were ended\n")
-    assert stand_in.poll() is not None
+    wait_until(lambda: stand_in.poll() is not None, what="the thread that ended it to have noticed")
 
 
 def test_config_file_says_where_the_agent_is(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from peerload.top.main_screen import Main
 from peerload.top.pages import Page
 from peerload.top.sample import Sample
 from peerload.top.widgets import STYLES, Lines, style_of
-from tests.support import wait_until
+from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import fixture_agent
 from tests.unit.top.given import ESCAPES, NOW, event, node, sample, task
 
@@ -90,11 +90,9 @@ def play(
 
 
 async def until(pilot: Pilot[int], predicate: Callable[[], object]) -> None:
-    for _ in range(500):
-        if predicate():
-            return
-        await pilot.pause(0.02)
-    raise AssertionError("it did not come to be so")
+    async with asyncio.timeout(PATIENCE_S):
+        while not predicate():
+            await pilot.pause(0.02)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -220,9 +218,10 @@ def test_an_agent_that_goes_and_comes_back() -> None:
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
         await until(pilot, lambda: "the agent is away" in screen(app)[0])
         assert any("ws1/1" in line for line in screen(app))
+        app._sampler.switch(Scripted(SEEN))
         await until(pilot, lambda: "from ws1" in screen(app)[0])
 
-    play((120, 40), body, SEEN, AgentUnavailable("the agent went away", why="reset"), SEEN)
+    play((120, 40), body, SEEN, AgentUnavailable("the agent went away", why="reset"))
 
 
 def test_what_cannot_be_done_is_said() -> None:
@@ -252,6 +251,9 @@ def test_only_what_differs_is_drawn() -> None:
     drawn: list[int] = []
 
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
+        app._sampler.end()  # no other sample comes in between
+        await asyncio.to_thread(app._sampler.join, PATIENCE_S)
+        await pilot.pause()
         pane = app.main.query_one("#nodes", Lines)
         original = pane.render_line
 
@@ -306,7 +308,6 @@ def test_a_cancel_is_sent_as_the_command_line_would(agent: FakeAgent) -> None:
         await until(pilot, lambda: "peerload cancel ws1/1:  cancelled" in screen(app)[-1])
 
     play((120, 40), body, socket=agent.path)
-    wait_until(lambda: [one for one in agent.requests if type(one).__name__ == "Cancel"], 5)
     assert [one.tasks for one in agent.requests if type(one).__name__ == "Cancel"] == [("ws1/1",)]  # type: ignore[union-attr]
 
 
