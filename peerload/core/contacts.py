@@ -38,6 +38,8 @@ class Contacts:
         self.known: dict[str, Identity] = {}
         self.seeds: tuple[str, ...] = ()
         self._join_s = shared.preset.join_s
+        self._share = 1.0
+        """What share of all was lost when the next try was set."""
         self.buried: Callable[[str], None] = lambda _node: None
 
     def start(self, known: Sequence[Identity], seeds: Sequence[str]) -> None:
@@ -140,12 +142,30 @@ class Contacts:
         seeds = [address for address in self.seeds if address not in addresses]
         return [*dead, *self.known.values(), *seeds]
 
+    def _count_lost(self) -> int:
+        """How many `_lost` has: this is asked at every death, of which there may be many at once."""
+        members = self._shared.members.values()
+        dead = sum(member.rumour.standing is Standing.DEAD for member in members)
+        there = {member.rumour.address for member in members if member.is_there} if self.seeds else ()
+        return dead + len(self.known) + sum(address not in there for address in self.seeds)
+
     def _look_again(self) -> None:
+        """Set when one of the lost is tried next. Members of a half that was cut off are called dead one after the other:
+        what is left of the time then shrinks as their share grows, or the first of them alone would say how long it is."""
         shared = self._shared
-        lost = 0 if shared.is_armed("again") else len(self._lost())
-        if lost:
-            share = lost / (lost + len(shared.there))
-            shared.arm("again", shared.preset.reconnect_s / share * shared.rng.uniform(0.5, 1.5))
+        left_s = shared.left_s("again")
+        lost = self._count_lost()
+        if not lost:
+            return
+        share = lost / (lost + len(shared.there))
+        if left_s is None:
+            left_s = shared.preset.reconnect_s / share * shared.rng.uniform(0.5, 1.5)
+        elif share > self._share:
+            left_s *= self._share / share
+        else:
+            return
+        self._share = share
+        shared.arm("again", left_s)
 
     def _try_one(self) -> None:
         """One of the lost, at random."""

@@ -129,6 +129,11 @@ class GossipState:
         """Whether this timer is set."""
         return (kind, subject) in self._due_s
 
+    def left_s(self, kind: str, subject: str = "") -> float | None:
+        """In how long this timer comes; None if it is not set."""
+        due_s = self._due_s.get((kind, subject))
+        return None if due_s is None else max(due_s - self.now_s, 0.0)
+
     def expired_s(self, kind: str, subject: str) -> float | None:
         """How late the timer came that has just come; None if it is not set any more."""
         due_s = self._due_s.pop((kind, subject), None)

@@ -79,5 +79,5 @@ VARIANTS = {
     "dead-home-is-over": Variant(gates.dead_home_is_over, hint=5),
     "end-is-success": Variant(gates.end_is_success),
     "retry-not-durable": Variant(gates.retry_not_durable),
-    "retry-first-result": Variant(gates.retry_first_result),
+    "retry-first-result": Variant(gates.retry_first_result, hint=10),
 }

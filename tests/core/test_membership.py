@@ -435,6 +435,22 @@ def test_the_dead_are_looked_for_for_ever() -> None:
         assert 15.0 <= float(done[3].removeprefix("timer again ")) <= 45.0
 
 
+def test_a_node_that_has_lost_all_others_looks_for_them_soon() -> None:
+    """They were called dead one after the other: what was set at the first, one of fifty, is not what is waited for."""
+    names = [f"z{number}" for number in range(50)]
+    x = given("y", *names)
+    due_s = [
+        float(shape.removeprefix("timer again "))
+        for name in (*names, "y")
+        for shape in says(x, "y", rumour(name, Standing.DEAD))
+        if shape.startswith("timer again ")
+    ]
+    assert due_s == sorted(due_s, reverse=True)
+    assert due_s[0] > 15.0 * 51
+    assert 15.0 <= due_s[-1] <= 45.0
+    assert "Dial" in x.after(due_s[-1]).timer("gossip", "again")
+
+
 def test_members_of_members_are_contacts() -> None:
     x = given()
     y = Profile("y", 1, 1.0, slots_fixed=True)
