@@ -57,7 +57,7 @@ class LoopThread:
         self._thread.start()
         assert ready.wait(60)
 
-    def run(self, work: Coroutine[Any, Any, ResultT], timeout_s: float = 20.0) -> ResultT:
+    def run(self, work: Coroutine[Any, Any, ResultT], timeout_s: float = 60.0) -> ResultT:
         """What the coroutine returns."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
@@ -77,7 +77,7 @@ class LoopThread:
         """Cancel what still runs and end the thread."""
         if self._stopped is not None:
             self.loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -201,4 +201,4 @@ class BusNode:
 
     def close(self) -> None:
         self.loop.run(self.bus.close())
-        self.running.result(5)
+        self.running.result(60)

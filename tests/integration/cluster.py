@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 MARK = "CLUSTER_UNDER_TEST"
 ROOT = Path(__file__).resolve().parents[2]
-UP_S_MAX = 20.0
-GONE_S_MAX = 15.0
+UP_S_MAX = 60.0
+GONE_S_MAX = 60.0
 PATH = "/usr/local/bin:/usr/bin:/bin"
 SHORT_LEASE_S = 2
 

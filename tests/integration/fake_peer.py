@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -73,6 +74,11 @@ class FakePeer:
     ) -> None:
         self.close()
 
+    def hang_up(self) -> None:
+        """Break off while another thread waits for a message: it is told that there will be none."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Break off."""
         self._socket.close()
@@ -114,7 +120,7 @@ class FakePeer:
         raw, self._buffer = self._buffer[:size], self._buffer[size:]
         return raw
 
-    def expect(self, kind: type[MessageT], timeout_s: float = 20.0) -> MessageT:
+    def expect(self, kind: type[MessageT], timeout_s: float = 60.0) -> MessageT:
         """The next message of this kind; others are answered as an idle node would, or dropped."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
