@@ -51,7 +51,7 @@ def of_all(agent: Agent, *words: str) -> dict[str, Any]:
 
     def asked() -> bool:
         told.update(json.loads(text(agent.cli(*words, "--cluster", "--json"))))
-        return told["missing"] == []
+        return not told["missing"]
 
     wait_until(asked, what="all to answer")
     return told
