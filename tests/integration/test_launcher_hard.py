@@ -254,7 +254,6 @@ def test_an_idle_launcher_sleeps(bench: Bench) -> None:
     agent.ended("a")
     agent.listed()
 
-
     def sleeps() -> bool:
         """For two seconds; what was still to be done when they began may wake it, and then it sleeps for the next two."""
         before = (wake_ups(launcher.pid), cpu_ticks(launcher.pid))

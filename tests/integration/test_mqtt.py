@@ -354,7 +354,9 @@ def test_the_next_broker_is_tried(
         wait_until(lambda: node.bus.connected, what="the second broker")
         assert node.bus.url == broker.url
         node.close()
-    levels = [record.levelname for record in caplog.records]  # what is slow to answer is warned of, too, and tried again
+    levels = [
+        record.levelname for record in caplog.records
+    ]  # what is slow to answer is warned of, too, and tried again
     assert (levels[0], levels[-1], levels.count("INFO")) == ("WARNING", "INFO", 1)
 
 
