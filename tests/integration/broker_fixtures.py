@@ -77,7 +77,7 @@ class LoopThread:
         """Cancel what still runs and end the thread."""
         if self._stopped is not None:
             self.loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 
@@ -201,4 +201,4 @@ class BusNode:
 
     def close(self) -> None:
         self.loop.run(self.bus.close())
-        self.running.result(5)
+        self.running.result(60)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from peerload.client import Client
-from peerload.model.errors import AgentUnavailable
-from tests.integration.cluster import MARK, PATH, processes_with, program
+from tests.integration.cluster import MARK, PATH, is_alive, processes_with, program
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -102,14 +101,7 @@ class Machine:
         """End its agent at once, as a crash would."""
         pid = self.call("info")["pid"]
         os.kill(pid, 9)
-        wait_until(lambda: not self._answers(), what=f"{self.name} to be gone")
-
-    def _answers(self) -> bool:
-        try:
-            with Client(self.socket, timeout_s=5.0):
-                return True
-        except AgentUnavailable:
-            return False
+        wait_until(lambda: not is_alive(pid), what=f"{self.name} to be gone")
 
 
 class Lab:

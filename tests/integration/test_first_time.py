@@ -111,11 +111,16 @@ def stranger(agent: Agent) -> Iterator[socket.socket]:
     fd = os.open(agent.state / "launcher", os.O_PATH | os.O_DIRECTORY)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as own:
-            own.settimeout(20)
+            own.settimeout(60)
             own.connect(f"/proc/self/fd/{fd}/launcher.sock")
             yield own
     finally:
         os.close(fd)
+
+
+def lost_and_found(agent: Agent) -> list[str]:
+    """What the agent has told of its launcher, apart from a busy one that did not answer for a while."""
+    return [state for state in what_happened(agent, "launcher") if state in {"lost", "ready"}]
 
 
 def frame(body: bytes) -> bytes:
@@ -125,6 +130,7 @@ def frame(body: bytes) -> bytes:
 def test_somebody_on_the_launchers_socket_changes_nothing(agent: Agent) -> None:
     task = agent.submit("sleep", "300")
     agent.await_state(task, "running")
+    before = lost_and_found(agent)
     with contextlib.ExitStack() as stack:
         several = [stack.enter_context(stranger(agent)) for _ in range(12)]
         assert several[0].recv(1) == b""  # one too many
@@ -134,20 +140,22 @@ def test_somebody_on_the_launchers_socket_changes_nothing(agent: Agent) -> None:
         assert several[-2].recv(1) == b""
         agent.call("cancel", tasks=[task])
         assert agent.wait(agent.submit("true"))
-    assert what_happened(agent, "launcher") == []
+    assert lost_and_found(agent) == before
 
 
 def test_whoever_takes_the_launchers_socket_over_does_not_make_it_lost(agent: Agent) -> None:
     task = agent.submit("sleep", "300")
     agent.await_state(task, "running")
     launcher = agent.launcher_pid
+    before = lost_and_found(agent)
     with stranger(agent) as own:
         own.sendall(frame(b"\x91\x81\xa2do\xa4list"))
         assert own.recv(1)
-        wait_until(lambda: what_happened(agent, "launcher") == ["lost", "ready"])
+        wait_until(lambda: lost_and_found(agent) == [*before, "lost", "ready"])
     with agent.client() as client:
-        (told,) = [part["events"] for part in client.stream("events", what=["launcher"]) if part["events"]]
-    assert told[0]["reason"] == "its connection broke; it is there, and so are its tasks"
+        told = [event for part in client.stream("events", what=["launcher"]) for event in part["events"]]
+    lost = [event["reason"] for event in told if event["state"] == "lost"]
+    assert lost[-1] == "its connection broke; it is there, and so are its tasks"
     assert agent.launcher_pid == launcher
     assert agent.show(task)["state"] == "running"
     agent.cli("cancel", "--wait", task)
@@ -166,7 +174,7 @@ def test_a_launcher_that_stands_still_is_told_and_goes_on(agent: Agent) -> None:
         os.kill(launcher, signal.SIGCONT)
     assert agent.wait(task)[task]["state"] == "done"
     wait_until(lambda: agent.call("nodes")["nodes"][0]["trouble"] is None)
-    assert what_happened(agent, "launcher")[-2:] == ["silent", "answers"]
+    wait_until(lambda: what_happened(agent, "launcher")[-2:] == ["silent", "answers"])
     assert "launcher  silent: it does not answer" in agent.cli("events", "--what", "launcher").stdout.decode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 MANY = 120
 """Clients that ask at the same time."""
 LARGE_BYTES = 12 << 20
-ANSWERED_S_MAX = 12.0
-"""A home that cannot be asked is named within this: 5 s, on a busy machine."""
+ANSWERED_S_MAX = 60.0
+"""A home that cannot be asked is named within this: 5 s, on a machine that does not stand still itself."""
 
 
 @pytest.fixture(name="agents", scope="module")
@@ -42,6 +43,18 @@ def far(agent: Agent, *argv: str, **fields: Any) -> str:
 
 def gated(gate: Path, before: str = "", after: str = "") -> tuple[str, str, str]:
     return "sh", "-c", f"{before}until [ -e {gate} ]; do sleep 0.05; done; {after}"
+
+
+def of_all(agent: Agent, *words: str) -> dict[str, Any]:
+    """What a verb tells of all nodes; one that stood still for too long is missing, and asked again."""
+    told: dict[str, Any] = {}
+
+    def asked() -> bool:
+        told.update(json.loads(text(agent.cli(*words, "--cluster", "--json"))))
+        return not told["missing"]
+
+    wait_until(asked, what="all to answer")
+    return told
 
 
 def text(done: subprocess.CompletedProcess[bytes]) -> str:
@@ -191,7 +204,8 @@ def test_another_node_is_asked(agents: list[Agent]) -> None:
     assert text(here.cli("undrain", "n2")) == "n2 was not drained\n"
     assert text(here.cli("nodes", "--at", "n2")).splitlines()[1].split()[0] == "n2"
     assert here.call("info", at="n2")["node"] == "n2"
-    assert here.call("stats", at="n3")["counters"] == pytest.approx(agents[2].counters(), rel=1.0, abs=1000)
+    before, told, after = agents[2].counters(), here.call("stats", at="n3")["counters"], agents[2].counters()
+    assert before.keys() <= told.keys() <= after.keys(), "those of n3, which counts on"
     spec = here.cluster.spec("true")
     assert here.call("submit", at="n3", token="0123456789", spec=spec)["id"].startswith("n3/")
     for name in ("nobody", "n1-x"):
@@ -218,16 +232,14 @@ def test_the_tasks_of_all_nodes(agents: list[Agent]) -> None:
     tasks = [agent.submit("true") for agent in agents]
     for agent, task in zip(agents, tasks, strict=True):
         agent.wait(task)
-    listed = json.loads(text(agents[0].cli("ls", "--cluster", "--json")))
+    listed = of_all(agents[0], "ls")
     assert set(tasks) <= {task["id"] for task in listed["tasks"]}
-    assert (listed["missing"], listed["truncated"]) == ([], False)
+    assert listed["truncated"] is False
     submitted = [task["submitted_at"] for task in listed["tasks"]]
     assert submitted == sorted(submitted)
-    on_n3 = json.loads(text(agents[0].cli("ls", "--cluster", "--node", "n3", "--json")))["tasks"]
+    on_n3 = of_all(agents[0], "ls", "--node", "n3")["tasks"]
     assert {task["node"] for task in on_n3} == {"n3"}
-    ended_ = json.loads(text(agents[0].cli("history", "--cluster", "--json")))
-    assert set(tasks) <= {task["id"] for task in ended_["tasks"]}
-    assert ended_["missing"] == []
+    assert set(tasks) <= {task["id"] for task in of_all(agents[0], "history")["tasks"]}
     assert {task["home"] for task in json.loads(text(agents[0].cli("ls", "--at", "n2", "--json")))["tasks"]} == {"n2"}
 
 
@@ -345,27 +357,29 @@ def _waits(pid: int) -> bool:
 
 def test_a_client_that_hangs_up_leaves_nothing_behind(agents: list[Agent]) -> None:
     here, home, _ = agents
-    task = home.submit("sleep", "60", placement={"node": "n2"})
+    task = home.submit("sh", "-c", "echo here; sleep 60", placement={"node": "n2"})
     home.await_state(task, "running")
-    wait_until(lambda: here.cli("show", task).returncode == 0)
     before = _sockets(home)
     followers = [here.spawn_cli("logs", "-f", task) for _ in range(5)]
-    wait_until(lambda: _sockets(home) >= before + 5, what="the requests to be there")
+    for follower in followers:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == b"here\n"
+    made = _sockets(home) - before
+    assert len(made) >= 5
     for follower in followers:
         with ended(follower):
             follower.kill()
-    wait_until(lambda: _sockets(home) <= before, what="them to be gone")
+    wait_until(lambda: len(made & _sockets(home)) <= len(made) - 5, what="them to be gone")
     home.call("cancel", tasks=[task])
 
 
-def _sockets(agent: Agent) -> int:
-    count = 0
+def _sockets(agent: Agent) -> set[str]:
+    """Each by its inode: links between the nodes come and go, too."""
+    found = set()
     for entry in Path(f"/proc/{agent.pid}/fd").iterdir():
-        try:
-            count += str(entry.readlink()).startswith("socket:")
-        except FileNotFoundError:
-            continue  # closed meanwhile
-    return count
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(str(entry.readlink()))
+    return {place for place in found if place.startswith("socket:")}
 
 
 def test_a_request_that_nobody_waits_for_any_more_ends_there(agents: list[Agent]) -> None:
@@ -444,7 +458,7 @@ def test_a_home_that_is_killed_is_named() -> None:
         assert f"{task}  running attempt 1 (a guest)" in text(runs.cli("events", task))
         wait_until(lambda: _standing(here, "n2") == "dead", 40, "n2 to be called dead")
         listed = json.loads(text(here.cli("ls", "--cluster", "--json")))
-        assert [(node["node"], node["state"]) for node in listed["missing"]] == [("n2", "dead")]
+        assert ("n2", "dead") in [(node["node"], node["state"]) for node in listed["missing"]]
         assert "without the tasks of n2: it was last heard of" in here.cli("ls", "--cluster").stderr.decode()
         assert "(dead)" in here.cli("show", task).stderr.decode()
         home.start()

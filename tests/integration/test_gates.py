@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 NOTES = r"""
 exec 9>>"$0"
 echo "$PEERLOAD_TASK_ID $PEERLOAD_ATTEMPT start" >&9
-sleep "$1"
+if [ -p "$1" ]; then read _ <"$1"; else sleep "$1"; fi
 echo "$PEERLOAD_TASK_ID $PEERLOAD_ATTEMPT stop" >&9
 exit "${2:-0}"
 """
-"""Appends a line to the ledger when it starts and when it stops: the order of the lines is that of what happened."""
+"""Appends a line to the ledger when it starts and when it stops: the order of the lines is that of what happened. In between
+it sleeps for so many seconds, or waits for a line from a named pipe."""
 
 
 @pytest.fixture(name="cluster")
@@ -35,10 +36,12 @@ def fixture_cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def submit(agent: Agent, ledger: Path, seconds: float, *more: str, node: str = "", **terms: object) -> str:
+def submit(
+    agent: Agent, ledger: Path, seconds: float | str, *more: str, node: str = "", held: bool = False, **terms: object
+) -> str:
     placement = {"node": node} if node else {}
     spec = agent.cluster.spec("sh", "-c", NOTES, str(ledger), str(seconds), *more, placement=placement)
-    return str(agent.call("submit", token=secrets.token_hex(16), spec=spec, terms=terms)["id"])
+    return str(agent.call("submit", token=secrets.token_hex(16), spec=spec, terms=terms, held=held)["id"])
 
 
 def noted(ledger: Path) -> list[tuple[str, str]]:
@@ -79,12 +82,15 @@ def test_a_group_of_two_over_three_nodes_never_has_more_at_work(cluster: Cluster
 def test_a_chain_over_three_homes_with_kills_in_between(cluster: Cluster) -> None:
     agents = cluster.linked(3)
     ledger = cluster.directory / "ledger"
-    first = submit(agents[0], ledger, 2.0)
+    first = submit(agents[0], ledger, 2.0, held=True)
     chain = [first]
     for number in range(1, 6):
         chain.append(submit(agents[number % 3], ledger, 0.1, node=f"n{3 - number % 3}", after_ok=[chain[-1]]))
     last = agents[(len(chain) - 1) % 3]
-    assert last.show(chain[-1])["reason"] == f"waits for {chain[-2]} (queued)"
+    reason = f"waits for {chain[-2]} (queued)"
+    wait_until(lambda: last.show(chain[-1])["reason"] == reason, what="its home to have been told")
+    agents[0].call("release", tasks=[first])
+    wait_until(lambda: noted(ledger), what="the first to run")
     for agent in agents:
         agent.kill()
     for agent in reversed(agents):
@@ -173,6 +179,8 @@ def test_a_priority_reaches_what_another_node_has_queued(cluster: Cluster) -> No
     said = there.cli("prio", "9", third, first).stdout.decode()
     assert f"{third}  priority 9; the node that has it queued is told" in said
     assert f"{first}  is started already" in said
+    later = home.submit("true", placement={"node": "n2"})
+    home.await_state(later, "leased")  # n2 has answered what it was told after the priority
     go.touch()
     home.wait(first, second, third)
     assert ledger.read_text().split() == [first, third, second]
@@ -183,10 +191,14 @@ def test_pausing_a_group_and_priorities_survive_a_crash(cluster: Cluster) -> Non
     home = cluster.agent(slots=1)
     ledger = cluster.directory / "ledger"
     assert home.cli("group", "set", "g", "--slots", "1").returncode == 0
-    first, second, third = (submit(home, ledger, 0.5, group="g") for _ in range(3))
+    gate = cluster.directory / "gate"
+    os.mkfifo(gate)
+    first, second, third = (submit(home, ledger, seconds, group="g") for seconds in (str(gate), 0.1, 0.1))
+    home.await_state(first, "running")
     assert home.cli("group", "pause", "g").returncode == 0
     assert home.cli("prio", "7", third, second, env={}).returncode == 0
     assert json.loads(home.cli("prio", "--json", "9", third).stdout)["changed"] == [third]
+    gate.write_text("go on\n", encoding="ascii")
     home.wait(first)
     home.kill()
     home.start()

@@ -149,7 +149,7 @@ def test_once_a_node_that_is_back_late_goes_on(cluster: Cluster, ledger: Ledger)
     executor.resume()
     assert home.wait(task)[task]["exit_code"] == 5
     assert not ledger.repeated()
-    assert [step["state"] for step in home.show(task)["history"]].count("leased") == 2
+    assert [step["state"] for step in home.show(task)["history"]].count("leased") >= 2
 
 
 @pytest.mark.long

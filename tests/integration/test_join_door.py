@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from peerload.agent import certificates, join_client
-from peerload.agent.join_door import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX
+from peerload.agent.join_door import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX, WITHIN_S
 from peerload.model.errors import BadRequest, LinkUnavailable, PeerloadError
 from peerload.wire import join
 from peerload.wire.token import Token, parse
 from tests.integration.cluster import Agent, Cluster
-from tests.support import cluster_of, wait_until
+from tests.support import PATIENCE_S, cluster_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CLOSED_S_MAX = 6.5
 USED = "the token was used before, its time has ended, or it is not the cluster's"
 
 
@@ -61,7 +60,7 @@ def refusal(token: Token, state: Path, node: str = "ws2") -> tuple[str, float]:
 def stranger(agent: Agent) -> ssl.SSLSocket:
     """A connection to the door that has said nothing yet."""
     host, _, port = agent.listen.rpartition(":")
-    plain = socket.create_connection((host, int(port)), 10)
+    plain = socket.create_connection((host, int(port)), PATIENCE_S)
     return join_client._unproven().wrap_socket(plain)
 
 
@@ -114,6 +113,7 @@ def test_the_token_of_another_cluster_says_nothing_to_this_one(agent: Agent, tmp
 def test_a_thousand_guesses_are_ten_answers(agent: Agent, tmp_path: Path) -> None:
     good = invited(agent)
     proofs = threading.Semaphore(8)
+    began_s = time.monotonic()
 
     def guess(number: int) -> str:
         with proofs:
@@ -127,12 +127,14 @@ def test_a_thousand_guesses_are_ten_answers(agent: Agent, tmp_path: Path) -> Non
 
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(guess, range(1000)))
+    minutes = 1 + int((time.monotonic() - began_s) / WITHIN_S)  # on a machine that is busy it is more than one
     assert set(results) == {"refused", "dropped"}
-    assert results.count("refused") <= REFUSALS_MAX + 8, "those that were already being heard"
+    assert results.count("refused") <= minutes * (REFUSALS_MAX + 8), "those that were already being heard"
     counters = agent.counters()
     assert counters["join refused"] == results.count("refused")
     assert counters["join refused"] + counters["join dropped: refused too often"] >= 990
-    assert len(_events(agent)) <= 2, "and not an event each"
+    assert len(_events(agent)) <= 1 + minutes, "and not an event each"
+    wait_until(lambda: guess(1001) == "dropped", what="it to be heard no more")
     with pytest.raises(LinkUnavailable, match="ten refusals"):
         ask(good, tmp_path / "s")
     assert agent.call("info")["peers"] == 0
@@ -141,7 +143,7 @@ def test_a_thousand_guesses_are_ten_answers(agent: Agent, tmp_path: Path) -> Non
 def _guess(agent: Agent, token: Token) -> None:
     """One wrong proof, over one connection. Raises what became of it."""
     with stranger(agent) as link:
-        link.settimeout(20)
+        link.settimeout(PATIENCE_S)
         who = join_client._exchange(link, join.JoinAsk(), "door")
         assert isinstance(who, join.JoinWho)
         csr = b"none"
@@ -194,7 +196,7 @@ class Between:
     def __exit__(self, *_: object) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        self._thread.join(10)
+        self._thread.join(PATIENCE_S)
 
     def _serve(self) -> None:
         while True:
@@ -203,7 +205,7 @@ class Between:
             except OSError:
                 return
             with contextlib.suppress(OSError, EOFError), self._context.wrap_socket(plain, server_side=True) as link:
-                link.settimeout(5)
+                link.settimeout(PATIENCE_S)
                 self._handle(link)
 
     def next(self, link: ssl.SSLSocket) -> join.FromNewcomer:
@@ -288,7 +290,7 @@ def test_a_member_without_the_cas_key_cannot_answer_in_its_place(agent: Agent, t
 @pytest.mark.bad_input("garbage")
 def test_what_is_no_word_of_joining_is_refused_and_closed(agent: Agent, raw: bytes) -> None:
     with stranger(agent) as link:
-        link.settimeout(10)
+        link.settimeout(PATIENCE_S)
         link.sendall(raw)
         said = heard(link)
     assert b"join-welcome" not in said
@@ -309,7 +311,7 @@ def test_what_is_no_word_of_joining_is_refused_and_closed(agent: Agent, raw: byt
 )
 def test_requests_that_cannot_be_are_not_looked_into(agent: Agent, node: str, csr: bytes) -> None:
     with stranger(agent) as link:
-        link.settimeout(10)
+        link.settimeout(PATIENCE_S)
         link.sendall(join.encode(join.JoinAsk()))
         link.recv(1 << 16)
         link.sendall(join.encode(join.JoinRequest(b"i" * 8, node, csr, b"p" * 64)))
@@ -320,20 +322,23 @@ def test_requests_that_cannot_be_are_not_looked_into(agent: Agent, node: str, cs
 @pytest.mark.bad_input("slow-loris")
 def test_who_speaks_too_slowly_is_closed_and_members_are_not_kept_out(cluster: Cluster, agent: Agent) -> None:
     slow = []
-    began_s = time.monotonic()
-    for _ in range(NEWCOMERS_MAX + 4):
-        link = stranger(agent)
-        with contextlib.suppress(OSError):
-            link.sendall(b"\x00")
-        slow.append(link)
-    wait_until(lambda: agent.counters().get("join dropped: too many newcomers", 0) >= 4, what="there is a bound")
+
+    def there_are_too_many() -> bool:
+        """Whether somebody was turned away, with as many more at the door as may be there: the first may have gone."""
+        for _ in range(NEWCOMERS_MAX + 4):
+            link = stranger(agent)
+            with contextlib.suppress(OSError):
+                link.sendall(b"\x00")
+            slow.append(link)
+        return agent.counters().get("join dropped: too many newcomers", 0) >= 4
+
+    wait_until(there_are_too_many, what="there is a bound")
     member = cluster.agent("n2", "--peer", agent.listen)
     cluster.await_acquainted([agent, member])
     for link in slow:
-        link.settimeout(10)
-        with link:
-            assert heard(link) == b""
-    assert time.monotonic() - began_s < CLOSED_S_MAX + 5
+        link.settimeout(PATIENCE_S)
+        with link, contextlib.suppress(ConnectionError, ssl.SSLError):
+            assert link.recv(1) == b"", "it is closed, and nothing was said"
 
 
 def test_a_frame_cut_off_anywhere_leaves_nothing(agent: Agent, tmp_path: Path) -> None:
@@ -358,8 +363,9 @@ def test_a_newcomer_hears_nothing_a_member_would(agent: Agent) -> None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        with socket.create_connection((host, int(port)), 10) as plain, context.wrap_socket(plain) as link:
+        with socket.create_connection((host, int(port)), PATIENCE_S) as plain, context.wrap_socket(plain) as link:
             with contextlib.suppress(OSError):
                 link.sendall(join.encode(join.JoinAsk()))
             assert heard(link) == b""
-    assert agent.counters()["peer dropped: no proof: it shows no certificate"] == 3
+    why = "peer dropped: no proof: it shows no certificate"
+    wait_until(lambda: agent.counters().get(why, 0) == 3, what="each is counted")

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 import uvloop
 
+from peerload.agent import launcher_reach
 from peerload.agent.launcher import ALREADY_RUNS
 from peerload.agent.launcher_link import LauncherLink
 from peerload.model.actions import SpawnTask
@@ -44,7 +45,7 @@ class Node:
         self._more.set()
 
     async def until(self, wanted: Callable[[Event], bool]) -> Event:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 for event in self.events:
                     if wanted(event):
@@ -177,8 +178,9 @@ def test_a_long_directory_is_no_obstacle(directory: Path) -> None:
     _run(asyncio.new_event_loop, directory, story)
 
 
-def test_a_launcher_that_does_not_answer_yet_is_waited_for(directory: Path) -> None:
+def test_a_launcher_that_does_not_answer_yet_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one, started by an agent that died, still ends what was left: it has the lock and no socket."""
+    monkeypatch.setattr(launcher_reach, "START_S_MAX", 60.0)
     place = directory / "launcher"
     place.mkdir()
 

@@ -28,8 +28,8 @@ from tests.support import wait_until
 if TYPE_CHECKING:
     from peerload.model.events import Event
 
-RESTART_S_MAX = 5.0
-"""It takes a fifth of a second on a quiet machine; the aim is one."""
+RESTART_S_MAX = 30.0
+"""It takes a fifth of a second on a quiet machine; the aim is one. A busy one may stand still for several."""
 
 
 def test_a_killed_launcher_is_replaced_within_a_second_or_so_each_time(directory: Path) -> None:
@@ -71,7 +71,7 @@ def test_stopping_while_a_new_launcher_is_on_its_way_leaves_nothing(directory: P
         await asyncio.to_thread(wait_until, lambda: out.exists() and out.read_bytes().endswith(b"\n"))
         os.kill(node.link.pid, signal.SIGKILL)
         await node.until(lambda event: isinstance(event, LauncherLost))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await node.link.stop_all()
         assert _state(int(out.read_bytes())) in {"", "Z"}
         assert not (directory / "launcher/launcher.sock").exists()
@@ -185,8 +185,9 @@ def test_a_launcher_of_another_version_is_of_use(
             lost = await node.until(lambda event: isinstance(event, TaskLost))
             assert isinstance(lost, TaskLost)
             assert (lost.key, lost.never_started) == ("b-1", True)
-            assert {"key", "argv", "deadline_s"} <= heard[-1].keys()
-            assert heard[-1].get("run") == run
+            (spawn,) = [request for request in heard if request["do"] == "spawn"]
+            assert {"key", "argv", "deadline_s"} <= spawn.keys()
+            assert spawn.get("run") == run
             await node.link.close()
             node.link = node.new_link()
         finally:
@@ -200,7 +201,7 @@ def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.
     monkeypatch.setattr(launcher_reach, "START_S_MAX", 0.3)
 
     async def story(node: Node) -> None:
-        monkeypatch.setattr(launcher_reach, "START_S_MAX", 10.0)
+        monkeypatch.setattr(launcher_reach, "START_S_MAX", 60.0)
         await node.link.start()
         pid = node.link.pid
         await node.link.close()
@@ -212,7 +213,7 @@ def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.
                 await node.link.start()
         finally:
             os.kill(pid, signal.SIGCONT)
-        monkeypatch.setattr(launcher_reach, "START_S_MAX", 10.0)
+        monkeypatch.setattr(launcher_reach, "START_S_MAX", 60.0)
         await node.link.start()
         assert node.link.pid == pid
 

@@ -198,10 +198,21 @@ def guard_of(launcher: subprocess.Popen[bytes]) -> int:
 
     def found() -> list[int]:
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text(encoding="ascii").split()
-        return [int(c) for c in children if b"peerload-guard" in Path(f"/proc/{c}/cmdline").read_bytes()]
+        guards = []
+        for child in children:
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if b"peerload-guard" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    guards.append(int(child))
+        return guards
 
-    wait_until(found, what="there is a guard")
-    return found()[0]
+    guards: list[int] = []
+
+    def there_is_one() -> bool:
+        guards[:] = found()
+        return bool(guards)
+
+    wait_until(there_is_one, what="there is a guard")
+    return guards[0]
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -320,10 +331,11 @@ def test_deadlines_are_of_the_clock_that_counts_suspend(bench: Bench) -> None:
     agent = bench.agent()
     agent.spawn("late", b"true", deadline_s=now_s() + FAR_S)
     assert agent.lost("late")["never_started"] is True
-    agent.spawn("a", b"sleep", b"1000", deadline_s=now_s() + ahead_s + SOON_S)
+    agent.spawn("a", b"sleep", b"1000", deadline_s=now_s() + ahead_s + FAR_S, ts=1.0)
     pid = agent.started("a")
+    agent.send({"do": "lease", "key": "a", "deadline_s": now_s() + ahead_s + SOON_S, "ts": 2.0})
     wait_until(lambda: stands_still(pid), what="it is frozen")
-    agent.send({"do": "lease", "key": "a", "deadline_s": now_s() + ahead_s + FAR_S})
+    agent.send({"do": "lease", "key": "a", "deadline_s": now_s() + ahead_s + FAR_S, "ts": 3.0})
     wait_until(lambda: not stands_still(pid), what="it is thawed")
 
 
@@ -408,8 +420,9 @@ def test_what_comes_after_a_frozen_task_runs(bench: Bench) -> None:
     agent = bench.agent()
     for number in range(3):
         key = f"frozen{number}"
-        agent.spawn(key, b"sleep", b"1000", deadline_s=now_s() + 0.1)
+        agent.spawn(key, b"sleep", b"1000", deadline_s=now_s() + FAR_S, ts=1.0)
         pid = agent.started(key)
+        agent.send({"do": "lease", "key": key, "deadline_s": now_s() + 0.1, "ts": 2.0})
         wait_until(lambda pid=pid: stands_still(pid), what="it is frozen")  # type: ignore[misc]
         agent.send({"do": "signal", "key": key, "signal": 9})
         agent.ended(key)

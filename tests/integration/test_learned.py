@@ -19,7 +19,9 @@ selection = { policy = "longest" }
 transfer = { threshold = 1.0 }
 location = { receiver = { policy = "poll", retry_rate = 1.0 } }
 """
-SHORT, LONG = ("sleep", "0.05"), ("sleep", "0.4")
+SHORT, LONG = ("sleep", "0.05"), ("sleep", "1")
+SHORT_RUNS, LONG_RUNS = 12, 3
+"""The mean of so many stays below that of the others, though the machine stands still during one for some seconds."""
 MEASURED_WITHIN_S = 60.0
 
 
@@ -28,7 +30,7 @@ def test_the_command_known_to_take_longest_goes_also_after_a_crash() -> None:
         preset = cluster.directory / "longest.toml"
         preset.write_text(PRESET, encoding="utf-8")
         first = cluster.agent("n1", "--policy", str(preset), slots=1)
-        for command in (SHORT, LONG) * 3:
+        for command in (SHORT,) * SHORT_RUNS + (LONG,) * LONG_RUNS:
             first.wait(first.submit(*command), timeout_s=60)
         first.kill()
         first.start()
@@ -67,9 +69,11 @@ def test_the_speed_is_measured_once_kept_and_told() -> None:
         def measured(state: Path) -> float:
             return float((state / "speed").read_text(encoding="ascii"))
 
-        assert speeds(first.socket) == {"n1": 1.0, "n2": 1.0}
-        (second.state / "speed").write_text("2.5\n", encoding="ascii")
+        at_first = speeds(first.socket)
+        for agent in (first, second):
+            assert at_first[agent.node] == 1.0 or (agent.state / "speed").exists()
         second.kill()
+        (second.state / "speed").write_text("2.5\n", encoding="ascii")
         second.start()
         wait_until(
             lambda: hastened(cluster) or (first.state / "speed").exists(), MEASURED_WITHIN_S, "n1 to be measured"

@@ -31,14 +31,14 @@ def of(agent: Agent, node: str) -> dict[str, object]:
 
 
 def history(agent: Agent, node: str, last: str) -> list[object]:
-    """The states that an agent shows a node in, one after another, until it is in the last."""
+    """The states that a node has been in, as an agent has noted it, until it is in the last."""
     seen: list[object] = []
 
     def looked() -> bool:
-        state = {told["node"]: told["state"] for told in agent.call("nodes")["nodes"]}.get(node)
-        if state != (seen or [None])[-1]:
-            seen.append(state)
-        return state == last
+        with agent.client() as client:
+            parts = list(client.stream("events", what=["node"]))
+        seen[:] = [event["state"] for part in parts for event in part["events"] if event["node"] == node]
+        return seen[-1:] == [last]
 
     wait_until(looked, NOTICED_S_MAX, f"{node} to be {last}")
     return seen
@@ -54,7 +54,9 @@ def test_a_kill_is_suspected_then_known_and_a_restart_counts_on(cluster: Cluster
     n3.start()
     for other in (n1, n2):
         wait_until(lambda other=other: of(other, "n3")["state"] == "alive", NOTICED_S_MAX)  # type: ignore[misc]
-        assert of(other, "n3")["incarnation"] == before + 1
+        incarnation = of(other, "n3")["incarnation"]
+        assert isinstance(incarnation, int)
+        assert incarnation > before, "one more, and more for each time that it was suspected since"
     text = n1.cli("nodes").stdout.decode().splitlines()
     assert text[0].split()[-2:] == ["INCARNATION", "AGE"]
     assert [line.split()[0] for line in text[1:]] == ["n1", "n2", "n3"]
@@ -67,7 +69,7 @@ def test_a_hung_agent_is_noticed_and_objects_when_it_goes_on(cluster: Cluster) -
     n2.resume()
     history(n1, "n2", "alive")
     wait_until(lambda: n2.peers_alive() == {"n1", "n2", "n3"}, NOTICED_S_MAX)
-    assert n2.counters()["stalls"] >= 1
+    wait_until(lambda: n2.counters().get("stalls", 0) >= 1)
 
 
 def test_members_find_one_another_again_without_the_one_they_joined_through(cluster: Cluster) -> None:
@@ -98,6 +100,7 @@ def test_many_restarted_at_once_agree(cluster: Cluster) -> None:
 
 def test_a_node_that_leaves_has_left_and_one_that_is_forgotten_is_gone(cluster: Cluster) -> None:
     n1, n2, n3 = cluster.linked(3)
+    wait_until(lambda: of(n1, "n3")["state"] == "alive", NOTICED_S_MAX)
     refused = n1.cli("forget", "n3")
     assert refused.returncode == 125
     assert refused.stderr.decode().splitlines()[0] == "peerload: n3 is alive"

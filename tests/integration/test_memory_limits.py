@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.cluster import Agent, Cluster
+from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,4 +68,5 @@ def test_how_memory_is_limited_is_told(agents: list[Agent]) -> None:
     for agent in agents:
         how = agent.call("info")["memory_limits"]
         assert how in {"cgroup2", "cgroup1", "rlimit"}
-        assert f"their memory by {how}" in agent.log.read_text(encoding="utf-8")
+        words = f"their memory by {how}"
+        wait_until(lambda log=agent.log, w=words: w in log.read_text(encoding="utf-8"), what="it to be logged")  # type: ignore[misc]

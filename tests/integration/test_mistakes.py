@@ -146,9 +146,16 @@ def agent() -> Iterator[Agent]:
         yield cluster.agent("n1")
 
 
+@pytest.fixture(name="unused", scope="module")
+def fixture_unused() -> Iterator[Agent]:
+    """An agent that nobody has given a task, whatever other tests have done before."""
+    with Cluster() as cluster:
+        yield cluster.agent("n1")
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: " ".join(mistake.typed)[:40])
-def test_what_why_and_the_next_command(agent: Agent, mistake: Mistake) -> None:
-    done = agent.cli(*mistake.typed)
+def test_what_why_and_the_next_command(unused: Agent, mistake: Mistake) -> None:
+    done = unused.cli(*mistake.typed)
     lines = done.stderr.decode().splitlines()
     assert (done.returncode, done.stdout) == (mistake.code, b"")
     assert len(lines) == 2, lines
@@ -156,7 +163,7 @@ def test_what_why_and_the_next_command(agent: Agent, mistake: Mistake) -> None:
     assert lines[1].startswith("  ")
     assert mistake.says in lines[0]
     assert mistake.next_command in lines[1]
-    assert agent.call("tasks")["tasks"] == []
+    assert unused.call("tasks")["tasks"] == []
 
 
 def test_a_command_in_quotes_is_told_at_once(agent: Agent) -> None:

@@ -119,7 +119,7 @@ def test_a_directed_message_reaches_its_node_alone_and_once(nodes: Nodes) -> Non
     assert isinstance(reply, ProbeReply)
     assert (reply.search, reply.accepts) == (7, True)
     assert len(c.heard) == 2
-    assert a.counters["mqtt published probe"] == 1
+    wait_until(lambda: a.counters["mqtt published probe"] == 1, what="it is counted")
     assert b.counters["mqtt received probe"] == 1
 
 
@@ -133,10 +133,11 @@ def test_a_request_reaches_everybody_who_is_there_and_is_not_kept(nodes: Nodes) 
     assert b.heard[2] == c.heard[2] == (request, False)
     late = nodes("d")
     wait_until(lambda: len(late.heard) == 3, what="d hears the states")
+    wait_until(lambda: len(b.heard) == 4, what="b hears that of d")
     assert all(isinstance(message, State) for message, _ in late.heard)
     publish(a.loop, nodes.urls[0], [sealed(a.sealer, "peerload/default/main/a/ask", a.envelope(ASK, "", ""))])
     wait_until(lambda: b.counters["mqtt dropped: not for all"] == 1, what="b drops what is not for all")
-    assert len(b.heard) == 4  # d's State
+    assert len(b.heard) == 4
 
 
 def test_a_burst_arrives_whole_and_in_order(nodes: Nodes) -> None:
@@ -269,7 +270,7 @@ def test_what_a_hostile_broker_hands_over_is_dropped_and_counted(nodes: Nodes) -
     assert [message for message, _ in me.heard] == [good]
     reasons = Counter(why for _, _, why in bad)
     assert {why: me.counters[f"mqtt dropped: {why}"] for why in reasons} == dict(reasons)
-    assert me.counters["mqtt dropped"] == len(bad) + 1
+    assert me.counters["mqtt dropped"] == len(bad) + 1  # counted before the reason is
     assert me.bus.connected
 
 
@@ -292,7 +293,7 @@ def test_nothing_can_be_read_on_the_way(nodes: Nodes) -> None:
     wait_until(lambda: len(seen) >= 2, what="the States")
     assert a.send("b", ASK)
     wait_until(lambda: len(seen) == 3, what="the probe")
-    listening.result(10)
+    listening.result(60)
     for payload in seen:
         with pytest.raises(ProtocolError):
             peer.decode(payload)
@@ -337,7 +338,7 @@ def test_a_broker_that_never_answers_is_away_and_blocks_nobody(
         assert node.changes == []
         node.close()
         mute.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(60)
         for sock in held:
             sock.close()
     assert len(caplog.records) == 1
@@ -353,7 +354,10 @@ def test_the_next_broker_is_tried(
         wait_until(lambda: node.bus.connected, what="the second broker")
         assert node.bus.url == broker.url
         node.close()
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    levels = [
+        record.levelname for record in caplog.records
+    ]  # what is slow to answer is warned of, too, and tried again
+    assert (levels[0], levels[-1], levels.count("INFO")) == ("WARNING", "INFO", 1)
 
 
 @pytest.mark.rule("S13")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.cluster import Cluster
 
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 STARTS_MAX = 5
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 
@@ -111,15 +111,18 @@ class Party:
             context.load_cert_chain(pem)
         self.heard: dict[str, list[bytes]] = {}
         self.codes: list[Any] = []
+        self.is_over = False
         self._subscribed = threading.Event()
         self.client = mqtt.Client(CallbackAPIVersion.VERSION2, identifier, reconnect_on_failure=False)
         self.client.tls_set_context(context)
         self.client.on_message = self._on_message
         self.client.on_connect = lambda _c, _d, _f, code, _p: self.codes.append(code)
         self.client.on_subscribe = lambda *_: self._subscribed.set()
-        self.client.connect("localhost", port, keepalive=10)
+        self.client.on_disconnect = lambda *_: setattr(self, "is_over", True)
+        self.client.connect_timeout = ANSWER_S
+        self.client.connect("localhost", port, keepalive=int(ANSWER_S))
         self.client.loop_start()
-        wait_until(lambda: self.codes or not self.client.is_connected(), ANSWER_S, "an answer of the broker")
+        wait_until(lambda: self.codes or self.is_over, ANSWER_S, "an answer of the broker")
 
     def _on_message(self, _client: mqtt.Client, _data: object, message: mqtt.MQTTMessage) -> None:
         self.heard.setdefault(message.topic, []).append(bytes(message.payload))
@@ -131,7 +134,9 @@ class Party:
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """With QoS 1, so that the broker has dealt with it when this returns."""
-        self.client.publish(topic, payload, qos=1, retain=retain).wait_for_publish(ANSWER_S)
+        published = self.client.publish(topic, payload, qos=1, retain=retain)
+        published.wait_for_publish(ANSWER_S)
+        assert published.is_published()
 
     def close(self) -> None:
         self.client.disconnect()
