@@ -123,16 +123,21 @@ class TrustLink:
         return [peer.identity.node for peer in membership if peer.state in (PeerState.ALIVE, PeerState.SUSPECT)]
 
     def _tell(self, signed: Iterable[bytes], nodes: Iterable[str], *, but: str) -> int:
+        """Whoever is shut out, and still linked, is told of that, and of no key."""
         words, told = tuple(signed), 0
-        parts = [
-            messages.Trust(words[at : at + messages.SIGNED_MAX]) for at in range(0, len(words), messages.SIGNED_MAX)
-        ]
+        public = frozenset(self.trust.signed_revocations)
         for node in nodes:
             if node != but:
-                for message in parts:
-                    self._parts.links.send(node, message)
+                some = [raw for raw in words if raw in public] if self._is_shut_out(node) else words
+                for at in range(0, len(some), messages.SIGNED_MAX):
+                    self._parts.links.send(node, messages.Trust(tuple(some[at : at + messages.SIGNED_MAX])))
                 told += 1
         return told
+
+    def _is_shut_out(self, node: str) -> bool:
+        """Whether who is linked by that name is, or, if nobody is, whether anybody of that name ever was."""
+        shown = self._parts.links.certificate_of(node)
+        return self.trust.refuses(certificates.proven_facts(shown)) if shown else self.trust.was_revoked(node)
 
     def read_again(self) -> int:
         """Take what lies in STATE/trust and is not known here yet: somebody has put it there. → how many words. Raises
