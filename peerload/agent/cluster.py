@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent import certificates
 from peerload.agent.certificates import Pair
+from peerload.agent.joined import write_private
 from peerload.model.errors import BadRequest, ConfigError
 from peerload.wire.seal import KEY_BYTES
 
@@ -108,8 +109,9 @@ def install(directory: Path, name: str, cluster_id: str, authority: Pair, key: b
             )
         if authority.key and not found.is_issuer:
             try:
-                _write(directory / CA_KEY, authority.key)
-                _sync(directory)
+                write_private(
+                    directory / CA_KEY, authority.key
+                )  # whole, whoever is killed; a part of it would be damage
             except OSError as error:
                 raise _unusable(directory, str(error.strerror)) from None
         return read(directory)

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from peerload.wire.join import JoinRequest, JoinWelcome
 
 NEWCOMERS_MAX = 16
-"""At the door at a time, of the strangers there may be in all: they can never keep members out."""
+"""At the door at a time, of the strangers there may be in all: they can never keep members out …"""
+NEWCOMERS_OF_ONE_MAX = 12
+"""… and of them those that come from one address: who has one only keeps nobody waiting who comes from another."""
 SPEAKS_WITHIN_S = 5.0
 """What a newcomer has to say it says within this."""
 REFUSAL_S = 1.0
@@ -103,7 +105,9 @@ class Door:
             self._counters["join dropped: refused too often"] += 1
             self._broken("J2", newcomer.address, "refused too often, and not heard")
             return False
-        if len(self.newcomers) >= NEWCOMERS_MAX:
+        network = network_of(newcomer.address)
+        of_one = sum(network_of(one.address) == network for one in self.newcomers)
+        if len(self.newcomers) >= NEWCOMERS_MAX or of_one >= NEWCOMERS_OF_ONE_MAX:
             self._counters["join dropped: too many newcomers"] += 1
             self._broken("J2", newcomer.address, "too many newcomers at the door")
             return False

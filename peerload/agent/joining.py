@@ -94,8 +94,8 @@ class Joining:
                 return f"a member is called so, and is {known.state.value}"
 
     def _welcome(self, invite: Invite, key: Ed25519PublicKey, node: str) -> JoinWelcome:
-        parts, now = self._parts, datetime.now(UTC)
-        trust = parts.trust.trust
+        parts, trust = self._parts, self._parts.trust.trust
+        now = trust.certified_at(node, datetime.now(UTC))
         return JoinWelcome(
             certificates.certify(parts.cluster.authority, node, key, now, parts.tls.life),
             parts.cluster.name,

@@ -102,6 +102,7 @@ class Listener:
                 if len(self.strangers) >= STRANGERS_MAX or of_one >= STRANGERS_OF_ONE_MAX:
                     self._drop("too many strangers", address)
                     accepted.close()
+                    await asyncio.sleep(0)  # accepting waits for nothing while others wait: the agent has more to do
                 else:
                     connection = self._make()
                     self.strangers[connection] = network

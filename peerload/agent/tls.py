@@ -202,11 +202,14 @@ class Credentials:
 
     def install(self, certificate: bytes) -> None:
         """Use a certificate (PEM) that was made anew elsewhere. Raises ValueError if it is not of this cluster, this node
-        and this node's key; ConfigError if it cannot be kept."""
+        and this node's key, or not good now: others would take it as little; ConfigError if it cannot be kept."""
         found = certificates.node_facts(self.cluster.authority, certificate)
         if self.facts is None or (found.name, found.key) != (self.facts.name, self.facts.key):
             raise ValueError("a certificate for somebody else")
-        if found.valid_until <= self.facts.valid_until:
+        now = datetime.now(UTC)
+        if not found.valid_from <= now < found.valid_until:
+            raise ValueError("it is not valid now; compare the clocks")
+        if found.valid_until <= self.facts.valid_until and self.facts.valid_from <= now:
             return
         try:
             key = certificates.private_key_pem(self._path.read_bytes())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -41,6 +42,11 @@ OVERLAP_S = 3600.0
 """So long after a new key the one before it still opens."""
 OVERLAP_REVOKED_S = 30.0
 """The same where the key is changed because somebody who has it was shut out."""
+CLOCKS_S = 3600.0
+"""By so much the clocks of two nodes with the CA's key may differ, or one of them hear late of a revocation: what it makes
+meanwhile for who was shut out is covered, too. Who is let in anew gets a certificate that says it was made after that."""
+CLOCK_BACK_S_MAX = 60.0
+"""A key that came so much later than it is now says that the clock was set back: it counts as come long ago."""
 ENDS_AFTER_S = 2 * (certificates.NODE_LIFE + certificates.SKEW).total_seconds()
 """A revocation so old is dropped: every certificate that it was about has ended."""
 FINGERPRINTS_MAX = 8
@@ -150,7 +156,13 @@ class Trust:
 
     def revoked_at(self, node: str) -> float:
         """When anybody of that name was last shut out (Unix s); 0: never."""
-        return max((word.at for word in self.revocations if word.node == node), default=0.0)
+        return max((word.at - CLOCKS_S for word in self.revocations if word.node == node), default=0.0)
+
+    def certified_at(self, node: str, now: datetime) -> datetime:
+        """When a certificate for who is called so says that it was made: now, or when none of those that were revoked can
+        have been."""
+        covered = max((word.at for word in self.revocations if word.node == node), default=0.0)
+        return max(now, datetime.fromtimestamp(covered + 1.0, UTC)) if covered else now
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
@@ -166,7 +178,7 @@ class Trust:
             return (self._cluster.key,)
         (newest, at), *rest = seals
         before = rest[0][0].key if rest else self._cluster.key
-        if now >= at + newest.overlap_s or before == newest.key:
+        if now >= at + newest.overlap_s or now < at - CLOCK_BACK_S_MAX or before == newest.key:
             return (newest.key,)
         return (newest.key, before) if now >= self._seals_from(newest, at) else (before, newest.key)
 
@@ -189,6 +201,12 @@ class Trust:
         return seals[0][0].key if seals else self._cluster.key
 
     @property
+    def newest(self) -> SealKey | None:
+        """The word by which it came; None: it is the one that the cluster was made with."""
+        seals = self._seals()
+        return seals[0][0] if seals else None
+
+    @property
     def number(self) -> int:
         """Of the newest key; 0: the one that the cluster was made with."""
         seals = self._seals()
@@ -202,23 +220,28 @@ class Trust:
 
     # -- what is new ---------------------------------------------------------------------------------------------------
 
-    def revoke(self, node: str, keys: Iterable[str], now: float) -> bytes:
-        """Shut a node out → the signed word. Raises BadRequest if there are too many; OSError if it cannot be kept."""
-        if len(self.revocations) >= REVOCATIONS_MAX:
+    def revoke(self, node: str, keys: Iterable[str], now: float, *, key: bytes = b"") -> bytes:
+        """Shut a node out → the signed word; ``key``: to seal with from now on. Both are on disk, or neither is. Raises
+        BadRequest if there are too many; OSError if it cannot be kept."""
+        if sum(now - word.at < ENDS_AFTER_S for word in self.revocations) >= REVOCATIONS_MAX:
             why = f"at most {REVOCATIONS_MAX} within {ENDS_AFTER_S / 86_400:.0f} days"
             raise BadRequest("too many were revoked", why=why, hint="make a new cluster:  peerload cluster init DIR")
-        return self._made(Revoked(self._cluster.id, node, now, tuple(keys)[:FINGERPRINTS_MAX]), now)
+        made = [self._said(Revoked(self._cluster.id, node, now + CLOCKS_S, tuple(keys)[:FINGERPRINTS_MAX]))]
+        if key:
+            made.append(self._said(SealKey(self._cluster.id, self.number + 1, key, now, OVERLAP_REVOKED_S)))
+        self.take(made, now)
+        return made[0]
 
     def rotate(self, key: bytes, now: float, overlap_s: float) -> bytes:
         """A new key to seal with → the signed word. Raises OSError if it cannot be kept."""
-        return self._made(SealKey(self._cluster.id, self.number + 1, key, now, overlap_s), now)
+        made = self._said(SealKey(self._cluster.id, self.number + 1, key, now, overlap_s))
+        self.take((made,), now)
+        return made
 
-    def _made(self, word: Word, now: float) -> bytes:
+    def _said(self, word: Word) -> bytes:
         body = msgspec.msgpack.encode(word)
         signature = certificates.private_key(self._cluster.authority.key).sign(_CONTEXT + body)
-        raw = msgspec.msgpack.encode(_Signed(body, signature))
-        self.take((raw,), now)
-        return raw
+        return msgspec.msgpack.encode(_Signed(body, signature))
 
     def take(self, signed: Iterable[bytes], now: float) -> list[tuple[bytes, Word]]:
         """What of this is new, when it is on disk. Raises BadRequest if anything is not signed by the CA (nothing of it
@@ -240,7 +263,9 @@ class Trust:
 
     @staticmethod
     def _worth_keeping(held: dict[bytes, tuple[Word, float]], now: float) -> dict[bytes, tuple[Word, float]]:
-        """Without revocations of certificates that have all ended, and keys that were replaced twice."""
+        """Without revocations of certificates that have all ended, and keys that were replaced twice. By this clock and by
+        that of the newest word: where one of them is a year ahead for a moment, nobody is let in again by that."""
+        now = min(now, max((word.at for word, _ in held.values()), default=now))
         keys = [(word.number, word.key) for word, _ in held.values() if isinstance(word, SealKey)]
         newest = set(sorted(keys, reverse=True)[:KEYS_KEPT_MAX])
         return {

@@ -101,38 +101,41 @@ class TrustLink:
         keys = []
         if shown := self._parts.links.certificate_of(node):
             keys.append(certificates.key_fingerprint(certificates.key_of(shown)))
-        now = time.time()
-        new = [self.trust.revoke(node, keys, now), self._rotated(now, OVERLAP_REVOKED_S)]
+        known = frozenset(self.trust.signed)
+        revoked = self.trust.revoke(node, keys, time.time(), key=secrets.token_bytes(KEY_BYTES))
         self._admitted.pop(node, None)
-        told = self._tell(new, self._alive(), but="")
-        self._take_effect([(new[0], self.trust.revocations[-1])])
+        told = self._tell([raw for raw in self.trust.signed if raw not in known], self._alive(), but="")
+        self._take_effect([(revoked, self.trust.revocations[-1])])
         return told - 1 if node in self._alive() else told
 
-    def rotate(self) -> int:
-        """A new key for gossip and MQTT → how many were told at once. Raises OSError if it cannot be kept."""
-        new = self._rotated(time.time(), OVERLAP_S)
+    def rotate(self, overlap_s: float = OVERLAP_S) -> int:
+        """A new key for gossip and MQTT, beside which the one before opens for so long → how many were told at once. Raises
+        OSError if it cannot be kept."""
+        new = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), overlap_s)
         self._use_keys()
         self._parts.journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
         return self._tell([new], self._alive(), but="")
-
-    def _rotated(self, now: float, overlap_s: float) -> bytes:
-        return self.trust.rotate(secrets.token_bytes(KEY_BYTES), now, overlap_s)
 
     def _alive(self) -> list[str]:
         membership = self._parts.node.membership
         return [peer.identity.node for peer in membership if peer.state in (PeerState.ALIVE, PeerState.SUSPECT)]
 
     def _tell(self, signed: Iterable[bytes], nodes: Iterable[str], *, but: str) -> int:
+        """Whoever is shut out, and still linked, is told of that, and of no key."""
         words, told = tuple(signed), 0
-        parts = [
-            messages.Trust(words[at : at + messages.SIGNED_MAX]) for at in range(0, len(words), messages.SIGNED_MAX)
-        ]
+        public = frozenset(self.trust.signed_revocations)
         for node in nodes:
             if node != but:
-                for message in parts:
-                    self._parts.links.send(node, message)
+                some = [raw for raw in words if raw in public] if self._is_shut_out(node) else words
+                for at in range(0, len(some), messages.SIGNED_MAX):
+                    self._parts.links.send(node, messages.Trust(tuple(some[at : at + messages.SIGNED_MAX])))
                 told += 1
         return told
+
+    def _is_shut_out(self, node: str) -> bool:
+        """Whether who is linked by that name is, or, if nobody is, whether anybody of that name ever was."""
+        shown = self._parts.links.certificate_of(node)
+        return self.trust.refuses(certificates.proven_facts(shown)) if shown else self.trust.was_revoked(node)
 
     def read_again(self) -> int:
         """Take what lies in STATE/trust and is not known here yet: somebody has put it there. → how many words. Raises
@@ -190,6 +193,21 @@ class TrustLink:
             some = random.sample(alive, min(PASSED_ON_TO, len(alive)))
             self._tell([raw for raw, _ in new], some, but=src)
             self._take_effect(new)
+            if not over and self._knew_the_key(new):
+                self._rotate_again()
+
+    def _knew_the_key(self, new: Iterable[tuple[bytes, object]]) -> bool:
+        """Whether somebody was shut out where the newest key was not known, which that one then may have: keys were
+        changed here meanwhile. Over the broker no keys come, and nothing can be told from that."""
+        words = [word for _, word in new]
+        return any(isinstance(word, Revoked) for word in words) and self.trust.newest not in (None, *words)
+
+    def _rotate_again(self) -> None:
+        if self._parts.cluster.is_issuer:
+            try:
+                self.rotate(OVERLAP_REVOKED_S)
+            except OSError as error:
+                self._parts.fail(f"a new key cannot be kept: {error.strerror}")
 
     def _take_effect(self, new: Iterable[tuple[bytes, object]]) -> None:
         journal = self._parts.journal
@@ -214,12 +232,14 @@ class TrustLink:
         """Our certificate is due: ask one that can make them."""
         membership = self._parts.node.membership
         issuers = [peer.identity.node for peer in membership if peer.profile.issuer and peer.state is PeerState.ALIVE]
+        asked = random.sample(issuers, min(1, len(issuers)))
         if not issuers:
             self._parts.counters["certificates: nobody to ask"] += 1
             _log.warning("this node's certificate is due, and no node that can make one is there")
-            return
-        one = random.choice(issuers)  # noqa: S311 -- spreads the load, guards nothing
-        self._parts.links.send(one, messages.CertificateRequest())
+            alive = self._alive()  # what members tell of each other may be a lie: one may be able to all the same
+            asked = random.sample(alive, min(PASSED_ON_TO, len(alive)))
+        for node in asked:
+            self._parts.links.send(node, messages.CertificateRequest())
 
     def _asked(self, src: str) -> None:
         """For the name and the key that the link was made with, and for no other."""
@@ -233,9 +253,8 @@ class TrustLink:
         if facts.name != src or self.trust.refuses(facts):
             parts.counters["certificates not made"] += 1
             return
-        made = certificates.certify(
-            parts.cluster.authority, src, certificates.key_of(shown), datetime.now(UTC), parts.tls.life
-        )
+        now = self.trust.certified_at(src, datetime.now(UTC))
+        made = certificates.certify(parts.cluster.authority, src, certificates.key_of(shown), now, parts.tls.life)
         parts.counters["certificates made"] += 1
         parts.journal.happened("cluster", "certified", node=src)
         parts.links.send(src, messages.CertificateTold(made))

@@ -57,10 +57,10 @@ def refusal(token: Token, state: Path, node: str = "ws2") -> tuple[str, float]:
     return caught.value.why, time.monotonic() - began_s
 
 
-def stranger(agent: Agent) -> ssl.SSLSocket:
-    """A connection to the door that has said nothing yet."""
+def stranger(agent: Agent, source: str = "127.0.0.1") -> ssl.SSLSocket:
+    """A connection to the door, from this address, that has said nothing yet."""
     host, _, port = agent.listen.rpartition(":")
-    plain = socket.create_connection((host, int(port)), PATIENCE_S)
+    plain = socket.create_connection((host, int(port)), PATIENCE_S, (source, 0))
     return join_client._unproven().wrap_socket(plain)
 
 
@@ -339,6 +339,30 @@ def test_who_speaks_too_slowly_is_closed_and_members_are_not_kept_out(cluster: C
         link.settimeout(PATIENCE_S)
         with link, contextlib.suppress(ConnectionError, ssl.SSLError):
             assert link.recv(1) == b"", "it is closed, and nothing was said"
+
+
+@pytest.mark.rule("J2", "J3")
+def test_who_has_one_address_keeps_nobody_waiting_who_has_another(agent: Agent, tmp_path: Path) -> None:
+    token, crowd = invited(agent), []
+    is_over = threading.Event()
+
+    def silent() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(OSError), stranger(agent, "127.0.0.2") as link:
+                link.settimeout(PATIENCE_S)
+                heard(link)
+
+    for _ in range(NEWCOMERS_MAX + 4):
+        crowd.append(threading.Thread(target=silent, daemon=True))
+        crowd[-1].start()
+    try:
+        dropped = "join dropped: too many newcomers"
+        wait_until(lambda: agent.counters().get(dropped, 0) >= 4, what="there is no place for another from there")
+        assert ask(token, tmp_path / "s").key
+    finally:
+        is_over.set()
+        for one in crowd:
+            one.join(PATIENCE_S)
 
 
 def test_a_frame_cut_off_anywhere_leaves_nothing(agent: Agent, tmp_path: Path) -> None:

@@ -260,3 +260,17 @@ def test_another_cluster_is_not_written_over() -> None:
         refused = other.type("join", token)
         assert "is of another cluster" in refused.stderr
         assert (other.directory / "config" / "peerload" / "cluster" / "ca.pem").read_bytes() == before
+
+
+@pytest.mark.rule("J4")
+@pytest.mark.timeout(120)
+def test_who_is_shut_out_is_not_told_the_new_key() -> None:
+    """By the node that shuts it out as little as by those that pass it on: it had the key before, and must not have this one."""
+    with Lab() as lab:
+        one, two, three = lab.cluster("ws1", "ws2", "ws3")
+        wait_until(lambda: all(m.call("info")["peers"] == 2 for m in (one, two, three)), 60, "all to know all")
+        one.done("revoke", "ws3")
+        wait_until(lambda: two.call("info")["seal_key"] == 1, 60, "who stays gets the new key")
+        wait_until(lambda: three.call("info")["revoked"] == ["ws3"], 60, "it is told that it is out")
+        wait_until(lambda: one.states().get("ws3") == "dead" and two.states().get("ws3") == "dead", 60, "it is cut off")
+        assert three.call("info")["seal_key"] == 0

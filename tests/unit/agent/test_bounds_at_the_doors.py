@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any, cast
 
 import pytest
 
-from peerload.agent import peer_backlog, slow_frames
+from peerload.agent import peer_backlog, peer_listen, slow_frames
 from peerload.agent.connection import LocalConnection
 from peerload.agent.peer_backlog import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, Backlog
 from peerload.agent.peer_connection import PeerConnection
+from peerload.agent.peer_listen import Listener
 from peerload.agent.slow_frames import LOOK_S, LOOKS_MAX, PROGRESS_BYTES_MIN, SlowFrames
 from tests.fuzz.more_targets import Deaf
 from tests.support import PATIENCE_S
@@ -194,3 +196,40 @@ def test_who_sends_more_than_is_looked_at_is_not_read(
         assert "n2" not in backlog._waiting, "who has caught up is forgotten"
 
     asyncio.run(story())
+
+
+@pytest.mark.rule("J3")
+def test_the_agent_goes_on_between_strangers_that_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast they come: that there is always another one must not keep the loop from all else."""
+    monkeypatch.setattr(peer_listen, "STRANGERS_MAX", 0)
+    crowd, turns, turned_away = 100, 0, 0
+
+    async def run() -> None:
+        nonlocal turns
+        loop = asyncio.get_running_loop()
+        everybody = asyncio.Event()
+
+        def drop(_why: str, _who: str) -> None:
+            nonlocal turned_away
+            turned_away += 1
+            if turned_away == crowd:
+                everybody.set()
+
+        listener = Listener(cast("Any", None), cast("Any", None), drop)
+        host, _, port = (await listener.start("127.0.0.1", 0)).rpartition(":")
+        strangers = [socket.create_connection((host, int(port)), 60) for _ in range(crowd)]  # the loop stands still
+
+        def turn() -> None:
+            nonlocal turns
+            turns += 1
+            loop.call_soon(turn)
+
+        loop.call_soon(turn)
+        async with asyncio.timeout(60):
+            await everybody.wait()
+        await listener.close()
+        for stranger in strangers:
+            stranger.close()
+
+    asyncio.run(run())
+    assert turns >= crowd

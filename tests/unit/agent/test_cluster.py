@@ -250,3 +250,21 @@ def test_the_systems_is_used_by_its_owner(tmp_path: Path, monkeypatch: pytest.Mo
     cluster.make(tmp_path / "etc", "system")
     monkeypatch.setattr(cluster, "SYSTEM_DIRECTORY", tmp_path / "etc")
     assert cluster.find("", environment(tmp_path)).name == "system"
+
+
+def test_the_cas_key_that_is_brought_is_there_whole_or_not_at_all(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = cluster.read(made)
+    (made / "ca.key").unlink()
+
+    def killed(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    bring = whole.name, whole.id, whole.authority, whole.key
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", killed)
+        with pytest.raises(ConfigError, match="No space left"):
+            cluster.install(made, *bring)
+    assert not cluster.read(made).is_issuer, "it is what it was"
+    (made / "ca.key").touch(0o600)  # as a machine that lost its power may find it
+    assert cluster.install(made, *bring).authority == whole.authority
+    assert {path.name for path in made.iterdir()} == {"cluster.toml", "ca.pem", "ca.key", "seal.key"}

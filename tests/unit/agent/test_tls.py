@@ -205,6 +205,24 @@ def test_one_made_elsewhere_is_taken_if_it_is_ours(tmp_path: Path) -> None:
     shake_hands(credentials.client, made(tmp_path / "other", "ws2").server)
 
 
+@pytest.mark.rule("J1")
+@pytest.mark.parametrize("days", [-91, 25])
+def test_one_made_where_the_clock_is_wrong_does_not_take_the_place_of_a_good_one(tmp_path: Path, days: int) -> None:
+    let_in(tmp_path, life=timedelta(hours=1))
+    credentials = Credentials(member_of(), "ws1", tmp_path / "tls")
+    before, key, now = credentials.facts, certificates.key_of(credentials.certificate), datetime.now(UTC)
+    authority = cluster_of().authority
+    wrong = certificates.certify(authority, "ws1", key, now + timedelta(days=days))
+    with pytest.raises(ValueError, match="compare the clocks"):
+        credentials.install(wrong)
+    assert credentials.facts == before
+    credentials.file.write_bytes(certificates.private_key_pem(credentials.file.read_bytes()) + wrong)
+    there = Credentials(member_of(), "ws1", tmp_path / "tls")  # it was taken by an earlier version
+    there.install(certificates.certify(authority, "ws1", key, now))
+    assert there.facts is not None
+    assert there.facts.valid_from < now < there.facts.valid_until, "and one that is good takes its place"
+
+
 def test_a_key_that_no_library_can_make_is_none() -> None:
     """It says X448, and is as long as one of Ed25519: the library takes that for a fault of its own."""
     der = bytes.fromhex("302e020100300506032b656f04220420") + bytes(range(32))

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from peerload.agent import certificates, trust
 from peerload.agent.certificates import Facts, Pair
 from peerload.agent.joined import write_private
-from peerload.agent.trust import OVERLAP_S, SPREAD_S, Revoked, SealKey, Trust
+from peerload.agent.trust import CLOCKS_S, OVERLAP_S, SPREAD_S, Revoked, SealKey, Trust
 from peerload.model.errors import BadRequest
 from peerload.wire.seal import Sealer
 from tests.support import cluster_of
 
 NOW = 1_800_000_000.0
+YEAR_S = 365 * 86_400.0
 K1, K2, K3 = (bytes((number,)) * 32 for number in (1, 2, 3))
 
 
@@ -43,7 +44,14 @@ def test_who_is_shut_out_is_out_with_every_certificate_made_until_then(tmp_path:
         assert known.refuses(facts("ws3", NOW - 10))
         assert known.refuses(facts("ws3", NOW))
         assert known.refuses(facts("ws9", NOW + 100, "stolen")), "the key counts under no name"
-        assert not known.refuses(facts("ws3", NOW + 1)), "invited anew"
+        assert known.refuses(facts("ws3", NOW + CLOCKS_S)), (
+            "made where the clock is ahead, or where it was not known yet"
+        )
+        anew = known.certified_at("ws3", datetime.fromtimestamp(NOW + 1, UTC))
+        assert not known.refuses(facts("ws3", anew.timestamp())), "invited anew"
+        assert anew - certificates.SKEW < datetime.fromtimestamp(NOW, UTC), "and good at once"
+        later = datetime.fromtimestamp(NOW + 2 * CLOCKS_S, UTC)
+        assert known.certified_at("ws3", later) == known.certified_at("ws9", later) == later
         assert not known.refuses(facts("ws30", NOW - 10))
         assert known.was_revoked("ws3")
 
@@ -152,8 +160,59 @@ def test_old_revocations_and_keys_are_dropped(tmp_path: Path) -> None:
     for key in (K1, K2, K3):
         one.rotate(key, NOW, OVERLAP_S)
     assert sum(isinstance(word, SealKey) for word, _ in one._held.values()) == trust.KEYS_KEPT_MAX
-    one.revoke("ws4", [], NOW + trust.ENDS_AFTER_S + 1)
+    one.revoke("ws4", [], NOW + CLOCKS_S + trust.ENDS_AFTER_S + 1)
     assert {word.node for word in one.revocations} == {"ws4"}
+
+
+@pytest.mark.rule("J4")
+def test_a_clock_that_is_a_year_ahead_for_a_moment_lets_nobody_in_again(tmp_path: Path) -> None:
+    one, other = trust_in(tmp_path / "1"), trust_in(tmp_path / "2")
+    other.take([one.revoke("ws3", [], NOW)], NOW)
+    other.take([one.rotate(K1, NOW + 10, OVERLAP_S)], NOW + 10 + YEAR_S)
+    other.take([one.revoke("ws4", [], NOW + 20)], NOW + 20 + YEAR_S)
+    for known in (other, trust_in(tmp_path / "2")):
+        assert known.refuses(facts("ws3", NOW - 10))
+        assert known.refuses(facts("ws4", NOW - 10))
+    ahead = trust_in(tmp_path / "3")
+    word = ahead.revoke("ws5", [], NOW + YEAR_S)
+    other.take([word], NOW + 30)
+    assert other.refuses(facts("ws3", NOW - 10)), "nor does that of whoever says it"
+
+
+@pytest.mark.rule("J5")
+def test_a_clock_that_is_set_back_seals_with_no_key_of_before(tmp_path: Path) -> None:
+    one = trust_in(tmp_path / "1")
+    one.rotate(K1, NOW, OVERLAP_S)
+    assert one.keys(NOW - 10) == (cluster_of().key, K1), "a little is as if it had just come"
+    assert one.keys(NOW - YEAR_S) == (K1,)
+
+
+def test_who_is_shut_out_and_the_new_key_are_kept_at_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = trust_in(tmp_path / "1")
+    with monkeypatch.context() as patch:
+        patch.setattr(trust, "write_private", _no_room)
+        with pytest.raises(OSError, match="no room"):
+            one.revoke("ws3", [], NOW, key=K1)
+    for known in (one, trust_in(tmp_path / "1")):
+        assert known.signed == (), "said again, it is as if it had not been said"
+    written: list[bytes] = []
+
+    def write(path: Path, data: bytes) -> None:
+        written.append(data)
+        write_private(path, data)
+
+    monkeypatch.setattr(trust, "write_private", write)
+    one.revoke("ws3", [], NOW, key=K1)
+    assert len(written) == 1, "so that nobody is killed in between"
+    known = trust_in(tmp_path / "1")
+    assert known.was_revoked("ws3")
+    assert known.newest_key == K1
+
+
+def _no_room(*_: object) -> None:
+    raise OSError(28, "no room")
 
 
 def test_there_are_not_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +222,8 @@ def test_there_are_not_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         one.revoke(f"ws{number}", [], NOW)
     with pytest.raises(BadRequest, match="too many"):
         one.revoke("ws9", [], NOW)
+    one.revoke("ws9", [], NOW + CLOCKS_S + trust.ENDS_AFTER_S)  # those that mean nothing any more do not count
+    assert [word.node for word in one.revocations] == ["ws9"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"\x91\x92\xc4\x03abc\xca\0\0\0\0"])

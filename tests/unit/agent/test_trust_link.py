@@ -1,0 +1,105 @@
+"""How what the CA has said takes effect: whom a member asks for a certificate, and what those who can make them do with what they hear."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from peerload.agent.trust import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, SealKey, Trust
+from peerload.agent.trust_link import TrustLink
+from peerload.core.membership import PeerState
+from peerload.model import messages
+from tests.support import cluster_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def peer(node: str, *, issuer: bool = False) -> SimpleNamespace:
+    profile = SimpleNamespace(issuer=issuer)
+    return SimpleNamespace(identity=SimpleNamespace(node=node), profile=profile, state=PeerState.ALIVE)
+
+
+def link_of(tmp_path: Path, *peers: SimpleNamespace) -> tuple[TrustLink, list[tuple[str, messages.Message]]]:
+    """Of a node that knows these, and what it sends to whom."""
+    sent: list[tuple[str, messages.Message]] = []
+    links = SimpleNamespace(
+        send=lambda node, message: sent.append((node, message)),
+        certificate_of=lambda _node: b"",
+        made=SimpleNamespace(cut_revoked=lambda: None),
+    )
+    parts = SimpleNamespace(
+        node=SimpleNamespace(membership=list(peers)),
+        links=links,
+        counters=Counter(),
+        cluster=cluster_of(),
+        config=SimpleNamespace(node="ws1"),
+        journal=SimpleNamespace(happened=lambda *_words, **_more: None),
+        tls=SimpleNamespace(facts=None),
+        bus=None,
+    )
+    return TrustLink(cast("Any", parts), Trust(cluster_of(), tmp_path / "trust")), sent
+
+
+@pytest.mark.rule("J1")
+def test_who_is_told_that_nobody_can_renew_its_certificate_asks_all_the_same(tmp_path: Path) -> None:
+    """What a member can do is told by others, too, who may lie."""
+    link, sent = link_of(tmp_path, peer("ws2"), peer("ws3", issuer=True))
+    link.ask_for_another()
+    assert sent == [("ws3", messages.CertificateRequest())]
+    link, sent = link_of(tmp_path, peer("ws2"), peer("ws3"))
+    link.ask_for_another()
+    assert sorted(node for node, _ in sent) == ["ws2", "ws3"]
+    link, sent = link_of(tmp_path)
+    link.ask_for_another()
+    assert sent == []
+
+
+@pytest.mark.rule("J5")
+def test_who_is_shut_out_where_the_newest_key_was_not_known_does_not_keep_it(tmp_path: Path) -> None:
+    """Two nodes with the CA's key, without a way to each other: one changes keys, the other shuts somebody out."""
+
+    async def run() -> None:
+        (tmp_path / "other").mkdir()
+        other = Trust(cluster_of(), tmp_path / "other" / "trust")
+        link, sent = link_of(tmp_path, peer("ws2", issuer=True), peer("ws3"))
+        link.rotate()
+        link.rotate()
+        known_s = time.time()
+        other.revoke("ws3", [], known_s, key=b"k" * 32)
+        before = link.trust.newest
+        sent.clear()
+        link.received("ws2", messages.Trust(other.signed))
+        newest = link.trust.newest
+        assert isinstance(newest, SealKey)
+        assert newest != before
+        assert newest.overlap_s == OVERLAP_REVOKED_S
+        told = {node for node, message in sent if isinstance(message, messages.Trust) and len(message.signed)}
+        assert "ws2" in told
+        words = [raw for node, message in sent if node == "ws3" for raw in cast("messages.Trust", message).signed]
+        assert set(words) <= set(link.trust.signed_revocations), "no key"
+        other.take(link.trust.signed, known_s)
+        assert other.newest == newest
+        link.received("ws2", messages.Trust(other.signed))
+        assert link.trust.newest == newest, "once"
+        link.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.rule("J5")
+def test_keys_that_two_nodes_make_at_the_same_time_are_one_soon(tmp_path: Path) -> None:
+    for name in ("1", "2"):
+        (tmp_path / name).mkdir()
+    one, two = (Trust(cluster_of(), tmp_path / name / "trust") for name in ("1", "2"))
+    said = one.rotate(b"a" * 32, 1e9, OVERLAP_S), two.rotate(b"b" * 32, 1e9, OVERLAP_S)
+    for known in (one, two):
+        known.take(said, 1e9 + 1)
+    assert one.signed == two.signed
+    assert one.keys(1e9 + 1)[0] in two.keys(1e9 + 1), "what one seals meanwhile the other opens"
+    assert one.keys(1e9 + 2 * SPREAD_S) == two.keys(1e9 + 2 * SPREAD_S) == (b"b" * 32, b"a" * 32)
