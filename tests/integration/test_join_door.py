@@ -35,6 +35,13 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the door answers is waited for while the machine stands still."""
+    monkeypatch.setattr(join_client, "CONNECT_S", PATIENCE_S)
+    monkeypatch.setattr(join_client, "ANSWERS_WITHIN_S", PATIENCE_S)
+
+
 @pytest.fixture
 def agent(cluster: Cluster) -> Agent:
     return cluster.agent("n1")

@@ -15,6 +15,8 @@ from tests.support import wait_until
 
 ON_LOOPBACK = ("--listen", "127.0.0.1:0")
 SECOND_MACHINE_S_MAX = 60.0
+NOTICED_S_MAX = 120.0
+"""For all to show it, asked one after another: some ten seconds on a quiet machine."""
 REVOKED_S_MAX = 30.0
 """It takes about one second, and is to take ten at most; here the machine itself may stand still for some."""
 
@@ -147,7 +149,7 @@ def test_who_is_revoked_is_out_everywhere_and_comes_back_by_a_new_invitation_alo
         assert "ws3 was shut out of the cluster (revoked)" in one.call("why", task=task)["summary"]
         task = three.done(*words, "ws1", "true").strip()
         assert "was shut out of its cluster (revoked) and works alone" in three.call("why", task=task)["summary"]
-        assert time.monotonic() - began_s < 60
+        assert time.monotonic() - began_s < NOTICED_S_MAX
         for machine in (one, three):
             machine.kill()
             machine.done("up")

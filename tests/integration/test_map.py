@@ -245,6 +245,7 @@ def test_whoever_reads_its_output_may_go(agent: Agent) -> None:
         process.stderr.close()
 
 
+@pytest.mark.timeout(240)
 def test_a_killed_agent_is_waited_for() -> None:
     with Cluster() as cluster:
         agent = cluster.agent(slots=4)
@@ -252,7 +253,7 @@ def test_a_killed_agent_is_waited_for() -> None:
         wait_until(lambda: list(agent.states().values()).count("done") > 20, 20, "some to end")
         agent.kill()
         agent.start()
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
         assert output == b"".join(b"%d\n" % number for number in range(400))
         assert b"lost the agent" in errors
