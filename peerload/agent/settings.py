@@ -10,6 +10,7 @@ import difflib
 import os
 import re
 import socket
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -185,17 +186,28 @@ def default_node_name() -> str:
 
 
 def files(named: str | None, environment: dict[str, str], *, is_system: bool = False) -> list[Path]:
-    """The files there are, the weakest first; of the agent of all users, none that is some user's."""
+    """The files there are, the weakest first; of the agent of all users, none that is some user's. Raises ConfigError if
+    it cannot be seen whether one is there."""
     files = [SYSTEM_FILE, *sorted(SYSTEM_DIRECTORY.glob("*.toml"))]
     if named is not None:
-        if not Path(named).is_file():
+        if not _is_there(Path(named)):
             raise ConfigError("config", f"no such file: {named}")
-        return [path for path in files if path.is_file()] + [Path(named)]
+        return [path for path in files if _is_there(path)] + [Path(named)]
     if is_system:
-        return [path for path in files if path.is_file()]
+        return [path for path in files if _is_there(path)]
     base = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "/")) / ".config")
     files.append(Path(base) / "peerload" / "config.toml")
-    return [path for path in files if path.is_file()]
+    return [path for path in files if _is_there(path)]
+
+
+def _is_there(path: Path) -> bool:
+    """Not `Path.is_file`: what it makes of a directory that may not be entered differs from one Python to the next."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ConfigError("config", f"{path} cannot be read", why=str(error.strerror)) from None
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -193,6 +193,19 @@ def test_the_compose_file_has_its_form() -> None:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
 
 
+def test_the_image_of_the_compose_file_is_built_once_and_its_keys_by_its_user() -> None:
+    """Its user is another than root in whose place it runs: with root's HOME it would look where it may not."""
+    compose = (DEPLOY / "compose.yaml").read_text()
+    image = (DEPLOY / "Containerfile").read_text()
+    assert compose.count("build:") == 1
+    user = re.findall(r"setpriv --reuid=(\d+) --regid=(\d+)", compose)
+    assert user
+    assert set(user) == {("1000", "1000")}
+    assert "useradd --create-home --uid 1000 peerload" in image
+    assert "\n      HOME: /home/peerload\n" in compose
+    assert image.index("-r /tmp/pins.txt") < image.index("COPY peerload "), "packages before the source"
+
+
 def test_the_commands_in_the_compose_file_are_ones_that_there_are(tmp_path: Path) -> None:
     """Those that make the keys do so; the agents' flags are known."""
     compose = (DEPLOY / "compose.yaml").read_text()

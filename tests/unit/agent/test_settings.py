@@ -213,3 +213,11 @@ def test_the_hosts_name_makes_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_state_directory_is_the_same_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load({"state": "here"}, DEFAULTS, {}).state == str(tmp_path / "here")
+
+
+@pytest.mark.parametrize("named", [{}, {"config": "/" + "x" * 300}], ids=["the user's", "named"])
+def test_a_place_that_cannot_be_looked_at_is_said(places: Places, named: dict[str, str]) -> None:
+    """As the home of another account, which is what HOME may be after setpriv."""
+    places.environment["HOME"] = "/" + "x" * 300  # what root, too, cannot look at
+    with pytest.raises(ConfigError, match=r"config: /x+(/.config/peerload/config.toml)? cannot be read"):
+        places.load(**named)
