@@ -109,9 +109,7 @@ def install(directory: Path, name: str, cluster_id: str, authority: Pair, key: b
             )
         if authority.key and not found.is_issuer:
             try:
-                write_private(
-                    directory / CA_KEY, authority.key
-                )  # whole, whoever is killed; a part of it would be damage
+                write_private(directory / CA_KEY, authority.key)  # whole, or not at all: a part would be damage
             except OSError as error:
                 raise _unusable(directory, str(error.strerror)) from None
         return read(directory)
