@@ -72,7 +72,7 @@ demo: setup  ## three agents and a broker on this machine, sharing real commands
 	.venv/bin/peerload demo
 
 bench: setup  ## measure, on a quiet machine
-	@for bench in cli latency throughput queue handoff tls spread idle idle_while_waiting sim gpu mixed why map top ls kept run_stream; do .venv/bin/python tests/bench/bench_$$bench.py; done
+	@for bench in cli latency throughput queue handoff tls spread idle idle_while_waiting sim gpu mixed why map top ls kept run_stream revoke; do .venv/bin/python tests/bench/bench_$$bench.py; done
 
 theory: setup  ## hold the simulator against reference cases (CASES=FILE OUT=FILE BUDGET_S=600)
 	.venv/bin/python -m tests.theory.run --cases $(CASES) --out $(OUT) --budget-s $(BUDGET_S)
