@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ def fixture_cluster() -> Iterator[Cluster]:
         pytest.skip("only root may mount a small disk")
     with contextlib.ExitStack() as stack:
         cluster = Cluster()
+        stack.callback(shutil.rmtree, cluster.directory, ignore_errors=True)  # where the disk was
         stack.enter_context(mounted(cluster.directory / "disk"))
         stack.enter_context(cluster)
         yield cluster
