@@ -532,6 +532,22 @@ def test_an_agent_with_too_many_rights(facts: Facts) -> None:
         assert result(processes.running_tasks, facts, "rights it should not have") == "fail"
 
 
+@pytest.mark.parametrize(
+    ("administrators", "says", "expected"),
+    [
+        ({"may_be": False, "named": []}, "the agent is uid 4711", "ok"),
+        ({"may_be": False, "named": ["eve", "mallory"]}, "administrators: eve, mallory; nothing runs as them", "warn"),
+        ({"may_be": True, "named": []}, "may be administrators here", "warn"),
+        ({"may_be": True, "named": ["eve"]}, "(map_administrators = true): eve", "warn"),
+    ],
+)
+def test_users_of_other_nodes_who_would_be_administrators(
+    facts: Facts, administrators: dict[str, object], says: str, expected: str
+) -> None:
+    in_system_mode(facts, user_id=4711, administrators=administrators)
+    assert result(processes.whose_tasks, facts, says) == expected
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="what root alone may change is to be root's")
 def test_a_policy_that_others_may_change(facts: Facts, tmp_path: Path) -> None:
     assert result(files.policy, facts) == "skip"

@@ -165,3 +165,11 @@ def test_the_row_that_is_chosen_can_be_seen_without_colours() -> None:
     paint.look.focus = "tasks"
     drawn = paint.pane("tasks", 100, 9, NOW, clock_text)
     assert [line for line in drawn if any("chosen" in style for _, style in line)]
+
+
+def test_who_was_shut_out_is_called_so_whatever_else_it_is() -> None:
+    nodes = [node("ws1", self=True), node("ws2", revoked=True), node("ws3", state="dead", revoked=True)]
+    paint = painter(sample(nodes=nodes))
+    assert "1 alive 2 revoked" in pane(paint, "cluster", 120, 5)
+    rows = pane(paint, "nodes", 140, 9).splitlines()[2:5]
+    assert ["revoked" in row for row in rows] == [False, True, True]
