@@ -7,6 +7,7 @@ A policy is named ``single-threshold`` (an entry point of the group `peerload.po
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.resources
 import importlib.util
@@ -39,11 +40,17 @@ DEFAULTS = {
 def policies() -> dict[str, list[str]]:
     """kind → the names of its registered members, sorted."""
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        kind, _, name = entry.name.rpartition(".")
+    for registered in _registered():
+        kind, _, name = registered.rpartition(".")
         if kind in found:
             found[kind].append(name)
     return {kind: sorted(names) for kind, names in found.items()}
+
+
+@functools.cache
+def _registered() -> dict[str, importlib.metadata.EntryPoint]:
+    """`kind.name` → where its class is. Every installed package is looked through for that: once in a process's life."""
+    return {entry.name: entry for entry in reversed(tuple(importlib.metadata.entry_points(group=GROUP)))}
 
 
 def presets() -> list[str]:
@@ -56,7 +63,7 @@ def policy_class(kind: str, name: str, base: Path = Path()) -> type:
     """The class of one policy; a file's path counts from ``base``. Raises ConfigError naming kind and allowed names."""
     if ".py:" in name:
         return class_from_file(name, base, key=f"{kind}.policy")
-    for entry in importlib.metadata.entry_points(group=GROUP, name=f"{kind}.{name}"):
+    if (entry := _registered().get(f"{kind}.{name}")) is not None:
         loaded = entry.load()
         if isinstance(loaded, type):
             return loaded
