@@ -32,6 +32,8 @@ ANSWERS_WITHIN_S = 10.0
 """An agent that says nothing at all for so long, not even who it is, counts as stopped."""
 STARTS_WITHIN_S = 120.0
 """One that a service manager is starting, whose socket it has meanwhile, is waited for so long: it may have much to read first."""
+LAST_WORDS_MAX = 100
+"""So many answers of an agent that has hung up are looked through for why."""
 SERVICE_MANAGER = 1
 """Its process."""
 SOCKET_PATH_BYTES_MAX = 107
@@ -145,9 +147,13 @@ class Client:
         return self._request
 
     def _heed_last_word(self) -> None:
-        """The agent has hung up: raise what it said before, if that was why."""
+        """The agent has hung up: raise what it said before, if that was why. Nothing is waited for: it is here, or never was."""
+        looks = select.poll()
+        looks.register(self._socket, select.POLLIN)
         try:
-            while True:
+            for _ in range(LAST_WORDS_MAX):
+                if not looks.poll(0):
+                    return
                 self.receive()
         except AgentUnavailable:
             return

@@ -40,10 +40,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Which tests failed, for tests/again.py."""
+    """Which tests failed, for tests/again.py; none that it would try where the others were not run."""
     if hasattr(config, "workerinput"):
         return
-    failed = {report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])}
+    failed = (
+        set()
+        if config.getoption("maxfail")
+        else {report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])}
+    )
     FAILED.parent.mkdir(exist_ok=True)
     FAILED.write_text("".join(f"{test}\n" for test in sorted(failed)), encoding="utf-8")
 

@@ -204,7 +204,7 @@ def _is_there(path: Path) -> bool:
     """Not `Path.is_file`: what it makes of a directory that may not be entered differs from one Python to the next."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last of a name that no file can have
         return False
     except OSError as error:
         raise ConfigError("config", f"{path} cannot be read", why=str(error.strerror)) from None

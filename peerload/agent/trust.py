@@ -45,8 +45,11 @@ OVERLAP_REVOKED_S = 30.0
 CLOCKS_S = 3600.0
 """By so much the clocks of two nodes with the CA's key may differ, or one of them hear late of a revocation: what it makes
 meanwhile for who was shut out is covered, too. Who is let in anew gets a certificate that says it was made after that."""
+LET_IN_S = 1.0
+"""Who is let in anew has a certificate that says it was made so long after what is covered."""
 CLOCK_BACK_S_MAX = 60.0
-"""A key that came so much later than it is now says that the clock was set back: it counts as come long ago."""
+"""A key that came so much later than it is now says that the clock was set back: it counts as come long ago. What is less
+than that only makes the key before it last so much longer."""
 ENDS_AFTER_S = 2 * (certificates.NODE_LIFE + certificates.SKEW).total_seconds()
 """A revocation so old is dropped: every certificate that it was about has ended."""
 FINGERPRINTS_MAX = 8
@@ -161,8 +164,12 @@ class Trust:
     def certified_at(self, node: str, now: datetime) -> datetime:
         """When a certificate for who is called so says that it was made: now, or when none of those that were revoked can
         have been."""
-        covered = max((word.at for word in self.revocations if word.node == node), default=0.0)
-        return max(now, datetime.fromtimestamp(covered + 1.0, UTC)) if covered else now
+        covered = self._covered(node)
+        return max(now, datetime.fromtimestamp(covered + LET_IN_S, UTC)) if covered else now
+
+    def _covered(self, node: str) -> float:
+        """Certificates of that name that were made up to then (Unix s) do not count; 0: all do."""
+        return max((word.at for word in self.revocations if word.node == node), default=0.0)
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
@@ -226,7 +233,8 @@ class Trust:
         if sum(now - word.at < ENDS_AFTER_S for word in self.revocations) >= REVOCATIONS_MAX:
             why = f"at most {REVOCATIONS_MAX} within {ENDS_AFTER_S / 86_400:.0f} days"
             raise BadRequest("too many were revoked", why=why, hint="make a new cluster:  peerload cluster init DIR")
-        made = [self._said(Revoked(self._cluster.id, node, now + CLOCKS_S, tuple(keys)[:FINGERPRINTS_MAX]))]
+        at = max(now + CLOCKS_S, self._covered(node) + LET_IN_S)  # also who was let in anew since
+        made = [self._said(Revoked(self._cluster.id, node, at, tuple(keys)[:FINGERPRINTS_MAX]))]
         if key:
             made.append(self._said(SealKey(self._cluster.id, self.number + 1, key, now, OVERLAP_REVOKED_S)))
         self.take(made, now)

@@ -108,10 +108,9 @@ class TrustLink:
         self._take_effect([(revoked, self.trust.revocations[-1])])
         return told - 1 if node in self._alive() else told
 
-    def rotate(self, overlap_s: float = OVERLAP_S) -> int:
-        """A new key for gossip and MQTT, beside which the one before opens for so long → how many were told at once. Raises
-        OSError if it cannot be kept."""
-        new = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), overlap_s)
+    def rotate(self) -> int:
+        """A new key for gossip and MQTT → how many were told at once. Raises OSError if it cannot be kept."""
+        new = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_S)
         self._use_keys()
         self._parts.journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
         return self._tell([new], self._alive(), but="")
@@ -133,9 +132,16 @@ class TrustLink:
         return told
 
     def _is_shut_out(self, node: str) -> bool:
-        """Whether who is linked by that name is, or, if nobody is, whether anybody of that name ever was."""
+        """Whether who is linked by that name is, or, if nobody is, whether anybody of that name ever was, and nobody has
+        proven since to have it anew."""
+        if self._parts.links.certificate_of(node):
+            return self._is_refused(node)
+        return self.trust.was_revoked(node) and node not in self._admitted
+
+    def _is_refused(self, node: str) -> bool:
+        """Whether nobody is linked by that name whose certificate counts."""
         shown = self._parts.links.certificate_of(node)
-        return self.trust.refuses(certificates.proven_facts(shown)) if shown else self.trust.was_revoked(node)
+        return not shown or self.trust.refuses(certificates.proven_facts(shown))
 
     def read_again(self) -> int:
         """Take what lies in STATE/trust and is not known here yet: somebody has put it there. → how many words. Raises
@@ -145,6 +151,7 @@ class TrustLink:
         except (BadRequest, OSError) as error:
             raise ConfigError("state", "what the CA has said cannot be read again", why=str(error)) from None
         if new:
+            self._let_go(new)
             self._tell([raw for raw, _ in new], self._alive(), but="")
             self._take_effect(new)
         return len(new)
@@ -189,12 +196,20 @@ class TrustLink:
             self._parts.fail(f"what the CA has said cannot be kept: {error.strerror}")
             return
         if new:
-            alive = self._alive()
-            some = random.sample(alive, min(PASSED_ON_TO, len(alive)))
-            self._tell([raw for raw, _ in new], some, but=src)
+            self._let_go(new)
+            words, alive = [raw for raw, _ in new], self._alive()
+            if not over and self._parts.cluster.is_issuer and self._knew_the_key(new):
+                words += self._made_again()  # both at once: who hears of both makes no key of its own
+                self._tell(words, alive, but="")
+            else:
+                self._tell(words, random.sample(alive, min(PASSED_ON_TO, len(alive))), but=src)
             self._take_effect(new)
-            if not over and self._knew_the_key(new):
-                self._rotate_again()
+
+    def _let_go(self, new: Iterable[tuple[bytes, object]]) -> None:
+        """Who has proven to have its name anew, and was shut out since, has not."""
+        for _, word in new:
+            if isinstance(word, Revoked) and self._is_refused(word.node):
+                self._admitted.pop(word.node, None)
 
     def _knew_the_key(self, new: Iterable[tuple[bytes, object]]) -> bool:
         """Whether somebody was shut out where the newest key was not known, which that one then may have: keys were
@@ -202,12 +217,15 @@ class TrustLink:
         words = [word for _, word in new]
         return any(isinstance(word, Revoked) for word in words) and self.trust.newest not in (None, *words)
 
-    def _rotate_again(self) -> None:
-        if self._parts.cluster.is_issuer:
-            try:
-                self.rotate(OVERLAP_REVOKED_S)
-            except OSError as error:
-                self._parts.fail(f"a new key cannot be kept: {error.strerror}")
+    def _made_again(self) -> list[bytes]:
+        """Another new key; none if it cannot be kept."""
+        try:
+            made = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_REVOKED_S)
+        except OSError as error:
+            self._parts.fail(f"a new key cannot be kept: {error.strerror}")
+            return []
+        self._parts.journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
+        return [made]
 
     def _take_effect(self, new: Iterable[tuple[bytes, object]]) -> None:
         journal = self._parts.journal

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROUNDS_MAX = 5
-HEALED_S_MAX = 240.0
+HEALED_S_MAX = 180.0
 """After a cut has healed all believe all to be alive again within this. Most often links that have outlived the cut do that
-at once; where none has, a lost member is tried by each of three others within 1.5 times `reconnect_s` by its share of all,
-which of five nodes is 180 s, and not every node can dial every other."""
+at once. Where none has, whoever lost at least half of all tries one of them within 90 s (1.5 times `reconnect_s` by that
+share); twice that, since not every node can dial every other."""
 LEASES_HOLD_S = 30.0
 """A cut that was over by then has cost no task its lease of 60 s, which is renewed long before its end."""
 TWO_SITES = {"east": ["e1", "e2"], "west": ["w1", "w2"]}

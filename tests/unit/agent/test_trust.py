@@ -33,6 +33,20 @@ def facts(node: str, issued_at: float, key: str = "k") -> Facts:
     return Facts(node, valid_from, valid_from + timedelta(days=91), "f", key)
 
 
+@pytest.mark.rule("J4")
+@pytest.mark.parametrize("ahead_s", [0.0, 3000.0], ids=["at once", "by a clock that is ahead"])
+def test_who_is_shut_out_a_second_time_is_out_with_what_it_got_in_between(tmp_path: Path, ahead_s: float) -> None:
+    one, other = trust_in(tmp_path / "1"), trust_in(tmp_path / "2")
+    other.take([one.revoke("ws3", [], NOW + ahead_s)], NOW)
+    anew = facts("ws3", other.certified_at("ws3", datetime.fromtimestamp(NOW, UTC)).timestamp())
+    assert not other.refuses(anew)
+    one.take([other.revoke("ws3", [], NOW + 1)], NOW + 1)
+    for known in (one, other):
+        assert known.refuses(anew)
+        once_more = known.certified_at("ws3", datetime.fromtimestamp(NOW + 2, UTC))
+        assert not known.refuses(facts("ws3", once_more.timestamp()))
+
+
 def test_who_is_shut_out_is_out_with_every_certificate_made_until_then(tmp_path: Path) -> None:
     one = trust_in(tmp_path / "1")
     raw = one.revoke("ws3", ["stolen"], NOW)

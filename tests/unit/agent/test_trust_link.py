@@ -93,6 +93,65 @@ def test_who_is_shut_out_where_the_newest_key_was_not_known_does_not_keep_it(tmp
 
 
 @pytest.mark.rule("J5")
+def test_nodes_with_the_cas_key_make_one_key_anew_and_not_each_its_own(tmp_path: Path) -> None:
+    """What each says reaches the others in the order in which it was said."""
+
+    async def run() -> None:
+        names = [f"ws{number}" for number in range(1, 7)]
+        links: dict[str, TrustLink] = {}
+        said: dict[str, list[tuple[str, messages.Message]]] = {}
+        for name in names:
+            (tmp_path / name).mkdir()
+            others = [peer(other, issuer=True) for other in names if other != name]
+            links[name], said[name] = link_of(tmp_path / name, *others)
+        links["ws1"].rotate()
+        links["ws1"].rotate()
+
+        def deliver() -> None:
+            while any(said.values()):
+                for src, words in said.items():
+                    if words:
+                        node, message = words.pop(0)
+                        links[node].received(src, message)
+
+        deliver()
+        (tmp_path / "away").mkdir()
+        away = Trust(cluster_of(), tmp_path / "away" / "trust")
+        links["ws2"].received("ws9", messages.Trust((away.revoke("ws8", [], time.time()),)))
+        deliver()
+        assert {link.trust.number for link in links.values()} == {3}
+        assert len({link.trust.signed for link in links.values()}) == 1
+        assert sum(isinstance(word, SealKey) and word.number == 3 for word, _ in links["ws1"].trust._held.values()) == 1
+        for link in links.values():
+            link.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.rule("J4")
+def test_who_was_let_in_anew_is_told_new_keys_also_while_no_link_stands(tmp_path: Path) -> None:
+    async def run() -> None:
+        link, sent = link_of(tmp_path, peer("ws3"))
+        link.revoke("ws3")
+        sent.clear()
+        link.rotate()
+        assert sent == [], "who is shut out is told no key"
+        link.met(cast("Any", SimpleNamespace(identity=SimpleNamespace(node="ws3", boot="b"), trust=link.trust.digest)))
+        link.rotate()
+        assert [node for node, _ in sent] == ["ws3"]
+        sent.clear()
+        link.revoke("ws3")
+        assert [raw for _, message in sent for raw in cast("messages.Trust", message).signed] == [
+            raw for raw in link.trust.signed_revocations if raw in cast("messages.Trust", sent[0][1]).signed
+        ]
+        link.rotate()
+        assert len(sent) == 1, "it is shut out again"
+        link.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.rule("J5")
 def test_keys_that_two_nodes_make_at_the_same_time_are_one_soon(tmp_path: Path) -> None:
     for name in ("1", "2"):
         (tmp_path / name).mkdir()
