@@ -7,6 +7,7 @@ told so and cut off; one that does not read is waited for, and only it.
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING
 
 from peerload.agent import local_socket
@@ -53,7 +54,16 @@ class ControlServer:
         ConfigError if the place is taken by a living agent or cannot be used."""
         self._keeps_name = handed_over is not None
         listener = local_socket.listen(self._parts.config) if handed_over is None else handed_over
-        self._server = await asyncio.get_running_loop().create_unix_server(lambda: LocalConnection(self), sock=listener)
+        loop = asyncio.get_running_loop()
+        if sys.version_info >= (
+            3,
+            13,
+        ):  # from then on it would remove the name at the end, also of a socket handed over
+            self._server = await loop.create_unix_server(
+                lambda: LocalConnection(self), sock=listener, cleanup_socket=False
+            )
+        else:
+            self._server = await loop.create_unix_server(lambda: LocalConnection(self), sock=listener)
 
     async def close(self) -> None:
         """Stop listening; clients that wait are told by the closed connection. That they are gone is told to nobody: it is we

@@ -76,6 +76,8 @@ class Happened(msgspec.Struct, frozen=True, gc=False):
 
 _TYPES = (int, int, bytes, str, int, str, int, str, float, int, float, float, float)
 """What those up to ended_at hold."""
+ENDED_AT = 12
+"""Of a task that has not ended it is 0.0 in its row. Newer SQLite (3.46, not 3.40) tells it as the index `unfinished` says it: 0."""
 _EVENT_TYPES = (int, float, str, str, int, str, str)
 Found = tuple[Any, ...]
 """A row of tasks with the columns of COLUMNS."""
@@ -118,6 +120,8 @@ def decoded_record(row: Found, home: str) -> TaskRecord:
     state = _STATES.get(row[3]) if isinstance(row[3], str) else None
     if state is None:
         raise StoreError(f"{name} has no state that is known", why=repr(row[3]))
+    if type(row[ENDED_AT]) is int and row[ENDED_AT] == 0:
+        row = (*row[:ENDED_AT], 0.0, *row[ENDED_AT + 1 :])
     attempt, node, nonce, machine_boot, lease_s, migrations, submitted_at, started_at, ended_at = row[4:13]
     if tuple(map(type, row[: len(_TYPES)])) != _TYPES or not isinstance(row[14], str):
         raise StoreError(f"{name} is damaged", why="a column has a value of the wrong kind")

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import pytest
 
-from peerload.agent import store, store_read
+from peerload.agent import store, store_read, store_rows
 from peerload.agent.disk import Reserve
 from peerload.agent.store import Store
 from peerload.agent.store_removal import Upkeep
@@ -393,6 +393,14 @@ def test_a_row_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert [(damage.task, "submission 1 " in damage.why) for damage in kept.damaged] == [("ws1/1", True)]
         with pytest.raises(StoreError, match="ws1/1 is damaged"):
             opened.store.task_rows(1, None)
+
+
+def test_a_task_that_has_not_ended_is_read_however_sqlite_tells_when_it_did() -> None:
+    row = (1, -1, b"u" * 16, "queued", 0, "", 0, "", 0.0, 0, 1.0, 0.0, 0.0, None, "", None)
+    told = (*row[: store_rows.ENDED_AT], 0, *row[store_rows.ENDED_AT + 1 :])
+    assert store_rows.decoded_record(told, "n1") == store_rows.decoded_record(row, "n1")
+    with pytest.raises(StoreError, match="damaged"):
+        store_rows.decoded_record((*row[: store_rows.ENDED_AT], 1, *row[store_rows.ENDED_AT + 1 :]), "n1")
 
 
 def test_a_failed_write_is_final(tmp_path: Path) -> None:
