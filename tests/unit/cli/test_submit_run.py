@@ -26,6 +26,7 @@ from tests.unit.cli.fake_agent import (  # noqa: F401 -- one is a fixture
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 TASK = {"id": "ws1/42", "state": "done"}
@@ -316,14 +317,31 @@ def test_run_detaches_at_a_key(agent: FakeAgent) -> None:
     assert agent.asked(control.Detach)
 
 
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """What `start_run` started does not outlive its test."""
+    yield
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
 def start_run(agent: FakeAgent, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command_line("run", *words),
         env=environment(agent),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         **settings,
     )
+    _started.append(process)
+    return process
 
 
 def test_first_interrupt_reaches_the_task_second_cancels(agent: FakeAgent) -> None:
