@@ -4,6 +4,7 @@ execute."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import shutil
 import socket
@@ -20,7 +21,7 @@ from peerload.agent.tls import Credentials
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from peerload.agent.cluster import Cluster
 
@@ -49,13 +50,14 @@ def free_port() -> int:
         return port
 
 
-def keep_port(address: str = "127.0.0.1", port: int = 0) -> socket.socket:
-    """A socket that keeps a TCP port for a server that a test starts later: nobody is given that port by chance, and who
-    asks for it by its number may listen there, as if it were free. Close it at the end."""
-    kept = socket.socket()
-    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    kept.bind((address, port))
-    return kept
+@contextlib.contextmanager
+def kept_port(address: str = "127.0.0.1", port: int = 0) -> Iterator[int]:
+    """A TCP port that nobody is given by chance, as one that was found free and let go may be a moment later. A server
+    that says SO_REUSEADDR, as servers do, may listen there; while none does, connections to it are refused."""
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind((address, port))
+        yield keeper.getsockname()[1]
 
 
 @functools.cache

@@ -27,7 +27,8 @@ CHANCE_MAX = 3.0
 SLACK_S = 0.05
 """A task may be so much earlier or later than in any simulated run: a machine has more to do than to keep time."""
 TRIES_MAX = 3
-"""A machine that stands still for seconds holds up real agents and no simulated ones: then both are given it all again."""
+"""A machine that stands still for seconds holds up real agents and no simulated ones: then both are given it all twice
+more, and have to agree both times."""
 WITHIN_MIN = 0.9
 """Share of tasks that end no earlier and no later than in some simulated run."""
 
@@ -61,16 +62,31 @@ def compared(policy: str, live: Outcome, simulated: Simulated) -> tuple[float, f
     return abs(apart[0]), abs(apart[1]), within
 
 
-def agree(policy: str, jobs: list[Job], chance: float) -> bool:
-    """Whether they do, with so many standard deviations left to chance."""
+def agree(policy: str, jobs: list[Job], chance: float) -> tuple[bool, str]:
+    """Whether they do, with so many standard deviations left to chance, and how far apart they are."""
     live = play(policy, NODES, jobs)
     simulated = simulate(policy, NODES, live)
     response, transfers, within = compared(policy, live, simulated)
-    return (
-        response <= RESPONSE_SHARE_MAX + chance * simulated.spread(simulated.mean_response_s)
-        and transfers <= TRANSFERS_SHARE_MAX + chance * simulated.spread(simulated.transfers)
-        and within >= WITHIN_MIN
+    response_max = RESPONSE_SHARE_MAX + chance * simulated.spread(simulated.mean_response_s)
+    transfers_max = TRANSFERS_SHARE_MAX + chance * simulated.spread(simulated.transfers)
+    is_so = response <= response_max and transfers <= transfers_max and within >= WITHIN_MIN
+    found = (
+        f"mean response {response:.1%} apart (at most {response_max:.1%}), transfers {transfers:.1%} apart "
+        f"(at most {transfers_max:.1%}), {within:.1%} of tasks within the simulated range (at least {WITHIN_MIN:.0%})"
     )
+    return is_so, found
+
+
+def assert_they_agree(policy: str, jobs: list[Job], chance: float) -> None:
+    """The first time, or both times after it."""
+    is_so, found = agree(policy, jobs, chance)
+    tries = [found]
+    if not is_so:
+        is_so = True
+        while is_so and len(tries) < TRIES_MAX:
+            is_so, found = agree(policy, jobs, chance)
+            tries.append(found)
+    assert is_so, f"{policy}: not the first time, nor both times after it:\n" + "\n".join(tries)
 
 
 @pytest.mark.long
@@ -78,7 +94,7 @@ def agree(policy: str, jobs: list[Job], chance: float) -> bool:
 @pytest.mark.parametrize("policy", PRESETS[-1:])
 def test_the_simulator_and_real_agents_agree_in_short(policy: str) -> None:
     need_broker("mosquitto")
-    assert any(agree(policy, workload(150, 0.2, seed=1), CHANCE_MAX) for _ in range(TRIES_MAX))
+    assert_they_agree(policy, workload(150, 0.2, seed=1), CHANCE_MAX)
 
 
 @pytest.mark.long
@@ -86,4 +102,4 @@ def test_the_simulator_and_real_agents_agree_in_short(policy: str) -> None:
 @pytest.mark.parametrize("policy", PRESETS)
 def test_the_simulator_and_real_agents_agree(policy: str) -> None:
     need_broker("mosquitto")
-    assert any(agree(policy, workload(1800, 0.5, seed=2), 0.0) for _ in range(TRIES_MAX))
+    assert_they_agree(policy, workload(1800, 0.5, seed=2), 0.0)

@@ -16,7 +16,7 @@ import pytest
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
 from tests.integration.cluster import ROOT, Cluster, program
-from tests.support import keep_port, wait_until
+from tests.support import kept_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,9 +97,10 @@ class Desk:
         for name, text in OTHER_MACHINE.items():
             (bin_directory / name).write_text(text.replace("HERE", str(self.other)), encoding="utf-8")
             (bin_directory / name).chmod(0o755)
-        self._kept = [keep_port()]
-        self.port = int(self._kept[0].getsockname()[1])
-        self._kept.append(keep_port("127.0.0.2", self.port))
+        with contextlib.ExitStack() as kept:
+            self.port = kept.enter_context(kept_port())
+            kept.enter_context(kept_port("127.0.0.2", self.port))
+            self._kept = kept.pop_all()
         self.token = ""
         self.gpu_agent: subprocess.Popen[bytes] | None = None
 
@@ -156,8 +157,7 @@ class Desk:
 
     def close(self) -> None:
         """Give back its ports."""
-        for kept in self._kept:
-            kept.close()
+        self._kept.close()
 
     def up(self) -> dict[str, Any]:
         """Have an agent, and what it says of itself."""

@@ -65,12 +65,17 @@ def test_a_sound_agent_fails_nothing(cluster: Cluster) -> None:
     found: dict[str, dict[str, str]] = {}
 
     def is_sound() -> bool:
-        """A peer that stands still a moment is not alive for that long."""
+        """A peer that stands still a moment is not alive for that long; and one that does so while it introduces itself
+        seems to have another time, until it does so again."""
         found.update(examined(cluster, first.socket))
-        return "1 peer alive" in found["peers"]["says"] and all(one["result"] != "fail" for one in found.values())
+        if re.search("(ahead of|behind) this machine|within [1-9]", found["clocks"]["says"]):
+            second.kill()
+            second.start()
+        is_near = "those of 1 peer within 0." in found["clocks"]["says"]
+        nothing_fails = all(one["result"] != "fail" for one in found.values())
+        return is_near and nothing_fails and "1 peer alive" in found["peers"]["says"]
 
     wait_until(is_sound, what="nothing to fail")
-    assert re.search(r"1 peer within \d|(ahead of|behind) this machine", found["clocks"]["says"])
     assert f"node {first.node} answers" in found["agent"]["says"]
     (peer,) = second.call("checkup")["peers"]
     assert peer["node"] == first.node

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from peerload.agent import certificates, join_client
-from peerload.agent.join_door import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX, WITHIN_S
+from peerload.agent.join_door import NEWCOMERS_MAX, REFUSAL_S, REFUSALS_MAX, SPEAKS_WITHIN_S, WITHIN_S
 from peerload.model.errors import BadRequest, LinkUnavailable, PeerloadError
 from peerload.wire import join
 from peerload.wire.token import Token, parse
@@ -328,6 +328,7 @@ def test_requests_that_cannot_be_are_not_looked_into(agent: Agent, node: str, cs
 @pytest.mark.rule("J3")
 @pytest.mark.bad_input("slow-loris")
 def test_who_speaks_too_slowly_is_closed_and_members_are_not_kept_out(cluster: Cluster, agent: Agent) -> None:
+    assert SPEAKS_WITHIN_S <= 5.0, "who says nothing is shut out within 5 s"
     slow = []
 
     def there_are_too_many() -> bool:

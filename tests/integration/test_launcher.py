@@ -411,7 +411,7 @@ def test_garbage_costs_the_connection_alone(bench: Bench, raw: bytes) -> None:
         agent.next()
     assert [key for key, _ in bench.agent().listed()["running"]] == ["a"]
     assert launcher.poll() is None
-    assert _state(pid) not in {"", "Z"}
+    assert _state(pid) in {"R", "S", "D"}
 
 
 def test_a_full_disk_ends_no_task(bench: Bench) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MARKED = {b"PATH": b"/usr/bin:/bin", b"PEERLOAD_TASK_ID": b"n/1"}
 GONE = {"", "Z"}
+GOES_ON = {"R", "S", "D"}
 
 
 @pytest.fixture
@@ -97,8 +98,8 @@ def test_a_process_with_a_pid_used_again_is_left_alone(bench: Bench, strangers: 
         log.append([["d", 0, 0, boot, ["/no/such/output"]]])
         log.close()
         bench.launcher()
-        assert _state(other.pid) not in GONE
-        assert _state(orphan) not in GONE
+        assert _state(other.pid) in GOES_ON
+        assert _state(orphan) in GOES_ON
     finally:
         os.kill(orphan, signal.SIGKILL)
 
@@ -254,14 +255,14 @@ def test_an_idle_launcher_sleeps(bench: Bench) -> None:
     agent.ended("a")
     agent.listed()
 
-    def sleeps() -> bool:
-        """For two seconds; what was still to be done when they began may wake it, and then it sleeps for the next two."""
+    def sleeps(for_s: int) -> bool:
         before = (wake_ups(launcher.pid), cpu_ticks(launcher.pid))
-        subprocess.run(["sleep", "2"], check=True)
+        subprocess.run(["sleep", str(for_s)], check=True)
         return _state(launcher.pid) == "S" and (wake_ups(launcher.pid), cpu_ticks(launcher.pid)) == before
 
+    wait_until(lambda: sleeps(1), what="it to have done what was still to be done")
     # The kernel may still move it about; what it must not do is wake up by itself: nothing is due in its poll.
-    wait_until(sleeps, what="it to sleep for two seconds")
+    assert any(sleeps(5) for _ in range(3)), "it sleeps for five seconds"
 
 
 def test_its_logs_stay_bounded(bench: Bench) -> None:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
     from tests.integration.cluster import Agent
 
-REVOKED_S_MAX = 30.0
-"""It takes about one second, and is to take ten at most; here the machine itself may stand still for some."""
+REVOKED_S_MAX = 10.0
+"""It takes about one second, and this at most; if the machine stands still meanwhile, another is shut out."""
+SHUT_OUT = ("n8", "n81", "n82")
 ROOT = "peerload/default/main"
 
 
@@ -96,6 +97,11 @@ def words_in(payload: bytes) -> list[Revoked]:
     return [word for word in found if isinstance(word, Revoked)]
 
 
+def _names_in(payloads: list[bytes] | None) -> list[str]:
+    """Who the last of them says is out."""
+    return sorted(word.node for word in words_in(payloads[-1])) if payloads else []
+
+
 @pytest.mark.rule("J4", "M2")
 def test_who_is_shut_out_is_told_over_the_broker_and_nothing_secret(
     broker: TlsBroker, agents: list[Agent], tmp_path: Path
@@ -104,17 +110,22 @@ def test_who_is_shut_out_is_told_over_the_broker_and_nothing_secret(
     mine, theirs = f"{ROOT}/n1/revoked", f"{ROOT}/n7/revoked"
     with party(broker, broker.pem_of("n7")) as listener:
         listener.subscribe("peerload/+/+/+/revoked")
-        began_s = time.monotonic()
-        assert one.cli("revoke", "--force", "n8").returncode == 0
-        wait_until(lambda: listener.heard.get(mine), REVOKED_S_MAX, "it over the broker")
-        assert time.monotonic() - began_s < REVOKED_S_MAX
-        assert [word.node for word in words_in(listener.heard[mine][-1])] == ["n8"]
+        out: list[str] = []
+        took_s: list[float] = []
+        while len(out) < len(SHUT_OUT) and not (took_s and min(took_s) < REVOKED_S_MAX):
+            out.append(SHUT_OUT[len(out)])
+            began_s = time.monotonic()
+            assert one.cli("revoke", "--force", out[-1]).returncode == 0
+            wait_until(lambda: _names_in(listener.heard.get(mine)) == out, what="it over the broker")
+            took_s.append(time.monotonic() - began_s)
+        assert min(took_s) < REVOKED_S_MAX, took_s
         # a node that no link reaches says who was shut out, as another that has the CA's key told it
         raw = Trust(cluster_of(), tmp_path / "trust").revoke("n9", (), time.time())
         listener.publish(theirs, msgspec.msgpack.encode([raw]), retain=True)
         for agent in agents:
-            wait_until(lambda a=agent: "n9" in a.call("info")["revoked"], REVOKED_S_MAX, "it is believed")  # type: ignore[misc]
-        wait_until(lambda: {"n8", "n9"} == {w.node for w in words_in(listener.heard[mine][-1])}, 20, "and passed on")
+            wait_until(lambda a=agent: "n9" in a.call("info")["revoked"], what="it is believed")  # type: ignore[misc]
+        all_out = [*out, "n9"]
+        wait_until(lambda: _names_in(listener.heard[mine]) == all_out, 20, "and passed on")
         before = {agent: agent.call("info") for agent in agents}
         other = Trust(cluster_of("another")._replace(id=cluster_of().id), tmp_path / "other")
         forged = other.revoke("n2", (), time.time())
@@ -130,13 +141,13 @@ def test_who_is_shut_out_is_told_over_the_broker_and_nothing_secret(
         wait_until(lambda: one.counters().get("words not signed by the CA"), 20, "the forged one is counted")
         wait_until(lambda: one.counters().get("mqtt dropped: malformed", 0) >= 3, 20, "what is none is counted")
         for agent in agents:
-            assert agent.call("info")["revoked"] == before[agent]["revoked"] == ["n8", "n9"]
+            assert agent.call("info")["revoked"] == before[agent]["revoked"] == all_out
         listener.publish(theirs, b"", retain=True)
     assert one.cli("cluster", "rotate").returncode == 0
     with party(broker, broker.pem_of("n6")) as late:
         late.subscribe("peerload/+/+/+/revoked")
         wait_until(lambda: late.heard.get(mine), 20, "it is retained")
-        assert {word.node for word in words_in(late.heard[mine][-1])} == {"n8", "n9"}
+        assert _names_in(late.heard[mine]) == all_out
     wait_until(lambda: two.call("info")["seal_key"] >= 1, what="the key to come over the link")
 
 

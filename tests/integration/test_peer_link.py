@@ -36,8 +36,7 @@ from peerload.model.resources import Profile
 from peerload.model.task import TaskSpec
 from peerload.wire import peer
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- a fixture
-from tests.ports import kept_port
-from tests.support import PATIENCE_S, credentials_of, local_credentials_of, wait_until
+from tests.support import PATIENCE_S, credentials_of, kept_port, local_credentials_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

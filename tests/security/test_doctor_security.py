@@ -36,9 +36,8 @@ from peerload.cli.doctor_security import LOOKS, examine, permitted
 from peerload.cli.security_rules import RULES
 from tests.integration.cluster import program
 from tests.integration.machines import Lab
-from tests.ports import kept_port
 from tests.security import careless
-from tests.support import PATIENCE_S, wait_until
+from tests.support import PATIENCE_S, kept_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from typing import Any, cast
 
 import pytest
 
 from peerload.agent import peer_backlog, peer_listen, slow_frames
 from peerload.agent.connection import LocalConnection
+from peerload.agent.join_door import Door
 from peerload.agent.peer_backlog import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, Backlog
 from peerload.agent.peer_connection import PeerConnection
 from peerload.agent.peer_listen import Listener
@@ -194,6 +196,34 @@ def test_who_sends_more_than_is_looked_at_is_not_read(
         inbox.taken_count = inbox.put_count
         assert not backlog.came(cast("Any", link), "n2", size_bytes)
         assert "n2" not in backlog._waiting, "who has caught up is forgotten"
+
+    asyncio.run(story())
+
+
+class _Newcomer:
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+
+@pytest.mark.rule("J3")
+def test_who_is_at_the_door_is_bounded_for_one_address_and_for_all() -> None:
+    async def story() -> None:
+        counters: Counter[str] = Counter()
+        nothing = cast("Any", None)
+        door = Door(nothing, b"", nothing, nothing, nothing, nothing, counters)
+
+        def admitted(address: str) -> bool:
+            return door.admit(cast("Any", _Newcomer(address)))
+
+        assert all(admitted("192.0.2.1") for _ in range(12))
+        assert not admitted("192.0.2.1"), "so many of one address"
+        assert all(admitted("192.0.2.2") for _ in range(4)), "another has room"
+        assert not admitted("192.0.2.3"), "so many in all"
+        assert not admitted("192.0.2.1")
+        assert counters == {"join dropped: too many newcomers": 3}
+        door.gone(next(one for one in door.newcomers if one.address == "192.0.2.2"))
+        assert not admitted("192.0.2.1"), "one that goes makes room for others, not for who has his share"
+        assert admitted("192.0.2.3")
 
     asyncio.run(story())
 

@@ -334,6 +334,15 @@ def test_an_environment_is_kept_once(tmp_path: Path) -> None:
     assert (tmp_path / "db").stat().st_size < 1_000_000, "on disk"
 
 
+def timed_twice(work: Callable[[], Any]) -> tuple[float, Any]:
+    """The processor time that it takes, in s, the smaller of two: a busy machine makes it more; and what it returns."""
+    began_s = time.process_time()
+    work()
+    between_s = time.process_time()
+    result = work()
+    return min(between_s - began_s, time.process_time() - between_s), result
+
+
 def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with Opened(path) as opened:
@@ -353,15 +362,12 @@ def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
     connection.commit()
     connection.close()
     with Opened(path) as opened:
-        before_s = time.process_time()
-        kept = opened.store.recover()
-        took_s = time.process_time() - before_s
+        took_s, kept = timed_twice(opened.store.recover)
         assert (len(kept.tasks), len(kept.tokens), kept.counter) == (100_000, 100_000, 100_000)
-        assert took_s < 15.0, "of processor time: two on a quiet machine"
-        before_s = time.process_time()
-        listing = opened.store.list_tasks(0.0, 100)
-        assert opened.store.counts() == {"queued": 100_000}
-        assert time.process_time() - before_s < 2.0
+        assert took_s < 5.0, "two on a quiet machine"
+        took_s, (listing, counts) = timed_twice(lambda: (opened.store.list_tasks(0.0, 100), opened.store.counts()))
+        assert counts == {"queued": 100_000}
+        assert took_s < 0.5
         shown = [record.task for record, _ in listing.rows]
         assert ([shown[0], shown[-1]], listing.truncated) == (["ws1/1", "ws1/100"], True)
 

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -25,6 +26,7 @@ from tests.unit.cli.fake_agent import (  # noqa: F401 -- one is a fixture
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 TASK = {"id": "ws1/42", "state": "done"}
@@ -315,14 +317,31 @@ def test_run_detaches_at_a_key(agent: FakeAgent) -> None:
     assert agent.asked(control.Detach)
 
 
+_started: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _ended() -> Iterator[None]:
+    """What `start_run` started does not outlive its test."""
+    yield
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
 def start_run(agent: FakeAgent, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         command_line("run", *words),
         env=environment(agent),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         **settings,
     )
+    _started.append(process)
+    return process
 
 
 def test_first_interrupt_reaches_the_task_second_cancels(agent: FakeAgent) -> None:
@@ -340,17 +359,23 @@ def test_first_interrupt_reaches_the_task_second_cancels(agent: FakeAgent) -> No
     agent.handlers |= {"output": output, "cancel": cancel, "signal": lambda _request, reply: reply.ok()}
     process = start_run(agent, "x")
     wait_until(lambda: agent.asked(control.Output), what="the run follows its task")
+    before_s = time.monotonic()
     process.send_signal(signal.SIGINT)
     wait_until(lambda: agent.asked(control.Signal), what="SIGINT reaches the task")
     assert agent.asked(control.Signal)[0].signal == signal.SIGINT
     assert agent.asked(control.Cancel) == []
-    while not agent.asked(control.Cancel):  # one that comes too long after the last is a first one again
-        heard = len(agent.asked(control.Signal))
+    while True:
+        heard, sent_s = len(agent.asked(control.Signal)), time.monotonic()
         process.send_signal(signal.SIGINT)
         wait_until(
             lambda heard=heard: agent.asked(control.Cancel) or len(agent.asked(control.Signal)) > heard,  # type: ignore[misc]
             what="the second one to be heard",
         )
+        if agent.asked(control.Cancel):
+            break
+        # one that comes too late, when the machine stood still, is a first one again
+        assert time.monotonic() - before_s > 2.0, "the second within 2 s cancels"
+        before_s = sent_s
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"cancelling ws1/42" in errors
