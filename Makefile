@@ -40,10 +40,10 @@ $(INSTALLED): .venv/requirements pyproject.toml .ci/setup
 	@touch $@
 
 test: lint  ## everything that must pass: lint, then the tests (PYTEST_ARGS='-k lease -x')
-	.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS) || .venv/bin/python -m tests.again $$?
+	.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 ci-long: setup  ## the tests that take too long for `make test`, up to an hour
-	.venv/bin/python -m pytest -m long $(PYTEST_ARGS) tests || .venv/bin/python -m tests.again $$?
+	.venv/bin/python -m pytest -m long $(PYTEST_ARGS) tests
 
 lint: setup  ## ruff, mypy --strict and the layers, side by side
 	@$(MAKE) --no-print-directory --keep-going -j4 -Otarget lint-ruff lint-format lint-mypy lint-imports

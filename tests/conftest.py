@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.again import FAILED
-
 INSTALL_TIMEOUT_S = 300
 SYSTEM_DIRECTORIES = "/usr/local/sbin:/usr/sbin:/sbin"
 """Where daemons lie; they are not on an ordinary user's PATH."""
@@ -36,20 +34,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER, 20, 20)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Which tests failed, for tests/again.py; none that it would try where the others were not run."""
-    if hasattr(config, "workerinput"):
-        return
-    failed = (
-        set()
-        if config.getoption("maxfail")
-        else {report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, [])}
-    )
-    FAILED.parent.mkdir(exist_ok=True)
-    FAILED.write_text("".join(f"{test}\n" for test in sorted(failed)), encoding="utf-8")
 
 
 def _find(program: str) -> str | None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROUNDS_MAX = 5
-HEALED_S_MAX = 180.0
-"""After a cut has healed all believe all to be alive again within this. Most often links that have outlived the cut do that
-at once. Where none has, whoever lost at least half of all tries one of them within 90 s (1.5 times `reconnect_s` by that
-share); twice that, since not every node can dial every other."""
+HEALED_S_MAX = 90.0
+"""After a cut has healed all believe all to be alive again within this (docs/network.md). Most often links that have outlived
+the cut do that at once; where none has, whoever lost at least half of all tries one of them within 1.5 times `reconnect_s` by
+that share."""
 LEASES_HOLD_S = 30.0
 """A cut that was over by then has cost no task its lease of 60 s, which is renewed long before its end."""
 TWO_SITES = {"east": ["e1", "e2"], "west": ["w1", "w2"]}
