@@ -1,5 +1,5 @@
 # `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest, in
-# WORKERS=3 processes: most tests wait most of the time.
+# WORKERS=3 processes: most tests wait most of the time. The long ones compute: as many processes as there are cores (JOBS=2).
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -43,7 +43,8 @@ test: lint  ## everything that must pass: lint, then the tests (PYTEST_ARGS='-k 
 	.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 ci-long: setup  ## the tests that take too long for `make test`, up to an hour
-	.venv/bin/python -m pytest -m long $(PYTEST_ARGS) tests
+	.venv/bin/python -m pytest -m 'long and not alone' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
+	.venv/bin/python -m pytest -m 'long and alone' $(PYTEST_ARGS) tests
 
 lint: setup  ## ruff, mypy --strict and the layers, side by side
 	@$(MAKE) --no-print-directory --keep-going -j4 -Otarget lint-ruff lint-format lint-mypy lint-imports

@@ -63,6 +63,8 @@ PRUNE_EVERY = 10_000
 """Events are counted off after so many new ones, and at most twice as many removed at a time."""
 FULL_RETRY_S = 0.5
 """A full disk without a reserve is tried again this often."""
+NOTES_ASIDE_MAX = 1000
+"""Events that found no room on a full disk, kept for the next commit; of more the oldest go."""
 MEMORY_PAGES_KIB = 2048
 APPLIED_APART = frozenset((PutTask, PutEvent, PutChores))
 SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC))
@@ -86,6 +88,7 @@ class Store(StoreRecovery):
         self._failed = False
         self._closing = threading.Event()
         self._new_events = 0
+        self._aside: list[Row | Upkeep] = []
         self.store_id = ""
         self.is_new = False
         """Whether there was no database before, or an empty one."""
@@ -259,7 +262,7 @@ class Store(StoreRecovery):
             if not batches or self._failed:
                 continue
             try:
-                self._commit_with_room([row for rows, _ in batches for row in rows])
+                self._commit_with_room([*self._aside, *(row for rows, _ in batches for row in rows)])
             except Exception as error:  # noqa: BLE001 -- whatever it was, these rows are not kept and the agent must know
                 self._failed = True
                 on_error(StoreError("a commit failed", why=str(error)))
@@ -267,8 +270,9 @@ class Store(StoreRecovery):
             notify([done for _, done in batches])
 
     def _commit_with_room(self, rows: list[Row | Upkeep]) -> None:
-        """Commit; on a full disk take room from the reserve, or wait for some. Raises what the database raised, if it was
-        something else, or if the store is being closed and there is still no room."""
+        """Commit; on a full disk take room from the reserve, or wait for some: but for events alone nothing waits, they are
+        put aside for the next commit. Raises what the database raised, if it was something else, or if the store is being
+        closed and there is still no room."""
         while True:
             try:
                 self._commit(rows)
@@ -277,11 +281,15 @@ class Store(StoreRecovery):
                     raise
                 if self._reserve is not None and self._reserve.give():
                     continue
+                if all(type(row) is PutEvent for row in rows):  # nothing that is decided may wait for these
+                    self._aside = rows[-NOTES_ASIDE_MAX:]
+                    return
                 self.is_stalled = True
                 if self._closing.wait(FULL_RETRY_S):
                     raise StoreError("the disk is full", why="no room came before the agent stopped") from None
             else:
                 self.is_stalled = False
+                self._aside = []
                 return
 
     def _is_full(self, error: sqlite3.Error) -> bool:

@@ -12,6 +12,7 @@ from tests.chaos.variants import VARIANTS
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(2400)
 def test_five_hundred_seeds() -> None:
     outcomes = list(run_all(range(1, SEEDS + 1), Options(), jobs=2))
@@ -21,6 +22,7 @@ def test_five_hundred_seeds() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.alone
 @pytest.mark.timeout(2400)
 def test_every_rule_left_out_is_found_out() -> None:
     found = hunt_all(VARIANTS, range(1, SEEDS_MAX + 1), jobs=2)

@@ -18,7 +18,7 @@ import pytest
 from peerload.agent.disk import Reserve
 from peerload.agent.store import Store
 from peerload.agent.store_recover import FLOOR_MAX
-from peerload.model.actions import PutExecution, PutFloor, PutSubmission, Row
+from peerload.model.actions import PutEvent, PutExecution, PutFloor, PutSubmission, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
 from peerload.model.task import ExecutionRecord, ExecutionState, FloorKind
@@ -69,6 +69,25 @@ def test_on_a_full_disk_what_is_written_waits_for_room_and_is_told_then(tmp_path
         wait_until(lambda: told == ["done", "the next"])
         assert not opened.store.is_stalled
         assert [row.record.task for row in opened.store.recover().tasks] == ["ws1/1", "ws1/2"]
+        assert opened.errors == []
+
+
+def test_nothing_waits_for_an_event_that_a_full_disk_has_no_room_for(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        rows, make_room = filled(opened)
+        told: list[int] = []
+        for number in range(3):
+            event = PutEvent(NOW + number, "disk", f"full {number}", reason="x" * 10_000)
+            opened.store.persist([event], lambda number=number: told.append(number))  # type: ignore[misc]
+            wait_until(lambda number=number: told == list(range(number + 1)))  # type: ignore[misc]
+        assert not opened.store.is_stalled
+        assert [event.state for event in opened.store.events(0, 100) if event.what == "disk"] == []
+        opened.store.persist(rows, lambda: told.append(3))
+        wait_until(lambda: opened.store.is_stalled)
+        make_room()
+        wait_until(lambda: told == [0, 1, 2, 3])
+        found = [event.state for event in opened.store.events(0, 100) if event.what == "disk"]
+        assert found == ["full 0", "full 1", "full 2"]
         assert opened.errors == []
 
 
