@@ -1,10 +1,11 @@
 # `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest, in
-# WORKERS=3 processes: most tests wait most of the time. The long ones compute: as many processes as there are cores (JOBS=2).
+# WORKERS=3 processes: most tests wait most of the time. The long ones compute, in JOBS=2.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup test ci-long chaos chaos-real deploy-test net-test fuzz lint lint-ruff lint-format lint-mypy lint-imports format demo recording bench theory lock clean
+LINTS := lint-ruff lint-format lint-mypy lint-imports lint-tests
+.PHONY: help setup test ci-long chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo recording bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 3
@@ -20,6 +21,8 @@ NODES ?= 3-7
 MINUTES ?= 5
 JOBS ?= 2
 export PYTHON
+# What is compiled is kept: agents start by the hundred.
+unexport PYTHONDONTWRITEBYTECODE
 
 # A strict editable install links each file, so the list of files is part of what is installed.
 FILES := $(shell find peerload policies -type f ! -name '*.pyc' | LC_ALL=C sort)
@@ -43,21 +46,23 @@ test: lint  ## everything that must pass: lint, then the tests (PYTEST_ARGS='-k 
 	.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 ci-long: setup  ## the tests that take too long for `make test`, up to an hour
-	.venv/bin/python -m pytest -m 'long and not alone' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
-	.venv/bin/python -m pytest -m 'long and alone' $(PYTEST_ARGS) tests
+	.venv/bin/python -m pytest -m 'long and not timed' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
+	.venv/bin/python -m pytest -m 'long and timed' -n $(WORKERS) $(PYTEST_ARGS) tests
 
-lint: setup  ## ruff, mypy --strict and the layers, side by side
-	@$(MAKE) --no-print-directory --keep-going -j4 -Otarget lint-ruff lint-format lint-mypy lint-imports
+lint: setup  ## ruff, mypy --strict, the layers, and whether all tests can be read, side by side
+	@$(MAKE) --no-print-directory --keep-going -j$(words $(LINTS)) -Otarget $(LINTS)
 
-lint-ruff lint-format lint-mypy lint-imports: setup
+$(LINTS): setup
 lint-ruff:
 	.venv/bin/ruff check
 lint-format:
 	.venv/bin/ruff format --check
 lint-mypy:
-	.venv/bin/mypy
+	.venv/bin/mypy --num-workers 2
 lint-imports:
 	.venv/bin/lint-imports
+lint-tests:  # the processes that run them find them compiled then
+	@found=$$(.venv/bin/python -m pytest --collect-only -qqq 2>&1) || { echo "$$found"; exit 1; }
 
 format: setup  ## lay the code out as lint wants it
 	.venv/bin/ruff check --fix && .venv/bin/ruff format

@@ -204,7 +204,9 @@ def test_a_command_that_needs_nearly_all_of_a_card_has_one_for_itself() -> None:
 
 
 @pytest.mark.parametrize("seed", in_short(range(3), 3))
-@pytest.mark.parametrize("noise", [0.03, 0.08, 0.12])
+@pytest.mark.parametrize(
+    "noise", [pytest.param(0.03, marks=pytest.mark.long), 0.08, pytest.param(0.12, marks=pytest.mark.long)]
+)
 def test_few_run_out_of_memory_once_a_command_is_known_and_all_of_them_are_tried_again(seed: int, noise: float) -> None:
     rng = random.Random(f"{seed} {noise}")
     shop = Shop()

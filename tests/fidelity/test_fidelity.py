@@ -80,7 +80,7 @@ def assert_they_agree(policy: str, jobs: list[Job], chance: float) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("policy", PRESETS[-1:])
 def test_the_simulator_and_real_agents_agree_in_short(policy: str) -> None:
@@ -89,7 +89,7 @@ def test_the_simulator_and_real_agents_agree_in_short(policy: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.alone
+@pytest.mark.timed
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("policy", PRESETS)
 def test_the_simulator_and_real_agents_agree(policy: str) -> None:

@@ -100,6 +100,7 @@ def test_a_task_that_runs_out_of_gpu_memory_runs_again_with_more(cluster: Cluste
     assert " of one GPU (Fake-A10)" in told
 
 
+@pytest.mark.long
 def test_what_an_agent_that_was_killed_meanwhile_still_knows_is_enough(cluster: Cluster, cards: Cards) -> None:
     agent = with_cards(cluster.agent(slots=4), 2)
     training = Training(agent, cluster, cards, 1, "--gpu-mem", "8G")
@@ -137,6 +138,7 @@ def test_a_home_hears_of_it_from_the_node_that_has_the_card(cluster: Cluster, ca
     assert (shown["node"], shown["attempt"], shown["lost"]) == ("n1", 2, 0)
 
 
+@pytest.mark.long
 def test_a_home_that_was_killed_meanwhile_hears_of_it_when_it_is_back(cluster: Cluster, cards: Cards) -> None:
     executor, home = linked(cluster, cards)
     training = Training(home, cluster, cards, 1, "--gpu-mem", "8G", "--gpu-prefer", "0", "--gpu-wait", "queue")

@@ -50,6 +50,7 @@ def results_recorded(agent: Agent, task: str) -> int:
     return sum(line["state"] in ("done", "failed", "cancelled") for line in agent.show(task)["history"])
 
 
+@pytest.mark.long
 def test_home_is_killed_with_tasks_queued_here_and_elsewhere(cluster: Cluster, ledger: Ledger, gate: Path) -> None:
     home, _ = cluster.linked(2, slots=1)
     here = home.submit(*ledger.argv(1, 3, gate), placement={"local": True})
@@ -107,6 +108,7 @@ def test_the_executor_is_killed_and_its_task_runs_on(cluster: Cluster, ledger: L
     assert home.show(task)["attempt"] == 1
 
 
+@pytest.mark.long
 def test_both_are_killed_again_and_again(cluster: Cluster, ledger: Ledger) -> None:
     home, executor = cluster.linked(2, slots=2)
     tasks = [home.submit(*ledger.argv(20)) for _ in range(20)]  # more than can end while agents start
@@ -358,6 +360,7 @@ def nothing_waits(agent: Agent) -> bool:
     return set(states.values()) <= {"done", "failed", "cancelled"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_agents_and_launchers_are_killed_at_random(cluster: Cluster, ledger: Ledger, seed: int) -> None:
     agents = cluster.linked(3, slots=2, lease_s=SHORT_LEASE_S)
@@ -412,6 +415,7 @@ def test_a_foreground_run_whose_agent_dies_goes_on_when_it_is_back(cluster: Clus
     assert home.cli("logs", "-f", "n1/1").stdout == b"ready\nlate\n"
 
 
+@pytest.mark.long
 def test_the_database_tells_the_same_as_the_agent(cluster: Cluster, ledger: Ledger) -> None:
     home, _ = cluster.linked(2, slots=1)
     tasks = [home.submit(*ledger.argv(1)) for _ in range(8)]

@@ -121,6 +121,7 @@ def test_it_gives_the_task_back(home: Agent, ledger: Ledger, answer: str) -> Non
     ledger.check([task])
 
 
+@pytest.mark.long
 def test_its_result_comes_late_but_first(home: Agent, ledger: Ledger) -> None:
     """It ended under a valid lease; home had given it up but not started it anew."""
     free(home)

@@ -93,6 +93,7 @@ def test_an_agent_is_killed_with_fifty_running_tasks_and_none_is_disturbed(clust
     assert set(ends(busy, own).values()) == set(ends(home, guests).values()) == {1}
 
 
+@pytest.mark.long
 def test_two_hundred_queued_tasks_outlive_their_agent_and_end_once(cluster: Cluster) -> None:
     agent = cluster.agent("n1", slots=8)
     assert agent.cli("submit", "--array", "1-200", "sleep", "0.1").stdout == b"n1/1\n"

@@ -65,7 +65,7 @@ def test_tasks_at_one_node_spread(cluster: Cluster, broker: BrokerProcess) -> No
     ("preset", "says"),
     [
         ("pairing", {"pair-request", "pair-reply"}),
-        ("bidding", {"probe", "probe-reply"}),
+        pytest.param("bidding", {"probe", "probe-reply"}, marks=pytest.mark.long),
         pytest.param("first-reply", {"state-request", "state-answer", "enough"}, marks=pytest.mark.long),
         ("broadcast-when-idle", {"state-request", "state-answer", "enough", "give-request"}),
         pytest.param("poll-when-idle", {"give-request", "give-reply"}, marks=pytest.mark.long),
@@ -99,6 +99,7 @@ def test_every_way_of_sharing_spreads_tasks(
     assert not ledger.repeated()
 
 
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
 def test_the_broker_is_killed_and_comes_back(cluster: Cluster, broker: BrokerProcess) -> None:  # noqa: F811
     agents = on_the_bus(cluster, broker.url)
     ledger = Ledger(cluster.directory / "ledger")
@@ -151,6 +152,7 @@ def test_a_broker_that_never_answers_does_not_matter(cluster: Cluster) -> None:
         assert not is_connected(first)
 
 
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
 def test_an_agent_is_killed_and_found_again_over_the_bus(cluster: Cluster, broker: BrokerProcess) -> None:  # noqa: F811
     agents = on_the_bus(cluster, broker.url, 2, slots=1)
     ledger = Ledger(cluster.directory / "ledger")

@@ -451,6 +451,7 @@ def test_an_agent_at_work_is_not_ended_by_a_clash(cluster: Cluster) -> None:
     late.reap()
 
 
+@pytest.mark.long
 def test_an_agent_that_comes_back_is_not_ended_by_a_clash(cluster: Cluster) -> None:
     first, second = cluster.linked(2)
     back = cluster.add("back")

@@ -141,6 +141,7 @@ def test_what_cannot_be_written_any_more_is_told_and_tried_again(cluster: Cluste
     wait_until(lambda: [state for state, _ in told(agent, task)] == ["postponed", "saved"])
 
 
+@pytest.mark.long
 def test_a_kill_between_the_end_and_the_chore_loses_neither_file_nor_notice(cluster: Cluster) -> None:
     agent = cluster.agent("n1")
     go = cluster.directory / "go"

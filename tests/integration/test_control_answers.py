@@ -53,6 +53,7 @@ def test_a_damaged_row_is_told_to_whoever_asks_for_it(agent: Agent) -> None:
     assert agent.call("info")["pid"] == pid
 
 
+@pytest.mark.long
 def test_a_large_array_is_shown_whole(agent: Agent) -> None:
     agent.await_state(agent.submit("sleep", "600"), "running")
     array = agent.submit("true", array=[(1, MEMBERS, 1)])

@@ -169,6 +169,7 @@ def test_a_drained_node(cluster: Cluster) -> None:
     assert one(cluster, agent, "drained") == ("warn", 'this node takes no tasks: "new PSU"', "peerload undrain")
 
 
+@pytest.mark.long
 def test_tasks_of_a_silent_home(cluster: Cluster) -> None:
     home, other = cluster.linked(2, lease_s=2)
     task = home.submit("sleep", "60", placement={"node": other.node})

@@ -181,6 +181,7 @@ def test_a_launcher_that_stands_still_is_told_and_goes_on(agent: Agent) -> None:
 # -- other nodes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_suspect_is_not_forgotten_and_of_the_dead_no_load_is_shown() -> None:
     with Cluster() as cluster:
         home, other = cluster.linked(2, slots=1)

@@ -482,6 +482,7 @@ def test_an_output_is_there_when_the_node_that_ran_it_has_gone() -> None:
         assert (len(told.stdout), told.stderr) == (200_004, b"bad\n")
 
 
+@pytest.mark.long
 def test_a_home_that_stands_still_is_named() -> None:
     assert max(forward.OPEN_S_MAX, forward.SILENT_S_MAX) <= 5.0, "it is not waited for any longer"
     with Cluster() as cluster:

@@ -119,6 +119,7 @@ def test_a_failure_cancels_what_needed_its_success_on_another_home(cluster: Clus
     assert two.wait(whatever, timeout_s=60)[whatever]["state"] == "done"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_home_that_is_away_is_waited_for_and_one_that_is_forgotten_holds_what_waits(cluster: Cluster) -> None:
     one, two = cluster.linked(2)

@@ -85,6 +85,7 @@ def test_a_parked_task_is_leased_again_when_its_home_is_back(cluster: Cluster, l
     assert not ledger.repeated()
 
 
+@pytest.mark.long
 def test_a_parked_task_outlives_the_agent_of_its_node(cluster: Cluster, ledger: Ledger) -> None:
     home, executor, task = away(cluster, ledger, 60)
     assert home.cli("down").returncode == 0
@@ -142,6 +143,7 @@ def test_once_a_task_that_ended_with_its_own_nodes_launcher_is_not_waited_for_to
     home.call("cancel", tasks=[task])
 
 
+@pytest.mark.long
 def test_once_a_node_that_is_back_late_goes_on(cluster: Cluster, ledger: Ledger) -> None:
     home, executor, task = away(cluster, ledger, 30, "--once")
     executor.pause()

@@ -87,6 +87,7 @@ def test_tasks_run_on_while_the_agent_becomes_a_member() -> None:
             assert machine.call("info")["slots"] == 3, "with the flags it was started with"
 
 
+@pytest.mark.long
 def test_names_that_are_taken_or_none() -> None:
     with Lab() as lab:
         first, second, third = lab.cluster("ws1", "ws2"), lab.machine("ws2x"), None

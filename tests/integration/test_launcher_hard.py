@@ -265,6 +265,7 @@ def test_an_idle_launcher_sleeps(bench: Bench) -> None:
     assert any(sleeps(5) for _ in range(3)), "it sleeps for five seconds"
 
 
+@pytest.mark.long
 def test_its_logs_stay_bounded(bench: Bench) -> None:
     launcher = bench.launcher()
     agent = bench.agent()
@@ -303,6 +304,7 @@ def test_records_that_are_of_use_survive_a_rewriting(bench: Bench) -> None:
     assert all(ended[key]["exit_code"] == 127 for key in kept)
 
 
+@pytest.mark.long
 def test_it_does_not_grow_with_the_tasks_it_has_run(bench: Bench) -> None:
     launcher = bench.launcher()
     agent = bench.agent()

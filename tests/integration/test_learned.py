@@ -7,6 +7,8 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.integration.cluster import Cluster
 from tests.support import wait_until
 
@@ -25,6 +27,7 @@ SHORT_RUNS, LONG_RUNS = 12, 3
 MEASURED_WITHIN_S = 60.0
 
 
+@pytest.mark.long
 def test_the_command_known_to_take_longest_goes_also_after_a_crash() -> None:
     with Cluster() as cluster:
         preset = cluster.directory / "longest.toml"

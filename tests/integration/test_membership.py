@@ -72,6 +72,7 @@ def test_a_hung_agent_is_noticed_and_objects_when_it_goes_on(cluster: Cluster) -
     wait_until(lambda: n2.counters().get("stalls", 0) >= 1)
 
 
+@pytest.mark.long
 def test_members_find_one_another_again_without_the_one_they_joined_through(cluster: Cluster) -> None:
     n1, n2, n3 = cluster.linked(3)
     n1.kill()

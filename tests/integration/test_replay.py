@@ -108,6 +108,7 @@ def test_an_agent_with_more_slots_than_cpus_too() -> None:
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
 def test_a_tampered_recording_shows_where_it_differs(broker: BrokerProcess) -> None:  # noqa: F811
     with Cluster() as cluster:
         agents = recorded(cluster, broker.url, "adaptive", slots=1)

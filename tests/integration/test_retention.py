@@ -155,6 +155,7 @@ class InSmallParts(Agent):
         return [sys.executable, "-I", "-c", start, *super().words()[len(program()) :]]
 
 
+@pytest.mark.long
 def test_a_kill_in_the_middle_leaves_neither_files_nor_rows_without_them(cluster: Cluster) -> None:
     agent = InSmallParts(cluster, "n1", ["--slots", "8"], None)
     cluster.agents["n1"] = agent

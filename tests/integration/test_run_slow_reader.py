@@ -75,6 +75,7 @@ def test_a_cancel_reaches_a_command_that_is_held_back(agents: list[Agent], tmp_p
         assert rest_of(process)[1] == 125
 
 
+@pytest.mark.long
 def test_an_agent_that_is_started_again_lets_it_go_on(tmp_path: Path) -> None:
     with Cluster() as cluster:
         agent = cluster.agent("n1")

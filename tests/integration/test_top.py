@@ -211,6 +211,7 @@ def test_it_attaches_to_any_node(tmux: Path) -> None:
             quit_top(terminal)
 
 
+@pytest.mark.long
 def test_an_agent_that_was_killed_is_said_and_found_again(tmux: Path) -> None:
     with Cluster() as cluster:
         n1 = cluster.agent()

@@ -55,7 +55,9 @@ def test_the_baselines_are_what_they_are_taken_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "faults", [pytest.param(measures.HARSH, marks=pytest.mark.long), measures.MILD], ids=["harsh", "mild"]
+    "faults",
+    [pytest.param(measures.HARSH, marks=pytest.mark.long), pytest.param(measures.MILD, marks=pytest.mark.long)],
+    ids=["harsh", "mild"],
 )
 def test_healthy_nodes_are_not_called_dead(faults: Faults) -> None:
     told = measures.falsehoods(OURS, 16, 0.2, 3, faults)

@@ -105,7 +105,7 @@ BAD = [
     ("location.receiver", "AsksStrangers", "eligible"),
     ("location.sender", "ProbesEverybody", "bounded"),
     ("location.sender", "ProbesTwice", "bounded"),
-    ("location.sender", "NeverGivesUp", "bounded"),
+    pytest.param("location.sender", "NeverGivesUp", "bounded", marks=pytest.mark.long),
     ("location.sender", "ChangesTheMarks", "unchanged"),
     ("location.sender", "Remembers", "unchanged"),
     ("location.sender", "RemembersForAll", "unchanged"),

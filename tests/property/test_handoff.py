@@ -248,7 +248,7 @@ class Handoff(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -331,7 +331,7 @@ def park_late(patch: pytest.MonkeyPatch) -> None:
         pytest.param(broken_core.lease_from_receipt, Handoff, marks=pytest.mark.long),
         (broken_variants.renewal_of_any_attempt, Handoff),
         pytest.param(park_no_confirm, HandoffParked, marks=pytest.mark.long),
-        (park_late, HandoffParked),
+        pytest.param(park_late, HandoffParked, marks=pytest.mark.long),
     ],
 )
 def test_a_rule_left_out_is_found_out(variant: Any, machine: type[Handoff], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -642,6 +642,7 @@ def look_at_a_broker(facts: Facts, mosquitto: Path, tmp_path: Path, monkeypatch:
 # -- on machines of its own, since it cannot be undone: other tests may come later -------------------------------------
 
 
+@pytest.mark.long
 def test_a_node_that_was_shut_out() -> None:
     with Lab() as lab:
         members = made(lab)

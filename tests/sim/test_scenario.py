@@ -371,7 +371,7 @@ def test_a_hot_spot_that_receivers_cannot_cope_with_is_called_unstable() -> None
     [
         pytest.param("none", 8, 0.7, marks=pytest.mark.long),
         pytest.param("threshold", 8, 0.9, marks=pytest.mark.long),
-        ("none", 1, 0.8),
+        pytest.param("none", 1, 0.8, marks=pytest.mark.long),
     ],
 )
 def test_what_is_stable_is_not_called_unstable(policy: str, nodes: int, load: float) -> None:

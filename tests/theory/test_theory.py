@@ -38,6 +38,9 @@ LONG = {
     "S-thr-delay",
     "X-sym4",
     "X-mm2-sym",
+    "X-pair3",
+    "X-rec3",
+    "S-sho",
     "X-sho3",
     "S-prio-self",
     "X-thr3",
@@ -71,7 +74,7 @@ def played(parameters: Parameters, tasks: int, seed: int = 1) -> list[float]:
 # -- closed forms and reference values ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("nodes", "slots", "load"), [(8, 1, 0.6), (3, 4, 0.7)])
+@pytest.mark.parametrize(("nodes", "slots", "load"), [pytest.param(8, 1, 0.6, marks=pytest.mark.long), (3, 4, 0.7)])
 def test_without_sharing_every_node_is_m_m_c(nodes: int, slots: int, load: float) -> None:
     value, half = measured({"N": nodes, "c": slots, "rho": load})["mean_response"]
     assert abs(value - mmc_response(slots, load)) < 2 * half + 0.03 * value
@@ -127,7 +130,7 @@ def test_threshold_without_probes_or_peers_is_no_sharing(slots: int) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("nodes", [2, 5])
+@pytest.mark.parametrize("nodes", [2, pytest.param(5, marks=pytest.mark.long)])
 def test_both_sides_that_ask_everybody_are_one_central_queue(nodes: int, slots: int) -> None:
     """Equal service times: work leaves a work-conserving system at the same moments, whoever does it."""
     marks = dict.fromkeys(("T_send", "T_accept", "T_recv", "T_give"), slots)
@@ -155,7 +158,7 @@ ADAPTIVE: Parameters = {
     [
         pytest.param(0.5, 1.00, marks=pytest.mark.long),
         pytest.param(0.7, 1.03, marks=pytest.mark.long),
-        (0.9, 1.09),
+        pytest.param(0.9, 1.09, marks=pytest.mark.long),
     ],
 )
 def test_adaptive_comes_near_one_central_queue(load: float, share: float) -> None:
@@ -194,6 +197,7 @@ def test_shortest_equals_threshold_task_by_task_with_one_probe() -> None:
     assert played({**common, "sender": "shortest"}, 3000) == played({**common, "sender": "threshold"}, 3000)
 
 
+@pytest.mark.long
 def test_littles_law() -> None:
     """The tasks that the nodes themselves count, looked at every half mean service time, are rate times response."""
     setup = setup_of({**BOTH, "N": 6, "c": 2, "rho": 0.8, "T_send": 3, "T_accept": 3, "L": 2, "L_recv": 2})

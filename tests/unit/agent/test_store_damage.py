@@ -362,6 +362,7 @@ def timed_twice(work: Callable[[], Any]) -> tuple[float, Any]:
     return min(between_s - began_s, time.process_time() - between_s), result
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with Opened(path) as opened:

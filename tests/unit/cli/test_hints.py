@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from peerload.cli.completions import flags_of
 from peerload.cli.main import OPTIONS, VERBS
 
@@ -45,6 +47,7 @@ def flags(verb: str) -> frozenset[str]:
     return frozenset(flags_of(verb))
 
 
+@pytest.mark.long
 def test_every_command_in_a_hint_can_be_typed() -> None:
     verbs, seen = dict(VERBS), 0
     for where, text in texts():

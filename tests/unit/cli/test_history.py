@@ -85,6 +85,7 @@ def test_a_trace_as_json_lines(agent: FakeAgent, tmp_path: Path) -> None:
     assert lines[-1] == {"arrival": 1000.125, "duration": 3600.0, "cpus": 4.0, "gpus": 2, "node": "ws1"}
 
 
+@pytest.mark.long
 def test_the_past_is_played_again_also_if_it_came_all_at_once(agent: FakeAgent, tmp_path: Path) -> None:
     for name, apart_s in (("apart", 0.5), ("at-once", 0.0)):
         has(agent, [task(number, 1000.0 + number * apart_s, 1.0) for number in range(200)])

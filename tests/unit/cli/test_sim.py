@@ -268,6 +268,7 @@ def test_a_load_of_more_than_all_slots_is_said_at_once(capsys: pytest.CaptureFix
     assert "NOT STABLE" in shown.out
 
 
+@pytest.mark.long
 def test_a_comparison_as_table_csv_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["--compare", "none,receiver", "--nodes", "2", "--load", "0.5:0.7:3"]
     table = typed(capsys, *words).splitlines()
