@@ -1,4 +1,4 @@
-"""The broker, as far as there is one: advice out, advice in, for ever reconnecting. The only file that knows aiomqtt.
+"""The broker, as far as there is one: advice out, advice in, for ever reconnecting. One file: no other knows aiomqtt.
 
 Relies on MQTT 3.1.1 and QoS 0 alone. Nothing here waits for the broker but the tasks of this file: publishing is a
 queue with a bound, and a caller who is told False goes another way.

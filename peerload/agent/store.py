@@ -64,7 +64,7 @@ PRUNE_EVERY = 10_000
 FULL_RETRY_S = 0.5
 """A full disk without a reserve is tried again this often."""
 NOTES_ASIDE_MAX = 1000
-"""Events that found no room on a full disk, kept for the next commit; of more the oldest go."""
+"""Events that found no room on a full disk, kept for a later commit; of more the oldest go."""
 MEMORY_PAGES_KIB = 2048
 APPLIED_APART = frozenset((PutTask, PutEvent, PutChores))
 SYNC_FAILED = frozenset((sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC))
@@ -262,7 +262,7 @@ class Store(StoreRecovery):
             if not batches or self._failed:
                 continue
             try:
-                self._commit_with_room([*self._aside, *(row for rows, _ in batches for row in rows)])
+                self._commit_with_room([row for rows, _ in batches for row in rows])
             except Exception as error:  # noqa: BLE001 -- whatever it was, these rows are not kept and the agent must know
                 self._failed = True
                 on_error(StoreError("a commit failed", why=str(error)))
@@ -270,26 +270,31 @@ class Store(StoreRecovery):
             notify([done for _, done in batches])
 
     def _commit_with_room(self, rows: list[Row | Upkeep]) -> None:
-        """Commit; on a full disk take room from the reserve, or wait for some: but for events alone nothing waits, they are
-        put aside for the next commit. Raises what the database raised, if it was something else, or if the store is being
-        closed and there is still no room."""
+        """Commit; on a full disk take room from the reserve, or wait for some: but nothing waits for events alone, they are
+        put aside and go with a later commit that has room for them, too. Raises what the database raised, if it was
+        something else, or if the store is being closed and there is still no room."""
+        aside = self._aside
         while True:
             try:
-                self._commit(rows)
+                self._commit([*aside, *rows])
             except sqlite3.Error as error:
                 if not self._is_full(error):
                     raise
                 if self._reserve is not None and self._reserve.give():
                     continue
-                if all(type(row) is PutEvent for row in rows):  # nothing that is decided may wait for these
-                    self._aside = rows[-NOTES_ASIDE_MAX:]
+                if all(type(row) is PutEvent for row in rows):
+                    self._aside = [*aside, *rows][-NOTES_ASIDE_MAX:]
                     return
+                if aside:  # what is decided may need less room
+                    aside = []
+                    continue
                 self.is_stalled = True
                 if self._closing.wait(FULL_RETRY_S):
                     raise StoreError("the disk is full", why="no room came before the agent stopped") from None
             else:
                 self.is_stalled = False
-                self._aside = []
+                if aside:
+                    self._aside = []
                 return
 
     def _is_full(self, error: sqlite3.Error) -> bool:

@@ -54,11 +54,8 @@ def test_the_baselines_are_what_they_are_taken_for() -> None:
     assert memberlist < plain < 10.0
 
 
-@pytest.mark.parametrize(
-    "faults",
-    [pytest.param(measures.HARSH, marks=pytest.mark.long), pytest.param(measures.MILD, marks=pytest.mark.long)],
-    ids=["harsh", "mild"],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("faults", [measures.HARSH, measures.MILD], ids=["harsh", "mild"])
 def test_healthy_nodes_are_not_called_dead(faults: Faults) -> None:
     told = measures.falsehoods(OURS, 16, 0.2, 3, faults)
     assert told.deaths == 0

@@ -248,7 +248,7 @@ class Handoff(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 

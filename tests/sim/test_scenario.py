@@ -366,14 +366,8 @@ def test_a_hot_spot_that_receivers_cannot_cope_with_is_called_unstable() -> None
     assert value(found, "mean_response") > 50
 
 
-@pytest.mark.parametrize(
-    ("policy", "nodes", "load"),
-    [
-        pytest.param("none", 8, 0.7, marks=pytest.mark.long),
-        pytest.param("threshold", 8, 0.9, marks=pytest.mark.long),
-        pytest.param("none", 1, 0.8, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("policy", "nodes", "load"), [("none", 8, 0.7), ("threshold", 8, 0.9), ("none", 1, 0.8)])
 def test_what_is_stable_is_not_called_unstable(policy: str, nodes: int, load: float) -> None:
     for seed in range(1, 6):
         found, _ = played(scenario(policy=policy, nodes=nodes, load=load, tasks=5000, warm_up=1250), 2, seed)

@@ -153,14 +153,8 @@ ADAPTIVE: Parameters = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("load", "share"),
-    [
-        pytest.param(0.5, 1.00, marks=pytest.mark.long),
-        pytest.param(0.7, 1.03, marks=pytest.mark.long),
-        pytest.param(0.9, 1.09, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("load", "share"), [(0.5, 1.00), (0.7, 1.03), (0.9, 1.09)])
 def test_adaptive_comes_near_one_central_queue(load: float, share: float) -> None:
     """Against the same tasks in one queue with all the slots, so that few of them are enough."""
     shared = played({**ADAPTIVE, "rho": load}, 6000)

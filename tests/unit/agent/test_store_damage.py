@@ -77,15 +77,22 @@ def test_nothing_waits_for_an_event_that_a_full_disk_has_no_room_for(tmp_path: P
         rows, make_room = filled(opened)
         told: list[int] = []
         for number in range(3):
-            event = PutEvent(NOW + number, "disk", f"full {number}", reason="x" * 10_000)
+            event = PutEvent(NOW + number, "disk", f"full {number}", reason="x" * 2_000_000)
             opened.store.persist([event], lambda number=number: told.append(number))  # type: ignore[misc]
             wait_until(lambda number=number: told == list(range(number + 1)))  # type: ignore[misc]
         assert not opened.store.is_stalled
         assert [event.state for event in opened.store.events(0, 100) if event.what == "disk"] == []
         opened.store.persist(rows, lambda: told.append(3))
         wait_until(lambda: opened.store.is_stalled)
-        make_room()
+        make_room()  # for these rows, and not for the events
         wait_until(lambda: told == [0, 1, 2, 3])
+        assert not opened.store.is_stalled
+        assert [row.record.task for row in opened.store.recover().tasks] == ["ws1/1", "ws1/2"]
+        opened.keep(PutFloor(b"u" * 16, 1, NOW))
+        assert [event.state for event in opened.store.events(0, 100) if event.what == "disk"] == []
+        assert opened.store._writer is not None
+        opened.store._writer.execute("PRAGMA max_page_count = 1000000")
+        opened.keep(PutFloor(b"v" * 16, 1, NOW))
         found = [event.state for event in opened.store.events(0, 100) if event.what == "disk"]
         assert found == ["full 0", "full 1", "full 2"]
         assert opened.errors == []
