@@ -168,9 +168,7 @@ class Changes:
     async def cancel(self, connection: Connection, request: control.Cancel) -> None:
         """Stop tasks; wait until they have stopped, if that is asked."""
         await self._durable()
-        names = tuple(
-            [record.task for ref in request.tasks async for page in self._names.pages(ref) for record in page]
-        )
+        names = tuple([record.task async for page in self._names.all_pages(request.tasks) for record in page])
         if not request.wait:
             number = self._pending.expect(connection, request.id)
             self._parts.inbox.put(CancelRequested(number, names, request.signal, request.force))
@@ -179,7 +177,7 @@ class Changes:
             number, answer = self._pending.promise()
             self._parts.inbox.put(CancelRequested(number, names, request.signal, request.force))
             connection.more(request.id, await answer)
-            records = [record for ref in request.tasks async for page in self._names.pages(ref) for record in page]
+            records = [record async for page in self._names.all_pages(request.tasks) for record in page]
             await self._endings.until_gone(connection, request, watch, records)
 
     async def signal(self, connection: Connection, request: control.Signal) -> None:
@@ -192,13 +190,13 @@ class Changes:
     async def hold(self, connection: Connection, request: control.Hold) -> None:
         """Keep waiting tasks back."""
         await self._durable()
-        names = tuple(self._names.known(ref) for ref in request.tasks)
+        names = await self._names.all_known(request.tasks)
         self._parts.inbox.put(HoldRequested(self._pending.expect(connection, request.id), names))
 
     async def release(self, connection: Connection, request: control.Release) -> None:
         """Let held tasks go on."""
         await self._durable()
-        names = tuple(self._names.known(ref) for ref in request.tasks)
+        names = await self._names.all_known(request.tasks)
         self._parts.inbox.put(ReleaseRequested(self._pending.expect(connection, request.id), names))
 
     async def drain(self, connection: Connection, request: control.Drain) -> None:

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 
+from peerload.agent.own_turns import comes_within
 from peerload.model.errors import SlowDown
 from peerload.model.task import SCRATCH
 
@@ -45,11 +46,7 @@ class SeenDirectories:
             if len(self._looks) >= LOOKS_MAX:
                 raise SlowDown("too many working directories at once", why=f"{LOOKS_MAX} are being looked for")
             found = self._start(directory)
-        try:
-            async with asyncio.timeout(CHECK_S_MAX):
-                return await asyncio.shield(found)  # others may wait for the same look
-        except TimeoutError:
-            return False
+        return await comes_within(found, CHECK_S_MAX) and found.result()  # others may wait for the same look
 
     def _start(self, directory: bytes) -> asyncio.Future[bool]:
         loop = asyncio.get_running_loop()

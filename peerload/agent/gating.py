@@ -35,7 +35,7 @@ class Gating:
     async def prioritize(self, connection: Connection, request: control.Prio) -> None:
         """Change the priority of tasks."""
         await self._durable()
-        names = tuple(self._names.known(ref) for ref in request.tasks)
+        names = await self._names.all_known(request.tasks)
         number = self._pending.expect(connection, request.id)
         self._parts.inbox.put(PriorityRequested(number, names, request.priority))
 

@@ -76,12 +76,14 @@ class Names:
             raise self.unknown(ref)
         return self.full(ref)
 
-    async def all_known(self, refs: Sequence[str]) -> None:
-        """Raises NoSuchTask if there is nothing of one of these names."""
+    async def all_known(self, refs: Sequence[str]) -> tuple[str, ...]:
+        """The whole ids of all these, others having their turn in between. Raises NoSuchTask if there is nothing of one."""
+        names = []
         for number, ref in enumerate(refs, start=1):
-            self.known(ref)
+            names.append(self.known(ref))
             if number % KNOWN_AT_A_TIME == 0:
                 await asyncio.sleep(0)
+        return tuple(names)
 
     def first(self, ref: str) -> TaskRecord:
         """The task, or the first member of the array. Raises NoSuchTask if there is none."""
@@ -106,6 +108,15 @@ class Names:
             await asyncio.sleep(0)
         if after == BEFORE_FIRST:
             raise self.unknown(ref)
+
+    async def all_pages(self, refs: Sequence[str]) -> AsyncIterator[list[TaskRecord]]:
+        """The pages of all these, one name after the other, others having their turn in between. Raises NoSuchTask if there is
+        nothing of one of them."""
+        for number, ref in enumerate(refs, start=1):
+            async for page in self.pages(ref):
+                yield page
+            if number % KNOWN_AT_A_TIME == 0:
+                await asyncio.sleep(0)
 
     def single(self, ref: str) -> TaskRecord:
         """The one task of this name. Raises BadRequest for an array."""

@@ -363,21 +363,20 @@ class Requests:
         self, connection: Connection, request: control.Wait, watch: Watch, left: set[str], told: set[str]
     ) -> bool:
         """Tell what has ended, or is unknown, when it is read; whether that was enough. The others are watched and ``left``."""
-        for ref in request.tasks:
-            async for page in self._names.pages(ref):
-                # No await between reading the store and watching: what ends later is told to the watch.
-                unfinished = {record.task for record in page if not record.state.is_final}
-                self._watch_more(watch, unfinished)
-                left |= unfinished
-                told.update(record.task for record in page if record.state is TaskState.UNKNOWN)
-                for record in page:
-                    if record.task not in unfinished:
-                        left.discard(record.task)
-                    if record.task not in unfinished or record.state is TaskState.UNKNOWN:
-                        connection.more(request.id, self._told(request, record))
-                        await connection.drain()
-                if request.any and len(unfinished) < len(page):
-                    return True
+        async for page in self._names.all_pages(request.tasks):
+            # No await between reading the store and watching: what ends later is told to the watch.
+            unfinished = {record.task for record in page if not record.state.is_final}
+            self._watch_more(watch, unfinished)
+            left |= unfinished
+            told.update(record.task for record in page if record.state is TaskState.UNKNOWN)
+            for record in page:
+                if record.task not in unfinished:
+                    left.discard(record.task)
+                if record.task not in unfinished or record.state is TaskState.UNKNOWN:
+                    connection.more(request.id, self._told(request, record))
+                    await connection.drain()
+            if request.any and len(unfinished) < len(page):
+                return True
         return not left
 
     async def _wait_for(self, connection: Connection, request: control.Wait, watch: Watch) -> bool:

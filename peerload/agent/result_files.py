@@ -17,6 +17,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from peerload.agent import launcher_results
+from peerload.agent.own_turns import comes_within
 from peerload.agent.spool import open_output
 from peerload.agent.store_rows import SINGLE
 from peerload.model.errors import BadRequest, SlowDown
@@ -136,13 +137,14 @@ class Checks:
         if self._under_way >= CHECKS_MAX:
             raise SlowDown("too many files at once", why=f"{CHECKS_MAX} are being looked at")
         self._under_way += 1
+        check = asyncio.ensure_future(in_own_thread(lambda: _check(wanted)))
         try:
-            async with asyncio.timeout(CHECK_S_MAX):
-                await in_own_thread(lambda: _check(wanted))
-        except TimeoutError:
-            shown = wanted[0].decode("utf-8", "backslashreplace")
-            raise BadRequest(f"{shown} cannot be written", why="its directory does not answer") from None
+            if not await comes_within(check, CHECK_S_MAX):
+                shown = wanted[0].decode("utf-8", "backslashreplace")
+                raise BadRequest(f"{shown} cannot be written", why="its directory does not answer")
+            check.result()
         finally:
+            check.cancel()
             self._under_way -= 1
 
 

@@ -148,6 +148,11 @@ class Agent:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def resident_bytes(self) -> int:
+        """Its memory. What it has grown by is to be judged of an agent of which nothing was asked before."""
+        return int(Path(f"/proc/{self.pid}/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    @property
     def launcher_pid(self) -> int:
         """The process that starts its tasks; if there is none just now, the next one."""
         pid = 0

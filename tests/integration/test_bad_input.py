@@ -181,14 +181,10 @@ def test_garbage_on_the_control_socket(agent: Agent) -> None:
 
 @pytest.mark.rule("L3")
 def test_a_frame_that_claims_4_gib(agent: Agent) -> None:
-    before = resident_bytes(agent.pid)
+    before = agent.resident_bytes
     with raw_client(agent) as sock:
         assert b"frame-too-large" in say(sock, b"\xff\xff\xff\xff" + b"x" * 1000)
-    assert resident_bytes(agent.pid) < before + (64 << 20)
-
-
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert agent.resident_bytes < before + (64 << 20)
 
 
 def spool_bytes(agent: Agent) -> int:
@@ -271,11 +267,12 @@ def test_a_client_that_hangs_up_in_the_middle(agent: Agent) -> None:
     assert agent.wait(task)[task]["state"] == "done"
 
 
-def test_a_client_that_never_reads_holds_up_only_itself(agent: Agent) -> None:
+def test_a_client_that_never_reads_holds_up_only_itself(cluster: Cluster) -> None:
+    agent = cluster.agent("n1", slots=2)
     gate = agent.directory / "gate"
     script = f"until [ -e {gate} ]; do head -c 1000000 /dev/zero; sleep 0.01; done"
     task = agent.submit("sh", "-c", script)
-    before = resident_bytes(agent.pid)
+    before = agent.resident_bytes
     with raw_client(agent) as sock:
         sock.sendall(framed({"id": 1, "verb": "output", "task": task, "follow": True}))
         flood = framed({"id": 2, "verb": "policy"}) * 3000
@@ -289,7 +286,7 @@ def test_a_client_that_never_reads_holds_up_only_itself(agent: Agent) -> None:
             took_s.append(time.monotonic() - started)
         assert sorted(took_s)[10] < 2, "the machine may stand still during one, but not during most"
         wait_until(lambda: spool_bytes(agent) > 12 << 20, what="much output")
-        assert resident_bytes(agent.pid) < before + (100 << 20)
+        assert agent.resident_bytes < before + (100 << 20)
     gate.touch()
     assert agent.wait(task)[task]["exit_code"] == 0
 

@@ -46,6 +46,13 @@ def fixture_agent() -> Iterator[Agent]:
         yield cluster.agent("n1")
 
 
+@pytest.fixture
+def fresh() -> Iterator[Agent]:
+    """An agent of whose memory nothing was used yet, and that nobody uses after this test."""
+    with Cluster() as cluster:
+        yield cluster.agent("n1")
+
+
 def request(verb: str, number: int = 1, **fields: object) -> bytes:
     packed: bytes = msgpack.packb({"id": number, "verb": verb, **fields})
     return packed
@@ -197,18 +204,18 @@ def test_of_those_who_ask_nothing_the_first_have_to_go(agent: Agent) -> None:
 
 
 @pytest.mark.rule("P2")
-def test_a_flood_of_large_requests_is_read_no_faster_than_carried_out(agent: Agent) -> None:
+def test_a_flood_of_large_requests_is_read_no_faster_than_carried_out(fresh: Agent) -> None:
     """Waits that never end, of 10,000 names each: 1 MiB of them is held, the rest stays where it came from."""
-    task = agent.submit("sleep", "60")
+    task = fresh.submit("sleep", "60")
     raw = request("wait", tasks=[task] * 10_000)
-    before = _resident_bytes(agent)
-    with FakePeer(agent.listen, "flood", stream=True) as asker:
+    before = fresh.resident_bytes
+    with FakePeer(fresh.listen, "flood", stream=True) as asker:
         asker._socket.settimeout(2.0)
         sent = _sent_until_held(asker, raw)
-        assert agent.call("info")["node"] == "n1"
+        assert fresh.call("info")["node"] == "n1"
         assert sent < 64 << 20
-        assert _resident_bytes(agent) - before < 256 << 20  # each of those at work has 10,000 records
-    agent.call("cancel", tasks=[task])
+        assert fresh.resident_bytes - before < 256 << 20  # each of those at work has 10,000 records
+    fresh.call("cancel", tasks=[task])
 
 
 def _sent_until_held(asker: FakePeer, raw: bytes) -> int:
@@ -223,26 +230,21 @@ def _sent_until_held(asker: FakePeer, raw: bytes) -> int:
     return sent
 
 
-def test_who_does_not_read_is_waited_for_and_only_that_one(agent: Agent) -> None:
-    task = agent.submit("sh", "-c", "head -c 16000000 /dev/zero | tr '\\0' x", placement={"node": "n1"})
-    agent.wait(task)
-    before = _resident_bytes(agent)
-    with FakePeer(agent.listen, "lazy", stream=True) as asker:
+def test_who_does_not_read_is_waited_for_and_only_that_one(fresh: Agent) -> None:
+    task = fresh.submit("sh", "-c", "head -c 16000000 /dev/zero | tr '\\0' x", placement={"node": "n1"})
+    fresh.wait(task)
+    before = fresh.resident_bytes
+    with FakePeer(fresh.listen, "lazy", stream=True) as asker:
         for number in range(1, 9):
             asker.send(Forward(request("output", number, task=task)))
-        assert agent.call("info")["node"] == "n1"
-        assert agent.cli("logs", task).returncode == 0
-        assert _resident_bytes(agent) - before < 64 << 20
+        assert fresh.call("info")["node"] == "n1"
+        assert fresh.cli("logs", task).returncode == 0
+        assert fresh.resident_bytes - before < 64 << 20
         for number in range(1, 9):
             asker.send(ForwardStop(number))
         asker.send(ForwardStop(1 << 62))
         asker.send(Forward(request("info", 9)))
         answer_to(asker, 9)
-
-
-def _resident_bytes(agent: Agent) -> int:
-    with open(f"/proc/{agent.pid}/statm", encoding="ascii") as file:  # noqa: PTH123 -- a line of the kernel's
-        return int(file.read().split()[1]) * 4096
 
 
 # -- who answers -------------------------------------------------------------------------------------------------------
@@ -362,7 +364,7 @@ def test_an_error_in_hostile_words_is_cut_and_escaped(agent: Agent) -> None:
     assert len(said) < 5000
 
 
-def test_an_answer_without_an_end_is_given_up(agent: Agent) -> None:
+def test_an_answer_without_an_end_is_given_up(fresh: Agent) -> None:
     endless = [Forwarded(b"x" * (512 << 10), continues=True)] * 12
 
     class Endless(FakeHome):
@@ -372,11 +374,11 @@ def test_an_answer_without_an_end_is_given_up(agent: Agent) -> None:
                 for part in endless:
                     super()._send(stream, part, asker)
 
-    before = _resident_bytes(agent)
-    with Endless(agent, [msgpack.packb({"id": 77, "ok": {}})], node="endless"):
-        done = agent.cli("show", "endless/1")
+    before = fresh.resident_bytes
+    with Endless(fresh, [msgpack.packb({"id": 77, "ok": {}})], node="endless"):
+        done = fresh.cli("show", "endless/1")
     assert b"endless answers more than fits in a frame" in done.stderr
-    assert _resident_bytes(agent) - before < 64 << 20
+    assert fresh.resident_bytes - before < 64 << 20
 
 
 @pytest.mark.rule("P6")

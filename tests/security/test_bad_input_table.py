@@ -172,16 +172,12 @@ def test_garbage(agent: Agent, door: str) -> None:
 def test_a_frame_that_claims_4_gib(agent: Agent, door: str) -> None:
     knock, rules = DOORS[door]
     broken = Rule(agent, *rules)
-    before = resident_bytes(agent)
+    before = agent.resident_bytes
     with knock(agent) as sock:
         sock.sendall(b"\xff\xff\xff\xff" + bytes(1000))
         assert is_closed(sock)
     broken.await_broken() if rules else None
-    assert resident_bytes(agent) < before + (64 << 20)
-
-
-def resident_bytes(agent: Agent) -> int:
-    return int(Path(f"/proc/{agent.pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert agent.resident_bytes < before + (64 << 20)
 
 
 @pytest.mark.bad_input("truncated")

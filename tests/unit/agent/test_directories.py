@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import pytest
 
 from peerload.agent import directories
 from peerload.agent.directories import KEPT_MAX, LOOKS_MAX, SeenDirectories
+from peerload.agent.own_turns import STEP_S
 from peerload.model.errors import SlowDown
 from peerload.model.task import SCRATCH
 from tests.support import PATIENCE_S
@@ -92,6 +94,22 @@ def test_a_burst_for_one_slow_directory_shares_one_look(back: threading.Event) -
         back.set()
         assert await asyncio.gather(*asked[1:]) == [True] * (8 * LOOKS_MAX - 1)
         assert seen.seen_lately(b"/slow")
+
+    asyncio.run(story())
+
+
+def test_a_loop_that_stood_still_holds_that_against_no_directory(
+    back: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directories, "CHECK_S_MAX", 2 * STEP_S)
+
+    async def story() -> None:
+        seen = SeenDirectories()
+        asked = asyncio.create_task(seen.look(b"/there"))
+        await asyncio.sleep(0)
+        back.set()
+        time.sleep(4 * STEP_S)  # noqa: ASYNC251 -- that is what is tried
+        assert await asked
 
     asyncio.run(story())
 
