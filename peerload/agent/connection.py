@@ -70,6 +70,8 @@ class Connection:
         self.when_gone: list[Callable[[], None]] = []
         """Called when this client is gone."""
         self.pending = 0
+        self.begun: Callable[[asyncio.Task[None]], None] | None = None
+        """Told of each piece of work that begins while a request is handed over."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.closed = False
 
@@ -164,6 +166,8 @@ class Connection:
         self.pending += 1
         task = asyncio.get_running_loop().create_task(self._carry_out(number, work))
         self.tasks.add(task)
+        if self.begun is not None:
+            self.begun(task)
         task.add_done_callback(lambda task: self._carried_out(task, work))
         return task
 

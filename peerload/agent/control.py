@@ -14,8 +14,9 @@ from peerload.agent import local_socket
 from peerload.agent.access import ADMIN_PLACES
 from peerload.agent.connection import Connection, LocalConnection
 from peerload.agent.forward_server import ForwardServer
-from peerload.agent.naming import Names
+from peerload.agent.naming import Names, refs_of
 from peerload.agent.pending import Decisions, Pending
+from peerload.agent.quotas import Named
 from peerload.agent.requests import Requests
 from peerload.agent.routes import Routes
 from peerload.model.errors import PeerloadError, SlowDown
@@ -41,6 +42,7 @@ class ControlServer:
         self._keeps_name = False
         self._connections: set[LocalConnection] = set()
         self._pending = Pending()
+        self._named = Named()
         self._decisions = Decisions()
         self._requests = Requests(parts, self._pending, self._decisions)
         self._routes = Routes(parts, Names(parts), self._requests.handle)
@@ -125,8 +127,9 @@ class ControlServer:
             return
         try:
             request = access.checked(connection.caller, request)
-            if not self._routes.takes(connection, request):
-                self._requests.handle(connection, request)
+            with self._named.counted(connection, len(refs_of(request))):
+                if not self._routes.takes(connection, request):
+                    self._requests.handle(connection, request)
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
             connection.failed(request.id, error)
 

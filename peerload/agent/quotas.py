@@ -1,18 +1,23 @@
 """How much one user may ask of an agent that serves many (rules L3 and L4): none of them can keep it from the others.
 
 A user is known by the key that its tasks have, too: its uid, or the node and the name that it was sent from. Who is over
-a rate is told how long to wait, and is read no further until then. In user mode nothing is counted.
+a rate is told how long to wait, and is read no further until then. In user mode nothing is counted but what requests name.
 """
 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from peerload.model.errors import DiskFull, SlowDown
 
 if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Iterator
+
+    from peerload.agent.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.model.config import AgentConfig
 
@@ -23,6 +28,52 @@ COUNTED_EVERY_S = 5.0
 WAIT_S_MIN = 0.001
 SAVED_S = 2.0
 """Who has asked for nothing for so long may have its share of that time at once."""
+NAMED_MAX = 200_000
+"""Tasks that the requests of one user name which are being carried out: 20 waits for 10,000 tasks each."""
+NAMED_BY_NODE_MAX = 1_000_000
+"""The same of all users of one other node, which may make users up."""
+
+
+class Named:
+    """How many tasks are named by requests that are being carried out, in any mode: a wait may last for days, and holds some
+    100 bytes for each. Who names one task a time is bounded by the number of requests alone."""
+
+    def __init__(self) -> None:
+        self._named: Counter[tuple[str, ...]] = Counter()
+
+    @contextmanager
+    def counted(self, connection: Connection, tasks: int) -> Iterator[None]:
+        """Within this a request of that client is handed over, which names so many; they count until the work on it that
+        begins here is done. Raises SlowDown."""
+        bounds = _bounds(connection) if tasks > 1 else []
+        for whose, most in bounds:
+            if self._named[whose] + tasks > most:
+                raise SlowDown(
+                    "too many tasks are waited for at once",
+                    why=f"requests under way name {self._named[whose]}, {tasks} more were asked for; at most {most}",
+                )
+        connection.begun = lambda work: self._count(work, [whose for whose, _ in bounds], tasks)
+        try:
+            yield
+        finally:
+            connection.begun = None
+
+    def _count(self, work: asyncio.Task[None], counted: list[tuple[str, ...]], tasks: int) -> None:
+        def done(_: asyncio.Task[None]) -> None:
+            for whose in counted:
+                self._named[whose] -= tasks
+                if not self._named[whose]:
+                    del self._named[whose]
+
+        self._named.update(dict.fromkeys(counted, tasks))
+        work.add_done_callback(done)
+
+
+def _bounds(connection: Connection) -> list[tuple[tuple[str, ...], int]]:
+    """By what the tasks that a client names are counted, and how many there may be."""
+    node = connection.came_from
+    of_user = (node, connection.caller.counted_as), NAMED_MAX
+    return [of_user, ((node,), NAMED_BY_NODE_MAX)] if node else [of_user]
 
 
 class Rate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import secrets
 import socket
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgpack
 import pytest
 
-from peerload.agent import forward, forward_server, peer_streams
+from peerload.agent import forward, forward_server, peer_streams, quotas
 from peerload.model.errors import PeerloadError
 from peerload.model.load import LoadReport
 from peerload.model.messages import (
@@ -31,7 +32,7 @@ from peerload.model.resources import Profile
 from peerload.wire import control, peer
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.fake_peer import FakePeer
-from tests.support import credentials_of, wait_until
+from tests.support import PATIENCE_S, credentials_of, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -216,6 +217,35 @@ def test_a_flood_of_large_requests_is_read_no_faster_than_carried_out(fresh: Age
         assert sent < 64 << 20
         assert fresh.resident_bytes - before < 256 << 20  # each of those at work has 10,000 records
     fresh.call("cancel", tasks=[task])
+
+
+@pytest.mark.long
+@pytest.mark.rule("L3")
+def test_who_waits_for_too_many_tasks_is_told_so_until_it_gives_some_up(fresh: Agent) -> None:
+    task = fresh.submit("sleep", "600")
+    tasks = [task] * 10_000
+    before = fresh.resident_bytes
+    with FakePeer(fresh.listen, "many", stream=True) as asker:
+        asker._socket.settimeout(PATIENCE_S)
+        room = quotas.NAMED_MAX // len(tasks)
+        for number in range(1, room + 2):
+            asker.send(Forward(request("wait", number, tasks=tasks)))
+        number, refused, body = answer(asker)
+        assert (number, refused, body["code"]) == (room + 1, "error", "slow-down")
+        assert fresh.resident_bytes - before < 128 << 20
+        with FakePeer(fresh.listen, "other", stream=True) as other:
+            other._socket.settimeout(PATIENCE_S)
+            other.send(Forward(request("wait", 1, tasks=tasks, timeout_s=0)))
+            assert answer_to(other, 1) == ("ok", {"timed_out": True})
+        asker.send(ForwardStop(1))
+        asked = itertools.count(100)
+        wait_until(lambda: is_carried_out(asker, next(asked), tasks), what="room for one more")
+    fresh.call("cancel", tasks=[task])
+
+
+def is_carried_out(asker: FakePeer, number: int, tasks: list[str]) -> bool:
+    asker.send(Forward(request("wait", number, tasks=tasks, timeout_s=0)))
+    return answer_to(asker, number)[0] == "ok"
 
 
 def _sent_until_held(asker: FakePeer, raw: bytes) -> int:

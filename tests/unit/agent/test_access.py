@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import os
 import pwd
@@ -16,8 +17,8 @@ import pytest
 from peerload.agent import local_socket
 from peerload.agent.access import RIGHTS, Access, Right, user_shown
 from peerload.agent.accounts import Account, Accounts
-from peerload.agent.caller import NOBODY
-from peerload.agent.quotas import Quotas, Rate, Share
+from peerload.agent.caller import NOBODY, Caller
+from peerload.agent.quotas import NAMED_BY_NODE_MAX, NAMED_MAX, Named, Quotas, Rate, Share
 from peerload.agent.store_read import StoreReader
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, DiskFull, NoSuchTask, NotAllowed, SlowDown
@@ -366,6 +367,43 @@ def test_what_one_user_has_too_much_of_is_no_others_loss() -> None:
     limits.spent("b", 100.0)
     assert limits.requested("b") > 100.0, "what it costs counts, too"
     assert not limits.owed_s("a")
+
+
+@pytest.mark.rule("L3")
+def test_what_requests_under_way_name_has_a_bound_of_each_user_and_of_each_node() -> None:
+    async def story() -> None:
+        named, ends = Named(), asyncio.Event()
+
+        def asks(who: str, tasks: int, node: str = "", *, work: int = 1) -> list[asyncio.Task[None]]:
+            client: Any = SimpleNamespace(came_from=node, caller=Caller(who, uid=1, node=node), begun=None)
+            begun = []
+            with named.counted(client, tasks):
+                for _ in range(work):
+                    begun.append(asyncio.create_task(until(ends)))
+                    client.begun(begun[-1])
+            assert client.begun is None
+            return begun
+
+        async def until(event: asyncio.Event) -> None:
+            await event.wait()
+
+        asks("1000", 10_000, work=0)  # what is answered at once is not counted
+        at_work = [*asks("1000", NAMED_MAX - 10), *asks("1000", 10), *asks("1000", 1)]  # one task a time is free
+        with pytest.raises(SlowDown, match="too many tasks"):
+            asks("1000", 2)
+        at_work += asks("1001", NAMED_MAX)
+        for number in range(NAMED_BY_NODE_MAX // NAMED_MAX):
+            at_work += asks(str(2000 + number), NAMED_MAX, "ws2")
+        with pytest.raises(SlowDown, match="too many tasks"):
+            asks("3000", 2, "ws2")
+        at_work += asks("3000", 2, "ws3")
+        at_work[0].cancel()
+        ends.set()
+        await asyncio.gather(*at_work, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert not named._named
+
+    asyncio.run(story())
 
 
 @pytest.mark.rule("L4")
