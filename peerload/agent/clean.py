@@ -37,9 +37,8 @@ async def cleaned(parts: Parts, names: Names, connection: Connection, request: c
     )
 
     async def tell(removed: Removed) -> None:
-        connection.more(request.id, {"tasks": removed.names})
-        removed.names = []
-        await connection.drain()
+        names, removed.names = removed.names, []
+        await connection.tell(request.id, {"tasks": names})
 
     gone = await parts.retention.remove(
         wanted, outputs_only=request.outputs_only, why=REASON, is_tried=request.dry_run, told=tell

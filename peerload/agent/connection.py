@@ -25,6 +25,8 @@ log = logging.getLogger("peerload.agent")
 
 WRITE_BUFFER_BYTES = 1 << 20
 """What is gathered for a client that reads slowly before its streams wait."""
+UNREAD_BYTES_MAX = 8 << 20
+"""Who has left so much of what it was told unread is not listened to until it has read most of it."""
 PART_BYTES = 1 << 20
 """Lists that make an answer larger than this are sent in parts of about this size."""
 REST_S_MAX = 1.0
@@ -74,10 +76,16 @@ class Connection:
         """Told of each piece of work that begins while a request is handed over."""
         self.tasks: set[asyncio.Task[None]] = set()
         self.closed = False
+        self._catches_up: asyncio.Task[None] | None = None
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what was written."""
+        """Wait until the client has read most of what was written, also by others who have waited."""
         raise NotImplementedError
+
+    @property
+    def unread_bytes(self) -> int:
+        """What was written and has not gone out, as far as is known."""
+        return 0
 
     def _write(self, raw: bytes) -> None:
         """One frame; to a client that is gone: nothing. Raises BadRequest, with nothing sent, if it is too large."""
@@ -102,6 +110,14 @@ class Connection:
         finally:
             if meter is not None:
                 meter(time.perf_counter() - began_s)
+            if self._catches_up is None and self.unread_bytes > UNREAD_BYTES_MAX:
+                self.hold_reading()
+                self._catches_up = asyncio.get_running_loop().create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        await self.drain()
+        self._catches_up = None
+        self.let_read()
 
     def _request(self, raw: bytes) -> bool:
         try:
@@ -129,6 +145,11 @@ class Connection:
                 self._write(control.encode({"id": number, "more": part}))
             raw = control.encode({"id": number, "ok": last})
         self._write(raw)
+
+    async def tell(self, number: int, body: dict[str, Any]) -> None:
+        """`more`, as soon as the client has read most of what it was told before."""
+        await self.drain()
+        self.more(number, body)
 
     def more(self, number: int, body: dict[str, Any]) -> None:
         """A part of a stream, or of the lists of an answer. Raises BadRequest if one item is too large."""
@@ -189,6 +210,8 @@ class Connection:
         self.closed = True
         for task in self.tasks:
             task.cancel()
+        if self._catches_up is not None:
+            self._catches_up.cancel()
         for act in self.when_gone:
             act()
 
@@ -236,20 +259,33 @@ class LocalConnection(Connection, asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait until the client has read most of what was written."""
-        await self._can_write.wait()
+        while not self._can_write.is_set():  # who waits, too, may have written since
+            await self._can_write.wait()
+
+    @property
+    def unread_bytes(self) -> int:
+        """What the operating system has not taken yet."""
+        return self._transport.get_write_buffer_size()
 
     def hold_reading(self) -> None:
-        """Let the operating system hold it back; what has come already is carried out."""
+        """Let the operating system hold it back; what has come already waits."""
         self._held += 1
         self._slow.hold(held=True)
         if self._held == 1 and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def let_read(self) -> None:
-        """Go on."""
+        """Go on, first with what has come."""
         self._held -= 1
-        self._slow.hold(held=self._held > 0)
-        if not self._held and not self._transport.is_closing():
+        if not self._held:
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._held or self._transport.is_closing():
+            return
+        self._slow.hold(held=False)
+        self.data_received(b"")
+        if not self._held:
             self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -264,7 +300,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         self._slow.came(len(data), is_whole=len(buffer) < before, is_partial=is_partial)
 
     def _take_frames(self, buffer: bytearray) -> None:
-        while len(buffer) >= HEADER_BYTES and not self.closed:
+        while len(buffer) >= HEADER_BYTES and not self.closed and not self._held:
             size = int.from_bytes(buffer[:HEADER_BYTES], "big")
             if size > CONTROL_BYTES_MAX:
                 self._server.refused(self, "control frames refused", "L3", "a frame too large")

@@ -86,6 +86,7 @@ class ForwardedClient(Connection):
         self._size = 0
         self._pending_bytes = 0
         self._working: dict[int, asyncio.Task[None]] = {}
+        self._held = 0
 
     def ask(self, raw: bytes) -> None:
         """One request."""
@@ -125,6 +126,22 @@ class ForwardedClient(Connection):
         except ConnectionError:
             await asyncio.sleep(0)  # who asked is gone: what is at work for it ends by that
 
+    @property
+    def unread_bytes(self) -> int:
+        """What was not sent yet to the other node, which reads no faster than its client."""
+        return self._link.unsent_bytes
+
+    def hold_reading(self) -> None:
+        """Let the operating system hold it back."""
+        self._held += 1
+        self._link.pause_reading("a client is held back")
+
+    def let_read(self) -> None:
+        """Go on."""
+        self._held -= 1
+        if not self._held:
+            self._link.resume_reading("a client is held back")
+
     def spawn(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         """Work on a request; how much is being worked on is bounded."""
         size = self._size
@@ -133,7 +150,7 @@ class ForwardedClient(Connection):
         self._pending_bytes += size
         task.add_done_callback(lambda task: self._worked(number, task, size))
         if self._pending_bytes > PENDING_BYTES_MAX:
-            self._link.pause_reading()
+            self._link.pause_reading("requests are being carried out")
 
     def _worked(self, number: int, task: asyncio.Task[None], size: int) -> None:
         if self._working.get(number) is task:
@@ -141,4 +158,4 @@ class ForwardedClient(Connection):
         before = self._pending_bytes
         self._pending_bytes -= size
         if self._pending_bytes <= PENDING_BYTES_MAX < before:
-            self._link.resume_reading()
+            self._link.resume_reading("requests are being carried out")

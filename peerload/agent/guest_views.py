@@ -64,8 +64,7 @@ async def send_output(parts: Parts, connection: Connection, request: control.Out
         if isinstance(piece, OutputEnd):
             sizes = piece.stdout_bytes, piece.stderr_bytes
         elif piece.stream in request.streams:
-            connection.more(request.id, {"stream": piece.stream, "offset": piece.offset, "data": piece.data})
-            await connection.drain()
+            await connection.tell(request.id, {"stream": piece.stream, "offset": piece.offset, "data": piece.data})
     told = answers.ended_object(_record(parts, guest))
     connection.ok(request.id, {**told, "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]})
 

@@ -15,6 +15,7 @@ BACKLOG_BYTES_MAX = 64 << 20
 """Of one node: with more than either its links are not read until half of it has been looked at."""
 LOOK_S = 0.02
 """How often it is looked at while a node is held back."""
+_NOT_LOOKED_AT = "the core has not looked at its messages"
 
 
 class _Waiting:
@@ -60,7 +61,7 @@ class Backlog:
             return False
         is_first = not waiting.held
         waiting.held.add(connection)
-        connection.pause_reading()
+        connection.pause_reading(_NOT_LOOKED_AT)
         if is_first:
             asyncio.get_running_loop().call_later(LOOK_S, self._look, node)
         return is_first
@@ -73,6 +74,6 @@ class Backlog:
             return
         held, waiting.held = waiting.held, set()
         for connection in held:
-            connection.resume_reading()
+            connection.resume_reading(_NOT_LOOKED_AT)
         if not waiting.messages:
             del self._waiting[node]

@@ -109,6 +109,7 @@ class PeerConnection(asyncio.Protocol):
         """When it was last used for more than small talk, and for anything at all (`peer_idle.py`)."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
+        self._held_for: set[str] = set()
         self._slow = SlowFrames(self._loop, lambda: self._refuse("a frame that does not go on"))
         self.frame_bytes = 0
         """The size of the frame that is being dealt with."""
@@ -169,9 +170,9 @@ class PeerConnection(asyncio.Protocol):
             self._slow.came(len(data), is_whole=taken > 0, is_partial=bool(self._buffer) and not self.is_closed)
 
     def _take_frames(self) -> int:
-        """Handle every whole frame in the buffer → how many bytes of it are done with."""
+        """Handle every whole frame in the buffer, until it is to be read no further → how many bytes of it are done with."""
         start, end = 0, len(self._buffer)
-        while end - start >= HEADER_BYTES and not self.is_closed:
+        while end - start >= HEADER_BYTES and not self.is_closed and not self._held_for:
             size = int.from_bytes(self._buffer[start : start + HEADER_BYTES], "big")
             limit = peer.DATA_BYTES_MAX if self.hello is not None else HELLO_BYTES_MAX
             if size > limit:
@@ -276,19 +277,28 @@ class PeerConnection(asyncio.Protocol):
             self._second, self._frames = now, 0
         self._frames += 1
         if self._frames == FRAMES_PER_S_MAX and self._transport is not None:
-            self.pause_reading()
-            self._loop.call_later(1.0, self.resume_reading)
+            self.pause_reading("its frames are too many a second")
+            self._loop.call_later(1.0, self.resume_reading, "its frames are too many a second")
 
-    def pause_reading(self) -> None:
-        """Let the operating system hold the peer back."""
+    def pause_reading(self, why: str) -> None:
+        """Let the operating system hold the peer back, until `resume_reading` for this reason; what has come already waits."""
+        self._held_for.add(why)
         if self._transport is not None and not self._transport.is_closing():
             self._slow.hold(held=True)
             self._transport.pause_reading()
 
-    def resume_reading(self) -> None:
-        """Go on reading."""
-        if self._transport is not None and not self._transport.is_closing():
-            self._slow.hold(held=False)
+    def resume_reading(self, why: str) -> None:
+        """Go on, first with what has come, unless there are other reasons not to."""
+        self._held_for.discard(why)
+        if not self._held_for:
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._held_for or self._transport is None or self._transport.is_closing():
+            return
+        self._slow.hold(held=False)
+        self.data_received(b"")
+        if not self._held_for and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _refuse(self, why: str) -> None:
@@ -320,9 +330,16 @@ class PeerConnection(asyncio.Protocol):
     async def drain(self) -> None:
         """Wait until the transport takes more. Raises ConnectionError if it is gone."""
         self._flush()
-        await self._drained.wait()
+        while not self._drained.is_set():  # who waits, too, may have written since
+            await self._drained.wait()
         if self.is_closed:
             raise ConnectionError(self.reason or "closed")
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written and the operating system has not taken yet."""
+        in_transport = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self._waiting_bytes + in_transport
 
     def unsent(self) -> list[Message]:
         """The messages that were never handed to the operating system; they are forgotten here."""

@@ -41,6 +41,7 @@ UNASKED_MAX = 256
 closed."""
 PIECES_WAITING_MAX = 8
 """Pieces that may wait for the consumer; reading stops there and goes on when half of them are taken."""
+_NOT_TAKEN = "pieces wait for the consumer"
 
 Piece = OutputChunk | OutputEnd
 
@@ -241,7 +242,7 @@ class StreamReader:
             await self._arrived.wait()
         message = self._came.popleft()
         if len(self._came) == PIECES_WAITING_MAX // 2:
-            connection.resume_reading()
+            connection.resume_reading(_NOT_TAKEN)
         return message
 
     # -- what the connection says ------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ class StreamReader:
         self._came.append(envelope.body)
         self._arrived.set()
         if len(self._came) >= PIECES_WAITING_MAX:
-            connection.pause_reading()
+            connection.pause_reading(_NOT_TAKEN)
 
     def malformed(self, _: PeerConnection, __: PeerloadError) -> bool:
         """Nothing else can follow."""

@@ -28,8 +28,8 @@ COUNTED_EVERY_S = 5.0
 WAIT_S_MIN = 0.001
 SAVED_S = 2.0
 """Who has asked for nothing for so long may have its share of that time at once."""
-NAMED_MAX = 200_000
-"""Tasks that the requests of one user name which are being carried out: 20 waits for 10,000 tasks each."""
+NAMED_MAX = 250_000
+"""Tasks that the requests of one user name which are being carried out: 25 waits for 10,000 tasks each."""
 NAMED_BY_NODE_MAX = 1_000_000
 """The same of all users of one other node, which may make users up."""
 

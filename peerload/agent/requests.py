@@ -213,8 +213,7 @@ class Requests:
         self, connection: Connection, number: int, tasks: list[dict[str, object]]
     ) -> list[dict[str, object]]:
         """Send these ahead, at the client's pace, others having their turn → the empty list for the next."""
-        connection.more(number, {"tasks": tasks})
-        await connection.drain()
+        await connection.tell(number, {"tasks": tasks})
         access = self._parts.access
         rests_s = access.quotas.owed_s(connection.caller.counted_as) if access.is_system else 0.0
         await asyncio.sleep(min(rests_s, REST_S_MAX))  # its user has had more than its share: others come first
@@ -262,8 +261,7 @@ class Requests:
             shown = store.events(0, request.limit, newest=True, what=request.what, tasks=names) if request.limit else []
             while True:
                 if shown:
-                    connection.more(request.id, {"events": [answers.event_object(event) for event in shown]})
-                    await connection.drain()
+                    await connection.tell(request.id, {"events": [answers.event_object(event) for event in shown]})
                 if not request.follow:
                     break
                 shown = store.events(last, EVENTS_AT_A_TIME, what=request.what, tasks=names)
@@ -373,8 +371,8 @@ class Requests:
                 if record.task not in unfinished:
                     left.discard(record.task)
                 if record.task not in unfinished or record.state is TaskState.UNKNOWN:
-                    connection.more(request.id, self._told(request, record))
                     await connection.drain()
+                    connection.more(request.id, self._told(request, record))
             if request.any and len(unfinished) < len(page):
                 return True
         return not left
@@ -390,8 +388,10 @@ class Requests:
                 while left:
                     await watch.event.wait()
                     watch.event.clear()
-                    for name, record in list(watch.records.items()):
-                        del watch.records[name]
+                    while watch.records:
+                        await connection.drain()
+                        name = next(iter(watch.records))
+                        record = watch.records.pop(name)
                         if record.state.is_final and name in left:
                             left.discard(name)
                             connection.more(request.id, self._told(request, record))
@@ -402,7 +402,6 @@ class Requests:
                         elif name not in told:
                             told.add(name)
                             connection.more(request.id, answers.ended_object(record))
-                    await connection.drain()
         except TimeoutError:
             return False
         return True

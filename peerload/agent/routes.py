@@ -133,8 +133,8 @@ class Routes:
     async def _ask_one(self, connection: Connection, node: str, request: control.Request) -> None:
         async with contextlib.aclosing(self._answers(connection, node, request)) as frames:
             async for kind, body in frames:
-                connection.pass_on(request.id, kind, body)
                 await connection.drain()
+                connection.pass_on(request.id, kind, body)
 
     async def _ask_home(self, connection: Connection, home: str, request: control.Request) -> None:
         """The same of the home of the tasks. If that is away, and one runs here, this node tells what it knows."""
@@ -143,8 +143,8 @@ class Routes:
             async with contextlib.aclosing(self._answers(connection, home, request)) as frames:
                 async for kind, body in frames:
                     is_answered = True
-                    connection.pass_on(request.id, kind, body)
                     await connection.drain()
+                    connection.pass_on(request.id, kind, body)
         except (LinkUnavailable, NoSuchTask) as error:
             if is_answered or not self._knows(connection, request, refs_of(request)):
                 raise
@@ -184,8 +184,8 @@ class Routes:
         async with contextlib.aclosing(_together(self._answers, connection, shares)) as frames:
             async for node, kind, body in frames:
                 if kind == "more":
-                    connection.pass_on(request.id, kind, body)
                     await connection.drain()
+                    connection.pass_on(request.id, kind, body)
                     continue
                 if kind == "error":
                     refusal = refusal or body
@@ -216,8 +216,7 @@ class Routes:
                     continue
                 lists = lists_in(body)
                 if lists:
-                    connection.more(request.id, lists)
-                    await connection.drain()
+                    await connection.tell(request.id, lists)
                 if kind == "ok":
                     answer = merged(answer, {key: [] if key in lists else value for key, value in body.items()})
         connection.ok(request.id, answer | {"missing": missing})

@@ -168,10 +168,9 @@ class OutputStream:
     async def _send(self, followed: AsyncGenerator[tuple[int, int, bytes], None], sent: list[int]) -> None:
         async with contextlib.aclosing(followed) as pieces:
             async for stream, offset, data in pieces:
-                sent[stream - 1] = offset + len(data)
                 if stream in self._request.streams:
-                    self._connection.more(self._request.id, {"stream": stream, "offset": offset, "data": data})
-                    await self._connection.drain()
+                    await self._connection.tell(self._request.id, {"stream": stream, "offset": offset, "data": data})
+                sent[stream - 1] = offset + len(data)
 
     async def _begin_at_the_last_lines(self, record: TaskRecord, lines: int) -> None:
         """Of what there is now of the current attempt; of one that comes later everything is sent."""

@@ -108,6 +108,7 @@ HELD_BY: dict[str, tuple[str, ...]] = {
         "tests/integration/test_bad_input.py::test_more_clients_than_there_is_room_for",
         "tests/integration/test_control_answers.py::test_one_client_may_leave_only_so_much_unanswered",
         "tests/unit/agent/test_access.py::test_what_requests_under_way_name_has_a_bound_of_each_user_and_of_each_node",
+        "tests/unit/agent/test_connection.py::test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read",
         "tests/security/test_access.py::test_a_flood_of_one_user_does_not_stop_another",
     ),
     "L4": (
@@ -176,6 +177,7 @@ HELD_BY: dict[str, tuple[str, ...]] = {
         "tests/unit/agent/test_bounds_at_the_doors.py::test_who_sends_more_than_is_looked_at_is_not_read",
         "tests/integration/test_peer_link.py::test_messages_that_a_stalled_peer_does_not_take_come_back",
         "tests/integration/test_forward_lied_to.py::test_a_flood_of_large_requests_is_read_no_faster_than_carried_out",
+        "tests/integration/test_forward_lied_to.py::test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read",
     ),
     "P3": (
         "tests/security/test_authorisation.py::test_the_table_has_every_kind_of_message_and_no_other",

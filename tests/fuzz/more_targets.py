@@ -76,6 +76,9 @@ class Deaf(asyncio.Transport):
     def abort(self) -> None:
         self.is_over = True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def pause_reading(self) -> None:
         pass
 

@@ -222,24 +222,29 @@ def test_a_flood_of_large_requests_is_read_no_faster_than_carried_out(fresh: Age
 @pytest.mark.long
 @pytest.mark.rule("L3")
 def test_who_waits_for_too_many_tasks_is_told_so_until_it_gives_some_up(fresh: Agent) -> None:
+    """Two clients of one node, since one alone is held before that."""
     task = fresh.submit("sleep", "600")
     tasks = [task] * 10_000
     before = fresh.resident_bytes
-    with FakePeer(fresh.listen, "many", stream=True) as asker:
-        asker._socket.settimeout(PATIENCE_S)
+    with FakePeer(fresh.listen, "many", stream=True) as first, FakePeer(fresh.listen, "many", stream=True) as second:
         room = quotas.NAMED_MAX // len(tasks)
-        for number in range(1, room + 2):
-            asker.send(Forward(request("wait", number, tasks=tasks)))
-        number, refused, body = answer(asker)
-        assert (number, refused, body["code"]) == (room + 1, "error", "slow-down")
+        for asker, waits in ((first, 12), (second, room - 12)):
+            asker._socket.settimeout(PATIENCE_S)
+            for number in range(1, waits + 1):
+                asker.send(Forward(request("wait", number, tasks=tasks)))
+            asker.send(Forward(request("info", waits + 1)))
+            assert answer(asker)[:2] == (waits + 1, "ok"), "those before are being carried out"
+        second.send(Forward(request("wait", 90, tasks=tasks)))
+        number, refused, body = answer(second)
+        assert (number, refused, body["code"]) == (90, "error", "slow-down")
         assert fresh.resident_bytes - before < 128 << 20
         with FakePeer(fresh.listen, "other", stream=True) as other:
             other._socket.settimeout(PATIENCE_S)
             other.send(Forward(request("wait", 1, tasks=tasks, timeout_s=0)))
             assert answer_to(other, 1) == ("ok", {"timed_out": True})
-        asker.send(ForwardStop(1))
+        first.send(ForwardStop(1))
         asked = itertools.count(100)
-        wait_until(lambda: is_carried_out(asker, next(asked), tasks), what="room for one more")
+        wait_until(lambda: is_carried_out(second, next(asked), tasks), what="room for one more")
     fresh.call("cancel", tasks=[task])
 
 
@@ -258,6 +263,24 @@ def _sent_until_held(asker: FakePeer, raw: bytes) -> int:
     except TimeoutError:
         pass
     return sent
+
+
+@pytest.mark.rule("P2")
+def test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read(fresh: Agent) -> None:
+    before = fresh.resident_bytes
+    with FakePeer(fresh.listen, "deaf", stream=True) as asker:
+        asker._socket.settimeout(2.0)
+        asked = 0
+        with contextlib.suppress(TimeoutError):
+            while asked < 1_000_000:
+                asker.send(Forward(request("policy", asked + 1)))
+                asked += 1
+        assert asked < 1_000_000, "it is held back"
+        assert fresh.call("info")["node"] == "n1"
+        assert fresh.resident_bytes - before < 64 << 20
+        asker._socket.settimeout(PATIENCE_S)
+        for number in range(1, asked + 1):
+            assert answer(asker)[:2] == (number, "ok")
 
 
 def test_who_does_not_read_is_waited_for_and_only_that_one(fresh: Agent) -> None:

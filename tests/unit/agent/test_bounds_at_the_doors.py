@@ -150,11 +150,86 @@ class _Held:
     def __init__(self) -> None:
         self.is_held = False
 
-    def pause_reading(self) -> None:
+    def pause_reading(self, _why: str = "") -> None:
         self.is_held = True
 
-    def resume_reading(self) -> None:
+    def resume_reading(self, _why: str = "") -> None:
         self.is_held = False
+
+
+class _Transport(_Held, Deaf):
+    """Into nowhere, and whether it is read from."""
+
+
+class _Counting(_Links):
+    """The owner of a link that counts what is no frame, and at each wants no more for now, if it ``pauses``."""
+
+    def __init__(self, *, pauses: bool) -> None:
+        super().__init__()
+        self._pauses = pauses
+        self.count = 0
+
+    def malformed(self, connection: object, error: Exception) -> bool:
+        del error
+        self.count += 1
+        if self._pauses:
+            cast("PeerConnection", connection).pause_reading("not now")
+        return True
+
+
+def held_back(owner: _Counting) -> tuple[PeerConnection, _Transport]:
+    transport = _Transport()
+    connection = PeerConnection(cast("Any", owner), "c", cast("Any", None), dialled=False)
+    connection._transport = transport
+    return connection, transport
+
+
+NO_FRAME = b"\0\0\0\1x"
+
+
+@pytest.mark.rule("P2")
+def test_a_link_is_read_again_when_no_reason_against_it_is_left() -> None:
+    async def story() -> None:
+        owner = _Counting(pauses=False)
+        connection, transport = held_back(owner)
+        connection.pause_reading("one")
+        connection.pause_reading("another")
+        connection.pause_reading("another")
+        connection.data_received(3 * NO_FRAME + NO_FRAME[:3])  # it was on its way
+        connection.resume_reading("one")
+        connection.resume_reading("a third")
+        await asyncio.sleep(0)
+        assert (owner.count, transport.is_held) == (0, True)
+        connection.resume_reading("another")
+        await asyncio.sleep(0)
+        assert (owner.count, transport.is_held) == (3, False)
+        connection.data_received(NO_FRAME[3:])
+        assert owner.count == 4
+        connection.connection_lost(None)
+
+    asyncio.run(story())
+
+
+@pytest.mark.rule("P2")
+def test_what_came_together_is_taken_no_further_than_is_wanted() -> None:
+    async def story() -> None:
+        owner = _Counting(pauses=True)
+        connection, transport = held_back(owner)
+        connection.data_received(4 * NO_FRAME)
+        for count in range(1, 5):
+            assert (owner.count, transport.is_held) == (count, True)
+            connection.resume_reading("not now")
+            await asyncio.sleep(0)
+        assert (owner.count, transport.is_held) == (4, False)
+        connection.pause_reading("not now")
+        connection.data_received(NO_FRAME)
+        connection.close("over")
+        connection.resume_reading("not now")
+        await asyncio.sleep(0)
+        assert owner.count == 4, "nobody listens any more"
+        connection.connection_lost(None)
+
+    asyncio.run(story())
 
 
 class _Counts:

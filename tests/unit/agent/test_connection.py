@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.connection import PART_BYTES, LocalConnection
+from peerload.agent.connection import PART_BYTES, UNREAD_BYTES_MAX, LocalConnection
 from peerload.client import Client
-from peerload.model.errors import AgentUnavailable, BadRequest, InvariantBroken, PeerloadError, StoreError
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, InvariantBroken, PeerloadError, StoreError
 from peerload.wire.frame import CONTROL_BYTES_MAX
+from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,6 +136,34 @@ def test_work_for_a_client_that_is_gone_at_once_is_dropped() -> None:
             client.call("info")
 
     _, server = ask(serve, hears_nothing)
+    assert not server.broken
+
+
+@pytest.mark.rule("L3")
+def test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read() -> None:
+    answer = {"text": "x" * 10_000}
+    asked: list[int] = []
+
+    def serve(connection: LocalConnection, number: int) -> None:
+        asked.append(number)
+        connection.ok(number, answer)
+
+    def never_reads(client: Client) -> tuple[int, int]:
+        client._socket.settimeout(1.0)
+        sent = 0
+        with contextlib.suppress(AgentSilent):
+            while sent < 1_000_000:
+                sent = client.send("info")
+        assert sent < 1_000_000, "it is held back"
+        held_at = len(asked)
+        client._socket.settimeout(PATIENCE_S)
+        for number in range(1, sent + 1):
+            assert client.receive() == (number, "ok", answer)
+        return held_at, sent
+
+    (held_at, sent), server = ask(serve, never_reads)
+    assert UNREAD_BYTES_MAX < held_at * 10_000 < 2 * UNREAD_BYTES_MAX
+    assert asked[:sent] == list(range(1, sent + 1)), "all that it asked was carried out, in that order"
     assert not server.broken
 
 
