@@ -22,8 +22,7 @@ async def cleaned(parts: Parts, names: Names, connection: Connection, request: c
     """Do it, and say what has gone. Raises BadRequest if one that is named has not ended, NoSuchTask if there is none."""
     if request.tasks and request.keep:
         raise BadRequest("clean: tasks are named, or the newest are kept; not both")
-    for ref in request.tasks:
-        name = names.known(ref)
+    for name in await names.all_known(request.tasks):
         if unfinished := len(parts.node.home.named(name)):
             of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
             raise BadRequest(f"{name} has not ended{of}", hint=f"to end it:  peerload cancel {name}")

@@ -79,7 +79,7 @@ class Connection:
         self._catches_up: asyncio.Task[None] | None = None
 
     async def drain(self) -> None:
-        """Wait until the client has read most of what was written, also by others who have waited."""
+        """Wait until the client has read most of what was written, and all who have waited before had their turn."""
         raise NotImplementedError
 
     @property
@@ -198,10 +198,9 @@ class Connection:
             await (work if meter is None else Metered(work, meter))
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs
             self.failed(number, error)
-        finally:
-            self.pending -= 1
 
     def _carried_out(self, task: asyncio.Task[None], work: Coroutine[Any, Any, None]) -> None:
+        self.pending -= 1
         self.tasks.discard(task)
         work.close()  # of a client that was gone before it began
 
@@ -226,6 +225,7 @@ class LocalConnection(Connection, asyncio.Protocol):
         self._slow = SlowFrames(asyncio.get_running_loop(), self._too_slow)
         self._can_write = asyncio.Event()
         self._can_write.set()
+        self._turn = asyncio.Lock()
         self._held = 0
         self._transport: asyncio.Transport
 
@@ -259,8 +259,9 @@ class LocalConnection(Connection, asyncio.Protocol):
 
     async def drain(self) -> None:
         """Wait until the client has read most of what was written."""
-        while not self._can_write.is_set():  # who waits, too, may have written since
-            await self._can_write.wait()
+        async with self._turn:  # one after the other: what has much to say is not always the first
+            while not self._can_write.is_set():
+                await self._can_write.wait()
 
     @property
     def unread_bytes(self) -> int:

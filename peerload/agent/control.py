@@ -14,9 +14,9 @@ from peerload.agent import local_socket
 from peerload.agent.access import ADMIN_PLACES
 from peerload.agent.connection import Connection, LocalConnection
 from peerload.agent.forward_server import ForwardServer
-from peerload.agent.naming import Names, refs_of
+from peerload.agent.naming import Names
 from peerload.agent.pending import Decisions, Pending
-from peerload.agent.quotas import Named
+from peerload.agent.quotas import Waited, waits_for
 from peerload.agent.requests import Requests
 from peerload.agent.routes import Routes
 from peerload.model.errors import PeerloadError, SlowDown
@@ -42,9 +42,9 @@ class ControlServer:
         self._keeps_name = False
         self._connections: set[LocalConnection] = set()
         self._pending = Pending()
-        self._named = Named()
+        self._waited = Waited(is_system=parts.access.is_system)
         self._decisions = Decisions()
-        self._requests = Requests(parts, self._pending, self._decisions)
+        self._requests = Requests(parts, self._pending, self._decisions, self._waited)
         self._routes = Routes(parts, Names(parts), self._requests.handle)
         self._forwarded = ForwardServer(self, parts.access)
         parts.links.streams.forwards = self._forwarded
@@ -127,7 +127,7 @@ class ControlServer:
             return
         try:
             request = access.checked(connection.caller, request)
-            with self._named.counted(connection, len(refs_of(request))):
+            with self._waited.handed_over(connection, waits_for(request)):
                 if not self._routes.takes(connection, request):
                     self._requests.handle(connection, request)
         except Exception as error:  # noqa: BLE001 -- `failed` tells errors from bugs

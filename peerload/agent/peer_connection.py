@@ -110,6 +110,7 @@ class PeerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._held_for: set[str] = set()
+        self._is_lost = False
         self._slow = SlowFrames(self._loop, lambda: self._refuse("a frame that does not go on"))
         self.frame_bytes = 0
         """The size of the frame that is being dealt with."""
@@ -122,6 +123,7 @@ class PeerConnection(asyncio.Protocol):
         self._frames = 0
         self._drained: asyncio.Event = asyncio.Event()
         self._drained.set()
+        self._turn = asyncio.Lock()
         self._stalled_s = STALLED_S
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -215,6 +217,9 @@ class PeerConnection(asyncio.Protocol):
         for timer in (self._timer, self._stalled):
             if timer is not None:
                 timer.cancel()
+        self._is_lost = True
+        self._held_for.clear()
+        self.data_received(b"")  # what had come whole while it was held
         self.is_closed = True
         self._slow.stop()
         self.reason = self.reason or _why_lost(exc)
@@ -282,6 +287,8 @@ class PeerConnection(asyncio.Protocol):
 
     def pause_reading(self, why: str) -> None:
         """Let the operating system hold the peer back, until `resume_reading` for this reason; what has come already waits."""
+        if self._is_lost:
+            return  # what is left is taken to its end
         self._held_for.add(why)
         if self._transport is not None and not self._transport.is_closing():
             self._slow.hold(held=True)
@@ -328,10 +335,12 @@ class PeerConnection(asyncio.Protocol):
         self._transport.write(frames)
 
     async def drain(self) -> None:
-        """Wait until the transport takes more. Raises ConnectionError if it is gone."""
+        """Wait until the transport takes more, and all who have waited before had their turn. Raises ConnectionError if it is
+        gone."""
         self._flush()
-        while not self._drained.is_set():  # who waits, too, may have written since
-            await self._drained.wait()
+        async with self._turn:
+            while not self._drained.is_set():
+                await self._drained.wait()
         if self.is_closed:
             raise ConnectionError(self.reason or "closed")
 

@@ -1,21 +1,23 @@
 """How much one user may ask of an agent that serves many (rules L3 and L4): none of them can keep it from the others.
 
 A user is known by the key that its tasks have, too: its uid, or the node and the name that it was sent from. Who is over
-a rate is told how long to wait, and is read no further until then. In user mode nothing is counted but what requests name.
+a rate is told how long to wait, and is read no further until then. In user mode nothing is counted but what
+other nodes wait for.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, OrderedDict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from peerload.model.errors import DiskFull, SlowDown
+from peerload.wire import control
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from peerload.agent.connection import Connection
     from peerload.agent.parts import Parts
@@ -28,52 +30,80 @@ COUNTED_EVERY_S = 5.0
 WAIT_S_MIN = 0.001
 SAVED_S = 2.0
 """Who has asked for nothing for so long may have its share of that time at once."""
-NAMED_MAX = 250_000
-"""Tasks that the requests of one user name which are being carried out: 25 waits for 10,000 tasks each."""
-NAMED_BY_NODE_MAX = 1_000_000
-"""The same of all users of one other node, which may make users up."""
+WAITED_MAX = 1_000_000
+"""Tasks that one user's requests wait for, in system mode."""
+WAITED_BY_NODE_MAX = 2_000_000
+"""Tasks that the requests of all users of one other node wait for, in any mode: it may make users up."""
+WAITED_RETRY_S = 60.0
 
 
-class Named:
-    """How many tasks are named by requests that are being carried out, in any mode: a wait may last for days, and holds some
-    100 bytes for each. Who names one task a time is bounded by the number of requests alone."""
+class Waited:
+    """How many tasks are waited for at a time: that may last for days, and holds some 200 bytes for each."""
 
-    def __init__(self) -> None:
-        self._named: Counter[tuple[str, ...]] = Counter()
+    def __init__(self, *, is_system: bool) -> None:
+        self._is_system = is_system
+        self._tasks: Counter[tuple[str, ...]] = Counter()
+
+    def charge(self, connection: Connection) -> Charge:
+        """What one request of this client is to wait for."""
+        bounds: list[tuple[tuple[str, ...], int]] = []
+        if self._is_system:
+            bounds.append(((connection.came_from, connection.caller.counted_as), WAITED_MAX))
+        if connection.came_from:
+            bounds.append(((connection.came_from,), WAITED_BY_NODE_MAX))
+        return Charge(self._tasks, bounds)
 
     @contextmanager
-    def counted(self, connection: Connection, tasks: int) -> Iterator[None]:
-        """Within this a request of that client is handed over, which names so many; they count until the work on it that
-        begins here is done. Raises SlowDown."""
-        bounds = _bounds(connection) if tasks > 1 else []
-        for whose, most in bounds:
-            if self._named[whose] + tasks > most:
-                raise SlowDown(
-                    "too many tasks are waited for at once",
-                    why=f"requests under way name {self._named[whose]}, {tasks} more were asked for; at most {most}",
-                )
-        connection.begun = lambda work: self._count(work, [whose for whose, _ in bounds], tasks)
+    def handed_over(self, connection: Connection, names: int) -> Iterator[None]:
+        """Within this a request of that client is handed over, which waits for what has so many names. They count until
+        the work on it that begins here is done. Raises SlowDown."""
+        charge, works = self.charge(connection), list[asyncio.Task[None]]()
+        charge.add(names)
+        connection.begun = works.append
         try:
             yield
         finally:
             connection.begun = None
-
-    def _count(self, work: asyncio.Task[None], counted: list[tuple[str, ...]], tasks: int) -> None:
-        def done(_: asyncio.Task[None]) -> None:
-            for whose in counted:
-                self._named[whose] -= tasks
-                if not self._named[whose]:
-                    del self._named[whose]
-
-        self._named.update(dict.fromkeys(counted, tasks))
-        work.add_done_callback(done)
+            if works:
+                works[-1].add_done_callback(lambda _: charge.end())
+            else:
+                charge.end()
 
 
-def _bounds(connection: Connection) -> list[tuple[tuple[str, ...], int]]:
-    """By what the tasks that a client names are counted, and how many there may be."""
-    node = connection.came_from
-    of_user = (node, connection.caller.counted_as), NAMED_MAX
-    return [of_user, ((node,), NAMED_BY_NODE_MAX)] if node else [of_user]
+class Charge:
+    """Tasks that one request waits for: they count until its ``end``. ``bounds``: by what, and how many there may be."""
+
+    def __init__(self, tasks: Counter[tuple[str, ...]], bounds: Sequence[tuple[tuple[str, ...], int]]) -> None:
+        self._tasks = tasks
+        self._bounds = bounds
+        self._charged = 0
+
+    def add(self, tasks: int) -> None:
+        """So many more. Raises SlowDown, with nothing added."""
+        for whose, most in self._bounds:
+            if self._tasks[whose] + tasks > most:
+                raise SlowDown(
+                    "too many tasks are waited for at once",
+                    why=f"{self._tasks[whose]} are, {tasks} more were asked for; at most {most}",
+                    retry_after_s=WAITED_RETRY_S,
+                )
+        self._charged += tasks
+        self._tasks.update({whose: tasks for whose, _ in self._bounds})
+
+    def end(self) -> None:
+        """They are waited for no more."""
+        for whose, _ in self._bounds:
+            self._tasks[whose] -= self._charged
+            if not self._tasks[whose]:
+                del self._tasks[whose]
+        self._charged = 0
+
+
+def waits_for(request: control.Request) -> int:
+    """How many names a request has of what it may long wait for."""
+    if isinstance(request, control.Wait) or (isinstance(request, control.Cancel) and request.wait):
+        return len(request.tasks)
+    return 0
 
 
 class Rate:

@@ -21,10 +21,11 @@ from peerload.agent.naming import Names
 from peerload.agent.overview import Overviews, own_user
 from peerload.agent.store_rows import member_spec
 from peerload.agent.streams import OutputStream, Watch
+from peerload.agent.waiting import Waiting
 from peerload.agent.why import Why
 from peerload.core.work import as_recorded
 from peerload.model.errors import NoSuchTask
-from peerload.model.task import TaskState, execution_key
+from peerload.model.task import execution_key
 from peerload.policy import registry
 from peerload.wire import control
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from peerload.agent.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Decisions, Pending
+    from peerload.agent.quotas import Waited
     from peerload.agent.store_rows import Damage
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord, TaskSpec
@@ -56,8 +58,9 @@ class Requests:
     """The verbs. Reads run when everything decided before them is durable (`Release.outward`), as work of their client:
     whatever they raise is told to it alone."""
 
-    def __init__(self, parts: Parts, pending: Pending, decisions: Decisions) -> None:
+    def __init__(self, parts: Parts, pending: Pending, decisions: Decisions, waited: Waited) -> None:
         self._parts = parts
+        self._waited = waited
         self._decisions = decisions
         self._names = Names(parts)
         self._overviews = Overviews(parts)
@@ -130,11 +133,16 @@ class Requests:
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
+    async def _readable(self, connection: Connection) -> None:
+        """Wait until everything decided so far is durable, and this client takes more: what it is to be told is made then."""
+        await self._durable()
+        await connection.drain()
+
     def _task_object(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
         return answers.task_here(self._parts.node, record, spec, user_shown(spec, self._user))
 
     async def _tasks(self, connection: Connection, request: control.Tasks) -> None:
-        await self._durable()
+        await self._readable(connection)
         states = {"leased" if state == "running" else state for state in request.states}
         store = self._parts.access.store(connection.caller)
         ended_after = self._parts.now().wall_s - request.ended_within_s
@@ -168,7 +176,7 @@ class Requests:
         connection.ok(request.id, answer | {"damaged": answers.damaged(damaged)})
 
     async def _history(self, connection: Connection, request: control.History) -> None:
-        await self._durable()
+        await self._readable(connection)
         store, since = self._parts.access.store(connection.caller), request.since
         left = request.limit
         after = None
@@ -199,14 +207,15 @@ class Requests:
 
     async def _why(self, connection: Connection, request: control.Why) -> None:
         self._parts.journal.settle()
-        await self._durable()
+        await self._readable(connection)
         connection.ok(request.id, await self._reasons.about(request.task))
 
     async def _usage(self, connection: Connection, request: control.Usage) -> None:
+        await connection.drain()
         connection.ok(request.id, {"tasks": await self._live.about(request.tasks)})
 
     async def _seen(self, connection: Connection, request: control.Overview) -> None:
-        await self._durable()
+        await self._readable(connection)
         connection.ok(request.id, self._overviews.of(connection.caller).about(request))
 
     async def _hand_over(
@@ -221,7 +230,7 @@ class Requests:
 
     async def _show(self, connection: Connection, request: control.Show) -> None:
         self._parts.journal.settle()
-        await self._durable()
+        await self._readable(connection)
         shown: list[dict[str, object]] = []
         store = self._parts.store
         for ref in request.tasks:
@@ -253,7 +262,7 @@ class Requests:
 
     async def _events(self, connection: Connection, request: control.Events) -> None:
         self._parts.journal.settle()
-        await self._durable()
+        await self._readable(connection)
         store = self._parts.access.store(connection.caller)
         names = [self._told_of(ref, follow=request.follow) for ref in request.tasks]
         with self._parts.journal.followed() as news:
@@ -350,77 +359,18 @@ class Requests:
     async def _wait(self, connection: Connection, request: control.Wait) -> None:
         await self._durable()
         await self._names.all_known(request.tasks)
-        watch = Watch(set())
+        watch, charge = Watch(set()), self._waited.charge(connection)
+
+        def begin(names: set[str]) -> None:
+            charge.add(max(len(names) - 1, 0))  # of an array: one, its name, counts already
+            self._watch_more(watch, names)
+
         try:
-            timed_out = not await self._wait_for(connection, request, watch)
+            timed_out = not await Waiting(self._parts, self._names, connection, request, watch, begin).run()
             connection.ok(request.id, {"timed_out": timed_out})
         finally:
             self._unwatch(watch)
-
-    async def _ended_by_now(
-        self, connection: Connection, request: control.Wait, watch: Watch, left: set[str], told: set[str]
-    ) -> bool:
-        """Tell what has ended, or is unknown, when it is read; whether that was enough. The others are watched and ``left``."""
-        async for page in self._names.all_pages(request.tasks):
-            # No await between reading the store and watching: what ends later is told to the watch.
-            unfinished = {record.task for record in page if not record.state.is_final}
-            self._watch_more(watch, unfinished)
-            left |= unfinished
-            told.update(record.task for record in page if record.state is TaskState.UNKNOWN)
-            for record in page:
-                if record.task not in unfinished:
-                    left.discard(record.task)
-                if record.task not in unfinished or record.state is TaskState.UNKNOWN:
-                    await connection.drain()
-                    connection.more(request.id, self._told(request, record))
-            if request.any and len(unfinished) < len(page):
-                return True
-        return not left
-
-    async def _wait_for(self, connection: Connection, request: control.Wait, watch: Watch) -> bool:
-        """Tell each end as it comes, and of which it has become unknown, once; False if time ran out first."""
-        left: set[str] = set()
-        told: set[str] = set()
-        if await self._ended_by_now(connection, request, watch, left, told):
-            return True
-        try:
-            async with asyncio.timeout(request.timeout_s):
-                while left:
-                    await watch.event.wait()
-                    watch.event.clear()
-                    while watch.records:
-                        await connection.drain()
-                        name = next(iter(watch.records))
-                        record = watch.records.pop(name)
-                        if record.state.is_final and name in left:
-                            left.discard(name)
-                            connection.more(request.id, self._told(request, record))
-                            if request.any:
-                                return True
-                        elif record.state is not TaskState.UNKNOWN:
-                            told.discard(name)
-                        elif name not in told:
-                            told.add(name)
-                            connection.more(request.id, answers.ended_object(record))
-        except TimeoutError:
-            return False
-        return True
-
-    def _told(self, request: control.Wait, record: TaskRecord) -> dict[str, object]:
-        """How a task ended, with what it wrote if that is asked."""
-        told = answers.ended_object(record)
-        if not request.outputs or not record.state.is_final:
-            return told
-        exit_ = record.exit
-        sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else (0, 0)
-        told |= {"started_at": record.started_at or None, "ended_at": record.ended_at or None}
-        told |= dict(zip(("stdout_bytes", "stderr_bytes"), sizes, strict=True))
-        was_cut = max(sizes) > self._parts.config.output_bytes_max  # what is missing would be read as zeros
-        if was_cut or sum(sizes) > control.OUTPUT_TOLD_BYTES_MAX:
-            return told
-        key = execution_key(record.uid, record.attempt)
-        stdout, stderr = self._parts.spool.read_small(key, *sizes) if any(sizes) else (b"", b"")
-        return told | {"stdout": stdout, "stderr": stderr} if (len(stdout), len(stderr)) == sizes else told
+            charge.end()
 
     # -- output --------------------------------------------------------------------------------------------------------
 

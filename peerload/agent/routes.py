@@ -133,7 +133,8 @@ class Routes:
     async def _ask_one(self, connection: Connection, node: str, request: control.Request) -> None:
         async with contextlib.aclosing(self._answers(connection, node, request)) as frames:
             async for kind, body in frames:
-                await connection.drain()
+                if kind == "more":
+                    await connection.drain()
                 connection.pass_on(request.id, kind, body)
 
     async def _ask_home(self, connection: Connection, home: str, request: control.Request) -> None:
@@ -143,7 +144,8 @@ class Routes:
             async with contextlib.aclosing(self._answers(connection, home, request)) as frames:
                 async for kind, body in frames:
                     is_answered = True
-                    await connection.drain()
+                    if kind == "more":
+                        await connection.drain()
                     connection.pass_on(request.id, kind, body)
         except (LinkUnavailable, NoSuchTask) as error:
             if is_answered or not self._knows(connection, request, refs_of(request)):

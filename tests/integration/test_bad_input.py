@@ -272,9 +272,12 @@ def test_a_client_that_never_reads_holds_up_only_itself(cluster: Cluster) -> Non
     gate = agent.directory / "gate"
     script = f"until [ -e {gate} ]; do head -c 1000000 /dev/zero; sleep 0.01; done"
     task = agent.submit("sh", "-c", script)
+    large = agent.submit("true", "x" * 500_000)
+    agent.wait(large)
     before = agent.resident_bytes
     with raw_client(agent) as sock:
         sock.sendall(framed({"id": 1, "verb": "output", "task": task, "follow": True}))
+        sock.sendall(framed({"id": 3, "verb": "show", "tasks": [large]}) * 400)
         flood = framed({"id": 2, "verb": "policy"}) * 3000
         sock.settimeout(2)
         with contextlib.suppress(TimeoutError):

@@ -22,6 +22,7 @@ from peerload.agent import (
     node_answers,
     peer_connection,
     peer_streams,
+    quotas,
     routes,
 )
 from peerload.agent.ending_answers import endings_object
@@ -101,6 +102,7 @@ def test_the_bounds_of_forwarding_are_told() -> None:
     assert f"{messages.FORWARDED_PART_BYTES_MAX >> 10} KiB" in text
     assert f"at most {forward_server.FORWARDS_MAX} clients" in text
     assert f"{forward_server.PENDING_BYTES_MAX >> 20} MiB of requests" in text
+    assert f"{quotas.WAITED_BY_NODE_MAX:,} tasks that its clients wait for" in text
     assert f"at most {forward.TUNNELS_MAX} such streams" in text
     assert f"at most {peer_streams.FORWARDING_MAX} such streams, beside {peer_streams.STREAMS_MAX} for" in text
     assert f"within {forward.OPEN_S_MAX:g} s ({forward.OPEN_DEAD_S_MAX:g} s if" in text

@@ -18,7 +18,7 @@ from peerload.agent import local_socket
 from peerload.agent.access import RIGHTS, Access, Right, user_shown
 from peerload.agent.accounts import Account, Accounts
 from peerload.agent.caller import NOBODY, Caller
-from peerload.agent.quotas import NAMED_BY_NODE_MAX, NAMED_MAX, Named, Quotas, Rate, Share
+from peerload.agent.quotas import WAITED_BY_NODE_MAX, WAITED_MAX, Quotas, Rate, Share, Waited, waits_for
 from peerload.agent.store_read import StoreReader
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, DiskFull, NoSuchTask, NotAllowed, SlowDown
@@ -370,40 +370,69 @@ def test_what_one_user_has_too_much_of_is_no_others_loss() -> None:
 
 
 @pytest.mark.rule("L3")
-def test_what_requests_under_way_name_has_a_bound_of_each_user_and_of_each_node() -> None:
+@pytest.mark.parametrize("is_system", [True, False])
+def test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node(*, is_system: bool) -> None:
     async def story() -> None:
-        named, ends = Named(), asyncio.Event()
+        waited, ends = Waited(is_system=is_system), asyncio.Event()
 
-        def asks(who: str, tasks: int, node: str = "", *, work: int = 1) -> list[asyncio.Task[None]]:
+        async def work() -> None:
+            await ends.wait()
+
+        def asks(who: str, tasks: int, node: str = "", *, works: bool = True) -> list[asyncio.Task[None]]:
             client: Any = SimpleNamespace(came_from=node, caller=Caller(who, uid=1, node=node), begun=None)
             begun = []
-            with named.counted(client, tasks):
-                for _ in range(work):
-                    begun.append(asyncio.create_task(until(ends)))
+            with waited.handed_over(client, tasks):
+                if works:
+                    begun.append(asyncio.create_task(work()))
                     client.begun(begun[-1])
             assert client.begun is None
             return begun
 
-        async def until(event: asyncio.Event) -> None:
-            await event.wait()
-
-        asks("1000", 10_000, work=0)  # what is answered at once is not counted
-        at_work = [*asks("1000", NAMED_MAX - 10), *asks("1000", 10), *asks("1000", 1)]  # one task a time is free
-        with pytest.raises(SlowDown, match="too many tasks"):
-            asks("1000", 2)
-        at_work += asks("1001", NAMED_MAX)
-        for number in range(NAMED_BY_NODE_MAX // NAMED_MAX):
-            at_work += asks(str(2000 + number), NAMED_MAX, "ws2")
-        with pytest.raises(SlowDown, match="too many tasks"):
-            asks("3000", 2, "ws2")
-        at_work += asks("3000", 2, "ws3")
-        at_work[0].cancel()
-        ends.set()
-        await asyncio.gather(*at_work, return_exceptions=True)
+        at_work = asks("1000", WAITED_MAX - 10)
+        asks("1000", 10, works=False)  # what is answered at once counts no more
+        at_work += asks("1000", 10)
+        if is_system:
+            with pytest.raises(SlowDown, match="too many tasks are waited for"):
+                asks("1000", 1)
+        else:
+            at_work += asks("1000", 1)
+        asks("1000", 0)
+        at_work += asks("1001", WAITED_MAX)
+        for number in range(WAITED_BY_NODE_MAX // WAITED_MAX):
+            at_work += asks(str(2000 + number), WAITED_MAX, "ws2")
+        with pytest.raises(SlowDown, match="too many tasks are waited for"):
+            asks("3000", 1, "ws2")
+        asks("3000", 1, "ws3")
+        at_work.pop(0).cancel()
         await asyncio.sleep(0)
-        assert not named._named
+        await asyncio.sleep(0)
+        client: Any = SimpleNamespace(came_from="", caller=Caller("1000", uid=1), begun=None)
+        charge = waited.charge(client)
+        charge.add(WAITED_MAX - 10)
+        if is_system:
+            with pytest.raises(SlowDown):
+                charge.add(1)
+        charge.end()
+        ends.set()
+        await asyncio.gather(*at_work)
+        await asyncio.sleep(0)
+        assert not waited._tasks
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("request_", "names"),
+    [
+        (control.Wait(tasks=("n1/1", "n1/2")), 2),
+        (control.Cancel(tasks=("n1/1", "n1/2"), wait=True), 2),
+        (control.Cancel(tasks=("n1/1", "n1/2")), 0),
+        (control.Show(tasks=("n1/1", "n1/2")), 0),
+        (control.Info(), 0),
+    ],
+)
+def test_only_what_may_last_counts_as_waiting(request_: control.Request, names: int) -> None:
+    assert waits_for(request_) == names
 
 
 @pytest.mark.rule("L4")

@@ -210,6 +210,22 @@ def test_a_link_is_read_again_when_no_reason_against_it_is_left() -> None:
     asyncio.run(story())
 
 
+def test_what_came_whole_before_the_end_is_taken_whatever_was_held() -> None:
+    async def story() -> None:
+        owner = _Counting(pauses=True)
+        connection, _ = held_back(owner)
+        connection.data_received(12 * NO_FRAME + NO_FRAME[:2])
+        assert owner.count == 1
+        connection.connection_lost(None)
+        assert owner.count == 12
+        assert owner.why == ["the other end closed the connection"]
+        connection.resume_reading("not now")
+        await asyncio.sleep(0)
+        assert owner.count == 12
+
+    asyncio.run(story())
+
+
 @pytest.mark.rule("P2")
 def test_what_came_together_is_taken_no_further_than_is_wanted() -> None:
     async def story() -> None:

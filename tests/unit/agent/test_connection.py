@@ -149,14 +149,8 @@ def test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read() -> No
         connection.ok(number, answer)
 
     def never_reads(client: Client) -> tuple[int, int]:
-        client._socket.settimeout(1.0)
-        sent = 0
-        with contextlib.suppress(AgentSilent):
-            while sent < 1_000_000:
-                sent = client.send("info")
-        assert sent < 1_000_000, "it is held back"
+        sent = asks_until_held(client)
         held_at = len(asked)
-        client._socket.settimeout(PATIENCE_S)
         for number in range(1, sent + 1):
             assert client.receive() == (number, "ok", answer)
         return held_at, sent
@@ -165,6 +159,79 @@ def test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read() -> No
     assert UNREAD_BYTES_MAX < held_at * 10_000 < 2 * UNREAD_BYTES_MAX
     assert asked[:sent] == list(range(1, sent + 1)), "all that it asked was carried out, in that order"
     assert not server.broken
+
+
+PIECE = {"data": b"x" * (256 << 10)}
+
+
+class Talks:
+    """To its first request it answers without end, never out of words; to its second in three parts; to all others at once."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def __call__(self, connection: LocalConnection, number: int) -> None:
+        self.heard.append(number)
+        if number == 1:
+            connection.spawn(number, self._streams(connection, number))
+        elif number == 2:
+            connection.spawn(number, self._tells(connection, number))
+        else:
+            connection.ok(number, {"text": "x" * 10_000})
+
+    async def _streams(self, connection: LocalConnection, number: int) -> None:
+        while True:
+            await connection.tell(number, PIECE)
+
+    async def _tells(self, connection: LocalConnection, number: int) -> None:
+        for part in range(3):
+            await connection.tell(number, {"part": part})
+        connection.ok(number, {})
+
+
+def asks_until_held(client: Client) -> int:
+    """→ the last that was sent."""
+    sent = 0
+    client._socket.settimeout(1.0)
+    with contextlib.suppress(AgentSilent):
+        while sent < 1_000_000:
+            sent = client.send("info")
+    client._socket.settimeout(PATIENCE_S)
+    return sent
+
+
+def test_who_has_much_to_say_lets_others_say_theirs_and_the_client_be_heard() -> None:
+    talks = Talks()
+
+    def reads(client: Client) -> tuple[int, int]:
+        sent = asks_until_held(client)
+        pieces = told = 0
+        while told < 4:
+            number, _, body = client.receive(follows=True)
+            pieces += body == PIECE
+            told += number == 2
+        while len(talks.heard) < sent:
+            client.receive(follows=True)
+        return pieces, sent
+
+    (pieces, sent), server = ask(talks, reads)
+    assert pieces < 50
+    assert talks.heard[:sent] == list(range(1, sent + 1))
+    assert not server.broken
+
+
+def test_what_is_given_up_before_it_began_is_not_under_way() -> None:
+    async def never() -> None:
+        raise AssertionError("begun")
+
+    def serve(connection: LocalConnection, number: int) -> None:
+        connection.spawn(number, never())
+        for task in connection.tasks:
+            task.cancel()
+            task.add_done_callback(lambda _: connection.ok(number, {"pending": connection.pending}))
+
+    told, _ = ask(serve, lambda client: client.call("info"))
+    assert told == {"pending": 0}
 
 
 @pytest.mark.parametrize("said_with_more", [True, False])
