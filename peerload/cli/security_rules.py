@@ -107,14 +107,14 @@ HELD_BY: dict[str, tuple[str, ...]] = {
         "tests/integration/test_bad_input.py::test_arguments_over_the_limit_are_refused",
         "tests/integration/test_bad_input.py::test_more_clients_than_there_is_room_for",
         "tests/integration/test_control_answers.py::test_one_client_may_leave_only_so_much_unanswered",
-        "tests/unit/agent/test_access.py::test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node",
+        "tests/unit/agent/test_quotas.py::test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node",
         "tests/unit/agent/test_connection.py::test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read",
         "tests/security/test_access.py::test_a_flood_of_one_user_does_not_stop_another",
     ),
     "L4": (
         "tests/security/test_access.py::test_a_flood_of_one_user_does_not_stop_another",
-        "tests/unit/agent/test_access.py::test_what_one_user_has_too_much_of_is_no_others_loss",
-        "tests/unit/agent/test_access.py::test_output_that_is_kept_keeps_more_from_being_queued",
+        "tests/unit/agent/test_quotas.py::test_what_one_user_has_too_much_of_is_no_others_loss",
+        "tests/unit/agent/test_quotas.py::test_output_that_is_kept_keeps_more_from_being_queued",
     ),
     "X1": (
         "tests/security/test_system_users.py::test_the_map_and_what_it_may_not_name",
