@@ -174,9 +174,10 @@ def test_a_priority_reaches_what_another_node_has_queued(cluster: Cluster) -> No
     cluster.await_acquainted([home, there])
     ledger, go = cluster.directory / "ledger", cluster.directory / "go"
     words = ["sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done; echo $PEERLOAD_TASK_ID >>{ledger}"]
-    first, second, third = (home.submit(*words, placement={"node": "n2"}) for _ in range(3))
-    wait_until(lambda: {home.show(task)["state"] for task in (second, third)} == {"leased"}, 60, "n2 to have them")
+    first = home.submit(*words, placement={"node": "n2"})
     home.await_state(first, "running", timeout_s=60)
+    second, third = (home.submit(*words, placement={"node": "n2"}) for _ in range(2))
+    wait_until(lambda: {home.show(task)["state"] for task in (second, third)} == {"leased"}, 60, "n2 to have them")
     said = there.cli("prio", "9", third, first).stdout.decode()
     assert f"{third}  priority 9; the node that has it queued is told" in said
     assert f"{first}  is started already" in said
