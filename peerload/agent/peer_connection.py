@@ -114,7 +114,7 @@ class PeerConnection(asyncio.Protocol):
         self._slow = SlowFrames(self._loop, lambda: self._refuse("a frame that does not go on"))
         self.frame_bytes = 0
         """The size of the frame that is being dealt with."""
-        self._waiting: list[tuple[Message, bytes]] = []
+        self._waiting: list[tuple[Message | None, bytes]] = []
         self._waiting_bytes = 0
         self._flush_planned = False
         self._timer: asyncio.TimerHandle | None = None
@@ -317,7 +317,7 @@ class PeerConnection(asyncio.Protocol):
 
     def write(self, message: Message, frame: bytes) -> None:
         """Write a frame at the end of this turn of the loop, with all others of the turn."""
-        self._waiting.append((message, frame))
+        self._waiting.append((None if self.stream else message, frame))
         self._waiting_bytes += len(frame)
         if self._waiting_bytes >= FLUSH_BYTES:
             self._flush()
@@ -351,8 +351,9 @@ class PeerConnection(asyncio.Protocol):
         return self._waiting_bytes + in_transport
 
     def unsent(self) -> list[Message]:
-        """The messages that were never handed to the operating system; they are forgotten here."""
-        messages = [message for message, _ in self._waiting]
+        """The messages that were never handed to the operating system; they are forgotten here. Of a stream none: who asked
+        asks again, and its frames alone are memory enough."""
+        messages = [message for message, _ in self._waiting if message is not None]
         self._waiting.clear()
         self._waiting_bytes = 0
         return messages

@@ -35,6 +35,7 @@ WAITED_MAX = 1_000_000
 WAITED_BY_NODE_MAX = 2_000_000
 """Tasks that the requests of all users of one other node wait for, in any mode: it may make users up."""
 WAITED_RETRY_S = 60.0
+"""What who waits for too many is told: room comes when something ends, which is not for us to say."""
 
 
 class Waited:

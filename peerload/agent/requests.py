@@ -362,7 +362,7 @@ class Requests:
         watch, charge = Watch(set()), self._waited.charge(connection)
 
         def begin(names: set[str]) -> None:
-            charge.add(max(len(names) - 1, 0))  # of an array: one, its name, counts already
+            charge.add(max(len(names) - 1, 0))  # the name of a task, or of an array, counts already
             self._watch_more(watch, names)
 
         try:
