@@ -5,13 +5,14 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports lint-tests
-.PHONY: help setup test ci-long chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo recording bench theory lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo recording bench theory lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 3
 CASES ?= tests/theory/cases.json
 OUT ?= build/theory.json
 BUDGET_S ?= 600
+TIMES ?= 20
 FUZZ_SECONDS ?= 60
 FUZZ_TARGET ?=
 FUZZ_RUNS ?= 0
@@ -42,12 +43,23 @@ $(INSTALLED): .venv/requirements pyproject.toml .ci/setup
 	@rm -f .venv/installed-*
 	@touch $@
 
-test: lint  ## everything that must pass: lint, then the tests (PYTEST_ARGS='-k lease -x')
+test: lint  ## the gate: lint, then the tests that every change has to pass (PYTEST_ARGS='-k lease -x')
 	.venv/bin/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
-ci-long: setup  ## the tests that take too long for `make test`, up to an hour
+test-long: setup  ## the soak, chaos, property, model, fidelity and timing tests, up to an hour
 	.venv/bin/python -m pytest -m 'long and not timed' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
 	.venv/bin/python -m pytest -m 'long and timed' -n $(WORKERS) $(PYTEST_ARGS) tests
+
+test-sample: setup  ## the fixed part of `make test-long` that .ci/run plays: 40 chaos seeds, theory, one kill -9 campaign
+	.venv/bin/python -m pytest -m 'long and sample' -n $(JOBS) --dist worksteal $(PYTEST_ARGS) tests
+
+nightly: test-long  ## `make test-long`, then 2,000 chaos seeds, every broken variant, and a minute for each fuzz target
+	$(MAKE) --no-print-directory chaos SEEDS=2000
+	.venv/bin/python -m tests.chaos.hunt
+	$(MAKE) --no-print-directory fuzz
+
+gate-proof: lint  ## the gate TIMES=20 times in a row beside a busy loop on each core
+	@.venv/bin/python -m tests.gate_proof --times $(TIMES) -- -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 lint: setup  ## ruff, mypy --strict, the layers, and whether all tests can be read, side by side
 	@$(MAKE) --no-print-directory --keep-going -j$(words $(LINTS)) -Otarget $(LINTS)

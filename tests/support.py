@@ -103,7 +103,7 @@ def _state(pid: int) -> str:
 
 
 def in_short(cases: Iterable[object], every: int) -> list[Any]:
-    """Of many cases the gate runs each ``every``-th, from the first on; ci-long runs the others."""
+    """Of many cases the gate runs each ``every``-th, from the first on; test-long runs the others."""
     return [
         case if number % every == 0 else pytest.param(case, marks=pytest.mark.long) for number, case in enumerate(cases)
     ]

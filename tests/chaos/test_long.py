@@ -21,6 +21,15 @@ def test_five_hundred_seeds() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sample
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("first", range(1, 41, 10))
+def test_forty_seeds(first: int) -> None:
+    outcomes = run_all(range(first, first + 10), Options(), jobs=1)
+    assert [f"seed {outcome.seed}: {outcome.broken}" for outcome in outcomes if outcome.broken] == []
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_rule_left_out_is_found_out(name: str) -> None:

@@ -47,6 +47,16 @@ def test_a_short_campaign_loses_nothing(mosquitto: Path, capfd: pytest.CaptureFi
     assert told.splitlines()[-1] == f"tasks 250, faults {len(KINDS)}, lost 0, overlapped 0, recorded twice 0", told
 
 
+@pytest.mark.long
+@pytest.mark.sample
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("namespaces")
+def test_two_minutes_of_kill_9_lose_nothing(mosquitto: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kinds = tuple(kind for kind in KINDS if "killed" in kind or "crashed" in kind)
+    verdict = hold(Options(tasks=1500, faults=60, seconds=100.0, kinds=kinds), mosquitto)
+    assert verdict.is_good, capfd.readouterr().out
+
+
 def overlaps(lab: Lab) -> bool:
     """Whether two runs of one task have overlapped by now."""
     return any(overlapping(those) for those in lab.ledger.runs().values())

@@ -51,6 +51,8 @@ QUICK = [
     if case["params"]["N"] <= 20
 ]
 
+pytestmark = pytest.mark.sample
+
 BOTH = {"sender": "threshold", "T_send": 1, "T_accept": 1, "T_recv": 1, "T_give": 1}
 
 
