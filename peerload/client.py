@@ -18,7 +18,15 @@ import socket
 import struct
 import sys
 
-from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
+from peerload.model.errors import (
+    AgentSilent,
+    AgentUnavailable,
+    BadRequest,
+    NeverRunnable,
+    NoSuchTask,
+    OutputIncomplete,
+    PeerloadError,
+)
 from peerload.wire import frame
 
 TYPE_CHECKING = False
@@ -44,6 +52,48 @@ _KIND_MASK, _KIND_DIRECTORY = 0o170000, 0o040000  # as in <sys/stat.h>; the modu
 _START_HINT = "start one:  peerload up        if one should be there:  peerload doctor"
 _GROUP_HINT = "sudo adduser YOU peerload  and log in anew; or an agent of your own:  peerload up"
 _REFUSALS: dict[str, type[BadRequest]] = {kind.code: kind for kind in (BadRequest, NoSuchTask, NeverRunnable)}
+
+
+class OutputGaps:
+    """What is missing of a task's output, found from the pieces of an `output` answer and from the reply that ends it.
+
+    ``is_whole``: the answer begins at the beginning of the output; without it (the last lines only) what comes before the
+    first piece does not count.
+    """
+
+    __slots__ = ("_next", "missing_bytes")
+
+    def __init__(self, *, is_whole: bool = True) -> None:
+        self.missing_bytes = 0
+        """So much is known to be missing."""
+        self._next: dict[int, int | None] = dict.fromkeys((1, 2), 0 if is_whole else None)
+
+    def add(self, piece: dict[str, Any]) -> int:
+        """Note the next piece {stream, offset, data} → how many bytes are missing before it."""
+        stream, offset = piece["stream"], piece["offset"]
+        expected = self._next[stream]
+        self._next[stream] = offset + len(piece["data"])
+        gap = 0 if expected is None else max(offset - expected, 0)
+        self.missing_bytes += gap
+        return gap
+
+    def end(self, reply: dict[str, Any]) -> int:
+        """Note the final reply of an answer about both streams → how many bytes are missing at the end of them."""
+        gap = 0
+        for stream, key in ((1, "stdout_bytes"), (2, "stderr_bytes")):
+            came = self._next[stream]
+            if came is not None:
+                gap += max(int(reply.get(key) or 0) - came, 0)
+        self.missing_bytes += gap
+        return gap
+
+    def require_all(self, reply: dict[str, Any]) -> None:
+        """The same as `end`. Raises OutputIncomplete if anything is missing."""
+        self.end(reply)
+        if self.missing_bytes:
+            gone = reply.get("output_gone_why")
+            why = f"it was removed ({gone})" if gone else "more was written than is kept, or it cannot be read"
+            raise OutputIncomplete(str(reply.get("id", "")), self.missing_bytes, why=why)
 
 
 class Client:

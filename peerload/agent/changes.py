@@ -73,6 +73,8 @@ class Changes:
         spec, terms = self._parts.access.submitted(
             connection.caller, request.spec, agreed(self._names, request.spec, request.terms)
         )
+        if result_files.patterns(terms):
+            spec = msgspec.structs.replace(spec, followed=True)  # the files get all of its output
         self._parts.access.queues(connection.caller, len(indices) or 1)
         result_files.check_patterns(request.terms, len(indices))
         await self._parts.users.check_files(spec, terms)

@@ -150,7 +150,7 @@ class Daemon:
             store_notices.begin_anew(self.parts, found)
             self._prove(state)
             self.parts.inbox = Inbox(loop, self.consumer.consume, self.config.inbox_max)
-            self.parts.spool = Spool(state)
+            self.parts.spool = Spool(state, self.config.output_bytes_max)
             self.parts.gpus = node_gpus(self.parts, self._gpu_library)
             await self.parts.gpus.find()
             self.parts.identity = Identity(

@@ -19,6 +19,7 @@ from peerload.agent.launcher_process import GONE_S, LauncherProcess, LauncherSer
 from peerload.agent.launcher_pulse import Pulse
 from peerload.agent.launcher_reach import LOST, LauncherError, listed, open_or_start, read_frame
 from peerload.agent.launcher_words import exit_of, spawn_request
+from peerload.agent.spool import FOLLOWED_BYTES_MAX
 from peerload.model.events import (
     LauncherLost,
     LauncherReady,
@@ -48,9 +49,6 @@ ASK_S_MAX = 330.0
 FRAME_FILL_BYTES = 1 << 20
 """A frame is sent when it holds this much; a single request may be larger."""
 
-FOLLOWED_BYTES_MAX = 256 << 20
-"""So much of a stream is kept, the first and the last half of it, where somebody reads it as it comes: who is less than half
-of this behind misses nothing."""
 FEEDS_SINCE = 6
 """The first version of its protocol that knows `input` and `resize`."""
 PINGED_SINCE = 4

@@ -11,11 +11,12 @@ import asyncio
 import collections
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from peerload.agent.disk import cannot_write
 from peerload.agent.pace import Pace
-from peerload.agent.spool import Follower
+from peerload.agent.spool import FOLLOWED_S_MAX, Follower
 from peerload.core.work import GuestPhase
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
@@ -35,6 +36,8 @@ log = logging.getLogger("peerload.output")
 
 ENDS_KEPT_MAX = 4096
 """Ended attempts whose sizes are remembered for followers that come late."""
+CUT_EVERY_BYTES = 16 << 20
+"""A copy of output from elsewhere is held against its limit each time that so much has come."""
 SILENCE_S_MAX = 30.0
 """So long the output of an ended attempt may make no progress on its way home; then that copy is given up. The result
 is repeated, and its output asked for again from where it broke off."""
@@ -178,12 +181,19 @@ class Output:
     ) -> OutputEnd:
         spool = self._spool
         request = OutputRequest(task, uid, attempt, *spool.sizes(key), follow=follow, paced=paced)
+        known = self._node.home.tasks.get(uid)
+        bytes_max = spool.bytes_max(followed=known is not None and known.spec.followed)
+        uncut_bytes = 0
         async for piece in self.links.fetch_output(node, request):
             if isinstance(piece, OutputEnd):
                 if piece.gone:
                     raise PeerloadError(f"{node} has no output of {task} (any more)")
                 return piece
             await asyncio.to_thread(spool.write_at, key, piece.stream, piece.offset, piece.data)
+            uncut_bytes += len(piece.data)
+            if uncut_bytes >= CUT_EVERY_BYTES:
+                uncut_bytes = 0
+                await asyncio.to_thread(spool.cut, key, bytes_max)
             await self.pace.room(key)
         raise PeerloadError(f"the output of {task} broke off", why=f"{node} closed the connection")
 
@@ -216,6 +226,18 @@ class Output:
         if mirror.cancelled():
             raise PeerloadError(f"the output of {action.task} broke off", why="the copy was stopped")
         mirror.result()
+
+    async def cut(self, key: str) -> None:
+        """Keep of the output of an ended attempt what is kept of any, unless somebody reads it; then that is done later."""
+        if not self.is_busy(key):
+            await asyncio.to_thread(self._spool.cut, key)
+
+    async def cut_old(self) -> None:
+        """The same of all attempts that have ended and were wanted in full long ago (FOLLOWED_S_MAX)."""
+        unfinished = {task.key for task in self._node.home.tasks.values()} | self._node.executor.guests.keys()
+        for key in await asyncio.to_thread(self._spool.large, time.time() - FOLLOWED_S_MAX):
+            if key not in unfinished:
+                await self.cut(key)
 
     def is_busy(self, key: str) -> bool:
         """Whether somebody follows the files of this attempt, or they are on their way here."""

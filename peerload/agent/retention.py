@@ -102,6 +102,7 @@ class Retention:
         if excess > 0:
             gone = await self.remove(Wanted(with_output=True), outputs_only=True, enough_bytes=excess)
             self._tell(gone, f"the outputs of ended tasks took more than {config.ended_output_bytes_max} bytes")
+        await parts.output.cut_old()
         await self._prune(oldest)
 
     def _tell(self, gone: Removed, why: str) -> None:

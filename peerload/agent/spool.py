@@ -12,6 +12,7 @@ a pipe in their place. What cannot be read is as if it were not there; it stops 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -23,6 +24,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.inotify import Inotify
+from peerload.agent.launcher_access import OwnAccess
+from peerload.agent.launcher_spawn import Capture, Holes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -33,7 +36,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 PIECE_BYTES_MAX = 256 << 10
+OUTPUT_BYTES_MAX = 16 << 20
+"""Kept of one stream of a task, where nothing else is said."""
+FOLLOWED_BYTES_MAX = 256 << 20
+"""Kept of one stream of a task whose output is wanted in full (`TaskSpec.followed`), its first and its last half, until
+whoever wanted it has it: a reader who is less than half of this behind misses nothing …"""
+FOLLOWED_S_MAX = 3600.0
+"""… and no longer than this after the last that was written."""
 STREAMS = (1, 2)
+HELD_BEYOND_BYTES = 64 << 10
 REASON_CHARS_MAX = 512
 _SUFFIX = {1: ".out", 2: ".err"}
 _NAMES = {1: "stdout", 2: "stderr"}
@@ -44,7 +55,10 @@ _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 class Spool:
     """The output files of one agent. Blocking calls that sync or write are for a thread."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, output_bytes_max: int = OUTPUT_BYTES_MAX) -> None:
+        """output_bytes_max: kept of one stream of a task that has ended."""
+        self._output_bytes_max = output_bytes_max
+        self._holes = Holes()
         self._directory = state / "spool"
         self._scratch = state / "scratch"
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -125,6 +139,36 @@ class Spool:
             except FileNotFoundError:
                 continue
         self._sync_directory()
+
+    def bytes_max(self, *, followed: bool) -> int:
+        """How much of one stream of a task is kept while it runs. followed: its output is wanted in full."""
+        return max(self._output_bytes_max, FOLLOWED_BYTES_MAX) if followed else self._output_bytes_max
+
+    def cut(self, key: str, bytes_max: int | None = None) -> None:
+        """Give back to the disk the middle of each stream of an attempt that has more than ``bytes_max``; without it, of an
+        ended one, more than is kept."""
+        for path in self.paths(key):
+            Capture(os.fspath(path), bytes_max or self._output_bytes_max, OwnAccess()).limit(self._holes)
+
+    def large(self, before: float) -> list[str]:
+        """The attempts that have more than is kept of an ended one, and have written nothing since ``before`` (Unix s)."""
+        keys: dict[str, None] = {}
+        with os.scandir(self._directory) as entries:
+            for entry in entries:
+                key, dot, ending = entry.name.rpartition(".")
+                if f"{dot}{ending}" not in _SUFFIX.values():
+                    continue
+                with contextlib.suppress(OSError):  # it was removed meanwhile
+                    status = entry.stat(follow_symlinks=False)
+                    held = min(status.st_size, status.st_blocks * 512)
+                    if stat.S_ISREG(status.st_mode) and status.st_mtime < before and held > self._held_max:
+                        keys[key] = None
+        return list(keys)
+
+    @property
+    def _held_max(self) -> int:
+        """What a stream that was cut takes on disk: its two ends, in whole blocks."""
+        return self._output_bytes_max + HELD_BEYOND_BYTES
 
     def settle(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
         """The output of these ended attempts and its names are on disk afterwards. → the same, where a stream cannot be

@@ -89,6 +89,8 @@ class OutputStream:
                 **answers.output_gone(self._parts.store, record),
             },
         )
+        if self._request.done_with and record.state.is_final:
+            await self._parts.output.cut(key)
 
     def _size_now(self, key: str, record: TaskRecord) -> tuple[int, int]:
         """How much is here; no more than the result says, less where it was cleaned away."""

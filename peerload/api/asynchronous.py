@@ -38,7 +38,7 @@ class AsyncTask:
         return ended
 
     async def output(self) -> values.Output:
-        """What it has written by now."""
+        """What it has written by now. Raises OutputIncomplete if not all of it can be had (any more)."""
         return await self._client.output(self)
 
     def follow(self) -> AsyncIterator[values.Piece]:
@@ -146,19 +146,26 @@ class AsyncClient:
                     yield values.Ended.of(body)
 
     async def output(self, task: Named) -> values.Output:
-        """What a task has written by now."""
-        written = {1: bytearray(), 2: bytearray()}
+        """What a task has written by now. Raises OutputIncomplete if not all of it can be had (any more)."""
+        written, gaps = {1: bytearray(), 2: bytearray()}, socket_client.OutputGaps()
         async with aclosing(self._parts("output", task=_name(task))) as parts:
             async for kind, body in parts:
-                if kind == "more" and "data" in body:  # other parts tell why some of it may be lacking
+                if kind == "ok":
+                    gaps.require_all(body)
+                elif "data" in body:  # other parts tell why some of it may be lacking
+                    gaps.add(body)
                     written[body["stream"]] += body["data"]
         return values.Output(bytes(written[1]), bytes(written[2]))
 
     async def follow(self, task: Named) -> AsyncIterator[values.Piece]:
-        """A task's output as it comes, until it has ended."""
+        """A task's output as it comes, until it has ended. Raises OutputIncomplete then if not all of it came."""
+        gaps = socket_client.OutputGaps()
         async with aclosing(self._parts("output", task=_name(task), follow=True)) as parts:
             async for kind, body in parts:
-                if kind == "more" and "data" in body:
+                if kind == "ok":
+                    gaps.require_all(body)
+                elif "data" in body:
+                    gaps.add(body)
                     yield values.Piece(body["stream"], body["offset"], body["data"])
 
     async def cancel(self, tasks: Iterable[Named], *, signal: int = 15, force: bool = False) -> list[str]:

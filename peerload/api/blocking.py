@@ -31,7 +31,7 @@ class Task:
         return ended
 
     def output(self) -> values.Output:
-        """What it has written by now."""
+        """What it has written by now. Raises OutputIncomplete if not all of it can be had (any more)."""
         return self._client.output(self)
 
     def follow(self) -> Iterator[values.Piece]:
@@ -137,20 +137,25 @@ class Client:
                     yield values.Ended.of(body)
 
     def output(self, task: Named) -> values.Output:
-        """What a task has written by now."""
-        written = {1: bytearray(), 2: bytearray()}
+        """What a task has written by now. Raises OutputIncomplete if not all of it can be had (any more)."""
+        written, gaps = {1: bytearray(), 2: bytearray()}, socket_client.OutputGaps()
         with self._connected() as client:
             for body in client.stream("output", task=_name(task)):
                 if "data" in body:  # other parts tell why some of it may be lacking
+                    gaps.add(body)
                     written[body["stream"]] += body["data"]
+            gaps.require_all(client.last)
         return values.Output(bytes(written[1]), bytes(written[2]))
 
     def follow(self, task: Named) -> Iterator[values.Piece]:
-        """A task's output as it comes, until it has ended."""
+        """A task's output as it comes, until it has ended. Raises OutputIncomplete then if not all of it came."""
+        gaps = socket_client.OutputGaps()
         with self._connected() as client:
             for body in client.stream("output", task=_name(task), follow=True):
                 if "data" in body:
+                    gaps.add(body)
                     yield values.Piece(body["stream"], body["offset"], body["data"])
+            gaps.require_all(client.last)
 
     def cancel(self, tasks: Iterable[Named], *, signal: int = 15, force: bool = False) -> list[str]:
         """Stop tasks. → the ids of those that had not ended."""

@@ -96,6 +96,7 @@ def spec(argv: Sequence[bytes], wanted: Wanted) -> dict[str, Any]:
         "name": wanted.get("name") or os.path.basename(argv[0]).decode("utf-8", "replace")[:128],
         "request": request,
         "placement": placement,
+        "followed": True,  # `Task.output` gives all of it
     }
     made |= _given(wanted, "time_limit_s", "priority", "lease_s")
     return made | ({"guarantee": "once"} if wanted.get("once") else {"guarantee": "fast"} if wanted.get("fast") else {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from peerload.cli.following import Detached, Following
 from peerload.cli.options import Options, whole
 from peerload.cli.output import OutputWriter
-from peerload.cli.run import say_detached, told
+from peerload.cli.run import say_detached, told, told_missing
 from peerload.cli.standard_input import StandardInput, takes_input
 from peerload.cli.text import print_json
 from peerload.client import Client
@@ -44,9 +44,9 @@ def main(words: list[str]) -> int:
         task = str(shown["id"])
         has_terminal = bool(shown.get("terminal"))
         stdin = _input(client, task) if takes_input() else None
-        write = print_json if flags.json else OutputWriter().write
         tail = None if has_terminal else flags.tail
-        following = Following(client, write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail)
+        writer = OutputWriter(is_whole=tail is None, is_json=flags.json)
+        following = Following(client, writer.write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail)
         with following:
             try:
                 ended = following.follow(task)
@@ -55,7 +55,9 @@ def main(words: list[str]) -> int:
     if flags.json:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
-    return told(ended, interrupted=following.interrupts > 0)
+    writer.end(ended)
+    code = told(ended, interrupted=following.interrupts > 0)
+    return told_missing(ended, code, writer.missing_bytes)
 
 
 def _single(client: Client, name: str) -> list[dict[str, Any]]:

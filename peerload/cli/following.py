@@ -135,7 +135,8 @@ class Following:
             raise
 
     def _ask(self) -> None:
-        self._request = self._client.send("output", task=self._task, follow=True, tells_start=True, **self._tail)
+        asked: dict[str, object] = {"task": self._task, "follow": True, "tells_start": True, **self._tail}
+        self._request = self._client.send("output", **asked, done_with=self._is_source)
         self._tail = {}  # after a reconnection what was shown is skipped
 
     # -- one turn ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from peerload.cli.main import CANNOT
 from peerload.cli.options import Options, whole
 from peerload.cli.output import OutputWriter
 from peerload.cli.tasks import instant_text
-from peerload.cli.text import print_json, say
+from peerload.cli.text import say
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -35,7 +35,7 @@ def main(words: list[str]) -> int:
     streams = [2] if flags.err else [1, 2]
     with Client(flags.socket) as client:
         asked = {"task": flags.task, "follow": flags.follow, "streams": streams, "tail_lines": flags.tail}
-        writer = OutputWriter(raw=flags.raw)
+        writer = OutputWriter(raw=flags.raw, is_whole=flags.tail is None, is_json=flags.json)
         for piece in client.stream("output", **asked, at=flags.at):
             if "unknown" in piece:
                 say_unknown(piece["unknown"])
@@ -43,12 +43,14 @@ def main(words: list[str]) -> int:
                 say_away(piece["away"])
             elif "waits" in piece:
                 say_waits(piece["waits"])
-            elif flags.json:
-                print_json(piece)
             else:
                 writer.write(piece)
         writer.close()
-        return say_if_gone(client.last)
+        if code := say_if_gone(client.last):
+            return code
+        if not flags.err:
+            writer.end(client.last)
+        return CANNOT if writer.missing_bytes else 0
 
 
 def say_if_gone(end: dict[str, Any]) -> int:

@@ -42,7 +42,8 @@ Without any, inputs are the lines of standard input.
   {}  the input   {.}  without its extension   {/}  its last part   {//}  its directory   {/.}  last part, no extension
   {#}  the number of the task   {1} {2} {1.} {2/}  of several inputs that one
 A command with none of these has the inputs appended.
-Exit code: 0 if all succeeded, else how many failed, 101 for more than 100; with --halt that of the task that was decisive."""
+Exit code: 0 if all succeeded, else how many failed, 101 for more than 100; with --halt that of the task that was decisive;
+125 if the output of a task is not complete."""
 
 
 def main(words: list[str]) -> int:
@@ -55,6 +56,7 @@ def main(words: list[str]) -> int:
     if len(line) == 1 and flags.shell is None:
         flags.shell, line = line[0], []
     spec, secret = command.specification(flags, line, "map")
+    spec["followed"] = True  # its output comes here in full
     halt = Halt(flags.halt)
     inputs = opened(sources, end=b"\0" if flags.null else b"\n")
     template = Template(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
@@ -195,6 +197,12 @@ def _told(mapping: Mapping) -> int:
         say(f"--halt: stopped after {name}; {counted(mapping.cancelled, 'task')} cancelled", hint)
         return command.exit_code_of(mapping.halted_by)
     failed = mapping.failed + mapping.cancelled
+    if mapping.incomplete:
+        _name_incomplete(mapping)
+        hint = hint or f"what is kept of it:  peerload logs {next(iter(mapping.incomplete))}"
+        what = f"the output of {counted(mapping.incomplete_count, 'task')} is not complete"
+        say(f"exit code {CANNOT}: {what}" + (f", and {failed} failed" if failed else ""), hint)
+        return CANNOT
     if failed:
         also = f", {mapping.cancelled} cancelled by others" if mapping.cancelled else ""
         say(f"{mapping.failed} of {counted(mapping.done, 'task')} failed{also}", hint)
@@ -205,6 +213,14 @@ def _name_failures(mapping: Mapping) -> None:
     for body, line in mapping.failures[:FAILURES_NAMED_MAX]:
         sys.stderr.write(f"  {shortened(failure_text(body, line), LINE_WIDTH_MAX)}\n")
     more = mapping.failed - FAILURES_NAMED_MAX
+    if more > 0:
+        sys.stderr.write(f"  and {more} more\n")
+
+
+def _name_incomplete(mapping: Mapping) -> None:
+    for task, why in list(mapping.incomplete.items())[:FAILURES_NAMED_MAX]:
+        sys.stderr.write(f"  {printable(task)}  {shortened(printable(why), LINE_WIDTH_MAX)}\n")
+    more = mapping.incomplete_count - FAILURES_NAMED_MAX
     if more > 0:
         sys.stderr.write(f"  and {more} more\n")
 

@@ -18,9 +18,9 @@ from peerload.cli.each import shown
 from peerload.cli.map_batch import Batch, Task, sound_size
 from peerload.cli.map_inputs import BadInput
 from peerload.cli.map_show import Ended
-from peerload.cli.text import counted, say
-from peerload.client import Client, raise_refusal
-from peerload.model.errors import AgentUnavailable, PeerloadError
+from peerload.cli.text import counted, say, size_text
+from peerload.client import Client, OutputGaps, raise_refusal
+from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ class Mapping:
         self.problem: PeerloadError | None = None
         self.failures: list[tuple[dict[str, Any], bytes]] = []
         self.failed_batches: dict[str, None] = {}
+        self.incomplete: dict[str, str] = {}
+        self.incomplete_count = 0
 
     # -- context -------------------------------------------------------------------------------------------------------
 
@@ -406,6 +408,48 @@ class Mapping:
         )
 
     def output(self, task: str) -> Iterator[dict[str, Any]]:
-        """The output of an ended task, over a connection of its own."""
-        with Client(self._socket_path) as client:
-            yield from client.stream("output", task=task)
+        """The whole output of an ended task, over a connection of its own, and on from where it was if the agent goes away
+        meanwhile. What is missing of it is noted."""
+        gaps = OutputGaps()
+        end: dict[str, Any] = {}
+        came = {1: 0, 2: 0}
+        until_s = 0.0
+        while True:
+            try:
+                with Client(self._socket_path) as client:
+                    for piece in client.stream("output", task=task, done_with=True):
+                        until_s = 0.0
+                        if "data" in piece and (new := _beyond(piece, came)):
+                            gaps.add(new)
+                            yield new
+                    end = client.last
+                break
+            except AgentUnavailable as error:
+                until_s = until_s or time.monotonic() + RECONNECT_S_MAX
+                if time.monotonic() > until_s or self._signals:
+                    self._note_incomplete(task, error.what)
+                    return
+                select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
+            except BadRequest as error:
+                self._note_incomplete(task, error.what)
+                return
+        gaps.end(end)
+        if gone := end.get("output_gone_why"):
+            self._note_incomplete(task, f"its output was removed ({gone})")
+        elif gaps.missing_bytes:
+            self._note_incomplete(task, f"{size_text(gaps.missing_bytes)} of its output are missing")
+
+    def _note_incomplete(self, task: str, why: str) -> None:
+        self.incomplete_count += 1
+        if len(self.incomplete) < FAILURES_KEPT_MAX:
+            self.incomplete[task] = why
+
+
+def _beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None:
+    """What of a piece lies beyond the bytes of its stream that came before; None if nothing does. ``came`` is moved on."""
+    stream, offset, data = piece["stream"], piece["offset"], piece["data"]
+    known = came[stream] - offset
+    if known >= len(data):
+        return None
+    came[stream] = offset + len(data)
+    return {**piece, "offset": offset + known, "data": data[known:]} if known > 0 else piece

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from peerload.cli.text import printable, say, size_text
+from peerload.cli.text import print_json, printable, say, size_text
+from peerload.client import OutputGaps
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,29 +15,38 @@ if TYPE_CHECKING:
 class OutputWriter:
     """Writes pieces of output unbuffered to the descriptors 1 and 2.
 
-    What lies between two pieces was cut out by the capture limit, and is said so on stderr. raw: bytes are written as they
-    are; without it that is so into pipes and files, and what goes to a terminal is made harmless to it (`Shown`). Raises
-    BrokenPipeError if the reader has gone.
+    What is missing between two pieces was cut out by the capture limit, and stderr says so. raw: bytes are written as they
+    are; without it that is so into pipes and files, and what goes to a terminal is made harmless to it (`Shown`). is_whole:
+    as `OutputGaps` has it; is_json: each piece is printed as an object. Raises BrokenPipeError if the reader has gone.
     """
 
-    def __init__(self, *, raw: bool = True) -> None:
-        self.missing_bytes = 0
-        """So much was cut out of the middle of what was written."""
-        self._next: dict[int, int | None] = {1: None, 2: None}
+    def __init__(self, *, raw: bool = True, is_whole: bool = True, is_json: bool = False) -> None:
+        self._is_json = is_json
+        self._gaps = OutputGaps(is_whole=is_whole)
         self._shown = {} if raw else {stream: Shown() for stream in (1, 2) if os.isatty(stream)}
 
     def write(self, piece: dict[str, Any]) -> None:
         """One piece: {stream: 1|2, offset, data}."""
-        stream, offset, data = piece["stream"], piece["offset"], piece["data"]
+        stream, data = piece["stream"], piece["data"]
         if not data:
             return
-        expected = self._next[stream]
-        if expected is not None and offset > expected:
-            self.missing_bytes += offset - expected
-            say(f"{size_text(offset - expected)} of output are missing here: more was written than is kept")
-        self._next[stream] = offset + len(data)
+        if gap := self._gaps.add(piece):
+            say(f"{size_text(gap)} of output are missing here: more was written than is kept")
+        if self._is_json:
+            print_json(piece)
+            return
         shown = self._shown.get(stream)
         write_all(stream, data if shown is None else shown.of(data))
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much is missing of what the task has written."""
+        return self._gaps.missing_bytes
+
+    def end(self, reply: dict[str, Any]) -> None:
+        """Say what is missing at the end, by the reply that ends the answer about both streams."""
+        if gap := self._gaps.end(reply):
+            say(f"{size_text(gap)} of output are missing at the end: they were written, and cannot be read")
 
     def close(self) -> None:
         """Write what was held back: the beginning of a character that nothing followed."""

@@ -14,7 +14,7 @@ from peerload.cli.main import CANNOT, INTERRUPTED
 from peerload.cli.output import OutputWriter
 from peerload.cli.standard_input import StandardInput, takes_input
 from peerload.cli.terminal import window
-from peerload.cli.text import print_json, printable, say
+from peerload.cli.text import print_json, printable, say, size_text
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -57,10 +57,9 @@ def main(words: list[str]) -> int:
     if flags.dry_run:
         return command.print_dry_run(spec, secret, flags, **terms)
     with Client(flags.socket) as client:
-        writer = OutputWriter()
-        write = print_json if flags.json else writer.write
+        writer = OutputWriter(is_json=flags.json)
         following = Following(
-            client, write, attends=not flags.keep, stdin=stdin, has_terminal=flags.pty, is_source=True
+            client, writer.write, attends=not flags.keep, stdin=stdin, has_terminal=flags.pty, is_source=True
         )
         with following:
             reply = command.submit(
@@ -81,16 +80,22 @@ def main(words: list[str]) -> int:
     if flags.json:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
+    writer.end(ended)
     code = told(ended, interrupted=following.interrupts > 0)
     if code:
         command.say_left_out(secret)
-    if code == 0 and writer.missing_bytes:
-        say(
-            f"exit code {CANNOT}: it succeeded, and not all of its output came through",
-            f"what is kept of it:  peerload logs {ended['id']}",
-        )
-        return CANNOT
-    return code
+    return told_missing(ended, code, writer.missing_bytes)
+
+
+def told_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:
+    """Our exit code for a task whose output is not complete: no success, and stderr says so."""
+    if code or not missing_bytes:
+        return code
+    say(
+        f"exit code {CANNOT}: {ended['id']} succeeded, and {size_text(missing_bytes)} of its output are missing",
+        f"what is kept of it:  peerload logs {ended['id']}",
+    )
+    return CANNOT
 
 
 def say_detached(task: str) -> int:

@@ -13,6 +13,7 @@ PeerloadError
 │   ├── BadMessage
 │   ├── NotAuthentic    sealed with another key, or changed on the way
 │   └── Replayed        sealed well, but seen before or too old to tell
+├── OutputIncomplete    not all that a task has written can be had
 ├── AgentUnavailable    no agent answers at the socket
 │   └── AgentSilent     one is there, and says nothing: it is stopped, or stuck
 ├── LinkUnavailable     a peer's agent cannot be reached, or its link broke
@@ -60,6 +61,21 @@ class NotAllowed(BadRequest):
     """Whoever asks for this may not; nothing was changed."""
 
     code = "not-allowed"
+
+
+class OutputIncomplete(PeerloadError):
+    """Not all that a task has written can be had: ``missing_bytes`` of the output of ``task`` are missing."""
+
+    code = "output-incomplete"
+
+    def __init__(self, task: str, missing_bytes: int, *, why: str) -> None:
+        super().__init__(
+            f"{missing_bytes} bytes of the output of {task} are missing",
+            why=why,
+            hint=f"what is kept of it:  peerload logs {task}",
+        )
+        self.task = task
+        self.missing_bytes = missing_bytes
 
 
 class SlowDown(BadRequest):

@@ -218,8 +218,8 @@ class Output(_Request, frozen=True, tag="output"):
     reason, stdout_bytes, stderr_bytes}. follow: until it has ended (also waits for its start); else what there is
     now. tail_bytes, tail_lines: of what there is now, only the last so many bytes, or lines, of each stream. tells_start:
     ``more`` {running: {node, attempt}}, too, when an attempt of it runs, before its output, and {ended: {node, attempt}}
-    before what is left of the output of one that has ended. Of a task whose home is away
-    the node that runs it tells, and says so first: ``more`` {away: {id home why}}."""
+    before what is left of the output of one that has ended. done_with: when all of it was sent, no more of it need be kept than
+    of any output. Of a task whose home is away the node that runs it tells, and says so first: ``more`` {away: {id home why}}."""
 
     task: TaskRef
     follow: bool = False
@@ -227,6 +227,7 @@ class Output(_Request, frozen=True, tag="output"):
     tail_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] | None = None
     tells_start: bool = False
     tail_lines: Annotated[int, Meta(ge=0, le=1 << 40)] | None = None
+    done_with: bool = False
 
 
 class Signal(_Request, frozen=True, tag="signal"):

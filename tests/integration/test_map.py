@@ -78,6 +78,20 @@ def test_a_large_output_comes_whole(agent: Agent) -> None:
     assert len(done.stdout) == 3200010
 
 
+def test_outputs_beyond_the_capture_limit_come_whole_and_are_cut_afterwards(agent: Agent) -> None:
+    done = mapped(agent, "head -c 40000000 /dev/zero; : {}", ":::", "a", "b")
+    assert (done.returncode, len(done.stdout)) == (0, 80_000_000), done.stderr
+
+    def is_cut() -> bool:
+        large = [path.stat() for path in (agent.state / "spool").iterdir() if path.stat().st_size == 40_000_000]
+        return len(large) == 2 and all(status.st_blocks * 512 < 17 << 20 for status in large)
+
+    wait_until(is_cut, what="what `logs` is to have alone to be left")
+    kept = agent.cli("logs", f"{agent.database('SELECT max(counter) FROM tasks')[0][0]}.1")
+    assert kept.returncode == 125, kept.stderr
+    assert 0 <= len(kept.stdout) - (16 << 20) < 4096
+
+
 # -- how it ends -------------------------------------------------------------------------------------------------------
 
 

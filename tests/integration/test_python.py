@@ -20,7 +20,7 @@ import pytest
 from peerload import AsyncClient, Client, Executor
 from peerload.api import executor_link
 from peerload.api.call import RESULT_BYTES_MAX, RemoteTraceback, TaskFailed
-from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask
+from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, OutputIncomplete
 from tests.integration.cluster import ROOT, Agent, Cluster
 from tests.support import in_short, wait_until
 
@@ -60,6 +60,21 @@ def test_a_client_submits_waits_and_reads(agent: Agent) -> None:
     assert client.submit("echo $((2*3))", shell=True, directory="-").wait(60).succeeded
     assert {node.node for node in client.nodes()} == {"n1", "n2"}
     assert [event.task for event in client.events(limit=1000, tasks=[task])][-1] == task.id
+
+
+def test_a_client_gets_all_of_an_output_or_is_told_what_is_missing(agent: Agent) -> None:
+    client = Client(agent.socket)
+    task = client.submit(["head", "-c", "20000000", "/dev/zero"])
+    task.wait(timeout_s=60)
+    assert len(task.output().stdout) == 20_000_000
+    cut = client.task(agent.submit("head", "-c", "20000000", "/dev/zero"))
+    cut.wait(timeout_s=60)
+    with pytest.raises(OutputIncomplete) as told:
+        cut.output()
+    assert told.value.task == cut.id
+    assert 0 <= 20_000_000 - (16 << 20) - told.value.missing_bytes < 4096, "whole blocks are given back"
+    with pytest.raises(OutputIncomplete):
+        asyncio.run(AsyncClient(agent.socket).output(cut.id))
 
 
 def test_a_client_knows_arrays(agent: Agent) -> None:

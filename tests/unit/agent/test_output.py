@@ -108,7 +108,9 @@ class Links:
 
 def _output(spool: Spool, guests: dict[str, Any]) -> Output:
     return Output(
-        spool, cast("Any", SimpleNamespace(executor=SimpleNamespace(guests=guests))), lambda _key, _number: None
+        spool,
+        cast("Any", SimpleNamespace(executor=SimpleNamespace(guests=guests), home=SimpleNamespace(tasks={}))),
+        lambda _key, _number: None,
     )
 
 

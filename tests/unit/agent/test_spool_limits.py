@@ -44,6 +44,18 @@ def test_a_small_result_is_read_no_further_than_its_size(tmp_path: Path) -> None
     assert spool.read_small("none", 6, 4) == (b"", b"")
 
 
+def test_what_was_wanted_in_full_is_cut_to_its_ends(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, output_bytes_max=64 << 10)
+    for key, size in ((KEY, 1 << 20), ("small", 1000)):
+        spool.path(key, 1).write_bytes(b"x" * size)
+    newest = spool.path(KEY, 1).stat().st_mtime
+    assert (spool.large(newest), spool.large(newest + 1)) == ([], [KEY])
+    spool.cut(KEY)
+    kept = spool.path(KEY, 1).read_bytes()
+    assert (len(kept), kept.count(b"x"), kept[:1], kept[-1:]) == (1 << 20, 64 << 10, b"x", b"x")
+    assert spool.large(newest + 1000) == []
+
+
 def test_pieces_may_come_in_any_order(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for offset, data in ((8, b"89"), (0, b"01"), (4, b"45")):

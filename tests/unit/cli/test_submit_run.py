@@ -231,6 +231,52 @@ def test_run_says_what_was_cut_out(agent: FakeAgent) -> None:
     assert done.returncode == 125, "it is no success to who reads what run passes on"
 
 
+@pytest.mark.parametrize("verb", [("run", "x"), ("run", "--json", "x"), ("logs", "42")])
+def test_what_is_missing_at_the_end_is_no_success(agent: FakeAgent, verb: tuple[str, ...]) -> None:
+    submitted(agent)
+    produces(agent, {"stream": 1, "offset": 0, "data": b"a"}, stdout_bytes=1, stderr_bytes=2048)
+    done = peerload(*verb, agent=agent)
+    assert done.returncode == 125
+    assert b"2 KiB of output are missing" in done.stderr
+
+
+def test_map_names_the_task_whose_output_is_not_complete(agent: FakeAgent) -> None:
+    submitted(agent, members=1)
+    ended = {"id": "ws1/42.1", "state": "done", "exit_code": 0, "stdout_bytes": 70_000, "stderr_bytes": 0}
+
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        reply.more(**ended)
+        reply.ok(timed_out=False)
+
+    agent.handlers["wait"] = wait
+    produces(agent, {"stream": 1, "offset": 0, "data": b"a"}, stdout_bytes=70_000)
+    done = peerload("map", "true {}", ":::", "1", agent=agent)
+    assert (done.returncode, done.stdout) == (125, b"a")
+    assert b"ws1/42.1  68.4 KiB" in done.stderr
+
+
+def test_map_goes_on_with_an_output_where_it_was_when_the_agent_is_back(agent: FakeAgent) -> None:
+    submitted(agent, members=1)
+    agent.answer("info", node="ws1")
+    agent.answer("attend", attended=True)
+
+    def wait(_request: control.Wait, reply: Reply) -> None:
+        reply.more(id="ws1/42.1", state="done", exit_code=0, stdout_bytes=6, stderr_bytes=0)
+        reply.ok(timed_out=False)
+
+    def output(_request: control.Output, reply: Reply) -> None:
+        if len(agent.asked(control.Output)) == 1:
+            reply.more(stream=1, offset=0, data=b"abc")
+            reply.hang_up()
+            return
+        reply.more(stream=1, offset=0, data=b"abcdef")
+        reply.ok(**(ENDED | {"stdout_bytes": 6}))
+
+    agent.handlers |= {"wait": wait, "output": output}
+    done = peerload("map", "true {}", ":::", "1", agent=agent)
+    assert (done.returncode, done.stdout) == (0, b"abcdef"), done.stderr
+
+
 def test_run_looks_for_an_agent_that_goes_away_until_it_is_interrupted(agent: FakeAgent) -> None:
     submitted(agent)
     agent.handlers["output"] = lambda _request, reply: reply.hang_up()
