@@ -29,6 +29,7 @@ from peerload.model.events import (
     TaskSubmitted,
     UndrainRequested,
 )
+from peerload.model.messages import Need
 from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, TaskState
 from peerload.model.terms import NO_TERMS
 
@@ -159,10 +160,13 @@ class Changes:
         )
 
     async def _admitted(self, spec: TaskSpec, terms: Terms, tasks: int, each: Each = (), input_bytes: int = 0) -> bool:
-        """Whether its directory is here. Raises DiskFull where there is no room for so many tasks of it."""
+        """Whether its directory is here; the other nodes have been asked, too. Raises DiskFull where there is no room for so
+        many tasks of it."""
         size = input_bytes + len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
         self._parts.disk.admit(max(tasks, 1), size)
-        users = self._parts.users
+        users, node = self._parts.users, self._parts.node
+        others = node.membership.could_run(Need(spec.request, spec.placement), node.state.node)
+        await self._parts.asked_nodes.ask(others, spec.directory, spec.user)
         if users.seen_lately(users.submitter(spec, terms), spec.directory):
             return True
         return await users.admitted(spec, terms)

@@ -24,6 +24,7 @@ from peerload.agent import cluster, joined, last_words, own_address, settings, s
 from peerload.agent.chores import Chores
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
+from peerload.agent.directories import AskedNodes
 from peerload.agent.disk import Disk
 from peerload.agent.feeding import Feeding
 from peerload.agent.inbox import Inbox
@@ -242,6 +243,7 @@ class Daemon:
             broken=self.parts.security.tell,
             backlog=Backlog(self.parts.inbox),
         )
+        self.parts.asked_nodes = AskedNodes(self.parts.links.send)
         self.parts.members = Members(
             self.parts, self.introduction.sealer("gossip"), Path(self.config.state) / "addresses"
         )
@@ -340,7 +342,7 @@ class Daemon:
             if row.record.state is TaskState.QUEUED and (whose, directory) not in here:
                 here[whose, directory] = True
                 with contextlib.suppress(SlowDown):
-                    here[whose, directory] = (await self.parts.users.objection(whose, directory))[1]
+                    here[whose, directory] = await self.parts.users.admitted(row.spec, row.terms)
         rows = (
             msgspec.structs.replace(row, directory_here=False) if not here.get(of[id(row)], True) else row
             for row in kept.tasks

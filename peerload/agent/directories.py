@@ -1,4 +1,8 @@
-"""Whether a working directory exists on this node; asked in a thread, since a dead network mount hangs."""
+"""Working directories: whether one exists on this node, and whether other nodes have it.
+
+A directory of this node is looked at in a thread, since a dead network mount hangs. Other nodes are asked over the peer
+link when a task is submitted, so that its user learns at once which of them cannot take it.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,21 @@ import contextlib
 import os
 import threading
 import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
 
 from peerload.agent.own_turns import comes_within
 from peerload.model.errors import SlowDown
+from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from peerload.model.messages import DirectoryTold
+
 CHECK_S_MAX = 2.0
-"""A directory that cannot be looked at for so long counts as missing."""
+"""After this a look has failed: the file system does not answer."""
 SEEN_S = 2.0
 """A directory seen so lately is not looked at again for every task of a burst."""
 KEPT_MAX = 256
@@ -22,6 +34,20 @@ LOOKS_MAX = 32
 directory meanwhile is told to come again, and nothing else waits for them: neither the threads of other work nor the
 end of the agent."""
 _LOOK = "directory"
+
+NODES_ASKED_MAX = 64
+"""Other nodes that are asked about the directory of one submission."""
+ANSWER_S_MAX = 0.5
+"""A submission waits so long for their answers; one that comes later counts for the next submission."""
+HERE_S = 60.0
+"""A node that has the directory is not asked again for so long."""
+MISSING_S = 2.0
+"""A node that lacks the directory, or has not answered, is not asked again for so long."""
+ANSWERS_KEPT_MAX = 4096
+
+
+class Stalled(SlowDown):
+    """A file system did not answer whether a directory is there."""
 
 
 class SeenDirectories:
@@ -38,7 +64,7 @@ class SeenDirectories:
 
     async def look(self, directory: bytes) -> bool:
         """Look again: whether it exists here and may be entered. Raises SlowDown, which says nothing about the
-        directory, if too many others are being looked at."""
+        directory, if too many others are being looked at; Stalled, if the file system does not answer."""
         if directory == SCRATCH:
             return True
         found = self._looks.get(directory)
@@ -46,7 +72,9 @@ class SeenDirectories:
             if len(self._looks) >= LOOKS_MAX:
                 raise SlowDown("too many working directories at once", why=f"{LOOKS_MAX} are being looked for")
             found = self._start(directory)
-        return await comes_within(found, CHECK_S_MAX) and found.result()  # others may wait for the same look
+        if not await comes_within(found, CHECK_S_MAX):  # others may wait for the same look
+            raise stalled(directory)
+        return found.result()
 
     def _start(self, directory: bytes) -> asyncio.Future[bool]:
         loop = asyncio.get_running_loop()
@@ -68,6 +96,59 @@ class SeenDirectories:
         threading.Thread(target=look, name=_LOOK, daemon=True).start()
         self._looks[directory] = found
         return found
+
+
+def stalled(directory: bytes) -> Stalled:
+    """That the file system of this directory does not answer."""
+    return Stalled(
+        "the working directory cannot be looked at now",
+        why=f"the file system of {directory.decode(errors='replace')} does not answer",
+    )
+
+
+class AskedNodes:
+    """Asks other nodes whether they would run tasks in a directory, and remembers for a moment which were asked.
+
+    ``send(node, request)`` sends the question. What a node answers is for the core to remember (`Membership`).
+    """
+
+    def __init__(self, send: Callable[[str, DirectoryRequest], None]) -> None:
+        self._send = send
+        self._fresh_until_s: OrderedDict[tuple[str, bytes, str], float] = OrderedDict()
+        self._asked: dict[tuple[str, bytes, str], asyncio.Future[None]] = {}
+
+    async def ask(self, nodes: Sequence[str], directory: bytes, user: str) -> None:
+        """Ask those of these nodes whose answer is not fresh; return when all have answered, after ANSWER_S_MAX at the
+        latest."""
+        if directory == SCRATCH:
+            return
+        now_s = time.monotonic()
+        keys = [(node, directory, user) for node in nodes[:NODES_ASKED_MAX]]
+        for key in keys:
+            if self._fresh_until_s.get(key, 0.0) <= now_s:
+                self._asked.setdefault(key, asyncio.get_running_loop().create_future())
+                self._keep(key, MISSING_S)
+                self._send(key[0], DirectoryRequest(directory, user))
+        if waits_for := [self._asked[key] for key in keys if key in self._asked]:
+            await asyncio.wait(waits_for, timeout=ANSWER_S_MAX)
+            for key in keys:  # who is silent is not waited for again
+                self._asked.pop(key, None)
+
+    def told(self, node: str, answer: DirectoryTold) -> bool:
+        """A node has answered. False if it was not asked lately."""
+        key = (node, answer.directory, answer.user)
+        if key not in self._fresh_until_s:
+            return False
+        self._keep(key, MISSING_S if answer.code else HERE_S)
+        if (asked := self._asked.pop(key, None)) is not None:
+            asked.set_result(None)
+        return True
+
+    def _keep(self, key: tuple[str, bytes, str], seconds: float) -> None:
+        self._fresh_until_s[key] = time.monotonic() + seconds
+        self._fresh_until_s.move_to_end(key)
+        if len(self._fresh_until_s) > ANSWERS_KEPT_MAX:
+            self._fresh_until_s.popitem(last=False)
 
 
 def _may_enter(directory: bytes) -> bool:

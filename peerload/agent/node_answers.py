@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from peerload import __version__
+from peerload.agent.answers import text
 from peerload.agent.sensors.gpus import NOT_INSTALLED
 from peerload.core.membership import PeerState
 from peerload.model.devices import GPU, MIB, DeviceMode, Health
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from peerload.model.devices import Device
     from peerload.model.load import LoadReport
     from peerload.model.resources import Profile
+
+DECLINES_TOLD_MAX = 8
+"""Directories that are told of one node."""
 
 
 def nodes(node: Node) -> list[dict[str, object]]:
@@ -41,6 +45,7 @@ def _own_object(node: Node) -> dict[str, object]:
         "address": node.state.identity.address,
         "self": True,
         "revoked": False,
+        "declines": [],
     }
     return own
 
@@ -55,7 +60,15 @@ def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
         "address": peer.identity.address,
         "self": False,
         "revoked": False,
+        "declines": declines(node, peer),
     }
+
+
+def declines(node: Node, peer: Peer) -> list[str]:
+    """What keeps a peer from running some tasks of this home, in words. Directories of one user of many are not named."""
+    missing = node.membership.missing_directories(peer.identity.node)
+    words = [f"no directory {text(directory)}" if not user else "no directory" for directory, user in missing]
+    return list(dict.fromkeys(words))[:DECLINES_TOLD_MAX]
 
 
 def nodes_object(parts: Parts) -> list[dict[str, object]]:

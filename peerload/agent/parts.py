@@ -19,6 +19,7 @@ from peerload.model.instant import Instant
 if TYPE_CHECKING:
     from peerload.agent.chores import Chores
     from peerload.agent.cluster import Cluster
+    from peerload.agent.directories import AskedNodes
     from peerload.agent.disk import Disk
     from peerload.agent.feeding import Feeding
     from peerload.agent.inbox import Inbox
@@ -96,6 +97,7 @@ class Parts:
     pulls: InputPulls
     output: Output
     links: PeerLinks
+    asked_nodes: AskedNodes
     members: Members
     bus: MqttBus | None
     clients: Clients

@@ -22,7 +22,7 @@ from peerload.agent.users import Whose
 from peerload.core.handoff_executor import OFFERS_MAX
 from peerload.model import actions, events
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StoreError
-from peerload.model.messages import ADVICE, Offer, Result, State
+from peerload.model.messages import ADVICE, WHY_LENGTH_MAX, DirectoryRequest, DirectoryTold, Offer, Result, State
 from peerload.model.task import SCRATCH, Exit, execution_key
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ class Performer:
         self._timers: dict[tuple[str, ...], asyncio.TimerHandle] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_bus: dict[str, tuple[str, int]] = {}
-        self._offers_looked_up: Counter[str] = Counter()
-        """Of each peer the offers whose directory is looked for."""
+        self._looked_up: Counter[str] = Counter()
+        """Of each peer the offers and questions whose directory is looked for."""
         self._wanted: dict[str, None] = {}
         """Tasks that are looked up on disk for the core; no more than it waits for and others may ask after."""
 
@@ -239,18 +239,21 @@ class Performer:
 
     def received(self, src: str, message: Message) -> None:
         """A frame from the peer link, on its way to the inbox."""
+        if isinstance(message, DirectoryRequest):
+            if self._may_look_up(src):
+                self._in_background(self._directory_requested(src, message))
+            return
+        if isinstance(message, DirectoryTold) and not self._parts.asked_nodes.told(src, message):
+            self._parts.counters["directories told unasked"] += 1
+            return
         if isinstance(message, Offer) and self._has_output(message):
             self._parts.counters["offers of attempts whose output lies here"] += 1
             return
         if isinstance(message, Offer) and not self._parts.users.seen_lately(
             Whose(src, message.spec.user), message.spec.directory
         ):
-            if self._offers_looked_up[src] >= OFFERS_MAX:
-                self._parts.counters["offers left unanswered"] += 1
-                self._parts.security.tell("P2", src, f"more than {OFFERS_MAX} offers outstanding")
-                return
-            self._offers_looked_up[src] += 1
-            self._in_background(self._offer_received(src, message))
+            if self._may_look_up(src):
+                self._in_background(self._offer_received(src, message))
         else:
             self._parts.inbox.put(events.MessageReceived(src, message))  # type: ignore[arg-type]
 
@@ -261,17 +264,46 @@ class Performer:
         is_known = key in node.executor.guests or offer.uid in node.home.tasks
         return not is_known and any(path.exists() for path in self._parts.spool.paths(key))
 
+    def _may_look_up(self, src: str) -> bool:
+        """Whether one more directory may be looked at for this peer; else its message is left unanswered."""
+        if self._looked_up[src] >= OFFERS_MAX:
+            self._parts.counters["offers left unanswered"] += 1
+            self._parts.security.tell("P2", src, f"more than {OFFERS_MAX} offers outstanding")
+            return False
+        self._looked_up[src] += 1
+        return True
+
+    def _looked_up_one(self, src: str) -> None:
+        self._looked_up[src] -= 1
+        if not self._looked_up[src]:
+            del self._looked_up[src]
+
     async def _offer_received(self, src: str, offer: Offer) -> None:
+        refused, here, stalled = "", False, ""
         try:
             refused, here = await self._parts.users.objection(Whose(src, offer.spec.user), offer.spec.directory)
-        except (SlowDown, LauncherError):
+        except SlowDown as error:
+            stalled = error.why[:WHY_LENGTH_MAX]
+        except LauncherError:
             self._parts.counters["offers left unanswered"] += 1  # to its sender: declined, but not for good
             return
         finally:
-            self._offers_looked_up[src] -= 1
-            if not self._offers_looked_up[src]:
-                del self._offers_looked_up[src]
-        self._parts.inbox.put(events.MessageReceived(src, offer, directory_here=here, refused=refused))
+            self._looked_up_one(src)
+        self._parts.inbox.put(events.MessageReceived(src, offer, directory_here=here, refused=refused, stalled=stalled))
+
+    async def _directory_requested(self, src: str, request: DirectoryRequest) -> None:
+        """Answer with the code with which an offer would be declined."""
+        try:
+            refused, here = await self._parts.users.objection(Whose(src, request.user), request.directory)
+        except SlowDown:
+            code = "stalled"
+        except LauncherError:
+            return
+        else:
+            code = "policy" if refused else "" if here else "directory"
+        finally:
+            self._looked_up_one(src)
+        self._parts.links.send(src, DirectoryTold(request.directory, request.user, code))
 
     # -- processes -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.agent import result_files
+from peerload.agent.directories import Stalled, stalled
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.task import SCRATCH
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 POLICY = "policy: "
 """How the launcher begins to say that this node does not run tasks of somebody."""
 BUSY = "busy: "
+LATE = "it was not done within "
 KEPT_S = 2.0
 """What was found out so lately is not asked again for every task of a burst."""
 KEPT_MAX = 4096
@@ -60,7 +62,7 @@ class Users:
 
     async def objection(self, whose: Whose, directory: bytes) -> tuple[str, bool]:
         """Why this node runs no tasks of that user ("" = it does), and whether the directory is there for it. Raises SlowDown, which
-        says nothing about either."""
+        says nothing about either; Stalled, if the file system of the directory does not answer."""
         if not self.is_system:
             return "", await self._parts.directories.look(directory)
         found = self._told.get((whose, directory))
@@ -74,15 +76,19 @@ class Users:
             if why.startswith(POLICY) and whose.home != self._parts.config.node:
                 self._parts.security.tell("X1", f"{whose.user}@{whose.home}", why.removeprefix(POLICY))
         why = found[1]
+        if why.startswith(LATE):
+            raise stalled(directory)
         if why.startswith(POLICY):
             return why.removeprefix(POLICY), directory == SCRATCH
         return "", not why
 
     async def admitted(self, spec: TaskSpec, terms: Terms) -> bool:
         """Whether the directory of a task that is submitted here is there for who submits it. Where that user's tasks may not
-        run on this very node, they may elsewhere."""
-        _, here = await self.objection(self.submitter(spec, terms), spec.directory)
-        return here
+        run on this very node, or its file system does not answer, they may elsewhere."""
+        try:
+            return (await self.objection(self.submitter(spec, terms), spec.directory))[1]
+        except Stalled:
+            return False
 
     async def check_files(self, spec: TaskSpec, terms: Terms) -> None:
         """Raises BadRequest if the files that the output is wanted in cannot be written by who submits the task."""

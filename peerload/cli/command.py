@@ -26,6 +26,8 @@ NAME_CHARACTERS_MAX = 128
 PLACEMENT_ROUNDS = 9
 PLACEMENT_ROUND_S = 0.1
 """For so long it is watched whether a task finds a node that has its directory."""
+NODES_NAMED_MAX = 4
+"""Nodes that are named on one line."""
 
 _SCRATCH = b"-"
 _INTERPRETERS = ("python", "bash", "sh", "dash", "zsh", "perl", "ruby", "node", "Rscript", "julia", "php", "env")
@@ -225,9 +227,26 @@ def say_left_out(secret: list[str]) -> None:
         )
 
 
+def say_declining(reply: dict[str, Any]) -> None:
+    """Say on stderr which other nodes decline the task just submitted, why, and what helps."""
+    nodes_by_reason: dict[str, list[str]] = {}
+    for node, why in (reply.get("declining") or {}).items():
+        nodes_by_reason.setdefault(str(why), []).append(str(node))
+    for why, nodes in nodes_by_reason.items():
+        named = ", ".join(nodes[:NODES_NAMED_MAX])
+        more = f" and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else ""
+        helps = "policy" not in why
+        say(
+            f"{reply['id']} cannot run on {named}{more}: {why}",
+            "another directory:  -d DIR        a fresh scratch directory on its node:  -d -" if helps else "",
+        )
+
+
 def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]) -> None:
-    """Say on stderr why the task just submitted cannot start now, and what to type: within a second."""
+    """Say on stderr which nodes cannot take the task just submitted, or why it cannot start now, and what to type: within a
+    second."""
     task = reply["id"]
+    say_declining(reply)
     if reply.get("directory_here") is False:
         shown = printable(spec["directory"])
         if reply.get("members"):

@@ -82,6 +82,7 @@ class Mapping:
         self._number = 0
         self._unfinished = 0
         self._batches: dict[str, Batch] = {}
+        self._said_declining = False
         self._asked: dict[int, tuple[str, Batch | None]] = {}
         self._held_back: list[Task] = []
         self._retry_at_s = 0.0
@@ -245,6 +246,9 @@ class Mapping:
         if kind == "error":
             self._not_submitted(batch, body)
             return
+        if body.get("declining") and not self._said_declining:
+            self._said_declining = True
+            command.say_declining(body)
         if not batch.id and body.get("placeable") and len(self._batches) == 1:
             say(f"{body['id']} waits: {body['placeable']}", f"why:  peerload why {body['id']}")
         batch.id = str(body["id"])

@@ -104,6 +104,8 @@ def row(node: dict[str, Any]) -> list[str]:
         state += ", drained" + (f": {reason}" if reason else "")
     if node.get("trouble"):
         state += f", {shortened(str(node['trouble']), REASON_WIDTH_MAX)}"
+    if node.get("declines"):
+        state += f", {shortened('; '.join(map(str, node['declines'])), REASON_WIDTH_MAX)}"
     memory = f"{size_text(node.get('mem_used_bytes') or None)} / {size_text(node.get('mem_bytes'))}"
     gpus = node.get("gpus")
     return [

@@ -100,6 +100,7 @@ class Arrivals:
                 directory_here=event.directory_here,
                 refuses=not event.waits_for_node,
             )
+            declining = submission.declining(self._state, self._membership, event.spec)
             array = self._submissions.begin(event, len(self._home.tasks))
         except BadRequest as error:
             self._state.actions.append(Answer(event.request, error=error))
@@ -112,7 +113,7 @@ class Arrivals:
                 task.phase = HomePhase.HELD
             self.adopt(task, directory_here=event.directory_here)
             yield
-        self._submissions.accept(array, placeable, self._gates.dependencies.rows(event.terms))
+        self._submissions.accept(array, placeable, self._gates.dependencies.rows(event.terms), declining)
         self._home.has_made(array.name)
         clients = array.clients()
         for task in array.tasks if clients or not event.held else ():

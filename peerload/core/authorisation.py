@@ -75,6 +75,8 @@ TABLE: Mapping[type[Any], Row] = {
     messages.WrongBoot: ANY_MEMBER,
     messages.DialBack: ANY_MEMBER,  # a connection to the asker, who could have made it, and proves to be itself
     messages.NotDialled: ANY_MEMBER,
+    messages.DirectoryRequest: ANY_MEMBER,
+    messages.DirectoryTold: ANY_MEMBER,  # of the teller itself
     # advice
     messages.State: ANY_MEMBER,
     messages.Probe: ANY_MEMBER,

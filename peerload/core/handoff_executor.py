@@ -22,6 +22,7 @@ from peerload.model.actions import (
     SpawnTask,
 )
 from peerload.model.messages import (
+    WHY_LENGTH_MAX,
     Accept,
     Commit,
     Decline,
@@ -90,7 +91,9 @@ class Executor:
 
     # -- offer and commit ----------------------------------------------------------------------------------------------
 
-    def offer_received(self, src: str, offer: Offer, *, directory_here: bool, refused: str = "") -> None:
+    def offer_received(
+        self, src: str, offer: Offer, *, directory_here: bool, refused: str = "", stalled: str = ""
+    ) -> None:
         """Reserve room, or decline with the reason."""
         objection = self._objection(src, offer.task, offer.uid)
         if objection:
@@ -106,7 +109,7 @@ class Executor:
             and stale.home == src
         ):
             self._drop(stale)
-        refusal = self._refusal(src, offer, directory_here=directory_here, refused=refused)
+        refusal = self._refusal(src, offer, directory_here=directory_here, refused=refused, stalled=stalled)
         if refusal is not None:
             code, reason = refusal
             if reason == STUCK:
@@ -179,7 +182,7 @@ class Executor:
         guest.repeat_s *= 2
 
     def _refusal(  # noqa: C901 -- one line a reason
-        self, src: str, offer: Offer, *, directory_here: bool, refused: str
+        self, src: str, offer: Offer, *, directory_here: bool, refused: str, stalled: str
     ) -> tuple[str, str] | None:
         profile = self._state.profile
         known = self.by_uid.get(offer.uid)
@@ -202,8 +205,10 @@ class Executor:
             return ("cannot", never) if never else ("room", STUCK)
         if refused:
             return "policy", refused
+        if stalled:
+            return "stalled", stalled
         if not directory_here:
-            return "directory", f"no directory {offer.spec.directory.decode(errors='replace')} there"
+            return "directory", f"no directory {offer.spec.directory.decode(errors='replace')[:WHY_LENGTH_MAX]} there"
         if known is None and (too_many := self._too_many(src)):
             return "busy", too_many
         if known is None and not offer.only and not self._is_promised(offer) and not self.accepts(offer):

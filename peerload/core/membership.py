@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.model.gossip import Rumour
     from peerload.model.load import LoadReport
-    from peerload.model.messages import Identity, Ping
+    from peerload.model.messages import DirectoryTold, Identity, Ping
     from peerload.model.task import TaskSpec
 
 LEAVING_SAID_MAX = 4
 """Members that are told over the peer link that this node stops, besides what gossip tells."""
+
+STALLED_MEMORY_S = 3.0
+"""A decline because a file system did not answer is remembered for this long only: it may answer again at any moment."""
 
 BOOTS_KEPT_MAX = 8
 """Starts of a peer that are remembered, so that a late word of one is not taken for news."""
@@ -399,31 +402,80 @@ class Membership:
         left = tuple(name for name in names if not self.black_holes.why(name))
         return Names(left, self._state.node) if left else names
 
-    def could_ever(self, need: Need, home: str) -> bool:
-        """Whether any peer not known to have left could run this, also one that is silent or drained now."""
+    def could_ever(self, spec: TaskSpec, home: str) -> bool:
+        """Whether any peer not known to have left could run this, also one that is silent or drained now, or whose file
+        system does not answer."""
         return any(
             peer.state is not PeerState.LEFT
-            and (not peer.knows_profile or not why_never(peer.profile, need.request, need.placement, home))
+            and (not peer.knows_profile or not why_never(peer.profile, spec.request, spec.placement, home))
+            and self.declined_code(peer.identity.node, spec) in ("", "stalled")
             for peer in self
         )
+
+    def could_run(self, need: Need, home: str) -> list[str]:
+        """The usable peers whose profile fits, by name; unlike `eligible`, this changes nothing here."""
+        fits = (
+            peer.identity.node
+            for peer in self
+            if self.is_usable(peer.identity.node) and not why_never(peer.profile, need.request, need.placement, home)
+        )
+        return sorted(fits)
+
+    def directory_told(self, node: str, told: DirectoryTold) -> None:
+        """A peer says whether it would run tasks of a user in a directory."""
+        if told.code in DECLINES_LASTING:
+            self.remember_decline(node, told.code, decline_subject(told.code, told))
+        elif not told.code:
+            for code in DECLINES_LASTING:
+                self._declined.pop((node, code, decline_subject(code, told)), None)
 
     def remember_decline(self, node: str, code: str, subject: bytes) -> None:
         """A decline for a lasting reason: do not probe again for a while."""
         now_s = self._state.now.boot_s
+        lasts_s = STALLED_MEMORY_S if code == "stalled" else self._state.config.decline_memory_s
         for key in [key for key, until_s in self._declined.items() if until_s < now_s]:
             del self._declined[key]
         if len(self._declined) < self._state.config.declines_remembered_max:
-            self._declined[(node, code, subject)] = now_s + self._state.config.decline_memory_s
+            self._declined[(node, code, subject)] = now_s + lasts_s
 
     def has_declined(self, node: str, code: str, subject: bytes) -> bool:
         """Whether this node declined that lately."""
         return bool(self._declined) and self._declined.get((node, code, subject), 0.0) > self._state.now.boot_s
 
+    def declined_code(self, node: str, spec: TaskSpec) -> str:
+        """The one of `DECLINES_LASTING` with which this node would decline this task, as far as is known; "" if none."""
+        if not self._declined:
+            return ""
+        found = (code for code in DECLINES_LASTING if self.has_declined(node, code, decline_subject(code, spec)))
+        return next(found, "")
+
     def will_decline(self, node: str, spec: TaskSpec) -> bool:
         """Whether this node declined lately, for a lasting reason, what would be so of this task, too."""
-        return bool(self._declined) and any(
-            self.has_declined(node, code, decline_subject(code, spec)) for code in DECLINES_LASTING
+        return bool(self.declined_code(node, spec))
+
+    def why_declines(self, node: str, spec: TaskSpec) -> str:
+        """Why this node would decline this task, in words; "" if nothing is known against it."""
+        directory = spec.directory.decode(errors="replace")
+        match self.declined_code(node, spec):
+            case "directory":
+                return f"no directory {directory} there"
+            case "stalled":
+                return f"the file system of {directory} does not answer there"
+            case "policy":
+                return f"its policy runs no tasks of {spec.user or 'this node'}"
+            case _:
+                return ""
+
+    def missing_directories(self, node: str) -> list[tuple[bytes, str]]:
+        """The directories for which this node declines tasks, each with the user whose tasks these are."""
+        now_s = self._state.now.boot_s
+        subjects = sorted(
+            subject
+            for (name, code, subject), until_s in self._declined.items()
+            if name == node and code == "directory" and until_s > now_s
         )
+        parts = (subject.partition(b"\0") for subject in subjects)
+        return [(directory, user.decode()) for directory, _, user in parts]
 
     def any_declined(self) -> bool:
         """Whether anything is remembered at all (the common case is no)."""

@@ -307,7 +307,9 @@ class Node:
             case messages.Footprint():
                 self.sharing.footprint_received(src, message)
             case messages.Offer():
-                self.executor.offer_received(src, message, directory_here=event.directory_here, refused=event.refused)
+                self.executor.offer_received(
+                    src, message, directory_here=event.directory_here, refused=event.refused, stalled=event.stalled
+                )
             case messages.Accept():
                 self.handoff.accept_received(src, message)
             case messages.Decline():
@@ -370,6 +372,8 @@ class Node:
                 else:
                     self.state.count("states told in another's name")
                     self.state.broken("P3", src, "a state told in another's name")
+            case messages.DirectoryTold():
+                self.membership.directory_told(src, message)
             case messages.Leaving():
                 self.membership.left(src)
             case _:

@@ -19,7 +19,6 @@ from peerload.core.membership import PeerState
 from peerload.core.reasons_here import cores_words, devices_words, duration_words, named, turn_words
 from peerload.core.reasons_there import room_told
 from peerload.core.work import HomePhase
-from peerload.model.messages import decline_subject
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,10 +198,8 @@ class Reasons:
             return f"it takes no tasks of others: {peer.profile.trouble}"
         if skipped := node.membership.black_holes.why(name):
             return skipped
-        if node.membership.has_declined(name, "directory", decline_subject("directory", task.spec)):
-            return f"no directory {task.spec.directory.decode(errors='replace')} there"
-        if node.membership.has_declined(name, "policy", decline_subject("policy", task.spec)):
-            return f"its policy runs no tasks of {task.spec.user or 'this node'}"
+        if declines := node.membership.why_declines(name, task.spec):
+            return declines
         if task.phase is HomePhase.OFFERED and task.offered_to == name:
             return ""
         if not task.stranded_because and not node.home.may_migrate(task):

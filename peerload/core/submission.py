@@ -18,7 +18,7 @@ from peerload.model.messages import Need
 from peerload.model.task import TaskRecord, TaskState, member_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from peerload.core.membership import Membership, Peer
     from peerload.core.state import CoreState
@@ -160,9 +160,11 @@ class Submissions:
         self._under_way[event.token] = made
         return made
 
-    def accept(self, made: Made, placeable: str | None, rows: Iterable[Row] = ()) -> None:
+    def accept(
+        self, made: Made, placeable: str | None, rows: Iterable[Row] = (), declining: Mapping[str, str] | None = None
+    ) -> None:
         """Keep the task or the members of the array (D1), and ``rows`` with them, and answer. placeable: why nobody can run it
-        now."""
+        now; declining: the nodes that could run it and decline, each with its reason."""
         state, event = self._state, made.event
         del self._under_way[event.token]
         state.persist(*made.rows, *rows)
@@ -172,6 +174,8 @@ class Submissions:
             reply["retry_of"] = event.retry_of
         self._remember(event.token, event.digest, reply)
         reply = {**reply, "directory_here": event.directory_here, "placeable": placeable}
+        if declining:
+            reply["declining"] = dict(declining)
         state.actions.append(Answer(event.request, reply))
         for again in made.repeated:
             state.actions.append(Answer(again.request, {**reply, "repeated": True}))
@@ -210,23 +214,37 @@ def why_not_placeable(
     if not here:
         return None
     need = Need(spec.request, spec.placement)
-    if refuses and not membership.could_ever(need, state.node):
+    if refuses and not membership.could_ever(spec, state.node):
         _refuse_hopeless(state, membership, spec, here, directory_here=directory_here)
-    eligible = [membership.report(node) for node in membership.eligible(need, state.node)]
+    eligible = [
+        membership.report(node)
+        for node in membership.eligible(need, state.node)
+        if not membership.will_decline(node, spec)
+    ]
     if any(known is not None and seen_by(spec.request, known.report).accepts for known in eligible):
         return None
-    if not membership.could_ever(need, state.node):
+    if not membership.could_ever(spec, state.node):
         return f"no node known can ever run it; {here}"
     could = [
         peer for peer in _members(membership) if not why_never(peer.profile, spec.request, spec.placement, state.node)
     ]
-    return "; ".join([here, *_named([(peer, _why_not_now(peer)) for peer in could])])
+    return "; ".join([here, *_named([(peer, _why_not_now(membership, peer, spec)) for peer in could])])
 
 
-def _why_not_now(peer: Peer) -> str:
+def declining(state: CoreState, membership: Membership, spec: TaskSpec) -> dict[str, str]:
+    """The usable nodes that could run this task and decline it, each with its reason in words."""
+    if not membership.any_declined():
+        return {}
+    nodes = membership.eligible(Need(spec.request, spec.placement), state.node)
+    return {node: why for node in nodes if (why := membership.why_declines(node, spec))}
+
+
+def _why_not_now(membership: Membership, peer: Peer, spec: TaskSpec) -> str:
     if peer.state is not PeerState.ALIVE:
         return peer.state.value
-    return "drained" if peer.profile.drained else "no room now"
+    if peer.profile.drained:
+        return "drained"
+    return membership.why_declines(peer.identity.node, spec) or "no room now"
 
 
 def _members(membership: Membership) -> Iterator[Peer]:
@@ -249,11 +267,23 @@ def _refuse_hopeless(
     state: CoreState, membership: Membership, spec: TaskSpec, here: str, *, directory_here: bool
 ) -> None:
     reasons = [
-        (peer, _why_never_there(peer, why_never(peer.profile, spec.request, spec.placement, state.node)))
+        (
+            peer,
+            _why_never_there(
+                peer,
+                why_never(peer.profile, spec.request, spec.placement, state.node)
+                or membership.why_declines(peer.identity.node, spec),
+            ),
+        )
         for peer in _members(membership)
     ]
-    is_the_directory = not directory_here and not why_not_here(state, spec, directory_here=True)
-    hint = "another directory: -d DIR        a fresh scratch directory: -d -" if is_the_directory else HOPELESS_HINT
+    lacks_here = not directory_here and not why_not_here(state, spec, directory_here=True)
+    lacks_there = any(membership.declined_code(peer.identity.node, spec) == "directory" for peer, _ in reasons)
+    hint = (
+        "another directory: -d DIR        a fresh scratch directory: -d -"
+        if lacks_here or lacks_there
+        else HOPELESS_HINT
+    )
     why = "; ".join([f"{state.node}: {here}", *_named(reasons)])
     if spec.request.takes_devices:
         nearest, lacking = _nearest_miss(state, membership, spec)

@@ -16,8 +16,8 @@ from msgspec import Meta
 from peerload.model.devices import DEVICES_MAX, DeviceId
 from peerload.model.gossip import Load, Rumour
 from peerload.model.load import LoadReport
-from peerload.model.resources import Address, BootId, NodeName, Placement, Profile, ResourceRequest
-from peerload.model.task import LEASE_S_MIN, Attempt, Exit, Nonce, TaskId, TaskSpec, Uid
+from peerload.model.resources import Address, BootId, Name, NodeName, Placement, Profile, ResourceRequest
+from peerload.model.task import LEASE_S_MIN, Attempt, Exit, Nonce, TaskId, TaskSpec, Uid, WorkingDirectory
 
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
@@ -39,14 +39,15 @@ FORWARDED_PART_BYTES_MAX = 512 << 10
 PAIR_MOVES_MAX = 64
 """Tasks that change hands in one pairing."""
 
-DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy", "disk", "policy")
+DECLINES = ("room", "directory", "cannot", "drained", "floor", "busy", "disk", "policy", "stalled")
 """Why an offer is declined: no room now, no such directory, resources or labels missing, drained, an attempt this node
-has promised not to start, too many offers outstanding, little room left on its disk, or its policy runs no tasks of that
-user."""
-DECLINES_LASTING = ("directory", "policy")
+has promised not to start, too many offers outstanding, little room left on its disk, its policy runs no tasks of that
+user, or its file system has not answered whether the directory is there."""
+DECLINES_LASTING = ("directory", "policy", "stalled")
+"""Declines that hold for every task of the same user in the same directory, and are remembered for a while."""
 
 
-def decline_subject(code: str, spec: TaskSpec) -> bytes:
+def decline_subject(code: str, spec: TaskSpec | DirectoryTold) -> bytes:
     """What a decline for a lasting reason is about: it is so of every task that has the same."""
     user = spec.user.encode()
     return user if code == "policy" else spec.directory + b"\0" + user if user else spec.directory
@@ -491,6 +492,25 @@ class TasksTold(_Message, frozen=True, tag="tasks-told"):
     tasks: Annotated[tuple[AwaitedTask, ...], Meta(max_length=AWAITED_MAX)]
 
 
+# -- working directories ---------------------------------------------------------------------------------------------
+
+
+class DirectoryRequest(_Message, frozen=True, tag="directory-request"):
+    """home → any: would you run a task of this user of mine in this directory? Answered by DirectoryTold."""
+
+    directory: WorkingDirectory
+    user: Name = ""
+
+
+class DirectoryTold(_Message, frozen=True, tag="directory-told"):
+    """The answer to a DirectoryRequest. ``code``: "" if the directory is there, else the one of `DECLINES_LASTING` with
+    which an offer would be declined."""
+
+    directory: WorkingDirectory
+    user: Name = ""
+    code: Annotated[str, Meta(max_length=20)] = ""
+
+
 # -- output streams: a connection of their own, so that a long output never stands before a lease ---------------------
 
 
@@ -627,6 +647,8 @@ Membership = (
     | NameTaken
     | DialBack
     | NotDialled
+    | DirectoryRequest
+    | DirectoryTold
 )
 Broadcast = State | StateRequest | Enough
 Advice = (

@@ -107,6 +107,9 @@ class Terminal(msgspec.Struct, frozen=True, gc=False):
     columns: Annotated[int, Meta(ge=1, le=65_535)]
 
 
+WorkingDirectory = Annotated[bytes, Meta(min_length=1, max_length=PATH_BYTES_MAX)]
+
+
 class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One command line and what it asks for. Bytes where the operating system has bytes.
 
@@ -121,7 +124,7 @@ class TaskSpec(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """
 
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
-    directory: Annotated[bytes, Meta(min_length=1, max_length=PATH_BYTES_MAX)]
+    directory: WorkingDirectory
     environment: Annotated[bytes, Meta(max_length=ENVIRONMENT_BYTES_MAX)] = b"\x80"
     umask: Annotated[int, Meta(ge=0, le=0o777)] = 0o022
     name: Name = ""

@@ -254,6 +254,9 @@ def node_lines(node: Node, width: int, height: int, now: float, *, ascii_only: b
     for key, label in (("drain_reason", "drained"), ("trouble", "trouble"), ("no_gpus_because", "no GPUs")):
         if facts.get(key):
             lines.append(_labelled(label, (draw.plain(facts[key]), "warn")))
+    declines = facts.get("declines")
+    if isinstance(declines, list) and declines:
+        lines.append(_labelled("declines", (draw.plain("; ".join(map(str, declines))), "warn")))
     running, waiting = number_text(facts.get("tasks_running")), number_text(facts.get("tasks_queued"))
     told = {
         "load": f"{number_text(facts.get('load'))}  {draw.plain(facts.get('region') or '-')}",

@@ -215,7 +215,7 @@ def node_words(node: Node) -> dict[str, str]:
     labels = facts.get("labels")
     told = {
         "node": node.name,
-        "state": f"{node.state}{' drained' if facts.get('drained') else ''}",
+        "state": f"{node.state}{' drained' if facts.get('drained') else ''}{' no directory' if facts.get('declines') else ''}",
         "region": str(facts.get("region") or ""),
         "label": " ".join(map(str, labels)) if isinstance(labels, list) else "",
         "trouble": str(facts.get("trouble") or ""),

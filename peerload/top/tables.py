@@ -24,6 +24,8 @@ STATE_STYLES = {
 }  # fmt: skip
 REGIONS = {"underloaded": ("○ under", "- under", "good"), "normal": ("◐ normal", "= normal", ""),
            "overloaded": ("● over", "+ over", "warn")}  # fmt: skip
+NO_DIRECTORY = "no directory"
+STATE_CELLS = 9
 STRETCH_CELLS_MAX = 16
 """More than so much a column does not take while another one can."""
 NAME_CELLS_MAX = 22
@@ -107,6 +109,9 @@ def node_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
     to, back = (">", "<") if ascii_only else ("→", "←")
     name = _longest((draw.plain(node.name) for node in look.rows("nodes")), 8) + 2
 
+    lacks = any(node.facts.get("declines") for node in look.world.nodes.values())
+    state = len(NO_DIRECTORY) if lacks else STATE_CELLS
+
     def flow(node: Node) -> Line:
         there, here = ours.get(node.name, 0), theirs.get(node.name, 0)
         if node.facts.get("self"):
@@ -128,7 +133,7 @@ def node_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
 
     columns = [
         Column("NODE", name, _node_name, 0, stretches=True, letter="n"),
-        Column("STATE", 9, state_of_node, 1, letter="s"),
+        Column("STATE", state, state_of_node, 1, letter="s"),
         Column("LOAD", 6, lambda node: [(number_text(node.facts.get("load")), "")], 3, right=True, letter="l"),
         Column("REGION", 8, lambda node: _region(node, ascii_only=ascii_only), 4),
         Column("CPU", 11, meter(lambda node: node.cpu, 6), 2, letter="c"),
@@ -150,12 +155,14 @@ def _node_name(node: Node) -> Line:
 
 
 def state_of_node(node: Node) -> Line:
-    """Its state in one word; drained and trouble before alive."""
+    """Its state in one word; drained, trouble and a missing directory before alive."""
     if node.state == "alive":
         if node.facts.get("trouble"):
             return [("trouble!", "warn bold")]
         if node.facts.get("drained"):
             return [("drained", "warn")]
+        if node.facts.get("declines"):
+            return [(NO_DIRECTORY, "warn")]
     word = node.state + ("?" if node.state == "suspect" else "!" if node.state == "dead" else "")
     return [(draw.plain(word), STATE_STYLES.get(node.state, "warn"))]
 

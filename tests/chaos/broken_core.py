@@ -138,9 +138,9 @@ def two_phase(patch: pytest.MonkeyPatch) -> None:
     offer_received = Executor.offer_received
 
     def accepts_and_starts(
-        self: Executor, src: str, offer: messages.Offer, *, directory_here: bool, refused: str = ""
+        self: Executor, src: str, offer: messages.Offer, *, directory_here: bool, refused: str = "", stalled: str = ""
     ) -> None:
-        offer_received(self, src, offer, directory_here=directory_here, refused=refused)
+        offer_received(self, src, offer, directory_here=directory_here, refused=refused, stalled=stalled)
         guest = self.by_uid.get(offer.uid)
         if guest is not None and guest.phase is GuestPhase.RESERVED and guest.attempt == offer.attempt:
             commit = messages.Commit(offer.task, offer.uid, offer.attempt, guest.nonce, guest.ts, offer.lease_s)
@@ -180,9 +180,11 @@ def commit_unreserved(patch: pytest.MonkeyPatch) -> None:
     offers: dict[tuple[str, bytes], messages.Offer] = {}
     offer_received, commit_received = Executor.offer_received, Executor.commit_received
 
-    def remembered(self: Executor, src: str, offer: messages.Offer, *, directory_here: bool, refused: str = "") -> None:
+    def remembered(
+        self: Executor, src: str, offer: messages.Offer, *, directory_here: bool, refused: str = "", stalled: str = ""
+    ) -> None:
         offers[self._state.node, offer.uid] = offer
-        offer_received(self, src, offer, directory_here=directory_here, refused=refused)
+        offer_received(self, src, offer, directory_here=directory_here, refused=refused, stalled=stalled)
 
     def taken(self: Executor, src: str, commit: messages.Commit) -> None:
         offer = offers.get((self._state.node, commit.uid))

@@ -16,7 +16,7 @@ from peerload.model.load import LoadReport
 from peerload.model.messages import Need
 from peerload.model.resources import Placement, Profile, ResourceRequest
 from peerload.policy.registry import build_preset
-from tests.core.given import identity
+from tests.core.given import identity, spec
 
 ALL = ("a", "b", "c", "d")
 
@@ -67,7 +67,7 @@ def test_everybody_but_oneself_is_met_and_nothing_is_kept() -> None:
     assert a.get("a") is None
     a.heard("b")
     assert not a._peers
-    assert a.could_ever(Need(ResourceRequest(cpus=4.0)), "a")
+    assert a.could_ever(spec(request=ResourceRequest(cpus=4.0)), "a")
     assert not membership("a", members(a={})).has_any()
 
 

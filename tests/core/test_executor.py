@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from peerload.core.handoff_executor import OFFERS_MAX
@@ -94,6 +95,20 @@ def test_declines_say_why(why: str, message: messages.Offer, *, directory_here: 
         x.submit()
     assert x.hear("h", message, directory_here=directory_here) == ["Decline to h"]
     assert x.sent(messages.Decline).code == why
+
+
+def test_a_file_system_that_does_not_answer_is_no_missing_directory() -> None:
+    x = Given(peers=("h",))
+    stalled = events.MessageReceived("h", offer(directory=b"/data"), directory_here=False, stalled="it hangs")
+    assert x.when(stalled) == ["Decline to h"]
+    assert (x.sent(messages.Decline).code, x.sent(messages.Decline).reason) == ("stalled", "it hangs")
+
+
+def test_the_reason_of_a_decline_fits_its_message() -> None:
+    x = Given(peers=("h",))
+    x.hear("h", offer(directory=b"/" + b"d" * 4000), directory_here=False)
+    told = x.sent(messages.Decline)
+    assert msgspec.convert(msgspec.to_builtins(told), messages.Decline) == told
 
 
 @pytest.mark.rule("P2")

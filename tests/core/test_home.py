@@ -462,6 +462,15 @@ def test_a_lasting_decline_is_remembered_for_a_minute() -> None:
     assert not x.node.membership.has_declined("y", "directory", b"/data")
 
 
+def test_a_file_system_that_did_not_answer_is_asked_again_after_seconds() -> None:
+    x = Given(peers=("y",))
+    x.submit(spec(directory=b"/data"), directory_here=False)
+    task = x.task()
+    x.hear("y", messages.Decline(task.task, task.uid, 1, "stalled", "it does not answer", LoadReport()))
+    assert x.node.membership.will_decline("y", task.spec)
+    assert "Offer to y" in x.after(4).timer("stranded", task.uid.hex())
+
+
 def test_a_task_that_only_others_can_run_goes_where_an_executor_says() -> None:
     x = Given(peers=(), policies=SENDER)
     x.meet("y", labels=("fast",))

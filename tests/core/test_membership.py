@@ -284,7 +284,7 @@ def test_another_start_takes_the_place_of_the_dead_one() -> None:
 def test_a_member_that_others_tell_of_is_asked_what_it_has_and_then_used() -> None:
     x = given("y")
     says(x, "y", rumour("z"))
-    assert x.node.membership.could_ever(messages.Need(), "x")
+    assert x.node.membership.could_ever(spec(), "x")
     assert x.timer("gossip", "profiles") == ["ProfileRequest to y", "timer profiles 1"]
     assert "z" not in x.node.membership.eligible(messages.Need(), "x")
     told = messages.KnownProfile("z-boot-1", Profile("z", 1, 1.0, slots_fixed=True))

@@ -258,6 +258,7 @@ ADVICE: list[Any] = [
     messages.ProfileRequest(("y",)),
     messages.ProfileTold(()),
     messages.Leaving(),
+    messages.DirectoryTold(b"/data", code="directory"),
     messages.State(Identity("y", "b", "another", "s", 9, "y:1"), Profile("y", 9, 9.0), ACCEPTS),
     messages.State(Identity("z", "b", "m", "z-store", 9, "z:1"), Profile("y", 9, 9.0), ACCEPTS),
     messages.StateRequest(1, ACCEPTS, messages.Need()),
@@ -283,7 +284,12 @@ def test_all_else_that_goes_between_nodes_is_here() -> None:
         messages.DialBack,
         messages.NotDialled,
     }  # tests/integration/test_peer_tls.py
-    of_the_agent = {messages.Trust, messages.CertificateRequest, messages.CertificateTold}  # test_joining.py
+    of_the_agent = {  # test_joining.py, test_agent_peers.py
+        messages.Trust,
+        messages.CertificateRequest,
+        messages.CertificateTold,
+        messages.DirectoryRequest,
+    }
     elsewhere = of_the_link | of_the_agent
     assert said == {*get_args(messages.Advice), *get_args(messages.Membership)} - elsewhere
 

@@ -86,3 +86,44 @@ def test_a_repeat_of_some_members_keeps_their_commands() -> None:
     each = ((b"first",), (b"second",), (b"third",))
     x.submit(spec(), indices=(1, 3), each=each, retry_of="x/9")
     assert [task.spec.argv for task in x.node.home.tasks.values()] == [(b"first",), (b"third",)]
+
+
+def told_of_directory(x: Given, node: str, code: str, directory: bytes = b"/data") -> list[str]:
+    return x.hear(node, messages.DirectoryTold(directory, code=code))
+
+
+def test_the_answer_names_the_nodes_that_lack_the_directory() -> None:
+    x = Given(peers=("y", "z"))
+    assert told_of_directory(x, "y", "directory") == []
+    assert told_of_directory(x, "z", "") == []
+    x.submit(spec(directory=b"/data"))
+    assert x.done(Answer).reply["declining"] == {"y": "no directory /data there"}
+    x.submit(spec(directory=b"/other"))
+    assert "declining" not in x.done(Answer).reply
+    x.submit(spec(directory=b"/data", placement=Placement(exclude=("y",))))
+    assert "declining" not in x.done(Answer).reply  # it could not run there anyway
+    told_of_directory(x, "y", "")  # somebody has made it meanwhile
+    x.submit(spec(directory=b"/data"))
+    assert "declining" not in x.done(Answer).reply
+
+
+def test_a_directory_that_no_node_has_is_refused() -> None:
+    x = Given(peers=("y",))
+    nowhere = spec(directory=b"/nowhere")
+    assert x.submit(nowhere, directory_here=False)[-1] != "refuse NeverRunnable"  # y has not been asked
+    told_of_directory(x, "y", "directory", b"/nowhere")
+    assert x.submit(nowhere, directory_here=False) == ["refuse NeverRunnable"]
+    error = x.done(Answer).error
+    assert isinstance(error, NeverRunnable)
+    assert error.why == "x: no directory /nowhere on this node; y: no directory /nowhere there"
+    assert "-d DIR" in error.hint
+    assert x.submit(nowhere, directory_here=False, waits_for_node=True)[-1] != "refuse NeverRunnable"
+    assert x.submit(spec(directory=b"/nowhere", placement=Placement(node="y"))) == ["refuse NeverRunnable"]
+    assert "-d DIR" in x.done(Answer).error.hint
+
+
+def test_a_file_system_that_does_not_answer_may_answer_later() -> None:
+    x = Given(peers=("y",))
+    told_of_directory(x, "y", "stalled")
+    assert x.submit(spec(directory=b"/data"), directory_here=False)[-1] != "refuse NeverRunnable"
+    assert x.done(Answer).reply["declining"] == {"y": "the file system of /data does not answer there"}

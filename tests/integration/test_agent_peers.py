@@ -138,13 +138,33 @@ def test_an_excluded_node_is_not_used(agents: list[Agent]) -> None:
     assert {task["node"] for task in agents[0].wait(*tasks).values()} == {"n3"}
 
 
-def test_a_directory_that_only_others_have(agents: list[Agent]) -> None:
+def test_a_directory_that_no_node_has_is_an_error_unless_one_is_waited_for(agents: list[Agent]) -> None:
     done = agents[0].cli("submit", "-d", "/no/such/directory", "true")
+    assert (done.returncode, done.stdout) == (125, b"")
+    done = agents[0].cli("submit", "--wait-for-node", "-d", "/no/such/directory", "true")
     assert done.returncode == 0
     assert b"/no/such/directory" in done.stderr
     task = done.stdout.decode().strip()
     assert agents[0].show(task)["state"] == "queued"
     agents[0].cli("cancel", task)
+
+
+def test_nodes_without_the_directory_are_named_at_once(agents: list[Agent]) -> None:
+    home = agents[0]
+    only_here = f"/proc/self/task/{home.pid}"  # as the agent of n1 itself sees it, and no other
+    lacks = f"no directory {only_here}"
+
+    def who_declines() -> set[str]:
+        return {node["node"] for node in home.call("nodes")["nodes"] if lacks in node["declines"]}
+
+    home.cli("cancel", home.submit("true", directory=only_here.encode()))
+    wait_until(lambda: who_declines() == {"n2", "n3"}, what="the others to say that they lack it")
+    done = home.cli("submit", "--held", "-d", only_here, "true")
+    assert done.returncode == 0
+    assert b"n2, n3" in done.stderr
+    assert b"-d DIR" in done.stderr
+    home.cli("cancel", done.stdout.decode().strip())
+    assert home.cli("submit", "-w", "n2", "-d", only_here, "true").returncode == 125
 
 
 def test_a_node_that_stops_politely_leaves_its_tasks_running(agents: list[Agent]) -> None:

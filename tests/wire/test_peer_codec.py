@@ -24,6 +24,8 @@ from peerload.model.messages import (
     Decline,
     DialBack,
     Died,
+    DirectoryRequest,
+    DirectoryTold,
     Enough,
     Envelope,
     Footprint,
@@ -154,6 +156,8 @@ SAMPLES: list[Message] = [
             AwaitedTask("ws1/43", says="queued"),
         )
     ),
+    DirectoryRequest(b"/tmp/\xff", "me"),
+    DirectoryTold(b"/tmp/\xff", "me", "directory"),
     OutputRequest(**ATTEMPT, stdout_from=1, stderr_from=2),
     OutputChunk(2, 1 << 60, b"x" * (512 << 10)),
     OutputEnd(3, 4, True),

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.agent import directories
-from peerload.agent.directories import KEPT_MAX, LOOKS_MAX, SeenDirectories
+from peerload.agent.directories import ANSWERS_KEPT_MAX, KEPT_MAX, LOOKS_MAX, AskedNodes, SeenDirectories, Stalled
 from peerload.agent.own_turns import STEP_S
 from peerload.model.errors import SlowDown
+from peerload.model.messages import DirectoryRequest, DirectoryTold
 from peerload.model.task import SCRATCH
 from tests.support import PATIENCE_S
 
@@ -114,7 +115,7 @@ def test_a_loop_that_stood_still_holds_that_against_no_directory(
     asyncio.run(story())
 
 
-def test_a_dead_mount_counts_as_missing_and_stops_nobody(
+def test_a_dead_mount_is_told_apart_from_a_missing_directory_and_stops_nobody(
     back: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directories, "CHECK_S_MAX", 0.05)
@@ -122,8 +123,10 @@ def test_a_dead_mount_counts_as_missing_and_stops_nobody(
     async def story() -> None:
         seen = SeenDirectories()
         dead = [b"/dead/%d" % number for number in range(LOOKS_MAX)]
-        assert await asyncio.gather(*map(seen.look, dead)) == [False] * LOOKS_MAX
-        assert await seen.look(dead[0]) is False
+        answers = await asyncio.gather(*map(seen.look, dead), return_exceptions=True)
+        assert all(isinstance(answer, Stalled) for answer in answers)
+        with pytest.raises(Stalled):
+            await seen.look(dead[0])
         with pytest.raises(SlowDown):  # of a directory nobody has looked at nothing is said
             await seen.look(b"/")
         assert await seen.look(SCRATCH)
@@ -137,3 +140,65 @@ def test_a_dead_mount_counts_as_missing_and_stops_nobody(
         assert await seen.look(b"/")
 
     asyncio.run(story())  # ends although the looks do not
+
+
+class Asked:
+    """Nodes that are asked; those in ``codes`` answer at once."""
+
+    def __init__(self, **codes: str) -> None:
+        self.codes = codes
+        self.asked: list[str] = []
+        self.nodes = AskedNodes(self._send)
+
+    def _send(self, node: str, request: DirectoryRequest) -> None:
+        self.asked.append(node)
+        if node in self.codes:
+            answer = DirectoryTold(request.directory, request.user, self.codes[node])
+            asyncio.get_running_loop().call_soon(self.nodes.told, node, answer)
+
+    async def about(self, directory: bytes) -> list[str]:
+        """Ask y and z → whom it was sent to."""
+        self.asked.clear()
+        await self.nodes.ask(["y", "z"], directory, "")
+        return list(self.asked)
+
+
+def test_nodes_are_asked_once_while_their_answers_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directories, "ANSWER_S_MAX", PATIENCE_S)
+    monkeypatch.setattr(directories, "MISSING_S", 0.0)
+
+    async def story() -> None:
+        others = Asked(y="", z="directory")
+        assert await others.about(SCRATCH) == []
+        assert await others.about(b"/data") == ["y", "z"]
+        assert await others.about(b"/data") == ["z"], "somebody may have made it there meanwhile"
+        assert await others.about(b"/other") == ["y", "z"]
+
+    asyncio.run(story())
+
+
+def test_a_silent_node_holds_up_one_submission_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directories, "MISSING_S", PATIENCE_S)
+
+    async def story() -> None:
+        others = Asked(y="")
+        monkeypatch.setattr(directories, "ANSWER_S_MAX", 0.01)
+        assert await others.about(b"/data") == ["y", "z"]
+        monkeypatch.setattr(directories, "ANSWER_S_MAX", PATIENCE_S)
+        async with asyncio.timeout(PATIENCE_S / 2):
+            assert await others.about(b"/data") == []
+        assert others.nodes.told("z", DirectoryTold(b"/data")), "a late answer counts"
+
+    asyncio.run(story())
+
+
+def test_an_answer_to_no_question_is_not_believed_and_few_are_kept() -> None:
+    async def story() -> None:
+        others = Asked(y="", z="")
+        assert not others.nodes.told("y", DirectoryTold(b"/data"))
+        for number in range(ANSWERS_KEPT_MAX // 2 + 1):
+            await others.about(b"/%d" % number)
+        assert len(others.nodes._fresh_until_s) == ANSWERS_KEPT_MAX
+        assert not others.nodes._asked
+
+    asyncio.run(story())

@@ -165,6 +165,17 @@ def test_submit_is_silent_if_another_node_has_the_directory(agent: FakeAgent) ->
     assert peerload("submit", "-d", "/nowhere", "x", agent=agent).stderr == b""
 
 
+@pytest.mark.parametrize("verb", ["submit", "run"])
+def test_the_nodes_that_decline_are_named_by_reason(agent: FakeAgent, verb: str) -> None:
+    produces(agent)
+    many = {f"n{number}": "no directory /x there" for number in range(6)}
+    submitted(agent, declining=many | {"gpu1": "its policy runs no tasks of me"})
+    told = peerload(verb, "x", agent=agent).stderr
+    assert b"ws1/42 cannot run on n0, n1, n2, n3 and 2 more: no directory /x there\n  another directory:" in told
+    assert b"-d -" in told
+    assert told.endswith(b"ws1/42 cannot run on gpu1: its policy runs no tasks of me\n")
+
+
 def test_dry_run_submits_nothing(agent: FakeAgent) -> None:
     done = peerload("submit", "--dry-run", "--json", "-c", "2", "x", agent=agent, MY_TOKEN="s")
     shown = json.loads(done.stdout)

@@ -249,6 +249,11 @@ def test_nodes_top(agent: FakeAgent) -> None:
     assert {"v", "cluster", "nodes", "tasks"} == set(json.loads(peerload("top", "--json", agent=agent).stdout))
 
 
+def test_nodes_tells_which_directory_a_node_lacks(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[NODE | {"declines": ["no directory /data"]}])
+    assert "alive, no directory /data" in peerload("nodes", agent=agent).stdout.decode()
+
+
 def test_nodes_tells_why_a_node_is_drained(agent: FakeAgent) -> None:
     agent.answer("nodes", nodes=[NODE | {"drained": True, "drain_reason": "a new disk"}])
     assert "alive, drained: a new disk" in peerload("nodes", agent=agent).stdout.decode()

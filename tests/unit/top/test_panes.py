@@ -107,6 +107,11 @@ def test_nodes_tell_their_state_in_words() -> None:
     assert "≈1m30s" in rows["ws5"]
 
 
+def test_a_node_without_the_directory_of_a_task_says_so() -> None:
+    lines = pane(painter(sample(nodes=[node("ws1"), node("ws2", declines=["no directory /data"])])), "nodes", 140, 9)
+    assert "no directory" in next(line for line in lines.splitlines() if "ws2" in line)
+
+
 def test_stale_rows_look_stale() -> None:
     paint = painter(BUSY)
     drawn = paint.pane("nodes", 140, 9, NOW, clock_text)
