@@ -37,7 +37,7 @@ class Cards:
     def read(self, number: int, gib: float, others: float = 0.0, **more: Any) -> None:
         used = int(gib * GIB)
         reading = DeviceReading(names(number)[0], mem_used_bytes=used + int(others * GIB), ours=(("a", used),), **more)
-        self.devices.read([reading], 1.0, 1.0)
+        self.devices.read([reading], 1.0)
 
     def ended(self, exit_: Exit) -> Exit:
         return with_gpu_use(self.devices, "a", self.on, self.request, exit_)

@@ -51,6 +51,11 @@ def test_a_foreign_process_counts(cluster: Cluster, cards: Cards) -> None:
     small = agent.submit("sh", "-c", SHOWN, request={"gpus": 1, "gpu_mem_bytes": 1 * GIB, "gpu_prefer": ["1"]})
     agent.wait(small)
     assert agent.output(small)[0].split()[0] == cards.name(1).encode()
+    only_there = {"gpus": 1, "gpu_mem_bytes": 10 * GIB, "gpu_prefer": ["0"], "gpu_wait": "queue"}
+    large = agent.submit("sh", "-c", SHOWN, request=only_there)
+    assert agent.show(large)["state"] == "queued"
+    cards.use(0, 999_000, -1)  # the foreign process leaves: nothing is kept for it
+    assert agent.wait(large)[large]["exit_code"] == 0
 
 
 def test_a_card_that_another_agent_has_is_left_alone_and_its_tasks_go_there(cluster: Cluster, cards: Cards) -> None:

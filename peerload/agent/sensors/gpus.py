@@ -383,5 +383,7 @@ def _is_news(told: DeviceReading | None, now: DeviceReading) -> bool:
         return True
     if abs(told.busy - now.busy) >= TELL_BUSY or abs(told.mem_used_bytes - now.mem_used_bytes) >= TELL_BYTES:
         return True
+    if abs(told.mem_foreign_peak_bytes - now.mem_foreign_peak_bytes) >= TELL_BYTES:
+        return True
     before, after = dict(told.ours), dict(now.ours)
     return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= TELL_BYTES for key in after)
