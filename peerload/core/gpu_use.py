@@ -1,8 +1,8 @@
 """What an attempt that has ended here has used of its GPUs, and whether it ended for want of their memory.
 
-The most memory of each grant is what the readings have shown while it ran. An attempt has run out of GPU memory if what it
-said last says so (the agent looks: `Exit.out_of`), or if it failed after having used nearly all that it was promised, or all
-that there is of the card where nothing was promised. Pure.
+The most memory of each grant is what the readings have shown while it ran. An attempt has run out of GPU memory only if the
+last words of its stderr say that an allocation was refused (the agent looks: `Exit.out_of`). How much it had used is no
+evidence: a task that uses all that it was promised may fail for any reason. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OUT_OF_GPU_MEMORY = "gpu memory"
 NEARLY_ALL = 0.97
-"""Who had this share of what there was for it, and failed, has run out of it."""
+"""Others who have left this share of a promise free have not taken it."""
 STOPPED_BY = (1, 2, 9, 15)
 """Signals that somebody else sends; what they end has not failed."""
 MODEL_CHARS_MAX = 96
@@ -45,7 +45,7 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
     exit_ = msgspec.structs.replace(exit_, usage=usage)
     promised_bytes = grant.promised_bytes if grant is not None else request.gpu_mem_bytes or None
     limit_bytes = promised_bytes or state.device.mem_bytes
-    if not _is_short(exit_, peak_bytes, limit_bytes):
+    if exit_.out_of != OUT_OF_GPU_MEMORY or exit_.exit_code == 0 or exit_.signal in STOPPED_BY:
         return msgspec.structs.replace(exit_, out_of="") if exit_.out_of == OUT_OF_GPU_MEMORY else exit_
     words = _words(state, limit_bytes, peak_bytes)
     return msgspec.structs.replace(
@@ -58,14 +58,6 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
 
 def _peak_bytes(grant: Grant | None) -> int:
     return grant.peak_bytes if grant is not None else 0
-
-
-def _is_short(exit_: Exit, peak_bytes: int, limit_bytes: int) -> bool:
-    if exit_.exit_code == 0 or exit_.signal in STOPPED_BY or exit_.out_of not in ("", OUT_OF_GPU_MEMORY):
-        return False
-    if exit_.out_of:
-        return True
-    return not exit_.signal and not exit_.reason and 0 < limit_bytes < peak_bytes / NEARLY_ALL
 
 
 def _had_bytes(state: DeviceState, grant: Grant | None, promised_bytes: int | None) -> int:

@@ -65,12 +65,13 @@ def test_it_is_told_which_card_what_it_had_and_what_it_took() -> None:
     assert exit_.had_bytes == 24 * GIB
 
 
-def test_who_fails_after_having_used_nearly_all_that_it_was_promised_ran_out_of_it() -> None:
-    cards = Cards(asked(12), 1)
-    cards.read(1, 11.9)
-    exit_ = cards.ended(Exit(1))
-    assert exit_.reason == "out of GPU memory on gpu1: limit 12.0 GiB, peak 11.9"
-    assert exit_.had_bytes == 12 * GIB
+def test_a_plain_failure_is_none_of_memory_however_much_was_used() -> None:
+    cards = Cards(asked(4), 1)
+    for used in (3.95, 4.0, 5.0):
+        cards.read(1, used)
+        exit_ = cards.ended(Exit(1))
+        assert (exit_.out_of, exit_.reason, exit_.had_bytes) == ("", "", 0)
+    assert exit_.usage.gpu_memory_bytes_max == 5 * GIB
 
 
 @pytest.mark.parametrize(
