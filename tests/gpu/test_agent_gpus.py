@@ -116,6 +116,28 @@ def test_nodes_shows_cards_with_what_is_ours_and_foreign(cluster: Cluster, cards
     agent.call("cancel", tasks=[task])
 
 
+def test_a_task_whose_card_has_failed_runs_again_on_another(cluster: Cluster, cards: Cards) -> None:
+    agent = with_cards(cluster.agent(slots=4))
+    fails_first = "test $PEERLOAD_ATTEMPT = 2 || { while ! test -e failed; do sleep 0.01; done; exit 1; }"
+    request = {"gpus": 1, "gpu_prefer": ["0"]}
+    task = agent.submit("sh", "-c", fails_first, request=request)
+    once = agent.submit("sh", "-c", fails_first, request=request | {"gpu_prefer": ["1"]}, guarantee="once")
+    for one in (task, once):
+        agent.await_state(one, "running")
+    cards.more = ["xid 0 79 1"]
+    cards.set(1, lost=1)
+    (Path(agent.show(task)["directory"]) / "failed").touch()
+    ended = agent.wait(task, once)
+    assert ended[task]["exit_code"] == 0
+    shown = agent.show(task)
+    assert (shown["attempt"], shown["lost"], shown["failures"]) == (2, 1, 0)
+    (why,) = [step["reason"] for step in shown["history"] if step["state"] == "queued" and step["attempt"] == 1]
+    assert "GPU 0 (Fake-A10)" in why
+    assert "error 79" in why
+    assert ended[once]["exit_code"] == 1
+    assert "GPU 1 (Fake-A10)" in ended[once]["reason"]
+
+
 def test_other_devices_are_given_one_by_one(cluster: Cluster) -> None:
     agent = cluster.add("n1", slots=8)
     config = agent.directory / "devices.toml"

@@ -101,6 +101,7 @@ class Gpus:
         self._thread: GpuThread | None = None
         self._wanted = asyncio.Event()
         self._look_until_s = 0.0
+        self._wait_for_reading: list[asyncio.Future[None]] = []
         self._read_s = 0.0
         self._gpus: dict[str, Averaged] = {}
         self._told: dict[str, DeviceReading] = {}
@@ -143,6 +144,16 @@ class Gpus:
     def wake(self) -> None:
         """An attempt has been given a GPU: read them now, and from now on more often."""
         self._wanted.set()
+
+    async def read_anew(self) -> None:
+        """Return when a reading that began after this call was told, if it was any news; at once, or before that, if the driver
+        does not answer."""
+        if not self._gpus or self._is_away:
+            return
+        over = asyncio.get_running_loop().create_future()
+        self._wait_for_reading.append(over)
+        self._wanted.set()
+        await asyncio.wait((over,), timeout=READ_S_MAX)
 
     async def run(self) -> None:
         """Look for ever."""
@@ -295,8 +306,8 @@ class Gpus:
 
     def _is_missing(self, name: str, bdf: str, gpus: tuple[Device, ...]) -> bool:
         """Whether a device that was there is not listed any more, nor its card as a whole or in slices."""
-        places = self._nvml.places if self._nvml is not None else frozenset()
-        return bdf not in places and all(gpu.id != name for gpu in gpus)
+        is_listed = self._nvml is not None and bdf in self._nvml.places
+        return not is_listed and all(gpu.id != name for gpu in gpus)
 
     def _say_none(self, why: str) -> None:
         if self._why_none != why:
@@ -315,6 +326,15 @@ class Gpus:
         self._tell_unknown(why)
 
     async def _sample(self) -> None:
+        waiting, self._wait_for_reading = self._wait_for_reading, []
+        try:
+            await self._read_all()
+        finally:
+            for over in waiting:
+                if not over.done():
+                    over.set_result(None)
+
+    async def _read_all(self) -> None:
         assert self._thread is not None
         read_s, began_s = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic()
         is_asked = began_s < self._look_until_s

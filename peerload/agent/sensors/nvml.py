@@ -126,7 +126,7 @@ class Nvml:
         self._shapes: dict[str, tuple[object, Shape]] = {}
         self.unusable = 0
         """How many cards there are that could not be used when they were last looked for."""
-        self.places: frozenset[str] = frozenset()
+        self.places: set[str] = set()
         """PCI addresses of the cards that the driver listed then, also of those that are meant for slices and have none."""
 
     @property
@@ -146,20 +146,17 @@ class Nvml:
         clocks = {card.device.id: card.clocks for card in self._cards}
         self._cards = []
         self._shapes = {}
-        places = []
+        self.places = set()
         count = self._library.ask("nvmlDeviceGetCount") or 0
         wrong = []
         for index in range(min(count, DEVICES_MAX)):
             self._library.codes.clear()
             handle = self._library.ask("nvmlDeviceGetHandleByIndex", index)
             why = NO_NAME if handle is None else self._add(index, handle)
-            if handle is not None and why != NO_NAME:
-                places.append(self._bdf(handle))
             if why:
                 codes = ", ".join(f"NVML error {code}" for code in sorted(self._library.codes))
                 wrong.append(f"GPU {index} cannot be used: {codes or why}")
         self.unusable = len(wrong)
-        self.places = frozenset(filter(None, places))
         if len(self._cards) > DEVICES_MAX:
             wrong.append(f"of {len(self._cards)} GPUs the first {DEVICES_MAX} are used")
         for words in wrong:
@@ -201,6 +198,8 @@ class Nvml:
         name = text(self._library.ask("nvmlDeviceGetUUID", handle))
         if not name:
             return NO_NAME
+        if bdf := self._bdf(handle):
+            self.places.add(bdf)
         slices = self._slices(handle)
         self._shapes[name] = handle, _shape(slices)
         if slices is None:

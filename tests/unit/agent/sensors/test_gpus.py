@@ -349,6 +349,25 @@ def test_it_looks_less_often_when_nothing_needs_to_know(
     while_running(pynvml, story, is_wanted=lambda: False)
 
 
+def test_a_reading_that_is_asked_for_is_told_before_that_returns(
+    machine: Machine, pynvml: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    monkeypatch.setattr(module, "SAMPLE_S", 3600.0)
+
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.healths() == {Health.OK})
+        machine.xid(0, 79)
+        await bench.gpus.read_anew()
+        assert bench.healths() == {Health.SICK}
+        machine.say("init 9")
+        await bench.gpus.read_anew()
+        assert bench.healths() == {Health.UNKNOWN}
+        await bench.gpus.read_anew()  # there is nobody to answer: it is not waited for
+
+    while_running(pynvml, story)
+
+
 def test_after_an_attempt_has_left_every_reading_is_told(
     machine: Machine, pynvml: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
