@@ -356,14 +356,19 @@ class Performer:
         """An attempt has ended: its output goes to disk before anybody relies on its result; followers learn the end."""
         self._parts.pulls.end(event.key)
         wrote = event.exit.stdout_bytes or event.exit.stderr_bytes
-        if wrote or (event.exit.exit_code and self._parts.disk.is_full):
+        if wrote or (event.exit.exit_code and (self._parts.disk.is_full or self._holds_devices(event.key))):
             self._in_background(self._settle(event))
         else:
             self._parts.output.attempts_ended(((event.key, event.exit),))
             self._parts.inbox.put(event)
 
+    def _holds_devices(self, key: str) -> bool:
+        return key in self._parts.node.ledger.devices.holding
+
     async def _settle(self, event: events.TaskEnded) -> None:
         ((key, exit_),) = await settled(self._parts, ((event.key, event.exit),))
+        if exit_.exit_code and self._holds_devices(key):  # if its card has failed, that is told before its end
+            await self._parts.gpus.read_anew()
         self._parts.output.attempts_ended(((key, exit_),))
         self._parts.inbox.put(events.TaskEnded(key, exit_))
 

@@ -27,6 +27,7 @@ _WORDS = re.compile(
     rb"|(?:CUDA|HIP|cuda|hip) (?:runtime |driver )?error\W{1,4}(?:\w+\W{1,3})?out of memory"  # PyTorch, GROMACS, llama.cpp
     rb"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory|hipErrorMemoryAllocation"
     rb"|(?:cuda|hip)Malloc\w* (?:retry )?failed: out of memory"  # MXNet, ggml
+    rb"|GPUassert: out of memory|cuMem\w*(?:Alloc|Create)\w*[^\n]{0,40}out of memory"  # programs in CUDA C++
     rb"|CU(?:BLAS|DNN|FFT|SPARSE)_STATUS_ALLOC_FAILED|CUFFT_ALLOC_FAILED|NCCL WARN Cuda failure [^\n]{0,20}out of memory"
     rb"|RESOURCE_EXHAUSTED\W[^\n]{0,200}(?:[Oo]ut of memory|OOM|allocat)"  # XLA, TensorFlow
     rb"|ResourceExhaustedError\W[^\n]{0,200}(?:OOM|allocat)"

@@ -73,7 +73,7 @@ class DeviceLedger:
         """Those of one kind, in order."""
         return [state for state in self.states.values() if state.device.kind == kind]
 
-    def read(self, readings: Iterable[DeviceReading], read_s: float, now_s: float) -> list[tuple[str, str]]:
+    def read(self, readings: Iterable[DeviceReading], read_s: float) -> list[tuple[str, str]]:
         """What was read at ``read_s``; grants of attempts that are over end when nothing is seen of them any more. → who is
         seen where it has no business for the first time, as (execution key, device id)."""
         strays = []
@@ -81,7 +81,7 @@ class DeviceLedger:
             state = self.states.get(reading.id)
             if state is None:
                 continue
-            state.read(reading, now_s)
+            state.read(reading)
             strays += [
                 (key, reading.id)
                 for key, _ in reading.ours

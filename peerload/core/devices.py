@@ -1,15 +1,15 @@
 """A device of this node: who holds it, what was last read of it, and whether a task fits beside the others.
 
-What is claimed of a GPU's memory is the sum of max(promised, most seen) of its grants and of what others use (the larger of
-now and of nearly all of the last ten minutes). A task fits (`why_not`) if the device is sound, has a slot left, enough
-memory by promise and by reading, and does not get more work than the config allows. Pure; `device_ledger.py` keeps all of
-them, `placing.py` chooses among those that fit, `backfill.py` keeps room for whoever waits.
+What is claimed of a GPU's memory is the sum of max(promised, most seen) of its grants and of what foreign processes need:
+the most that those that are there now have lately used. A process that has left claims nothing. A task fits (`why_not`) if
+the device is sound, has a slot left, enough memory by promise and by reading, and does not get more work than the config
+allows. Pure; `device_ledger.py` keeps all of them, `placing.py` chooses among those that fit, `backfill.py` keeps room for
+whoever waits.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 
 EPSILON = 1e-9
 NEVER_S = math.inf
-FOREIGN_WINDOW_S = 600.0
-"""What others used of a GPU is remembered for so long …"""
-FOREIGN_EVERY_S = 10.0
-"""… as the most of each so many seconds."""
-FOREIGN_SHARE = 0.95
-"""They are taken to need what they did not exceed for this share of that time."""
 STABLE_READINGS = 2
 """Memory that is the same in so many readings, one after the other, stands still."""
 ACTIVITY_HALF = 0.5
@@ -128,7 +122,7 @@ class Grant:
 class DeviceState:
     """One device with its grants, by execution key."""
 
-    __slots__ = ("_config", "_foreign", "_foreign_lately", "device", "grants", "reading")
+    __slots__ = ("_config", "device", "grants", "reading")
 
     def __init__(self, device: Device, config: GpuConfig) -> None:
         self.device = device
@@ -136,8 +130,6 @@ class DeviceState:
         if device.is_read:
             self.reading = DeviceReading(device.id, Health.UNKNOWN, "it was not read so far")
         self.grants: dict[str, Grant] = {}
-        self._foreign: deque[tuple[float, int]] = deque(maxlen=int(FOREIGN_WINDOW_S / FOREIGN_EVERY_S) + 1)
-        self._foreign_lately = 0
         self._config = config
 
     @property
@@ -179,27 +171,17 @@ class DeviceState:
 
     # -- what was read -------------------------------------------------------------------------------------------------
 
-    def read(self, reading: DeviceReading, now_s: float) -> None:
+    def read(self, reading: DeviceReading) -> None:
         """The newest reading."""
         self.reading = reading
         seen = dict(reading.ours)
         for key, grant in self.grants.items():
             grant.saw(seen.get(key, 0))
-        foreign_bytes = reading.mem_foreign_bytes + self.unknown_bytes
-        while self._foreign and self._foreign[0][0] < now_s - FOREIGN_WINDOW_S:
-            self._foreign.popleft()
-        if self._foreign and now_s - self._foreign[-1][0] < FOREIGN_EVERY_S:
-            since_s, most = self._foreign[-1]
-            self._foreign[-1] = since_s, max(most, foreign_bytes)
-        else:
-            self._foreign.append((now_s, foreign_bytes))
-        ascending = sorted(most for _, most in self._foreign)
-        self._foreign_lately = ascending[min(int(FOREIGN_SHARE * len(ascending)), len(ascending) - 1)]
 
     @property
     def foreign_bytes(self) -> int:
-        """What others are taken to need: the larger of what they have now and of nearly all of the last ten minutes."""
-        return max(self.reading.mem_foreign_bytes + self.unknown_bytes, self._foreign_lately)
+        """Memory that foreign processes are taken to need: the most that those that are there now have lately used."""
+        return max(self.reading.mem_foreign_bytes, self.reading.mem_foreign_peak_bytes) + self.unknown_bytes
 
     # -- what is claimed -----------------------------------------------------------------------------------------------
 

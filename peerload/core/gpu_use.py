@@ -1,8 +1,9 @@
 """What an attempt that has ended here has used of its GPUs, and whether it ended for want of their memory.
 
-The most memory of each grant is what the readings have shown while it ran. An attempt has run out of GPU memory if what it
-said last says so (the agent looks: `Exit.out_of`), or if it failed after having used nearly all that it was promised, or all
-that there is of the card where nothing was promised. Pure.
+The most memory of each grant is what the readings have shown while it ran. An attempt has run out of GPU memory only if the
+last words of its stderr say that an allocation was refused (the agent looks: `Exit.out_of`). How much it had used is no
+evidence: a task that uses all that it was promised may fail for any reason. An attempt that failed on a card that is sick by
+now, which it was not when it was given, failed because of the card. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.model.devices import GPU
+from peerload.model.devices import GPU, Health
+from peerload.model.task import TIME_LIMIT_EXIT_CODE, how_it_ended
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
 
 OUT_OF_GPU_MEMORY = "gpu memory"
 NEARLY_ALL = 0.97
-"""Who had this share of what there was for it, and failed, has run out of it."""
+"""Others who have left this share of a promise free have not taken it."""
 STOPPED_BY = (1, 2, 9, 15)
 """Signals that somebody else sends; what they end has not failed."""
 MODEL_CHARS_MAX = 96
 REASON_CHARS_MAX = 512
+DEVICE_CHARS_MAX = 128
 
 
 def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request: ResourceRequest, exit_: Exit) -> Exit:
@@ -43,9 +46,12 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
         exit_.usage, gpu_memory_bytes_max=peak_bytes, gpu_model=state.device.model[:MODEL_CHARS_MAX]
     )
     exit_ = msgspec.structs.replace(exit_, usage=usage)
+    failed = next((one for one in states if one.reading.health is Health.SICK), None)
+    if failed is not None and _has_failed(exit_):
+        return _by_device(exit_, failed)
     promised_bytes = grant.promised_bytes if grant is not None else request.gpu_mem_bytes or None
     limit_bytes = promised_bytes or state.device.mem_bytes
-    if not _is_short(exit_, peak_bytes, limit_bytes):
+    if exit_.out_of != OUT_OF_GPU_MEMORY or not _has_failed(exit_):
         return msgspec.structs.replace(exit_, out_of="") if exit_.out_of == OUT_OF_GPU_MEMORY else exit_
     words = _words(state, limit_bytes, peak_bytes)
     return msgspec.structs.replace(
@@ -56,16 +62,25 @@ def with_gpu_use(devices: DeviceLedger, key: str, names: Sequence[str], request:
     )
 
 
+def _has_failed(exit_: Exit) -> bool:
+    """By itself: nobody has stopped it, it was not over its time, and the machine had memory for it."""
+    is_stopped = exit_.exit_code == TIME_LIMIT_EXIT_CODE or exit_.signal in STOPPED_BY
+    return exit_.exit_code != 0 and not is_stopped and exit_.out_of in ("", OUT_OF_GPU_MEMORY)
+
+
+def _by_device(exit_: Exit, state: DeviceState) -> Exit:
+    """It failed because this card did."""
+    name = f"GPU {state.device.index}" + (f" ({state.device.model})" if state.device.model else "")
+    return msgspec.structs.replace(
+        exit_,
+        out_of="",
+        failed_device=name[:DEVICE_CHARS_MAX],
+        reason=f"{name} failed under it: {state.reading.why or 'it is sick'}; {how_it_ended(exit_)}"[:REASON_CHARS_MAX],
+    )
+
+
 def _peak_bytes(grant: Grant | None) -> int:
     return grant.peak_bytes if grant is not None else 0
-
-
-def _is_short(exit_: Exit, peak_bytes: int, limit_bytes: int) -> bool:
-    if exit_.exit_code == 0 or exit_.signal in STOPPED_BY or exit_.out_of not in ("", OUT_OF_GPU_MEMORY):
-        return False
-    if exit_.out_of:
-        return True
-    return not exit_.signal and not exit_.reason and 0 < limit_bytes < peak_bytes / NEARLY_ALL
 
 
 def _had_bytes(state: DeviceState, grant: Grant | None, promised_bytes: int | None) -> int:

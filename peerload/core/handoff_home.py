@@ -48,7 +48,7 @@ class Handoff:
         self._home = home
         self.losses = Losses(state, membership, home)
         self.memory = MemoryRetries(state, membership, home)
-        self.retries = Retries(state, home, self.memory)
+        self.retries = Retries(state, home, self.memory, self.losses)
         self.parking = Parking(state, membership, home)
         self.leases = Leases(state, home, self.losses, self.parking)
         self.declined: Callable[[HomeTask, str, str], None] = lambda _task, _node, _reason: None

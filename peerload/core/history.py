@@ -62,10 +62,10 @@ class History:
 
     def learn(self, spec: TaskSpec, exit_: Exit) -> None:
         """A run has ended. One that a signal ended (a cancel, say) teaches nothing, unless it was at its time limit; nor
-        does one that never got as far as running, or that ran out of memory."""
+        does one that never got as far as running, that ran out of memory, or whose device failed."""
         duration_s = (exit_.ended_at - exit_.started_at) * exit_.speed
         is_cut = exit_.signal != 0 and exit_.exit_code != TIME_LIMIT_EXIT_CODE
-        if is_cut or exit_.out_of or exit_.started_at <= 0 or duration_s <= 0:
+        if is_cut or exit_.out_of or exit_.failed_device or exit_.started_at <= 0 or duration_s <= 0:
             return
         self.all.add(duration_s)
         keys = self.keys(spec)

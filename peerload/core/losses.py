@@ -2,7 +2,8 @@
 
 It is queued again, after a pause that doubles with each loss, until attempts_max were lost; then it has failed. A task
 under which poison_nodes different nodes went away is held until somebody has looked at it. One that may run once only
-is never queued again for a loss: what became of it is unknown, and stays so until its node says more.
+is never queued again for a loss: what became of it is unknown, and stays so until its node says more. An attempt that failed
+because a device of its node did is a loss, too, but one with a result: that is kept where the task is not tried again.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING
 from peerload.core.membership import PeerState
 from peerload.core.retries import failure_pause_s
 from peerload.core.work import HomePhase
-from peerload.model.task import Guarantee, TaskState
+from peerload.model.task import Guarantee, TaskState, how_it_ended
 
 if TYPE_CHECKING:
     from peerload.core.home import Home
     from peerload.core.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.work import HomeTask
+    from peerload.model.task import Exit
 
 
 class Losses:
@@ -48,6 +50,20 @@ class Losses:
         reservation has ended, then longer each time, as with `never_started`."""
         task.false_starts += 1
         return self._pause_s(task.false_starts - 1) if task.false_starts > 1 else 0.0
+
+    def device_failed(self, task: HomeTask, exit_: Exit) -> str:
+        """Its current attempt has failed because a device did: queue it again, durably: → "". Else why this is its result."""
+        record = task.record
+        losses = record.losses + 1
+        if task.spec.guarantee is Guarantee.ONCE:
+            return "it may run once only"
+        if losses >= self._state.config.attempts_max:
+            return f"given up after {losses} lost attempts"
+        self._state.count("attempts lost to a device that failed")
+        reason = f"attempt {record.attempt} on {record.node}: {how_it_ended(exit_)}; it is tried again"
+        self._home.kept_back(task)
+        self._home.requeue(task, reason, rests_s=self._pause_s(losses), losses=losses)
+        return ""
 
     def expired(self, task: HomeTask) -> None:
         """Its lease ran out: the node has frozen it for sure, and may come back with it."""

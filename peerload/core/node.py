@@ -184,7 +184,7 @@ class Node:
                 self.sharing.information.mem_used_bytes = event.mem_used_bytes
                 self.sharing.information.pressure = event.cpu_pressure, event.mem_pressure
             case events.DevicesSampled():
-                for key, device in self.ledger.devices.read(event.readings, event.at_s, self.state.now.boot_s):
+                for key, device in self.ledger.devices.read(event.readings, event.at_s):
                     self.runs.strayed(key, device)
             case events.DevicesFound():
                 self.own_profile.set_devices(event.devices)

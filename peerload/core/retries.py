@@ -4,7 +4,8 @@ a pause that doubles each time, as often as that; then the failure is its result
 Any end but exit code 0 counts: a signal and the time limit, too; but not by a signal that its user has sent it (Ctrl-C ends a
 `run --retries`), and one of which the input is not kept whole cannot be tried again: such an end is its result. How often it has failed is in its durable record, before the
 node that said so is told that it was noted; the output of such an attempt is not kept. One that ran out of GPU memory is
-tried again with more first (`memory_retries.py`), which does not count.
+tried again with more first (`memory_retries.py`), which does not count; nor does one that failed because a device of its node
+did, which is a loss (`losses.py`), whether it was submitted with --retries or not.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from peerload.model.task import how_it_ended
 
 if TYPE_CHECKING:
     from peerload.core.home import Home
+    from peerload.core.losses import Losses
     from peerload.core.memory_retries import MemoryRetries
     from peerload.core.state import CoreState
     from peerload.core.work import HomeTask
@@ -31,14 +33,15 @@ MEANT = "it was signalled by its user, so it is not tried again"
 class Retries:
     """One per node; it keeps nothing of its own."""
 
-    def __init__(self, state: CoreState, home: Home, memory: MemoryRetries) -> None:
+    def __init__(self, state: CoreState, home: Home, memory: MemoryRetries, losses: Losses) -> None:
         self._state = state
         self._home = home
         self._memory = memory
+        self._losses = losses
 
     def concerns(self, task: HomeTask, exit_: Exit) -> bool:
         """Whether it is a task that is tried again at all when it has ended so."""
-        is_failure = exit_.exit_code != 0 and task.terms.retries > 0
+        is_failure = exit_.exit_code != 0 and (task.terms.retries > 0 or bool(exit_.failed_device))
         return is_failure or self._memory.concerns(task, exit_)
 
     def again(self, task: HomeTask, exit_: Exit) -> str:
@@ -48,6 +51,8 @@ class Retries:
             return CUT
         if exit_.exit_code and _was_meant(task, exit_):
             return MEANT if task.terms.retries else " "
+        if exit_.failed_device:
+            return self._losses.device_failed(task, exit_)
         why = self._memory.again(task, exit_)
         retries = task.terms.retries
         if not why or not retries or not exit_.exit_code:

@@ -131,7 +131,8 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     busy: share of the time at work, 0 … 1, averaged over 5 s; mem_used_bytes: by anybody; ours: (execution key, bytes) of
     each attempt of this node that is on it; mem_foreign_bytes: used by others; foreign: how many others, at least 1 where
-    memory or work is there that no process explains; power_w, energy_j: None where it cannot tell.
+    memory or work is there that no process explains; power_w, energy_j: None where it cannot tell. mem_foreign_peak_bytes: the
+    most that the foreign processes that are there now have lately had, each by itself, added up; 0 = no more than they have now.
     """
 
     id: DeviceId
@@ -146,6 +147,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     is_throttled: bool = False
     power_w: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
     energy_j: Annotated[float, Meta(ge=0.0, le=1e18)] | None = None
+    mem_foreign_peak_bytes: Size = 0
 
 
 class DeviceLoad(msgspec.Struct, frozen=True, gc=False, array_like=True):

@@ -168,7 +168,8 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     124 time limit, 126 cannot execute, 127 not found. ``signal`` is 0 unless a signal ended it.
     The sizes are those of the captured output; the capture's own limit is in the config. ``speed`` is that of the node
     where it ran. ``out_of``: what it had too little of, as far as can be told; "" if that is not why it ended; ``had_bytes``:
-    how much of that it could have had, 0 if that is not known, or others had taken what it was promised."""
+    how much of that it could have had, 0 if that is not known, or others had taken what it was promised. ``failed_device``: the
+    device of the node that failed under it, which is why it ended so; "" if none did."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -181,6 +182,7 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     speed: Speed = 1.0
     out_of: Literal["", "memory", "gpu memory"] = ""
     had_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
+    failed_device: Annotated[str, Meta(max_length=128)] = ""
 
 
 SIGNALS = {

@@ -32,7 +32,7 @@ def gpu(number: int, *, gib: int = 24, is_read: bool = True, **more: Any) -> Dev
 def ledger(*devices: Device, config: GpuConfig = CONFIG) -> DeviceLedger:
     profile = Profile("x", 8, 8.0, gpus=len(devices), devices=devices)
     found = DeviceLedger(profile, config)
-    found.read([DeviceReading(device.id) for device in devices], 0.0, 0.0)
+    found.read([DeviceReading(device.id) for device in devices], 0.0)
     return found
 
 
@@ -59,7 +59,7 @@ class Cards:
 
     def read(self, number: int, **fields: Any) -> None:
         reading = DeviceReading(f"nvidia:GPU-{number}", **fields)
-        self.devices.read([reading], self.now_s, self.now_s)
+        self.devices.read([reading], self.now_s)
 
     def why_not(self, number: int, request: ResourceRequest) -> str:
         state = self.devices.states[f"nvidia:GPU-{number}"]
@@ -95,15 +95,15 @@ def test_what_is_promised_and_not_used_yet_is_not_free() -> None:
     assert cards.why_not(0, asked(gib=4)) == "3.1 GiB free, asked 4.0"
 
 
-def test_what_others_had_lately_is_left_to_them() -> None:
+def test_a_foreign_process_is_left_the_most_that_it_lately_had_and_nothing_when_it_has_left() -> None:
     cards = Cards(gpu(0))
-    cards.read(0, mem_used_bytes=15 * GIB, mem_foreign_bytes=15 * GIB, foreign=1)
-    cards.now_s += 60.0
-    cards.read(0)
+    peak = 15 * GIB
+    cards.read(0, mem_used_bytes=peak, mem_foreign_bytes=peak, foreign=1, mem_foreign_peak_bytes=peak)
+    cards.now_s += 45.0
+    cards.read(0, mem_used_bytes=GIB, mem_foreign_bytes=GIB, foreign=1, mem_foreign_peak_bytes=peak)
     assert cards.why_not(0, asked(gib=8)) == "6.1 GiB free, asked 8.0"
-    cards.now_s += 601.0
     cards.read(0)
-    assert not cards.why_not(0, asked(gib=8))
+    assert not cards.why_not(0, asked(gib=21))
 
 
 def test_who_shares_with_nobody_finds_nobody_and_is_joined_by_nobody() -> None:
@@ -191,9 +191,9 @@ def test_a_reading_from_before_the_end_gives_nothing_away() -> None:
     cards = Cards(gpu(0))
     cards.start("a", asked())
     cards.devices.end("a", 200.0)
-    cards.devices.read([DeviceReading("nvidia:GPU-0")], 199.0, 201.0)
+    cards.devices.read([DeviceReading("nvidia:GPU-0")], 199.0)
     assert cards.place(asked()) is None
-    cards.devices.read([DeviceReading("nvidia:GPU-0")], 200.0, 201.0)
+    cards.devices.read([DeviceReading("nvidia:GPU-0")], 200.0)
     assert cards.place(asked()) == names(0)
 
 

@@ -10,7 +10,7 @@ from peerload.core.device_ledger import DeviceLedger
 from peerload.core.devices import Ask
 from peerload.core.gpu_use import with_gpu_use
 from peerload.model.config import GpuConfig
-from peerload.model.devices import Device, DeviceReading
+from peerload.model.devices import Device, DeviceReading, Health
 from peerload.model.resources import Profile, ResourceRequest
 from peerload.model.task import Exit
 
@@ -37,7 +37,7 @@ class Cards:
     def read(self, number: int, gib: float, others: float = 0.0, **more: Any) -> None:
         used = int(gib * GIB)
         reading = DeviceReading(names(number)[0], mem_used_bytes=used + int(others * GIB), ours=(("a", used),), **more)
-        self.devices.read([reading], 1.0, 1.0)
+        self.devices.read([reading], 1.0)
 
     def ended(self, exit_: Exit) -> Exit:
         return with_gpu_use(self.devices, "a", self.on, self.request, exit_)
@@ -65,12 +65,13 @@ def test_it_is_told_which_card_what_it_had_and_what_it_took() -> None:
     assert exit_.had_bytes == 24 * GIB
 
 
-def test_who_fails_after_having_used_nearly_all_that_it_was_promised_ran_out_of_it() -> None:
-    cards = Cards(asked(12), 1)
-    cards.read(1, 11.9)
-    exit_ = cards.ended(Exit(1))
-    assert exit_.reason == "out of GPU memory on gpu1: limit 12.0 GiB, peak 11.9"
-    assert exit_.had_bytes == 12 * GIB
+def test_a_plain_failure_is_none_of_memory_however_much_was_used() -> None:
+    cards = Cards(asked(4), 1)
+    for used in (3.95, 4.0, 5.0):
+        cards.read(1, used)
+        exit_ = cards.ended(Exit(1))
+        assert (exit_.out_of, exit_.reason, exit_.had_bytes) == ("", "", 0)
+        assert exit_.usage.gpu_memory_bytes_max == int(used * GIB)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,23 @@ def test_other_ends_are_others(exit_: Exit, used: float) -> None:
     cards.read(0, used)
     found = cards.ended(exit_)
     assert (found.out_of, found.reason, found.had_bytes) == ("", exit_.reason, 0)
+
+
+@pytest.mark.parametrize("exit_", [Exit(1), Exit(134, 6), SAYS_SO, Exit(1, reason="its last words")])
+def test_who_fails_on_a_card_that_is_sick_by_then_failed_because_of_it(exit_: Exit) -> None:
+    cards = Cards(asked(4, gpus=2), 0, 2)
+    cards.read(0, 1.0)
+    cards.read(2, 2.0, health=Health.SICK, why="error 79: it has fallen off the bus")
+    found = cards.ended(exit_)
+    assert (found.failed_device, found.out_of, found.exit_code) == ("GPU 2 (A10)", "", exit_.exit_code)
+    assert "error 79: it has fallen off the bus" in found.reason
+
+
+@pytest.mark.parametrize("exit_", [Exit(0), Exit(137, 9), Exit(143, 15), Exit(124, reason="time limit")])
+def test_a_sick_card_is_not_blamed_for_other_ends(exit_: Exit) -> None:
+    cards = Cards(asked(4), 0)
+    cards.read(0, 1.0, health=Health.SICK, why="error 79: it has fallen off the bus")
+    assert cards.ended(exit_).failed_device == ""
 
 
 def test_one_that_ends_itself_by_a_signal_and_says_so_ran_out_of_memory() -> None:

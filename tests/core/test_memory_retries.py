@@ -109,6 +109,41 @@ def test_a_home_that_died_before_that_was_durable_hears_it_again() -> None:
     assert again.task().spec.request.gpu_mem_bytes == 24 * GIB
 
 
+def failed_card() -> Exit:
+    why = "GPU 0 (A10) failed under it: error 79: it has fallen off the bus; exit code 1"
+    return Exit(1, reason=why, started_at=5.0, ended_at=6.0, failed_device="GPU 0 (A10)")
+
+
+def test_a_task_whose_card_failed_is_queued_again_as_a_loss_and_no_failure() -> None:
+    x = away(request())
+    task = x.task()
+    did = x.hear("y", messages.Result(task.task, task.uid, 1, failed_card()))
+    assert did[-1] == "ResultAck to y"
+    record = task.record
+    assert (record.state, record.losses, record.failures, record.memory_retries) == (TaskState.QUEUED, 1, 0, 0)
+    assert "attempt 1 on y: GPU 0 (A10) failed under it" in record.reason
+    assert task.spec.request.gpu_mem_bytes == request().gpu_mem_bytes
+
+
+def test_a_failed_card_is_the_result_of_what_runs_once_or_was_lost_too_often() -> None:
+    x = away(request(), guarantee=Guarantee.ONCE)
+    task = x.task()
+    x.hear("y", messages.Result(task.task, task.uid, 1, failed_card(), inline=True))
+    x.when(events.OutputArrived(task.uid, 1))
+    assert task.record.state is TaskState.FAILED
+    x = away(request())
+    task = x.task()
+    for attempt in range(1, x.node.state.config.attempts_max):
+        x.hear(task.record.node, messages.Result(task.task, task.uid, attempt, failed_card()))
+        x.when(events.TimerExpired(("rest", task.uid.hex())))
+        given_to(x, "z")
+    last = task.record.attempt
+    x.hear("z", messages.Result(task.task, task.uid, last, failed_card(), inline=True))
+    x.when(events.OutputArrived(task.uid, last))
+    assert task.record.state is TaskState.FAILED
+    assert "failed under it" in task.record.reason
+
+
 def test_twice_then_alone_then_it_has_failed_and_says_so() -> None:
     x = away(request(4, gpu_oom_retries=2))
     task = x.task()

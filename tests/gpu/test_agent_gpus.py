@@ -51,6 +51,11 @@ def test_a_foreign_process_counts(cluster: Cluster, cards: Cards) -> None:
     small = agent.submit("sh", "-c", SHOWN, request={"gpus": 1, "gpu_mem_bytes": 1 * GIB, "gpu_prefer": ["1"]})
     agent.wait(small)
     assert agent.output(small)[0].split()[0] == cards.name(1).encode()
+    only_there = {"gpus": 1, "gpu_mem_bytes": 10 * GIB, "gpu_prefer": ["0"], "gpu_wait": "queue"}
+    large = agent.submit("sh", "-c", SHOWN, request=only_there)
+    assert agent.show(large)["state"] == "queued"
+    cards.use(0, 999_000, -1)  # the foreign process leaves: nothing is kept for it
+    assert agent.wait(large)[large]["exit_code"] == 0
 
 
 def test_a_card_that_another_agent_has_is_left_alone_and_its_tasks_go_there(cluster: Cluster, cards: Cards) -> None:
@@ -109,6 +114,28 @@ def test_nodes_shows_cards_with_what_is_ours_and_foreign(cluster: Cluster, cards
     wait_until(lambda: gpus()[2]["health"] == "sick", what="the lost card to be noticed")
     assert agent.wait(agent.submit("true"))  # the cores go on
     agent.call("cancel", tasks=[task])
+
+
+def test_a_task_whose_card_has_failed_runs_again_on_another(cluster: Cluster, cards: Cards) -> None:
+    agent = with_cards(cluster.agent(slots=4))
+    fails_first = "test $PEERLOAD_ATTEMPT = 2 || { while ! test -e failed; do sleep 0.01; done; exit 1; }"
+    request = {"gpus": 1, "gpu_prefer": ["0"]}
+    task = agent.submit("sh", "-c", fails_first, request=request)
+    once = agent.submit("sh", "-c", fails_first, request=request | {"gpu_prefer": ["1"]}, guarantee="once")
+    for one in (task, once):
+        agent.await_state(one, "running")
+    cards.more = ["xid 0 79 1"]
+    cards.set(1, lost=1)
+    (Path(agent.show(task)["directory"]) / "failed").touch()
+    ended = agent.wait(task, once)
+    assert ended[task]["exit_code"] == 0
+    shown = agent.show(task)
+    assert (shown["attempt"], shown["lost"], shown["failures"]) == (2, 1, 0)
+    (why,) = [step["reason"] for step in shown["history"] if step["state"] == "queued" and step["attempt"] == 1]
+    assert "GPU 0 (Fake-A10)" in why
+    assert "error 79" in why
+    assert ended[once]["exit_code"] == 1
+    assert "GPU 1 (Fake-A10)" in ended[once]["reason"]
 
 
 def test_other_devices_are_given_one_by_one(cluster: Cluster) -> None:

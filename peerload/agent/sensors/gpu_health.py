@@ -41,6 +41,7 @@ HELD_DOWN_S = 30.0
 RECOVERED_S = 10.0
 """… that is over when they have been free for this long."""
 ILL_MAX = 64
+WAS_LOST = "it was lost: its driver has to be loaded anew before it is used again"
 
 
 def xid_text(number: int) -> str:
@@ -78,10 +79,19 @@ class Illnesses:
             log.info("GPU %s reports %s, an error of the program that used it", card, xid_text(number))
             return False
         log.warning("GPU %s reports %s: it is given to no task any more", card, xid_text(number))
-        if len(self._ill) < ILL_MAX or card in self._ill:
-            self._ill[card] = xid_text(number)
-            self._keep()
+        self._mark(card, xid_text(number))
         return True
+
+    def lost(self, card: str) -> None:
+        """The driver does not reach this card. What it has reported before says more."""
+        if card not in self._ill:
+            log.warning("GPU %s is lost: it is given to no task any more", card)
+            self._mark(card, WAS_LOST)
+
+    def _mark(self, card: str, why: str) -> None:
+        if len(self._ill) < ILL_MAX or card in self._ill:
+            self._ill[card] = why
+            self._keep()
 
     def of(self, *names: str) -> str:
         """What is wrong with any of these (a slice, and the card that it is a part of); "" if nothing is known."""

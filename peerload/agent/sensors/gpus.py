@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.sensors.gpu_thread import GpuThread
-from peerload.agent.sensors.nvml import CardReading, Nvml
+from peerload.agent.sensors.nvml import CardReading, CardsRecut, Nvml
 from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
 from peerload.agent.sensors.owners import Owners
 from peerload.agent.sensors.tenants import Averaged, shared_out
@@ -39,7 +39,7 @@ START_S_MAX = 2.0
 SAMPLE_S = 1.0
 """While a task has a GPU, or waits for one, they are read this often, …"""
 IDLE_SAMPLE_S = 5.0
-"""… else this often."""
+"""… else this often; so often, too, slices are looked for where the only cards are meant for slices and have none."""
 LOOK_AGAIN_S = 0.05
 """After an attempt has left a GPU it is read this often, for …"""
 LOOK_S = 2.0
@@ -58,6 +58,7 @@ HANGS = "its driver does not answer"
 AWAY = "its driver has been unloaded"
 GONE = "its driver does not list it any more"
 UNREADABLE = "it cannot be read"
+NO_SLICES = "the only cards are meant for slices (MIG) and have none"
 NOT_INSTALLED = f"no {LIBRARY}: the driver is not installed"
 """Of most machines without GPUs."""
 
@@ -100,15 +101,17 @@ class Gpus:
         self._thread: GpuThread | None = None
         self._wanted = asyncio.Event()
         self._look_until_s = 0.0
+        self._wait_for_reading: list[asyncio.Future[None]] = []
         self._read_s = 0.0
         self._gpus: dict[str, Averaged] = {}
         self._told: dict[str, DeviceReading] = {}
         self._is_away = False
         self._has_failed = False
         self._seen: tuple[Device, ...] = ()
-        self._ever_seen: tuple[str, ...] = ()
+        self._ever_seen: dict[str, str] = {}
         self._is_short = False
         self._is_late = False
+        self._is_recut = False
         self._look_for_more_at_s = 0.0
         self._why_none = ""
         self.devices: tuple[Device, ...] = others
@@ -141,6 +144,16 @@ class Gpus:
     def wake(self) -> None:
         """An attempt has been given a GPU: read them now, and from now on more often."""
         self._wanted.set()
+
+    async def read_anew(self) -> None:
+        """Return when a reading that began after this call was told, if it was any news; at once, or before that, if the driver
+        does not answer."""
+        if not self._gpus or self._is_away:
+            return
+        over = asyncio.get_running_loop().create_future()
+        self._wait_for_reading.append(over)
+        self._wanted.set()
+        await asyncio.wait((over,), timeout=READ_S_MAX)
 
     async def run(self) -> None:
         """Look for ever."""
@@ -184,7 +197,8 @@ class Gpus:
             return (), f"the driver went away: {error}"
         if not gpus:
             self._nvml.close()
-        return gpus, "" if gpus else "the driver has no card that can be used"
+        why = NO_SLICES if self._nvml.awaits_slices else "the driver has no card that can be used"
+        return gpus, "" if gpus else why
 
     def _read(self) -> Read | None:
         """What was read, and whose each process is; None if the driver went away."""
@@ -210,7 +224,8 @@ class Gpus:
             if self._thread is not None and self._thread.is_busy:
                 await self._thread.idle()
                 return
-            pause_s = FIND_EVERY_S
+            awaits_slices = self._nvml is not None and self._nvml.awaits_slices
+            pause_s = IDLE_SAMPLE_S if awaits_slices else FIND_EVERY_S
         elif time.monotonic() < self._look_until_s:
             pause_s = LOOK_AGAIN_S
         else:
@@ -234,13 +249,13 @@ class Gpus:
 
     async def _look_for_more(self) -> None:
         """What another agent had may be free by now, what is missing may have come back, and be of use."""
-        gpus = self._seen
-        if self._is_short:
+        gpus, why_none = self._seen, ""
+        if self._is_short or self._is_recut:
             assert self._thread is not None
             why, is_anew = AWAY, not self._is_late
-            self._is_late = False
+            self._is_late = self._is_recut = False
             try:
-                gpus, _ = await self._thread.do(functools.partial(self._find, is_anew=is_anew), READ_S_MAX)
+                gpus, why_none = await self._thread.do(functools.partial(self._find, is_anew=is_anew), READ_S_MAX)
             except (
                 TimeoutError
             ):  # a driver that wakes its cards only now: look at once what it has found when it is back
@@ -250,13 +265,12 @@ class Gpus:
             except Exception as error:  # noqa: BLE001 -- as in `find`
                 self._failed("looked for", error)
                 gpus, why = (), UNREADABLE
-            if not gpus:
+            if not gpus and why_none != NO_SLICES:
                 self._go_away(why)
                 return
-        have = tuple(device for device in self.devices if device.id in self._gpus)
-        listed = {gpu.id for gpu in gpus}
+        missing = tuple(gpu for gpu in self.devices if gpu.id in self._gpus and self._is_missing(gpu.id, gpu.bdf, gpus))
         before = self.devices
-        self._take((*gpus, *(device for device in have if device.id not in listed)), "")
+        self._take((*gpus, *missing), why_none)
         self._note_seen(gpus)
         if self.devices != before:
             self._put(DevicesFound(self.devices))
@@ -283,10 +297,17 @@ class Gpus:
     def _note_seen(self, gpus: tuple[Device, ...]) -> None:
         """The driver tells of these."""
         self._seen = gpus
-        ids = dict.fromkeys((*(gpu.id for gpu in gpus), *self._ever_seen))
-        self._ever_seen = tuple(islice(ids, SEEN_MAX))
+        ever_seen = {gpu.id: gpu.bdf for gpu in gpus} | {
+            name: bdf for name, bdf in self._ever_seen.items() if self._is_missing(name, bdf, gpus)
+        }
+        self._ever_seen = dict(islice(ever_seen.items(), SEEN_MAX))
         unusable = self._nvml.unusable if self._nvml is not None else 0
         self._is_short = unusable > 0 or len(self._ever_seen) > len(gpus)
+
+    def _is_missing(self, name: str, bdf: str, gpus: tuple[Device, ...]) -> bool:
+        """Whether a device that was there is not listed any more, nor its card as a whole or in slices."""
+        is_listed = self._nvml is not None and bdf in self._nvml.places
+        return not is_listed and all(gpu.id != name for gpu in gpus)
 
     def _say_none(self, why: str) -> None:
         if self._why_none != why:
@@ -305,6 +326,15 @@ class Gpus:
         self._tell_unknown(why)
 
     async def _sample(self) -> None:
+        waiting, self._wait_for_reading = self._wait_for_reading, []
+        try:
+            await self._read_all()
+        finally:
+            for over in waiting:
+                if not over.done():
+                    over.set_result(None)
+
+    async def _read_all(self) -> None:
         assert self._thread is not None
         read_s, began_s = time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic()
         is_asked = began_s < self._look_until_s
@@ -318,6 +348,12 @@ class Gpus:
             await self._thread.idle()
             log.warning("the driver of the GPUs answers again")
             return  # what it has come back with is old
+        except CardsRecut:
+            log.info("a GPU was cut into other slices: they are looked for anew")
+            self._is_recut = True
+            self._look_for_more_at_s = 0.0
+            self._wanted.set()
+            return
         except Exception as error:  # noqa: BLE001 -- as in `find`
             if not self._has_failed:
                 self._tell_unknown(UNREADABLE)
@@ -382,6 +418,8 @@ def _is_news(told: DeviceReading | None, now: DeviceReading) -> bool:
     if (told.health, told.why, told.foreign, told.is_throttled) != (now.health, now.why, now.foreign, now.is_throttled):
         return True
     if abs(told.busy - now.busy) >= TELL_BUSY or abs(told.mem_used_bytes - now.mem_used_bytes) >= TELL_BYTES:
+        return True
+    if abs(told.mem_foreign_peak_bytes - now.mem_foreign_peak_bytes) >= TELL_BYTES:
         return True
     before, after = dict(told.ours), dict(now.ours)
     return before.keys() != after.keys() or any(abs(before[key] - after[key]) >= TELL_BYTES for key in after)

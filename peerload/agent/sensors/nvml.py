@@ -41,6 +41,7 @@ CLOCK_OF_MULTIPROCESSORS = 1
 NVLINK_P2P = 2
 NVLINKS_MAX = 36
 DOMAIN_DIGITS = 4
+NO_NAME = "it has no name"
 LEVELS = {
     0: Nearness.INTERNAL,
     10: Nearness.PIX,
@@ -53,6 +54,10 @@ LEVELS = {
 CORES_PER_MULTIPROCESSOR = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 """By compute capability; 128 with all others that there are so far."""
 CORES_PER_MULTIPROCESSOR_ELSE = 128
+
+
+Shape = tuple[str, ...] | None
+"""Of a card: the names of its slices, None = it is whole."""
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -95,6 +100,10 @@ class _Card:
         return self.instances is not None
 
 
+class CardsRecut(Exception):
+    """A card was cut into slices (MIG), or other slices than those that were found; `find_anew` finds what there is now."""
+
+
 class Nvml:
     """One session with the driver: `find` opens it, `read` needs it, `close` ends it. ``module`` is `pynvml`, or speaks like
     it; ``now_s``: a clock that only goes forward."""
@@ -114,8 +123,16 @@ class Nvml:
         self._events: Any = None
         self._is_open = False
         self._said: set[str] = set()
+        self._shapes: dict[str, tuple[object, Shape]] = {}
         self.unusable = 0
         """How many cards there are that could not be used when they were last looked for."""
+        self.places: set[str] = set()
+        """PCI addresses of the cards that the driver listed then, also of those that are meant for slices and have none."""
+
+    @property
+    def awaits_slices(self) -> bool:
+        """Whether there is a card that is meant for slices and had none when they were last looked for."""
+        return any(slices == () for _, slices in self._shapes.values())
 
     def find(self) -> tuple[Device, ...]:
         """All GPUs, slices in the place of the cards that are cut. Raises OSError saying why there can be none, and
@@ -128,12 +145,14 @@ class Nvml:
         self._illnesses.begin(text(self._library.ask("nvmlSystemGetDriverVersion")))
         clocks = {card.device.id: card.clocks for card in self._cards}
         self._cards = []
+        self._shapes = {}
+        self.places = set()
         count = self._library.ask("nvmlDeviceGetCount") or 0
         wrong = []
         for index in range(min(count, DEVICES_MAX)):
             self._library.codes.clear()
             handle = self._library.ask("nvmlDeviceGetHandleByIndex", index)
-            why = "it has no name" if handle is None else self._add(index, handle)
+            why = NO_NAME if handle is None else self._add(index, handle)
             if why:
                 codes = ", ".join(f"NVML error {code}" for code in sorted(self._library.codes))
                 wrong.append(f"GPU {index} cannot be used: {codes or why}")
@@ -178,32 +197,52 @@ class Nvml:
         """Take in a card, or its slices. → why it cannot be used, "" if it can."""
         name = text(self._library.ask("nvmlDeviceGetUUID", handle))
         if not name:
-            return "it has no name"
-        mode = self._library.ask("nvmlDeviceGetMigMode", handle)
-        if not mode or not mode[0]:
+            return NO_NAME
+        if bdf := self._bdf(handle):
+            self.places.add(bdf)
+        slices = self._slices(handle)
+        self._shapes[name] = handle, _shape(slices)
+        if slices is None:
             self._cards.append(_Card(self._described(index, handle, handle, name), handle, handle, name))
             return ""
-        slices = 0
-        for number in range(self._library.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-            part = self._library.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
-            own = text(self._library.ask("nvmlDeviceGetUUID", part)) if part is not None else ""
-            if own:
-                slices += 1
-                numbered = SLICES_FROM * (index + 1) + number
-                card = _Card(self._described(numbered, part, handle, own), part, handle, name)
-                card.instances = (
-                    _or(self._library.ask("nvmlDeviceGetGpuInstanceId", part), NO_INSTANCE),
-                    _or(self._library.ask("nvmlDeviceGetComputeInstanceId", part), NO_INSTANCE),
-                )
-                self._cards.append(card)
+        for number, own, part in slices:
+            numbered = SLICES_FROM * (index + 1) + number
+            card = _Card(self._described(numbered, part, handle, own), part, handle, name)
+            card.instances = (
+                _or(self._library.ask("nvmlDeviceGetGpuInstanceId", part), NO_INSTANCE),
+                _or(self._library.ask("nvmlDeviceGetComputeInstanceId", part), NO_INSTANCE),
+            )
+            self._cards.append(card)
         return "" if slices else "it is meant for slices (MIG) and has none"
+
+    def _slices(self, handle: object) -> list[tuple[int, str, object]] | None:
+        """(number, name, handle) of each slice of a card; None if it is not meant for slices."""
+        ask = self._library.ask
+        mode = ask("nvmlDeviceGetMigMode", handle)
+        if not mode or not mode[0]:
+            return None
+        found = []
+        for number in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            part = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+            name = text(ask("nvmlDeviceGetUUID", part)) if part is not None else ""
+            if name:
+                found.append((number, name, part))
+        return found
+
+    def _is_recut(self) -> bool:
+        """Whether any card has other slices than were found. One that is lost cannot tell."""
+        for handle, known in self._shapes.values():
+            self._library.codes.clear()
+            now = _shape(self._slices(handle))
+            if now != known and not self._library.codes & NOT_THERE:
+                return True
+        return False
 
     def _described(self, index: int, handle: object, whole: object, name: str) -> Device:
         """What does not change of it."""
         ask = self._library.ask
         is_slice = handle is not whole
-        pci = self._library.ask_newest("nvmlDeviceGetPciInfo", ("_v3", ""), whole)
-        bdf = _short(text(pci.busId)) if pci is not None else ""
+        bdf = self._bdf(whole)
         major, minor = ask("nvmlDeviceGetCudaComputeCapability", whole) or (0, 0)
         memory = self._memory(handle)
         utilization = None if is_slice else ask("nvmlDeviceGetUtilizationRates", handle)
@@ -241,6 +280,10 @@ class Nvml:
         cores = self._library.ask("nvmlDeviceGetNumGpuCores", handle) or 0
         return int(cores) // CORES_PER_MULTIPROCESSOR.get(capability, CORES_PER_MULTIPROCESSOR_ELSE)
 
+    def _bdf(self, whole: object) -> str:
+        pci = self._library.ask_newest("nvmlDeviceGetPciInfo", ("_v3", ""), whole)
+        return _short(text(pci.busId)) if pci is not None else ""
+
     def _numa_node(self, bdf: str) -> int:
         """-1 = not known, or there is but one."""
         try:
@@ -276,8 +319,10 @@ class Nvml:
     # -- what it does --------------------------------------------------------------------------------------------------
 
     def read(self) -> list[CardReading]:
-        """Every device that was found. Raises SessionOver."""
+        """Every device that was found. Raises SessionOver, and CardsRecut."""
         self._hear()
+        if self._is_recut():
+            raise CardsRecut
         return [self._read(card) for card in self._cards]
 
     def _read(self, card: _Card) -> CardReading:
@@ -314,9 +359,12 @@ class Nvml:
             now = ask("nvmlDeviceGetClockInfo", whole, CLOCK_OF_MULTIPROCESSORS)
             most = ask("nvmlDeviceGetMaxClockInfo", whole, CLOCK_OF_MULTIPROCESSORS)
             speed = min(now / most, 1.0) if now and most else 1.0
+        is_there = not self._library.codes & NOT_THERE
+        if not is_there:
+            self._illnesses.lost(card.whole_name)
         return judged(
             self._illnesses.of(card.device.name, card.whole_name),
-            not self._library.codes & NOT_THERE,
+            is_there,
             uncorrected,
             (bool(rows[2]), bool(rows[3])),
             speed,
@@ -390,6 +438,10 @@ class Nvml:
             if card.whole_name == name and card.instances == instances and NO_INSTANCE not in instances:
                 return card.device.name
         return name
+
+
+def _shape(slices: list[tuple[int, str, object]] | None) -> Shape:
+    return None if slices is None else tuple(name for _, name, _ in slices)
 
 
 def _or(value: int | None, default: int) -> int:

@@ -25,6 +25,8 @@ FOREIGN_SHARE = 0.001
 """So much memory, or this share of all, is in use by itself; more that nobody of ours has makes a tenant."""
 CONTEXT_BYTES = 32 << 20
 """What the driver takes for each process beside what it says that the process has."""
+FOREIGN_PEAK_S = 300.0
+"""A foreign process is taken to need the most that it has had in the last one to two periods of this length."""
 FOREIGN_BUSY = 0.1
 FOREIGN_READINGS = 3
 """A card on which nobody of ours is, and that is busier in so many readings one after the other, has a tenant."""
@@ -32,12 +34,14 @@ FOREIGN_READINGS = 3
 
 class Tenants(msgspec.Struct, frozen=True):
     """ours: memory by execution key. foreign_bytes: that of all others. others: how many other processes compute on it;
-    drawn_bytes: what those have of it that only draw (a desktop)."""
+    drawn_bytes: what those have of it that only draw (a desktop); strangers: memory of each process that is none of ours, by
+    pid."""
 
     ours: dict[str, int] = {}
     foreign_bytes: int = 0
     others: int = 0
     drawn_bytes: int = 0
+    strangers: dict[int, int] = {}
 
 
 def shared_out(
@@ -79,6 +83,7 @@ def shared_out(
         foreign + rest,
         sum(not process.is_graphics for process in strange),
         sum(process.used_bytes or 0 for process in strange if process.is_graphics),
+        {process.pid: process.used_bytes or 0 for process in strange},
     )
 
 
@@ -89,6 +94,8 @@ class Averaged:
         self._device = device
         self._busy: float | None = None
         self._unexplained = 0
+        self._peaks: dict[int, tuple[int, int]] = {}
+        self._peaks_age_s = 0.0
 
     def reading(self, card: CardReading, tenants: Tenants, held: Iterable[str], gap_s: float) -> DeviceReading:
         """What is told of it. A card that draws a desktop is nobody's because of that: what the desktop takes is not free,
@@ -112,7 +119,22 @@ class Averaged:
             tuple(sorted(tenants.ours.items())[:RUNS_SEEN_MAX]),
             card.temperature_c or 0,
             card.is_throttled,
+            mem_foreign_peak_bytes=self._foreign_peak(tenants, gap_s),
         )
+
+    def _foreign_peak(self, tenants: Tenants, gap_s: float) -> int:
+        """The most that the foreign processes that are there now have lately had, each by itself, added up. Of each the peaks
+        of this period and of the one before are kept, as long as it is there."""
+        self._peaks_age_s += gap_s
+        is_next = self._peaks_age_s >= FOREIGN_PEAK_S
+        if is_next:
+            self._peaks_age_s = 0.0
+        before, self._peaks = self._peaks, {}
+        for pid, used_bytes in tenants.strangers.items():
+            last, this = before.get(pid, (0, 0))
+            self._peaks[pid] = (this, used_bytes) if is_next else (last, max(this, used_bytes))
+        unexplained_bytes = tenants.foreign_bytes - sum(tenants.strangers.values())
+        return unexplained_bytes + sum(max(peaks) for peaks in self._peaks.values())
 
     def _average(self, now: float | None, gap_s: float) -> float:
         if now is None:

@@ -24,6 +24,8 @@ SAID = (
     "ggml_cuda_init: cudaMalloc failed: out of memory",
     "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: rmm/mr/device/cuda_memory_resource.hpp",
     "hipErrorOutOfMemory: out of memory",
+    "GPUassert: out of memory train.cu 42",
+    "cuMemAlloc_v2 failed: out of memory",
 )
 NOT_SAID = (
     "",

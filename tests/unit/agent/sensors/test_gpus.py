@@ -13,6 +13,7 @@ import pytest
 
 from peerload.agent.sensors import gpus as module
 from peerload.agent.sensors import nvml_library
+from peerload.agent.sensors.gpu_health import WAS_LOST
 from peerload.agent.sensors.gpus import Gpus
 from peerload.model.devices import Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
@@ -267,15 +268,57 @@ def test_a_card_that_is_lost_in_the_middle_leaves_the_others_alone(machine: Mach
             await until(lambda: bench.last()["nvidia:GPU-0"].health is Health.SICK)
             assert bench.last()["nvidia:GPU-1"].health is Health.OK
             machine.gpu(0, lost=0)
+            await until(lambda: bench.last()["nvidia:GPU-0"].why == WAS_LOST)
+            assert bench.last()["nvidia:GPU-0"].health is Health.SICK
+            machine.say("init 9")
+            await until(lambda: bench.healths() == {Health.UNKNOWN})
+            machine.unsay("init")
             await until(lambda: bench.healths() == {Health.OK})
-        assert bench.happened == [
-            ("found", "GPU 0 (Fake)"),
-            ("found", "GPU 1 (Fake)"),
-            ("sick", "GPU 0 (Fake): it is lost: the driver does not reach it any more"),
-            ("ok", "GPU 0 (Fake)"),
-        ]
+        happened = [(what, words.partition(":")[0]) for what, words in bench.happened]
+        assert happened[:3] == [("found", "GPU 0 (Fake)"), ("found", "GPU 1 (Fake)"), ("sick", "GPU 0 (Fake)")]
+        assert happened[-1] == ("ok", "GPU 1 (Fake)")
 
     in_loop(test)
+
+
+def test_a_card_that_is_cut_into_slices_and_made_whole_again_is_noticed(
+    machine: Machine, pynvml: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIND_EVERY_S", 3600.0)  # it is the reading that notices
+    monkeypatch.setattr(module, "IDLE_SAMPLE_S", 0.02)
+    machine.gpu(0, uuid="GPU-0")
+    machine.gpu(1, uuid="GPU-1")
+
+    async def story(bench: Bench) -> None:
+        async def until_there_are(*names: str) -> None:
+            ids = [f"nvidia:{name}" for name in names]
+            await until(lambda: [device.id for device in bench.gpus.devices] == ids)
+            await until(lambda: all(name in bench.last() for name in ids))
+            assert {bench.last()[name].health for name in ids} <= {Health.OK}
+
+        await until_there_are("GPU-0", "GPU-1")
+        machine.gpu(0, mig=1)
+        await until_there_are("GPU-1")
+        machine.slice(0, 0, uuid="MIG-a")
+        machine.slice(0, 1, uuid="MIG-b")
+        await until_there_are("MIG-a", "MIG-b", "GPU-1")
+        machine.slices.pop("0 0")
+        machine.write()
+        await until_there_are("MIG-b", "GPU-1")
+        machine.slices.clear()
+        machine.gpu(1, mig=1)
+        await until_there_are()
+        assert "have none" in bench.gpus.why_none
+        machine.slice(1, 3, uuid="MIG-c")
+        await until_there_are("MIG-c")
+        machine.slices.clear()
+        machine.gpu(0, mig=0)
+        machine.gpu(1, mig=0)
+        await until_there_are("GPU-0", "GPU-1")
+        found = [event for event in bench.events if isinstance(event, DevicesFound)]
+        assert [device.id for device in found[-1].devices] == ["nvidia:GPU-0", "nvidia:GPU-1"]
+
+    while_running(pynvml, story)
 
 
 def test_cards_that_are_left_alone_are_not_told(machine: Machine, pynvml: object) -> None:
@@ -304,6 +347,25 @@ def test_it_looks_less_often_when_nothing_needs_to_know(
         await until(lambda: len(bench.events) > 1)
 
     while_running(pynvml, story, is_wanted=lambda: False)
+
+
+def test_a_reading_that_is_asked_for_is_told_before_that_returns(
+    machine: Machine, pynvml: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.gpu(0, uuid="GPU-0")
+    monkeypatch.setattr(module, "SAMPLE_S", 3600.0)
+
+    async def story(bench: Bench) -> None:
+        await until(lambda: bench.healths() == {Health.OK})
+        machine.xid(0, 79)
+        await bench.gpus.read_anew()
+        assert bench.healths() == {Health.SICK}
+        machine.say("init 9")
+        await bench.gpus.read_anew()
+        assert bench.healths() == {Health.UNKNOWN}
+        await bench.gpus.read_anew()  # there is nobody to answer: it is not waited for
+
+    while_running(pynvml, story)
 
 
 def test_after_an_attempt_has_left_every_reading_is_told(

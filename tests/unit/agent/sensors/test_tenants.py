@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerload.agent.sensors.nvml import CardReading, Process
-from peerload.agent.sensors.tenants import CONTEXT_BYTES, Averaged, Tenants, shared_out
+from peerload.agent.sensors.tenants import CONTEXT_BYTES, FOREIGN_PEAK_S, Averaged, Tenants, shared_out
 from peerload.model.devices import Device, DeviceReading
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -34,7 +34,7 @@ def test_each_attempt_has_what_its_processes_have() -> None:
 
 def test_others_have_what_theirs_have() -> None:
     found = share(3 * GIB, [Process(1, GIB), Process(2, 2 * GIB)], {1: "a", 2: ""})
-    assert found == Tenants({"a": GIB}, 2 * GIB, 1)
+    assert found == Tenants({"a": GIB}, 2 * GIB, 1, strangers={2: 2 * GIB})
 
 
 @pytest.mark.parametrize("processes", [[], [Process(9, None)]])
@@ -48,7 +48,7 @@ def test_what_no_process_of_ours_explains_is_foreign(processes: list[Process]) -
 def test_ours_whose_memory_is_not_told_have_what_nobody_else_has() -> None:
     processes = [Process(1, None), Process(2, None), Process(3, GIB)]
     found = share(6 * GIB, processes, {1: "a", 2: "b", 3: ""})
-    assert found == Tenants({"a": 5 * GIB // 2, "b": 5 * GIB // 2}, GIB, 1)
+    assert found == Tenants({"a": 5 * GIB // 2, "b": 5 * GIB // 2}, GIB, 1, strangers={3: GIB})
 
 
 def test_without_a_list_those_that_hold_the_card_are_on_it() -> None:
@@ -60,9 +60,11 @@ def test_in_a_container_pids_that_say_nothing_may_be_ours() -> None:
     processes = [Process(4001, 3 * GIB)]
     assert share(3 * GIB, processes, {4001: None}, ("a",), is_contained=True) == Tenants({"a": 3 * GIB})
     assert share(3 * GIB, processes, {4001: None}, ("a",)).ours == {}
-    assert share(3 * GIB, processes, {4001: None}, (), is_contained=True) == Tenants({}, 3 * GIB, 1)
+    assert share(3 * GIB, processes, {4001: None}, (), is_contained=True) == Tenants(
+        {}, 3 * GIB, 1, strangers={4001: 3 * GIB}
+    )
     found = share(4 * GIB, [*processes, Process(7, GIB)], {4001: None, 7: "a"}, ("a",), is_contained=True)
-    assert found == Tenants({"a": GIB}, 3 * GIB, 1)
+    assert found == Tenants({"a": GIB}, 3 * GIB, 1, strangers={4001: 3 * GIB})
 
 
 def read(averaged: Averaged, tenants: Tenants, busy: float | None = 0.0, held: Sequence[str] = ()) -> DeviceReading:
@@ -106,6 +108,25 @@ def test_how_busy_it_is_is_averaged_over_five_seconds() -> None:
     readings = [read(averaged, Tenants(), 0.0) for _ in range(5)]
     assert readings[-1].busy == pytest.approx(0.368, abs=0.001)
     assert read(averaged, Tenants(), None).busy == 0.0
+
+
+def test_the_peak_of_a_foreign_process_counts_while_it_is_there_and_for_a_while() -> None:
+    averaged = Averaged(CARD)
+
+    def peak_gib(processes: dict[int, int], gap_s: float = 1.0, unexplained: int = 0) -> int:
+        """``processes``: GiB by pid; ``unexplained``: GiB that no process has."""
+        strangers = {pid: used * GIB for pid, used in processes.items()}
+        tenants = Tenants({}, sum(strangers.values()) + unexplained * GIB, len(strangers), strangers=strangers)
+        return averaged.reading(CardReading(CARD.id), tenants, (), gap_s).mem_foreign_peak_bytes // GIB
+
+    assert peak_gib({1: 20, 2: 1}) == 21
+    assert peak_gib({1: 3, 2: 1}) == 21
+    assert peak_gib({2: 1}) == 1, "one of them has left"
+    assert peak_gib({1: 2, 2: 1}) == 3, "it came back, or another has its number"
+    assert peak_gib({1: 1, 2: 1}, unexplained=4) == 7
+    assert peak_gib({1: 1, 2: 1}, FOREIGN_PEAK_S) == 3
+    assert peak_gib({1: 1, 2: 1}, FOREIGN_PEAK_S) == 2, "what was longer ago does not count"
+    assert peak_gib({}) == 0
 
 
 SIZES = st.none() | st.integers(0, 1 << 40)
