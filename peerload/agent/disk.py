@@ -1,4 +1,4 @@
-"""Room on the disk that the state directory lies on: how much there is, a reserve for when there is none.
+"""Room on the disk that the state directory lies on, in bytes and inodes: how much there is, a reserve for when there is none.
 
 A full disk must not lose a task. New work is refused while little is left (`Disk.admit`); for what runs already, a
 reserve file is given up in slices, each just before the write that needs it, so that whoever fills the disk does not get
@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,14 @@ SLICE_BYTES = 1 << 20
 LOW_SHARE = 0.05
 LOW_BYTES_MAX = 10 << 30
 """A disk is low with less than LOW_SHARE of it free; of a very large one, with less than this."""
+LOW_FILES_MAX = 100_000
+"""The same for inodes: with less than LOW_SHARE of them free, or than this on a very large disk."""
 ROOM_SHARE = 1.2
 """A disk that was low has room again when so many times the low mark is free: a disk at the mark must not flap."""
 ADMIT_BYTES = 2 << 20
 """What must be left beyond a submission's own rows: the tasks that run have to record their ends, too."""
+ADMIT_FILES = 64
+"""As many inodes must be left."""
 TASK_ROW_BYTES = 1024
 """What a queued task takes on disk, at most: its row in the log, then in the database."""
 START_BYTES = 2 << 20
@@ -95,6 +100,8 @@ class Disk:
         self._directory = directory
         status = os.statvfs(directory)
         self.total_bytes = status.f_blocks * status.f_frsize
+        self.total_files = status.f_files
+        """Inodes; 0 where the file system has no fixed number of them."""
         size = min(RESERVE_BYTES, int(self.total_bytes * RESERVE_SHARE_MAX))
         self.reserve = Reserve(directory / "reserve", size)
         self.state = "ok"
@@ -111,9 +118,22 @@ class Disk:
         return status.f_bavail * status.f_frsize
 
     @property
+    def low_files(self) -> int:
+        """With fewer inodes free the disk is low."""
+        return min(int(self.total_files * LOW_SHARE), LOW_FILES_MAX)
+
+    def free_files(self) -> int:
+        """How many files an ordinary user may still make."""
+        return os.statvfs(self._directory).f_favail if self.total_files else sys.maxsize
+
+    @property
     def is_full(self) -> bool:
         """Whether next to nothing can be written just now."""
         return self.free_bytes() < ADMIT_BYTES
+
+    @property
+    def _has_no_files(self) -> bool:
+        return self.free_files() < min(ADMIT_FILES, self.low_files)
 
     def prepare(self) -> None:
         """At the agent's start: room for its own files, from the reserve if need be; else the reserve is filled up."""
@@ -132,6 +152,12 @@ class Disk:
             self._admit(bytes_, "no more of this input is taken", "run it again")
 
     def _admit(self, bytes_: int, outcome: str, then: str) -> None:
+        if self._has_no_files:
+            raise DiskFull(
+                f"the disk of this node has no inodes left; {outcome}",
+                why=f"{self.free_files()} of {self.total_files} are free at {self._directory}",
+                hint=f"remove files there, then {then}:  peerload clean --outputs --older 1d        running tasks go on, and their results are kept",
+            )
         needed = ADMIT_BYTES + bytes_
         missing = self.reserve.wanted_bytes - self.reserve.size_bytes  # what is given up is for the tasks there are
         free = max(self.free_bytes() - max(missing, 0), 0)
@@ -155,7 +181,9 @@ class Disk:
         now = self._judged()
         if now != self.state:
             self.state = now
-            self.changed(now, f"{_mib(self.free_bytes())} of {_mib(self.total_bytes)} are free")
+            free = f"{_mib(self.free_bytes())} of {_mib(self.total_bytes)}"
+            files = f", {self.free_files()} of {self.total_files} inodes" if self.total_files else ""
+            self.changed(now, f"{free}{files} are free")
 
     def refill(self) -> None:
         """Take what is missing of the reserve, if there is room enough for that and for more. From any thread; it may
@@ -166,10 +194,11 @@ class Disk:
 
     def _judged(self) -> str:
         free = self.free_bytes()
-        if self.is_full:
+        if self.is_full or self._has_no_files:
             return "full"
-        mark = self.low_bytes * (1 if self.state == "ok" else ROOM_SHARE)
-        return "low" if free < mark else "ok"
+        share = 1 if self.state == "ok" else ROOM_SHARE
+        is_low = free < self.low_bytes * share or self.free_files() < self.low_files * share
+        return "low" if is_low else "ok"
 
 
 def cannot_write(error: OSError) -> str:

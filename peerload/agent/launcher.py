@@ -4,7 +4,7 @@ It is one loop over one table of tasks, and so one file; what needs no such tabl
 Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent; both sides send frames (4-byte length,
 MessagePack), each a list of maps. Requests have ``do``: list, spawn, signal, lease, evict (end a frozen one), forget,
 ping, input, resize, usage, stop; events have ``is``: listed, started, ended, expired (it has no process and will have none, and no exit: its
-lease had run out, its unit could not be made, or it was evicted), frozen, thawed, fed, used, pong. An agent hears of events only
+lease had run out, its unit could not be made, this machine is short of something (``shortage``), or it was evicted), frozen, thawed, fed, used, pong. An agent hears of events only
 after it has asked for the list, so that the list and the events after it tell everything once. Whatever an agent says,
 the launcher goes on: garbage costs it the connection.
 
@@ -36,21 +36,21 @@ from peerload.agent.launcher_kinds import choose
 from peerload.agent.launcher_leases import CHECK_S, Leases, boot_s
 from peerload.agent.launcher_records import LOG_BYTES_MAX, say
 from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
-from peerload.agent.launcher_spawn import CannotStart, Capture, Holes, NotAllowed
+from peerload.agent.launcher_spawn import NEVER_STARTED, SHORTAGES, CannotStart, Capture, Holes, NotAllowed
 from peerload.agent.launcher_takeover import Guard, end_left_overs
-from peerload.agent.launcher_task import FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
+from peerload.agent.launcher_task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.agent.launcher_system import System
 
-PROTOCOL = 8
+PROTOCOL = 9
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
 there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing.
 2 had no ``evict``, 3 no ``ping``; 4 had no ``memory`` there, no ``memory_bytes_max`` and ``node`` in requests to spawn, and no
 ``out_of`` in exits: memory was not limited. 5 had no ``input``, ``resize`` and ``fed``, and no ``input`` and ``terminal`` in
 requests to spawn: every task read /dev/null. 6 had no ``system`` there, and no `may`, `check`, `write` and `told`: it ran tasks
-as itself. 7 had no `usage`."""
+as itself. 7 had no `usage`. 8 had no ``shortage`` with expired: such an attempt had an exit (126)."""
 KEY_CHARS_MAX = 128
 NODE_CHARS_MAX = 64
 """Of the name of its node a reason has no more."""
@@ -214,6 +214,8 @@ class Launcher:
         self._memory.close(task.key)
         if task.lost_because:
             self._lose(task.key, task.lost_because, never_started=False)
+        elif said is not None and said[0] == NEVER_STARTED:
+            self._lose(task.key, said[1], never_started=True, shortage=said[1])
         else:
             self._exits.add(task.key, record, is_synced=task.is_synced)
 
@@ -222,8 +224,11 @@ class Launcher:
         if self._system is not None:
             self._system.release(key)
 
-    def _lose(self, key: str, reason: str, *, never_started: bool) -> None:
-        self._events.append({"is": "expired", "key": key, "reason": reason, "never_started": never_started})
+    def _lose(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
+        event = {"is": "expired", "key": key, "reason": reason, "never_started": never_started}
+        if shortage:
+            event["shortage"] = shortage
+        self._events.append(event)
 
     def _reap_orphans(self) -> None:
         """What tasks have left to us, where orphans come to the launcher."""
@@ -341,22 +346,14 @@ class Launcher:
             if self._system is not None:
                 self._system.admit(key, request)
             pid = self._births.make(key, request, paths)
-        except NotAllowed as refusal:
-            self._closed(key)
-            self._lose(key, f"policy: {refusal}", never_started=True)
+        except (NotAllowed, CannotStart, OSError) as why:
+            self._not_started(key, request, started_at, captures, why)
             return
-        except CannotStart as failure:
-            self._closed(key)
-            for capture in captures:
-                capture.close(self._holes)
-            record = failed(started_at, failure.exit_code, failure.reason)
-            self._exits.add(key, record, is_synced=bool(request.get("once")))
-            return
+        try:
+            task = Task(key, pid, started_at, captures)
         except OSError as error:
-            self._closed(key)
-            self._lose(key, f"no unit can be made for it: {error}", never_started=True)
+            self._abandon(key, pid, error)
             return
-        task = Task(key, pid, started_at, captures)
         task.memory_bytes_max = memory_bytes_max(request)
         task.node = str(request.get("node", ""))[:NODE_CHARS_MAX]
         task.is_synced = bool(request.get("once"))
@@ -367,6 +364,44 @@ class Launcher:
         self._epoll.register(task.pidfd, select.EPOLLIN)
         self._leases.apply(task, deadline_s, float(request.get("ts", 0.0)))
         self._events.append({"is": "started", "key": key, "pid": pid, "started_at": started_at})
+
+    def _not_started(
+        self,
+        key: str,
+        request: dict[str, Any],
+        started_at: float,
+        captures: tuple[Capture, Capture],
+        why: NotAllowed | CannotStart | OSError,
+    ) -> None:
+        """It has no process: an exit if that says something of the task, else it never started."""
+        self._closed(key)
+        for capture in captures:
+            capture.close(self._holes)
+        if isinstance(why, CannotStart):
+            record = failed(started_at, why.exit_code, why.reason)
+            self._exits.add(key, record, is_synced=bool(request.get("once")))
+        elif isinstance(why, NotAllowed):
+            self._lose(key, f"policy: {why}", never_started=True)
+        elif shortage := SHORTAGES.get(why.errno or 0, ""):
+            say(f"{key} is not started: {shortage} ({why})")
+            if why.strerror != os.strerror(why.errno or 0):  # more is known
+                shortage += f": {why.strerror}"
+            self._lose(key, shortage, never_started=True, shortage=shortage)
+        else:
+            self._lose(key, f"no unit can be made for it: {why}", never_started=True)
+
+    def _abandon(self, key: str, pid: int, error: OSError) -> None:
+        """It runs, but its end could not be noticed: it is ended at once."""
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        while not self._units.close(key):
+            time.sleep(CLOSE_S_MIN)
+        os.waitpid(pid, 0)
+        self._memory.close(key)
+        self._input.close(key)
+        self._closed(key)
+        shortage = SHORTAGES.get(error.errno or 0, "")
+        self._lose(key, f"its process cannot be watched: {error}", never_started=False, shortage=shortage)
 
     def _is_settled(self, key: str, request: dict[str, Any]) -> bool:
         """Whether there is nothing to be started: it was, or must not be."""

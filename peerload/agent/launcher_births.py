@@ -6,11 +6,12 @@ launcher killed in between, its successor ends what it was making.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
 from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
-from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, spawn
+from peerload.agent.launcher_spawn import CannotStart, spawn
 from peerload.agent.launcher_takeover import SPAWNS_NAME
 from peerload.agent.launcher_units import PREFIX
 
@@ -57,7 +58,7 @@ class Births:
 
     def make(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
         """The process that a request asks for, in its unit, with stdout and stderr at ``paths`` → its pid. Raises
-        CannotStart, or OSError if there can be no unit."""
+        CannotStart, or OSError if there can be no unit or this machine is short of something."""
         try:
             pid = self._make(key, request, paths)
         except (CannotStart, OSError):
@@ -69,8 +70,7 @@ class Births:
     def _make(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
         limit_bytes = memory_bytes_max(request)
         if len(self._tasks) + self._standard_input.descriptors >= self._tasks_max:
-            why = f"{len(self._tasks)} tasks run already, as many as this system allows"
-            raise CannotStart(NOT_EXECUTABLE, why)
+            raise OSError(errno.EMFILE, f"{len(self._tasks)} tasks run already, as many as this system allows")
         environment = request["environment"]
         if isinstance(environment, dict):
             environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()

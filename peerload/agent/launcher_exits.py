@@ -68,7 +68,10 @@ class Exits:
             self._in_sync = []
         if self._to_sync and not self._in_sync:
             self._in_sync, self._to_sync = self._to_sync, []
-            _thread.start_new_thread(self._sync, ())
+            try:
+                _thread.start_new_thread(self._sync, ())
+            except RuntimeError:  # the limit of processes is reached: leases wait for the disk this time
+                self._sync()
         told, self._told = self._told, []
         return told
 

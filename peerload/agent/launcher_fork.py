@@ -20,12 +20,15 @@ import termios
 from peerload.agent import launcher_drop, launcher_world
 from peerload.agent.launcher_results import Unwritable
 from peerload.agent.launcher_spawn import (
+    NEVER_STARTED,
     NOT_EXECUTABLE,
     REASON_CHARS_MAX,
+    SHORTAGES,
     SIGNALS_DEFAULT,
     CannotStart,
     NotAllowed,
     find_program,
+    raise_shortage,
     text,
 )
 
@@ -125,6 +128,8 @@ class Forge:
             code, reason = FAILED_BEFORE, str(failure)
         except BaseException as error:  # noqa: BLE001 -- it must never become a second launcher
             code, reason = FAILED_BEFORE, f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError) and error.errno in SHORTAGES:
+                code, reason = NEVER_STARTED, SHORTAGES[error.errno]
         try:
             if reason:
                 self.words.say(code, reason)
@@ -153,11 +158,12 @@ class Forge:
     # -- tasks ---------------------------------------------------------------------------------------------------------
 
     def task(self, order: Order) -> int:
-        """The process of a task → its pid. Raises CannotStart."""
+        """The process of a task → its pid. Raises CannotStart, or OSError for what is in SHORTAGES."""
         try:
             keeps = (order.reads,) if isinstance(order.reads, int) else ()
             return self.child(lambda: self._be_task(order), keeps=keeps)
         except OSError as error:
+            raise_shortage(error)
             raise CannotStart(NOT_EXECUTABLE, f"no process can be made: {error.strerror}") from None
 
     def _be_task(self, order: Order) -> NoReturn:
@@ -185,6 +191,7 @@ class Forge:
         try:
             os.execve(program, order.argv, order.environment)  # noqa: S606 -- that is what it is for
         except OSError as error:
+            raise_shortage(error)
             if error.errno == errno.E2BIG:
                 why = "its arguments and environment are too long for this system"
                 raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(order.argv[0])}: {why}") from None
@@ -213,6 +220,7 @@ class Forge:
             with self.access:
                 fd = os.open(path, _CAPTURE, 0o600)
         except OSError as error:
+            raise_shortage(error)
             folder = os.path.dirname(path)  # noqa: PTH120 -- pathlib costs the launcher a megabyte
             raise CannotStart(NOT_EXECUTABLE, f"its output cannot be written to {folder}: {error.strerror}") from None
         found = os.fstat(fd)
@@ -269,6 +277,7 @@ def _enter(directory: bytes) -> None:
     try:
         os.chdir(directory)
     except (OSError, ValueError) as error:
+        raise_shortage(error)
         why = error.strerror if isinstance(error, OSError) else error
         raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {why}") from None
 

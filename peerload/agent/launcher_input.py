@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from peerload.agent.launcher_feed import Feeds
-from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart
+from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, raise_shortage
 from peerload.agent.launcher_terminal import Terminals
 
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ class StandardInput:
 
     def open(self, key: str, request: dict[str, Any], output: str) -> int | str:
         """What the task that a request describes is to read, as `spawn` takes it; the output of a terminal goes to that path.
-        Raises CannotStart."""
+        Raises CannotStart, or OSError for what is in SHORTAGES."""
         with self._access:
             return self._open(key, request, output)
 
@@ -49,6 +49,7 @@ class StandardInput:
                 return ""
             reading = self._to_close[key] = self._feeds.open(key, source)
         except OSError as error:
+            raise_shortage(error)
             what = "terminal" if window else "pipe for its input"
             raise CannotStart(NOT_EXECUTABLE, f"no {what} can be made: {error.strerror}") from None
         return reading

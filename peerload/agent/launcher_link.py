@@ -404,7 +404,8 @@ class LauncherLink:
             self._put(TaskStarted(event["key"], float(event["started_at"])))
         elif kind == "expired":
             reason = event.get("reason", "its lease ran out before it could be started")
-            self._put(TaskLost(event["key"], reason, never_started=bool(event.get("never_started", True))))
+            never_started, shortage = bool(event.get("never_started", True)), str(event.get("shortage", ""))
+            self._put(TaskLost(event["key"], reason, never_started=never_started, shortage=shortage))
         elif kind == "ended":
             self._put(TaskEnded(event["key"], exit_of(event["exit"])))
         elif kind == "told":

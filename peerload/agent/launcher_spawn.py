@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 PATH_DEFAULT = b"/usr/local/bin:/usr/bin:/bin"
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
+NEVER_STARTED = -1
+"""What a child says instead of an exit code if the node is short of something: it never was the command."""
 REASON_CHARS_MAX = 400
 BLOCK_BYTES = 4096
 SLACK_BYTES = 256 << 10
@@ -27,6 +29,17 @@ SIGNALS_DEFAULT = tuple(
 )
 _NULL = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
 _CAPTURE = os.O_CREAT | os.O_APPEND | os.O_WRONLY
+
+
+SHORTAGES = {
+    errno.ENOSPC: "no space or no inodes left on its disk",
+    errno.EDQUOT: "disk quota exceeded",
+    errno.EMFILE: "too many open files in its launcher",
+    errno.ENFILE: "too many open files",
+    errno.EAGAIN: "no more processes can be made: the limit of processes is reached",
+    errno.ENOMEM: "out of memory",
+}
+"""Errors before exec that are the node's, not the task's, and their words for people: the attempt never started."""
 
 
 class CannotStart(Exception):
@@ -54,11 +67,12 @@ def spawn(
     ``reads``: a descriptor that it gets as its stdin; the path of the terminal that it gets as all three; "": its stdin is
     /dev/null.
 
-    Never forks (the cost would grow with the launcher). Raises CannotStart.
+    Never forks (the cost would grow with the launcher). Raises CannotStart, or OSError for what is in SHORTAGES.
     """
     try:
         os.chdir(directory)
     except (OSError, ValueError) as error:
+        raise_shortage(error)
         why = error.strerror if isinstance(error, OSError) else error
         raise CannotStart(NOT_EXECUTABLE, f"cannot enter {text(directory)}: {why}") from None
     if not isinstance(environment, dict):
@@ -78,12 +92,19 @@ def spawn(
             setsigdef=SIGNALS_DEFAULT,
         )
     except OSError as error:
+        raise_shortage(error)
         raise CannotStart(NOT_EXECUTABLE, f"cannot execute {_why(argv[0], captures, error)}") from None
     except (ValueError, TypeError) as error:  # a NUL, or a variable that is not bytes
         raise CannotStart(NOT_EXECUTABLE, f"cannot execute {text(argv[0])}: {error}") from None
     finally:
         os.umask(before)
         os.chdir("/")
+
+
+def raise_shortage(error: Exception) -> None:
+    """Raise it again if the node is short of something; return if it says something of the task."""
+    if isinstance(error, OSError) and error.errno in SHORTAGES:
+        raise error
 
 
 def _standard_files(captures: list[str], reads: int | str) -> tuple[tuple[int, ...] | tuple[object, ...], ...]:

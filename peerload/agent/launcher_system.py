@@ -24,7 +24,7 @@ from peerload.agent.launcher_lookups import Lookups, Unanswered, agent_ids
 from peerload.agent.launcher_policy import DIRECTORY, FILE, PolicyError, PolicyFiles, check_own
 from peerload.agent.launcher_records import say
 from peerload.agent.launcher_shares import Shares
-from peerload.agent.launcher_spawn import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, NotAllowed
+from peerload.agent.launcher_spawn import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, NotAllowed, raise_shortage
 from peerload.agent.launcher_users import Account, Entry, GuestIds, account_named, check_uid
 from peerload.agent.launcher_waits import Waits
 
@@ -274,6 +274,7 @@ class System:
                 raise CannotStart(NOT_EXECUTABLE, "its scratch directory cannot be made: one is there") from None
             return path.encode()
         except OSError as error:
+            raise_shortage(error)
             raise CannotStart(NOT_EXECUTABLE, f"its scratch directory cannot be made: {error.strerror}") from None
         os.chown(path, account.uid, account.gid)
         self._scratches[key] = account

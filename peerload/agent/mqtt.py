@@ -134,6 +134,44 @@ class _Client(aiomqtt.Client):
         self._unwritten -= 1
         self._written.set()
 
+    # The library has these called from any thread, and so watches a socket one turn of the loop later: by then it may be
+    # closed, and its descriptor another's. Here all is done in the loop's own thread, at once.
+
+    def _on_socket_open(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002 -- as there
+        self._loop.add_reader(sock.fileno(), self._readable)
+        self._misc_task = self._loop.create_task(self._misc_loop())
+
+    def _on_socket_register_write(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002
+        self._loop.add_writer(sock.fileno(), self._writable)
+
+    def _on_socket_unregister_write(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002
+        if sock.fileno() >= 0:
+            self._loop.remove_writer(sock.fileno())
+
+    def _on_socket_close(self, client: mqtt.Client, userdata: object, sock: Any) -> None:  # noqa: ANN401, ARG002
+        if sock.fileno() >= 0:
+            self._loop.remove_reader(sock.fileno())
+        if self._misc_task is not None:
+            self._misc_task.cancel()
+
+    def _readable(self) -> None:
+        try:
+            self._client.loop_read()
+            while (sock := self._client.socket()) is not None and isinstance(sock, Secured) and sock.pending() > 0:
+                self._client.loop_read()  # what is decrypted already, no poll tells
+        except Exception as error:  # noqa: BLE001 -- whatever it is, this connection is over
+            self._broke(error)
+
+    def _writable(self) -> None:
+        try:
+            self._client.loop_write()
+        except Exception as error:  # noqa: BLE001 -- as above
+            self._broke(error)
+
+    def _broke(self, error: Exception) -> None:
+        if not self._disconnected.done():
+            self._disconnected.set_exception(error)
+
     async def leave(self) -> None:
         """Say DISCONNECT if anybody listens, and give up the socket in any case. Raises nothing of the library's."""
         try:

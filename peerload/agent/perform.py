@@ -14,6 +14,7 @@ import msgspec
 from peerload.agent.disk import cannot_write
 from peerload.agent.environment import variables_of
 from peerload.agent.launcher_reach import LauncherError
+from peerload.agent.launcher_spawn import SHORTAGES
 from peerload.agent.mqtt_inbox import SOURCES_MAX
 from peerload.agent.shortages import with_shortages
 from peerload.agent.task_environment import given
@@ -317,8 +318,7 @@ class Performer:
             try:
                 scratch = os.fsencode(parts.spool.make_scratch(action.key))
             except OSError as error:
-                reason = f"its scratch directory cannot be made: {error.strerror}"
-                self.settle(events.TaskEnded(action.key, Exit(CANNOT_EXECUTE, reason=reason)))
+                self._not_spawned(action.key, "its scratch directory cannot be made", error)
                 return
             action = msgspec.structs.replace(action, spec=msgspec.structs.replace(action.spec, directory=scratch))
         try:
@@ -342,8 +342,7 @@ class Performer:
         try:
             source = parts.feeding.source(action)
         except (OSError, PeerloadError) as error:
-            reason = f"its standard input cannot be had: {error}"
-            self.settle(events.TaskEnded(action.key, Exit(CANNOT_EXECUTE, reason=reason)))
+            self._not_spawned(action.key, "its standard input cannot be had", error)
             return
         task = parts.node.home.by_id.get(action.task) if action.home == parts.config.node else None
         parts.launcher.spawn(action, stdout, stderr, extra, source, -1 if task is None else task.terms.owner)
@@ -351,6 +350,15 @@ class Performer:
             parts.feeding.begin(action.key)
         if action.devices:
             parts.gpus.wake()
+
+    def _not_spawned(self, key: str, what: str, error: OSError | PeerloadError) -> None:
+        """The launcher was not asked to start this attempt: for want of something, or it never can be started."""
+        if isinstance(error, OSError) and (shortage := SHORTAGES.get(error.errno or 0)):
+            log.warning("%s is not started: %s: %s", key, what, error)
+            self._parts.inbox.put(events.TaskLost(key, shortage, never_started=True, shortage=shortage))
+        else:
+            why = getattr(error, "strerror", None) or error
+            self.settle(events.TaskEnded(key, Exit(CANNOT_EXECUTE, reason=f"{what}: {why}")))
 
     def settle(self, event: events.TaskEnded) -> None:
         """An attempt has ended: its output goes to disk before anybody relies on its result; followers learn the end."""

@@ -181,6 +181,10 @@ def room(facts: Facts) -> Finding:
     disk = facts.checkup.get("disk") or {}
     low_bytes = disk.get("low_bytes", min(LOW_WITHOUT_AGENT_BYTES, status.f_blocks * status.f_frsize // 20))
     fix = f"make room:  peerload clean --outputs --older 1d        du -xh --max-depth 1 {shlex.quote(str(place))} | sort -h"
+    if status.f_files and status.f_favail < INODES_MIN:
+        is_full = disk.get("state") == "full"
+        says = "no inodes are left: nothing is submitted, and no task starts" if is_full else "few inodes are left"
+        return Finding(FAIL if is_full else WARN, f"{says}; {status.f_favail} more files can be made there", fix)
     if disk.get("state") == "full" or disk.get("stalled"):
         return Finding(FAIL, f"the disk is full: nothing is submitted, {size_text(free_bytes)} free", fix)
     if free_bytes < low_bytes or disk.get("state") == "low":
@@ -190,8 +194,6 @@ def room(facts: Facts) -> Finding:
         return Finding(FAIL if not free_bytes else WARN, says, fix)
     if disk and disk["reserve_bytes"] < disk["reserve_bytes_max"]:
         return Finding(WARN, "the reserve for a full disk is not filled", fix)
-    if status.f_files and status.f_favail < INODES_MIN:
-        return Finding(WARN, f"only {status.f_favail} more files can be made there", fix)
     return Finding(OK, f"{size_text(free_bytes)} free")
 
 

@@ -1,69 +1,47 @@
 """A node that takes no more tasks: those of others go home unstarted, its own look for a place elsewhere, what runs runs on.
 
-It is durable, and a fact of the node's profile, so that peers know and say why. Of its own waiting tasks a few at a time
-look for a place; the others wait for their turn, and those that may run nowhere else for the end of the drain.
+It is durable, and a fact of the node's profile, so that peers know and say why. How its own waiting tasks leave is
+`leaving.py`'s.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
-from peerload.core.work import HomeTask
 from peerload.model.actions import Answer, PutDrain
 from peerload.model.errors import BadRequest, SlowDown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peerload.core.admission import Ledger
     from peerload.core.handoff_executor import Executor
-    from peerload.core.home import Home
     from peerload.core.information import Information
-    from peerload.core.membership import Membership
+    from peerload.core.leaving import Leaving
     from peerload.core.own_profile import OwnProfile
-    from peerload.core.queue import WaitingQueue
-    from peerload.core.sender import Sender
     from peerload.core.state import CoreState
-    from peerload.core.work import Work
 
-LEAVING_MAX = 64
-"""Own tasks that look for a place at a time."""
 AWAITING_MAX = 1000
 """Requests that wait until the node is empty."""
-LOOKED_AT_MAX = 256
-"""Waiting tasks that may leave that are looked at for some that can now, after each event."""
 
 
 class Drain:
-    """One per node. ``arrives(task)`` is called with the tasks that may run here again when it is over."""
+    """One per node."""
 
     def __init__(
         self,
         state: CoreState,
-        queue: WaitingQueue,
         ledger: Ledger,
-        membership: Membership,
-        home: Home,
         executor: Executor,
         own_profile: OwnProfile,
-        sender: Sender,
         information: Information,
+        leaving: Leaving,
     ) -> None:
         self._state = state
-        self._queue = queue
         self._ledger = ledger
-        self._membership = membership
-        self._home = home
         self._executor = executor
         self._own_profile = own_profile
-        self._sender = sender
         self._information = information
-        self._leaving: dict[bytes, HomeTask] = {}
-        self._candidates: deque[tuple[int, HomeTask]] = deque()  # by `Work.order`: one that came back is another
-        self._newest = 0
+        self._leaving = leaving
         self._awaiting: dict[int, None] = {}
-        self.arrives: Callable[[HomeTask], None]
 
     def restore(self, reason: str) -> None:
         """As it was before the agent's start."""
@@ -111,57 +89,14 @@ class Drain:
         self._state.note("agent", "undrained")
         self._state.persist(PutDrain(None))
         self._set(is_on=False, reason="")
-        leaving, self._leaving = self._leaving, {}
-        self._candidates.clear()
-        self._newest = 0
-        for uid, task in leaving.items():
-            if uid in self._sender.stranded:
-                self._home.take_out(task)
-                self.arrives(task)
+        self._leaving.over()
         self._information.tell()
 
     def settle(self) -> None:
-        """After every event while it is on: the next own tasks look for a place elsewhere."""
+        """After every event while it is on: who waits until the node is empty may have an answer."""
         if self._awaiting and not self._ledger.running and not self._executor.guests:
             self._state.actions.extend(Answer(request) for request in self._awaiting)
             self._awaiting.clear()
-        if not self._membership.has_any():
-            return
-        stranded = self._sender.stranded
-        for uid in [uid for uid in self._leaving if uid not in stranded]:
-            del self._leaving[uid]  # it has found one, or is over
-        room = LEAVING_MAX - len(self._leaving)
-        if room <= 0:
-            return
-        self._look_for_new()
-        for _ in range(min(LOOKED_AT_MAX, len(self._candidates))):
-            if not room:
-                break
-            order, task = self._candidates.popleft()
-            if task.uid not in self._queue or task.order != order:
-                continue
-            if task.withheld or task.search is not None:
-                self._candidates.append((order, task))  # once that is over
-                continue
-            room -= 1
-            self._leaving[task.uid] = task
-            self._queue.remove(task)
-            self._sender.strand(task, f"{self._state.node} is drained")
-
-    def _look_for_new(self) -> None:
-        """Of what has come since the last look, all that may leave: the higher priority first. The first look of a drain is
-        at all that waits."""
-        new = [work for work in self._queue.since(self._newest) if isinstance(work, HomeTask) and self._may_leave(work)]
-        self._candidates.extend((task.order, task) for task in sorted(new, key=_rank))
-        self._newest = max(self._newest, self._queue.newest)
-
-    def _may_leave(self, task: HomeTask) -> bool:
-        placement = task.spec.placement
-        return not placement.local and placement.node != self._state.node
 
     def _set(self, *, is_on: bool, reason: str) -> None:
         self._own_profile.change(drained=is_on, drain_reason=reason)
-
-
-def _rank(work: Work) -> tuple[int, int]:
-    return -work.spec.priority, work.order

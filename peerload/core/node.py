@@ -26,6 +26,7 @@ from peerload.core.gates import Gates
 from peerload.core.handoff_executor import Executor
 from peerload.core.handoff_home import Handoff
 from peerload.core.home import Home
+from peerload.core.leaving import Leaving
 from peerload.core.meetings import Meetings
 from peerload.core.membership import Membership
 from peerload.core.own_profile import OwnProfile
@@ -33,6 +34,7 @@ from peerload.core.queue import WaitingQueue
 from peerload.core.restart import restart
 from peerload.core.runs import Runs
 from peerload.core.sharing import Sharing
+from peerload.core.shortage import Shortage
 from peerload.core.state import CoreState
 from peerload.core.submission import Submissions
 from peerload.core.turns import Turns
@@ -101,18 +103,12 @@ class Node:
             turns,
             self.gates,
         )
-        self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor)
+        self.leaving = Leaving(self.state, self.queue, self.membership, self.home, self.sharing.sender)
+        self.shortage = Shortage(self.state, self.own_profile, self.executor, self.sharing.information, self.leaving)
+        self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor, self.shortage)
         self.endings = Endings(self.state, self.home, lambda key: self.runs.holds(key) or self.runs.is_ending(key))
         self.drain = Drain(
-            self.state,
-            self.queue,
-            self.ledger,
-            self.membership,
-            self.home,
-            self.executor,
-            self.own_profile,
-            self.sharing.sender,
-            self.sharing.information,
+            self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.leaving
         )
         self.meetings = Meetings(self.membership, self.handoff, self.executor, self.sharing)
         self.clients = Clients(
@@ -120,7 +116,7 @@ class Node:
         )
         self.arrivals.attendance = self.attendance = Attendance(self.state, self.home, turns)
         self.gates.left = self.attendance.left
-        self.drain.arrives = self.clients.arrives = self.gates.arrives = self.arrivals.arrives
+        self.leaving.arrives = self.clients.arrives = self.gates.arrives = self.arrivals.arrives
         self.gates.inquiries.submit = self.arrivals.accepted
         self.membership.died = self.handoff.leases.peer_died
         self.home.is_gone = self.endings.gone
@@ -153,8 +149,11 @@ class Node:
         self.gates.settle()
         self.runs.fill()
         self.runs.frozen.settle()
+        self.shortage.settle()
         if state.profile.drained:
             self.drain.settle()
+        if because := f"{state.node} is drained" if state.profile.drained else self.shortage.leaves_because:
+            self.leaving.settle(because)
         self.sharing.settle()
         return state.actions
 
@@ -175,7 +174,7 @@ class Node:
             case events.TimerExpired():
                 self._timer(event.timer)
             case events.TaskLost():
-                self.runs.lost(event.key, event.reason, never_started=event.never_started)
+                self.runs.lost(event.key, event.reason, never_started=event.never_started, shortage=event.shortage)
             case events.TaskStarted():
                 self.runs.started(event.key, event.started_at)
             case events.LoadSampled():
@@ -256,6 +255,8 @@ class Node:
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
                 self.own_profile.trouble("disk", event.trouble)
+                if event.has_room:
+                    self.shortage.try_again()
                 self.sharing.information.tell()
             case events.MachineSleeping():
                 self.handoff.parking.go_away("this machine goes to sleep")
@@ -441,6 +442,8 @@ class Node:
                 pass  # `settle` goes on with what was too much for one event
             case "devices":
                 self.runs.devices_due()
+            case "shortage":
+                self.shortage.try_again()
             case "frozen":
                 pass  # its room may be had from now on: `settle` looks
             case _:

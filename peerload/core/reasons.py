@@ -123,6 +123,8 @@ class Reasons:
             return drained_words(profile.drain_reason)
         if not node.runs.has_launcher:
             return "its launcher is away"
+        if node.shortage.words:
+            return f"no task can be started: {node.shortage.words}"
         words = []
         if request.takes_devices:
             run_s = node.state.run_s_max(task, ledger.devices.models)

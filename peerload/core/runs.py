@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from peerload.core.handoff_executor import Executor
     from peerload.core.home import Home
     from peerload.core.queue import WaitingQueue
+    from peerload.core.shortage import Shortage
     from peerload.core.state import CoreState
     from peerload.model.events import Running
     from peerload.model.task import Exit
@@ -40,13 +41,22 @@ class Runs:
 
     ``completed()`` is called when one has ended and the next has been started."""
 
-    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, home: Home, executor: Executor) -> None:
+    def __init__(
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        ledger: Ledger,
+        home: Home,
+        executor: Executor,
+        shortage: Shortage,
+    ) -> None:
         self.frozen = Frozen(state, queue, ledger, executor)
         self._state = state
         self._queue = queue
         self._ledger = ledger
         self._home = home
         self._executor = executor
+        self._shortage = shortage
         self._works: dict[str, HomeTask | Guest] = {}
         self._launcher_away = False
         self._strangers: set[str] = set()
@@ -79,17 +89,18 @@ class Runs:
     # -- starting ------------------------------------------------------------------------------------------------------
 
     def fill(self) -> None:
-        """Start what fits, in order; nothing new while this node is drained."""
+        """Start what fits, in order; nothing new while this node is drained, or short of something."""
         if self._launcher_away or self._state.profile.drained:
             return
-        while (work := self._queue.next_startable()) is not None:
+        while self._shortage.may_start and (work := self._queue.next_startable()) is not None:
             self._queue.remove(work)
             work.started_s = self._state.now.boot_s
             if isinstance(work, HomeTask):
                 self._home.start_here(work)
-                self._works[work.key] = work
-            elif isinstance(work, Guest) and self._executor.start(work):
-                self._works[work.key] = work
+            elif not isinstance(work, Guest) or not self._executor.start(work):
+                continue
+            self._works[work.key] = work
+            self._shortage.starting(work.key)
         self._wait_for_devices()
 
     def _wait_for_devices(self) -> None:
@@ -127,6 +138,7 @@ class Runs:
 
     def started(self, key: str, started_at: float) -> None:
         """The launcher has the process."""
+        self._shortage.started(key)
         work = self._works.get(key)
         if isinstance(work, HomeTask):
             self._home.started_here(work, started_at)
@@ -143,6 +155,8 @@ class Runs:
             self._forget_exit(key)
             return
         del self._works[key]
+        self._shortage.gone(key)
+        self._shortage.try_again()
         devices = work.record.devices if isinstance(work, HomeTask) else work.devices
         exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, _limited(exit_, work))
         self._ledger.end(key)
@@ -159,8 +173,12 @@ class Runs:
         self.fill()
         self.completed()
 
-    def lost(self, key: str, reason: str, *, never_started: bool) -> None:
-        """It has no process and will have none; ``never_started``: it had none before, either."""
+    def lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
+        """It has no process and will have none; ``never_started``: it had none before, either; ``shortage``: what this node
+        is short of, and so could not start it."""
+        if shortage:
+            self._shortage.began(shortage)
+        self._shortage.gone(key)
         work = self._works.get(key)
         if work is None:
             if key in self._strangers:  # the home that asks about it has its answer from now on
@@ -197,6 +215,7 @@ class Runs:
 
     def _died(self, key: str, work: HomeTask | Guest, reason: str) -> None:
         self._works.pop(key, None)
+        self._shortage.gone(key)
         self._ledger.end(key)
         if isinstance(work, HomeTask):
             self._home.died_here(work, reason)

@@ -115,7 +115,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "agent": ("started", "stopping", "leaving", "draining", "undrained", "restarting", "reloaded", "not reloaded"),
     "join": ("invited", "welcomed", "refused"),
     "cluster": ("revoked", "rotated", "forged", "certified", "renewed"),
-    "launcher": ("lost", "ready", "silent", "answers"),
+    "launcher": ("lost", "ready", "silent", "answers", "short", "recovered"),
     "disk": ("low", "full", "ok"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "chore": ("saved", "notified", "postponed", "abandoned"),

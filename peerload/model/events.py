@@ -358,11 +358,12 @@ class TaskEnded(_Event, frozen=True):
 
 class TaskLost(_Event, frozen=True):
     """This attempt has no process and will have none. never_started: it had none before, either (the launcher was told to
-    start it after its lease had run out)."""
+    start it after its lease had run out, or its machine was short of something). shortage: of what, "" if of nothing."""
 
     key: str
     reason: str
     never_started: bool = False
+    shortage: str = ""
 
 
 class TaskFrozen(_Event, frozen=True):

@@ -240,9 +240,11 @@ def test_so_many_tasks_at_a_time_as_there_are_descriptors(bench: Bench) -> None:
     for number in range(8):
         agent.spawn(f"k{number}", b"sleep", b"1000")
     events = [agent.next() for _ in range(8)]
-    assert [event["is"] for event in events] == ["started"] * 6 + ["ended"] * 2
-    assert events[-1]["exit"]["reason"] == "6 tasks run already, as many as this system allows"
+    assert [event["is"] for event in events] == ["started"] * 6 + ["expired"] * 2
+    assert events[-1]["never_started"]
+    assert "6 tasks run already, as many as this system allows" in events[-1]["shortage"]
     assert launcher.poll() is None
+    assert not list(bench.directory.glob("k7.*"))
 
 
 # -- growth --------------------------------------------------------------------------------------------------------

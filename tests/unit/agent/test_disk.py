@@ -126,3 +126,31 @@ def test_room_is_tried_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert disk.has_no_room(tmp_path)
     assert not Reserve(tmp_path / "reserve", MIB).take()
+
+
+def test_inodes_are_watched_as_bytes_are(tmp_path: Path) -> None:
+    class Few(Small):
+        files = 10_000
+
+        def free_files(self) -> int:
+            return self.files
+
+    few = Few(tmp_path, 900)
+    few.total_files = 10_000
+    few.prepare()
+    assert (few.state, few.low_files) == ("ok", 500)
+    few.admit(1, 1000)
+    few.files = 499
+    few.look()
+    few.admit(1, 1000)
+    few.files = 63
+    few.look()
+    with pytest.raises(DiskFull, match="no inodes left"):
+        few.admit(1, 1000)
+    few.files = 501  # at the mark it does not flap
+    few.look()
+    few.files = 601
+    few.look()
+    assert few.told == ["low", "full", "low", "ok"]
+    few.total_files = 0  # a file system without a fixed number
+    assert Disk.free_files(few) > 10_000

@@ -129,3 +129,21 @@ def test_the_file_is_not_replaced_while_it_is_synced(tmp_path: Path, disk: Disk,
     assert (tmp_path / "exits.log").stat().st_size < LOG_BYTES_MAX
     assert [row[0] for row in whole_records(str(tmp_path / "exits.log"))[0]] == ["once", "next"]
     assert set(Exits(str(tmp_path)).ended) == {"once", "next"}
+
+
+def test_where_no_thread_can_be_made_the_launcher_waits_for_the_disk_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
+    exits = Exits(str(tmp_path))
+    reading, writing = os.pipe()
+    exits.wake_by(writing)
+    exits.add("a-1", RECORD, is_synced=True)
+    exits.flush()
+    assert select.select([reading], [], [], 0)[0], "it is woken up to tell"
+    assert [event["key"] for event in exits.flush()] == ["a-1"]
+    os.close(reading)
+    os.close(writing)

@@ -1,0 +1,144 @@
+"""A node that cannot start processes for want of something: nothing has started, nothing is lost, and it says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from peerload.core.shortage import TIMER
+from peerload.model import events, messages
+from peerload.model.actions import PutFloor, SpawnTask
+from peerload.model.task import FloorKind, Guarantee, TaskState
+from tests.core.given import UID, Given, Placement, offer, spec
+from tests.core.test_executor import KEY, commit
+
+WORDS = "no more processes can be made"
+
+
+def short(x: Given, key: str, words: str = WORDS) -> list[str]:
+    return x.when(events.TaskLost(key, words, never_started=True, shortage=words))
+
+
+def committed() -> Given:
+    """An attempt of h is to start here."""
+    x = Given(peers=("h",))
+    x.hear("h", offer())
+    assert spawned(x.hear("h", commit(x))) == 1
+    return x
+
+
+def spawned(did: list[str]) -> int:
+    return sum(line.startswith("spawn") for line in did)
+
+
+def started(x: Given, key: str) -> list[str]:
+    return x.when(events.TaskStarted(key, 0.0))
+
+
+@pytest.mark.parametrize("guarantee", list(Guarantee))
+def test_a_task_that_could_not_be_started_is_queued_again_whatever_its_guarantee(guarantee: Guarantee) -> None:
+    x = Given(peers=())
+    x.submit(spec(guarantee=guarantee))
+    task = x.task()
+    assert "persist queued" in short(x, task.key)
+    assert (task.record.state, task.record.losses, task.record.failures) == (TaskState.QUEUED, 0, 0)
+    x.after(1).timer(TIMER)
+    did = x.timer("rest", task.uid.hex())
+    assert "spawn 2" in did  # the attempt that never started is burnt
+    assert x.end(task.key)[0].startswith("persist done")
+
+
+def test_nothing_else_is_tried_until_the_pause_is_over_and_then_one_task_at_a_time() -> None:
+    x = Given(peers=(), slots=4)
+    for _ in range(8):
+        x.submit()
+    first = x.task(1)
+    assert spawned(short(x, first.key)) == 0
+    assert spawned(short(x, x.task(2).key)) == 0  # it was on its way
+    assert x.node.state.profile.trouble
+    assert not x.node.state.takes_guests
+    did = x.after(1).timer(TIMER)
+    assert spawned(did) == 1
+    trial = x.done(SpawnTask).key
+    assert "timer shortage 2" in short(x, trial)  # twice as long
+    assert spawned(x.after(2).timer(TIMER)) == 1
+    trial = x.done(SpawnTask).key
+    assert spawned(started(x, trial)) >= 1  # what fits
+    assert not x.node.state.profile.trouble
+    assert x.node.state.takes_guests
+
+
+def test_the_end_of_a_task_may_give_back_what_was_missing() -> None:
+    x = Given(peers=(), slots=2)
+    for _ in range(4):
+        x.submit()
+    started(x, x.task(1).key)
+    short(x, x.task(2).key)
+    assert spawned(x.end(x.task(1).key)) == 1
+
+
+def test_room_on_the_disk_may_be_what_was_missing() -> None:
+    x = Given(peers=(), slots=2)
+    for _ in range(3):
+        x.submit()
+    short(x, x.task(1).key)
+    assert spawned(x.when(events.DiskRoomChanged(has_room=True))) == 1
+
+
+def test_a_trial_that_ends_without_a_process_is_followed_by_another() -> None:
+    x = Given(peers=(), slots=2)
+    for _ in range(4):
+        x.submit()
+    short(x, x.task(1).key)
+    x.after(1).timer(TIMER)
+    assert spawned(x.end(x.done(SpawnTask).key, 127)) == 1
+    assert x.node.shortage.words
+
+
+def test_a_guest_that_could_not_be_started_is_refused_for_good_before_its_home_hears_of_it() -> None:
+    x = committed()
+    short(x, KEY)
+    (floor,) = (row for row in _rows(x) if isinstance(row, PutFloor))
+    assert (floor.uid, floor.floor, floor.kind) == (UID, 1, FloorKind.REFUSED)
+    said = x.sent(messages.NotStarted)
+    assert (said.uid, said.attempt, said.reason) == (UID, 1, WORDS)
+    assert x.hear("h", offer()) == ["Decline to h"]
+    assert x.sent(messages.Decline).code == "floor"
+    assert x.hear("h", messages.Offer("h/2", bytes([2]) * 16, 1, spec(), 60.0, only=True)) == ["Decline to h"]
+    assert WORDS in x.sent(messages.Decline).reason
+
+
+def test_guests_that_wait_go_home_and_others_are_taken_again_after_the_pause() -> None:
+    x = committed()
+    second = bytes([2]) * 16
+    x.hear("h", messages.Offer("h/2", second, 1, spec(), 60.0, only=True))
+    accept = x.sent(messages.Accept)
+    x.hear("h", messages.Commit("h/2", second, 1, accept.nonce, accept.ts, 60.0))
+    assert "Return to h" in short(x, KEY)
+    third = messages.Offer("h/3", bytes([3]) * 16, 1, spec(), 60.0, only=True)
+    assert x.hear("h", third) == ["Decline to h"]
+    x.after(1).timer(TIMER)
+    assert "Accept to h" in x.hear("h", third)
+
+
+def test_own_tasks_that_wait_look_for_a_place_elsewhere_and_come_back() -> None:
+    x = Given()
+    x.submit()
+    x.submit()
+    x.submit(spec(placement=Placement(local=True)))
+    short(x, x.task(1).key)
+    stranded = x.node.sharing.sender.stranded
+    assert x.task(2).uid in stranded
+    assert x.task(3).uid not in stranded
+    x.after(1).timer(TIMER)
+    assert not stranded
+
+
+def test_a_task_of_a_short_node_is_offered_to_another() -> None:
+    x = Given()
+    x.submit()
+    x.submit()
+    assert "Offer to y" in short(x, x.task(1).key)  # the only node there is to choose
+
+
+def _rows(x: Given) -> list[object]:
+    return [row for action in x.last for row in getattr(action, "rows", ())]
