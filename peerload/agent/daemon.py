@@ -335,6 +335,7 @@ class Daemon:
         at for too many that hang count as here: a start that fails says so."""
         kept = self.parts.store.recover()
         store_notices.tell(self.parts, kept)
+        store_notices.tell_loss(self.parts)
         here: dict[tuple[Whose, bytes], bool] = {}
         of = {id(row): (self.parts.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
         for row in kept.tasks:
@@ -366,6 +367,7 @@ class Daemon:
                 seeds=self.config.peer,
                 fates=kept.fates,
                 groups=kept.groups,
+                commits_lost=self.parts.store.lost is not None,
             )
         )
         self.incoming.release_early()

@@ -24,6 +24,7 @@ import msgspec
 
 from peerload.agent import store_schema as schema
 from peerload.agent.disk import has_no_room
+from peerload.agent.high_water import GAP, HighWater, LostCommits, Mark
 from peerload.agent.store_chores import put_chores
 from peerload.agent.store_recover import StoreRecovery
 from peerload.agent.store_removal import OUTPUT_BYTES_MAX, Upkeep, output_bytes, output_bytes_of
@@ -89,6 +90,12 @@ class Store(StoreRecovery):
         self._closing = threading.Event()
         self._new_events = 0
         self._aside: list[Row | Upkeep] = []
+        self._high_water = HighWater(path.parent)
+        self._counter_reached = self._event_reached = 0
+        self.found_mark: Mark | None = None
+        """How far a database here had come when this one was opened."""
+        self.lost: LostCommits | None = None
+        """What this database has lost since an agent wrote to it last."""
         self.store_id = ""
         self.is_new = False
         """Whether there was no database before, or an empty one."""
@@ -121,6 +128,7 @@ class Store(StoreRecovery):
                 raise sqlite3.DatabaseError("it has no id")
             self._keep_node()
             self.store_id = str(identity[0])
+            self._look_for_loss()
             with self._writer:
                 self._writer.execute(schema.DROP_OLD_FLOORS, (time.time() - KEPT_S,))
         except sqlite3.Error as error:
@@ -133,6 +141,32 @@ class Store(StoreRecovery):
         except StoreError:
             self.close()
             raise
+
+    def _look_for_loss(self) -> None:
+        """Compare the database with its high-water mark. One that has lost commits takes a new store id, since it does not
+        know any more what it has promised (rule R6), and gives no number again."""
+        assert self._writer is not None
+        assert self._reader is not None
+        self._counter_reached = self._counter()
+        self._event_reached = self._reader.execute(schema.LAST_EVENT).fetchone()[0] or 0
+        found = self.found_mark = self._high_water.read()
+        has = self._mark()
+        is_same = found is not None and found.store == self.store_id
+        if found is not None and is_same and (found.counter > has.counter or found.event > has.event):
+            self.lost = LostCommits(found, has)
+            self.store_id = secrets.token_hex(8)
+            self._event_reached = max(found.event, has.event) + 1
+            self._counter_reached = max(found.counter, has.counter) + GAP
+            words = self.lost.words(self._node)
+            self._writer.execute("BEGIN IMMEDIATE")
+            self._writer.execute("UPDATE meta SET value = ? WHERE key = 'store_id'", (self.store_id,))
+            self._writer.execute(schema.KEEP_COUNTER, (self._counter_reached,))
+            self._writer.execute(schema.PUT_LOSS, (self._event_reached, time.time(), words))
+            self._writer.execute("COMMIT")
+        self._high_water.write(self._mark())
+
+    def _mark(self) -> Mark:
+        return Mark(self.store_id, self._counter_reached, self._event_reached, time.time())
 
     def _how_to_set_aside(self) -> str:
         """All files of the database go together: what was acknowledged last may be in the -wal alone."""
@@ -220,6 +254,8 @@ class Store(StoreRecovery):
             self._writer.execute(schema.KEEP_COUNTER, (counter,))
         except sqlite3.Error as error:
             raise StoreError("the database cannot be written", why=str(error)) from None
+        self._counter_reached = max(self._counter_reached, counter)
+        self._high_water.write(self._mark())
 
     def close(self) -> None:
         """Commit what waits, close, let go of the lock."""
@@ -232,6 +268,7 @@ class Store(StoreRecovery):
             if connection is not None:
                 connection.close()
         self._reader = self._writer = None
+        self._high_water.close()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -267,6 +304,7 @@ class Store(StoreRecovery):
                 self._failed = True
                 on_error(StoreError("a commit failed", why=str(error)))
                 continue
+            self._high_water.write(self._mark())
             notify([done for _, done in batches])
 
     def _commit_with_room(self, rows: list[Row | Upkeep]) -> None:
@@ -328,7 +366,12 @@ class Store(StoreRecovery):
             if events:
                 writer.executemany(schema.PUT_EVENT, events)
                 self._prune(writer, len(events))
+            last_event = writer.execute(schema.LAST_EVENT).fetchone()[0] or 0
             writer.execute("COMMIT")
+            self._event_reached = last_event
+            self._counter_reached = max(
+                (row.submission.counter for row in rows if type(row) is PutSubmission), default=self._counter_reached
+            )
         except BaseException:
             if writer.in_transaction:
                 writer.execute("ROLLBACK")

@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from peerload.agent.high_water import FILE, GAP
 from peerload.agent.store_rows import is_id
 from peerload.model.actions import PutEvent
 
@@ -21,7 +22,7 @@ TOLD_MAX = 100
 """Damaged rows that are named one by one at a start; `ls` has all of them."""
 JUMP = 1_000_000
 """Where ids begin again at the least, if those given before are not known."""
-TRACES = ("spool", "launcher", "addresses", "tls")
+TRACES = ("spool", "launcher", "addresses", "tls", FILE)
 """What an agent leaves in STATE only when it has had a database."""
 
 
@@ -35,18 +36,28 @@ def _has_any(path: Path) -> bool:
 
 
 def begin_anew(parts: Parts, found: list[str]) -> None:
-    """If the database is new and something of a former one is ``found``: remember to say so, and let ids go on from the
-    moment in seconds, which no home has reached that was given less than a task a second."""
+    """If the database is new and something of a former one is ``found``: remember to say so, and let ids go on beyond the
+    high-water mark and the moment in seconds, which no home has reached that was given less than a task a second."""
     if not parts.store.is_new or not found:
         return
-    counter = max(int(time.time()), JUMP)
+    node, mark = parts.config.node, parts.store.found_mark
+    counter = max(int(time.time()), JUMP, mark.counter + GAP if mark is not None else 0)
     parts.store.count_on_from(counter)
+    last = f", of which {node}/{mark.counter} was the last," if mark is not None and mark.counter else ""
     said = (
         f"the database of {parts.config.state} is new, though an agent was here before (there is {', '.join(found)}): "
-        f"what it had acknowledged is not known any more; new ids begin at {parts.config.node}/{counter + 1}"
+        f"what it had acknowledged{last} is not known any more; new ids begin at {node}/{counter + 1}"
     )
     log.warning("%s", said)
     parts.notices.append(said)
+
+
+def tell_loss(parts: Parts) -> None:
+    """If the database has lost commits: say so in the log and to whoever starts the agent; the event is kept already."""
+    if parts.store.lost is not None:
+        said = parts.store.lost.words(parts.config.node)
+        log.error("%s", said)
+        parts.notices.append(said)
 
 
 def tell(parts: Parts, kept: Recovered) -> None:

@@ -135,6 +135,10 @@ PUT_TASK = (
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 PUT_EVENT = "INSERT INTO events (at, what, state, counter, member, task, attempt, node, reason) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+LAST_EVENT = "SELECT max(number) FROM events"
+PUT_LOSS = (
+    "INSERT INTO events (number, at, what, state, attempt, node, reason) VALUES (?, ?, 'store', 'lost', 0, '', ?)"
+)
 PRUNE_EVENTS = (
     "DELETE FROM events WHERE number <= (SELECT max(number) FROM events) - ?"
     " AND number < (SELECT min(number) FROM events) + ?"

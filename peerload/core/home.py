@@ -167,7 +167,8 @@ class Home:
         self._clear_timers(task)
         self._nobody_has(task)
         self.become(task, reason, **(NOBODY | {"state": TaskState.QUEUED, "last_node": ""} | changes))
-        if rests_s:
+        rests_s = max(rests_s, self._state.unsure_until_s - self._state.now.boot_s)
+        if rests_s > 0.0:
             self.rest(task, rests_s)
             return
         task.phase = HomePhase.WAITING

@@ -14,9 +14,11 @@ import msgspec
 from peerload.core.work import HomePhase
 from peerload.model.actions import TaskChanged
 from peerload.model.messages import LeaseExtension, Query, Renew, RenewOk, Revoke
-from peerload.model.task import TaskState
+from peerload.model.task import Guarantee, TaskState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from peerload.core.home import Home
     from peerload.core.losses import Losses
     from peerload.core.parking import Parking
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 SIGKILL = 9
 DRIFT_MAX = 1 / 12
 """Clocks of two machines are taken to differ in speed by less than this; a lease's grace is this part of it at least."""
+COMMITS_LOST = "the database has lost its last commits, and whether it was started since cannot be known"
 AUTO_PART = 10.0
 """A lease that grows with the work at stake is this part of the time that its task has run."""
 
@@ -79,6 +82,21 @@ class Leases:
             task.commits = 2  # how often COMMIT was said before the restart is not known: never "never"
             self.extend(task, task.record.lease_s)  # it may have been renewed just before (R4)
         self.ask(task)
+
+    def commits_lost(self, queued: Sequence[HomeTask]) -> None:
+        """The database of this home has lost its last commits: a task that it knows as queued may have been started since.
+        One that may run once only is held. The others, and those that are queued again meanwhile, wait until no lease can
+        be left that was granted then."""
+        config = self._state.config
+        longest_s = config.lease_s
+        for task in queued:
+            asked_s = config.lease_auto_s_max if task.spec.lease_auto else task.spec.lease_s
+            longest_s = max(longest_s, asked_s, task.record.lease_s)
+        grace_s = max(config.lease_grace_s, longest_s * DRIFT_MAX)
+        self._state.unsure_until_s = self._state.now.boot_s + longest_s + grace_s
+        for task in queued:
+            if task.spec.guarantee is Guarantee.ONCE:
+                self._home.hold(task, COMMITS_LOST)
 
     def ask(self, task: HomeTask) -> None:
         """Nothing was heard of it: QUERY, which every executor answers; less and less often."""

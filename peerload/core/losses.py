@@ -93,11 +93,12 @@ class Losses:
             self._home.hold(task, reason, last_node=node)
 
     def rest_after_restart(self, task: HomeTask) -> bool:
-        """Whether a queued task has to pause once more: how long it has done so is not known any more."""
+        """Whether a queued task has to pause (once more): how long it has done so is not known any more."""
         record = task.record
-        if not record.losses and not record.failures:
+        unsure_s = self._state.unsure_until_s - self._state.now.boot_s
+        if not record.losses and not record.failures and unsure_s <= 0.0:
             return False
-        pause_s = self._pause_s(record.losses) if record.losses else 0.0
+        pause_s = max(unsure_s, self._pause_s(record.losses) if record.losses else 0.0)
         if record.failures:
             pause_s = max(pause_s, failure_pause_s(self._state.config, record.failures))
         self._home.rest(task, pause_s)

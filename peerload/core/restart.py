@@ -28,7 +28,11 @@ def restart(node: Node, event: AgentStarted) -> None:
             node.runs.restore(guest)
     node.runs.reconcile(event.running, dict(event.ended), event.frozen)
     node.gates.restored()
+    if event.commits_lost:
+        node.handoff.leases.commits_lost(queued)
     for task in queued:
+        if task.phase is HomePhase.HELD or task.phase is HomePhase.OVER:
+            continue
         if not node.handoff.losses.rest_after_restart(task):
             node.arrivals.arrives(task)
     node.attendance.restored()

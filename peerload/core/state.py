@@ -30,7 +30,8 @@ class CoreState:
     """One per node. ``actions`` is emptied by `Node.handle` at every event; ``counts`` are plain counters; ``history`` is
     how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks; ``runs_frozen_only``:
     whether nothing runs here but what is frozen; ``is_stuck``: and there is no core left beside that; ``turned_away``: who
-    was declined for that in this event."""
+    was declined for that in this event; ``unsure_until_s``: until then another node may have a task of this home by a lease
+    that the database has lost."""
 
     __slots__ = (
         "actions",
@@ -46,6 +47,7 @@ class CoreState:
         "rng",
         "runs_frozen_only",
         "turned_away",
+        "unsure_until_s",
     )
 
     def __init__(
@@ -68,6 +70,7 @@ class CoreState:
         self.runs_frozen_only = False
         self.is_stuck = False
         self.turned_away: Offer | None = None
+        self.unsure_until_s = 0.0
         self.history = History(config.commands_kept_max, config.durations_kept_max)
 
     @property

@@ -74,7 +74,8 @@ class AgentStarted(_Event, frozen=True):
     past: the last runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node
     takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
     addresses (HOST:PORT) at which a member may be. They are tried for ever. fates: what has become of tasks that others here
-    wait for; groups: those that a user has set.
+    wait for; groups: those that a user has set. commits_lost: the database has lost its last commits, so that any of this
+    may have been overtaken.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -91,6 +92,7 @@ class AgentStarted(_Event, frozen=True):
     seeds: tuple[str, ...] = ()
     fates: tuple[Fate, ...] = ()
     groups: tuple[GroupSettings, ...] = ()
+    commits_lost: bool = False
 
 
 class TaskSubmitted(_Event, frozen=True):

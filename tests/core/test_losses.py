@@ -333,3 +333,33 @@ def test_another_priority_is_told_to_the_node_that_has_it_queued_and_with_each_r
     assert x.sent(messages.RenewOk).extensions[0].priority is None  # it runs
     x.when(events.PriorityRequested(10, (task.task,), 8))
     assert x.done(Answer).reply["elsewhere"] == [task.task]
+
+
+# -- a home whose database has lost its last commits -------------------------------------------------------------------
+
+
+def _queued(number: int, task: TaskSpec) -> events.TaskRow:
+    uid = bytes([number]) * 16
+    return events.TaskRow(TaskRecord(f"x/{number}", uid, TaskState.QUEUED, 1.0), task)
+
+
+def test_a_home_that_has_lost_commits_starts_nothing_as_long_as_a_lease_may_be_left() -> None:
+    rows = (_queued(1, spec()), _queued(2, spec(**ONCE)), _queued(3, spec(lease_s=600.0)))
+    started = events.AgentStarted(tasks=rows, counter=3, commits_lost=True)
+    x = Given(slots=4, peers=(), started=started)
+    assert not any(did.startswith("spawn") for did in x.started)
+    assert [x.task(number).phase for number in (1, 2, 3)] == [HomePhase.RESTING, HomePhase.HELD, HomePhase.RESTING]
+    assert "started since cannot be known" in x.task(2).record.reason
+    assert x.started.count("timer rest 650") == 2
+    x.after(650)
+    assert "spawn 1" in x.timer("rest", x.task(1).uid.hex())
+
+
+def test_what_comes_back_to_such_a_home_waits_too() -> None:
+    record = TaskRecord("x/1", UID, TaskState.LEASED, 1.0, attempt=1, node="y", lease_s=60.0)
+    row = events.TaskRow(record, spec())
+    x = Given(peers=("y",), started=events.AgentStarted(tasks=(row,), counter=1, commits_lost=True))
+    assert "timer rest 65" in x.hear("y", messages.NotStarted("x/1", UID, 1, "not here"))
+    assert x.task().phase is HomePhase.RESTING
+    sound = Given(peers=("y",), started=events.AgentStarted(tasks=(row,), counter=1))
+    assert "spawn 2" in sound.hear("y", messages.NotStarted("x/1", UID, 1, "not here"))

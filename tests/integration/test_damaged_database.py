@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 
 from tests.integration.cluster import Agent, Cluster
@@ -59,3 +60,26 @@ def test_a_database_that_was_lost_is_told_and_no_id_comes_again() -> None:
         agent.start()
         assert agent.call("info")["notices"] == []
         assert agent.submit("true") == f"n1/{counter + 2}"
+
+
+def test_a_damaged_wal_is_told_and_no_id_comes_again() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent("n1", slots=1)
+        assert [_held(agent, number) for number in range(2)] == ["n1/1", "n1/2"]
+        wal = agent.state / "peerload.db-wal"
+        sound_bytes = wal.stat().st_size
+        assert [_held(agent, number) for number in range(2, 5)] == ["n1/3", "n1/4", "n1/5"]
+        store = agent.database("SELECT value FROM meta WHERE key = 'store_id'")
+        agent.kill()
+        os.truncate(wal, sound_bytes)
+        agent.start()
+        info = agent.call("info")
+        (notice,) = info["notices"]
+        assert "n1/3 to n1/5" in notice
+        assert notice in agent.log_end()
+        assert agent.database("SELECT value FROM meta WHERE key = 'store_id'") != store
+        assert set(agent.states()) == {"n1/1", "n1/2"}
+        assert b"n1/3 to n1/5" in agent.cli("events", "--what", "store").stdout
+        number = int(agent.submit("true").partition("/")[2])
+        assert number > 5
+        assert agent.submit("true") == f"n1/{number + 1}"

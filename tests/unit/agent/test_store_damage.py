@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -16,12 +17,13 @@ import msgspec
 import pytest
 
 from peerload.agent.disk import Reserve
+from peerload.agent.high_water import GAP
 from peerload.agent.store import Store
 from peerload.agent.store_recover import FLOOR_MAX
 from peerload.model.actions import PutEvent, PutExecution, PutFloor, PutSubmission, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
-from peerload.model.task import ExecutionRecord, ExecutionState, FloorKind
+from peerload.model.task import ExecutionRecord, ExecutionState, FloorKind, TaskState
 from tests.support import wait_until
 from tests.unit.agent.test_store import NOW, SPEC, Opened, put, submission, uid
 
@@ -406,3 +408,89 @@ def test_the_files_are_private(tmp_path: Path) -> None:
         for path in tmp_path.iterdir():
             assert path.stat().st_mode & 0o077 == 0, path
         assert os.umask(0o022) == 0o022
+
+
+# -- commits that are lost ---------------------------------------------------------------------------------------------
+
+
+def _crashed_copy(opened: Opened, to: Path) -> Path:
+    """What a crash at this moment leaves on disk, in a directory of its own → the database there."""
+    to.mkdir()
+    for path in opened.store.path.parent.iterdir():
+        if path.name.startswith(("db", "high-water")):
+            shutil.copy(path, to / path.name)
+    return to / "db"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_wal_is_noticed_and_no_number_comes_again(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "state").mkdir()
+    with Opened(tmp_path / "state" / "db") as opened:
+        was = opened.store.store_id
+        opened.keep(submission(1), put(1))
+        opened.keep(submission(2), put(2))
+        sound_bytes = opened.store.path.with_name("db-wal").stat().st_size
+        opened.keep(submission(3), put(3))
+        opened.keep(submission(4), put(4))
+        path = _crashed_copy(opened, tmp_path / "crashed")
+    wal = path.with_name("db-wal")
+    if damage == "truncated":
+        os.truncate(wal, sound_bytes)
+    else:
+        content = bytearray(wal.read_bytes())
+        content[sound_bytes + 100] ^= 1
+        wal.write_bytes(content)
+    store = Store(path, "ws1")
+    store.open()
+    try:
+        lost = store.lost
+        assert lost is not None
+        assert (lost.has.counter, lost.had.counter) == (2, 4)
+        assert lost.had.event > lost.has.event
+        assert "ws1/3 to ws1/4" in lost.words("ws1")
+        kept = store.recover()
+        assert [row.record.task for row in kept.tasks] == ["ws1/1", "ws1/2"]
+        assert kept.counter == 4 + GAP
+        assert store.store_id != was
+        event = store.events(after=0, limit=10)[-1]
+        assert (event.what, event.state) == ("store", "lost")
+        assert event.number > lost.had.event
+    finally:
+        store.close()
+    again = Store(path, "ws1")
+    again.open()
+    assert again.lost is None
+    assert again.recover().counter == 4 + GAP
+    again.close()
+
+
+def test_a_loss_is_noticed_that_no_submission_shows(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    with Opened(tmp_path / "state" / "db") as opened:
+        opened.keep(submission(1), put(1))
+        sound_bytes = opened.store.path.with_name("db-wal").stat().st_size
+        opened.keep(put(1, TaskState.DONE, ended_at=NOW))
+        path = _crashed_copy(opened, tmp_path / "crashed")
+    os.truncate(path.with_name("db-wal"), sound_bytes)
+    store = Store(path, "ws1")
+    store.open()
+    assert store.lost is not None
+    assert store.lost.had.counter == store.lost.has.counter == 1
+    store.close()
+
+
+def test_a_crash_and_a_mark_that_cannot_be_read_are_no_loss(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    with Opened(tmp_path / "state" / "db") as opened:
+        opened.keep(submission(1), put(1))
+        old_mark = (tmp_path / "state" / "high-water").read_bytes()
+        opened.keep(submission(2), put(2))
+        path = _crashed_copy(opened, tmp_path / "crashed")
+    for mark in (None, old_mark, b"", b"\0" * 128, old_mark[:40]):
+        if mark is not None:
+            path.with_name("high-water").write_bytes(mark)
+        store = Store(path, "ws1")
+        store.open()
+        assert store.lost is None
+        assert store.recover().counter == 2
+        store.close()
