@@ -364,6 +364,7 @@ class Daemon:
                 seeds=self.config.peer,
                 fates=kept.fates,
                 groups=kept.groups,
+                revoked=self.parts.trust.trust.revoked_nodes(),
             )
         )
         self.incoming.release_early()
