@@ -65,6 +65,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Wait: Right.OWN,
     control.Output: Right.OWN,
     control.Cancel: Right.OWN,
+    control.Remote: Right.OWN,
     control.Hold: Right.OWN,
     control.Release: Right.OWN,
     control.Prio: Right.OWN,
@@ -85,6 +86,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Invite: Right.HERE,
     control.Revoke: Right.HERE,
     control.Rotate: Right.HERE,
+    control.CancelRemote: Right.HERE,
     control.Restart: Right.HERE,
 }
 """Every verb. In user mode only HERE refuses anybody, those whose request another node has sent on."""
@@ -162,13 +164,13 @@ class Access:
         right = RIGHTS[type(request)]
         if right is Right.HERE and caller.node:
             why = f"it was asked for from {caller.node}"
-            verb = type(request).__struct_config__.tag
+            verb = _typed(request)
             self._told("P3", caller.node, f"asks for {verb}, which is for users of the machine itself")
             raise BadRequest(f"peerload {verb} is for users of the machine itself", why=why, hint="type it there")
         if not self.is_system:
             return request
         if right in (Right.ADMIN, Right.HERE) and not caller.is_admin:
-            verb = type(request).__struct_config__.tag
+            verb = _typed(request)
             self._told("L1", caller.user or f"uid {caller.uid}", f"asks for {verb}, which is for administrators")
             why = f"{caller.user or 'who asks'} is neither root nor in the group {self._config.admin_group}"
             raise NotAllowed(f"peerload {verb} is for administrators", why=why, hint=f"sudo peerload {verb}")
@@ -297,6 +299,11 @@ class Access:
     def _told(self, rule: str, who: str, what: str) -> None:
         """A refusal for a rule's sake is an event."""
         self._parts.security.tell(rule, who, what)
+
+
+def _typed(request: control.Request) -> str:
+    """What is typed for it."""
+    return str(type(request).__struct_config__.tag).replace("_", " --")
 
 
 def _named(request: control.Request) -> tuple[str, ...]:

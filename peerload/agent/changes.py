@@ -16,7 +16,7 @@ from peerload.agent import result_files
 from peerload.agent.environment import variables_of
 from peerload.agent.gating import agreed
 from peerload.agent.inputs import input_name
-from peerload.model.errors import BadRequest, PeerloadError
+from peerload.model.errors import BadRequest, NoSuchTask, PeerloadError
 from peerload.model.events import (
     CancelRequested,
     DrainRequested,
@@ -25,6 +25,7 @@ from peerload.model.events import (
     ForgetRequested,
     HoldRequested,
     ReleaseRequested,
+    RemoteCancelRequested,
     SignalRequested,
     TaskSubmitted,
     UndrainRequested,
@@ -185,6 +186,16 @@ class Changes:
             connection.more(request.id, await answer)
             records = [record async for page in self._names.all_pages(request.tasks) for record in page]
             await self._endings.until_gone(connection, request, watch, records)
+
+    def cancel_remote(self, connection: Connection, request: control.CancelRemote) -> None:
+        """End tasks of other homes on this node. Raises NoSuchTask for the first that is not here."""
+        here = {name for guest in self._parts.node.executor.guests.values() for name in (guest.task, guest.array)}
+        for name in request.guests:
+            if name not in here:
+                raise NoSuchTask(f"no task {name} of another home is here", hint="what is here:  peerload ls --remote")
+        by = f"ended on {self._parts.config.node} by {connection.caller.user or 'its user'}"
+        number = self._pending.expect(connection, request.id)
+        self._parts.inbox.put(RemoteCancelRequested(number, request.guests, request.signal, request.force, by))
 
     async def signal(self, connection: Connection, request: control.Signal) -> None:
         """Send a signal to a running task."""

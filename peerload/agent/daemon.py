@@ -368,6 +368,7 @@ class Daemon:
                 fates=kept.fates,
                 groups=kept.groups,
                 commits_lost=self.parts.store.lost is not None,
+                revoked=self.parts.trust.trust.revoked_nodes(),
             )
         )
         self.incoming.release_early()

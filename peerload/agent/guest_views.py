@@ -14,6 +14,7 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from peerload.agent.caller import Caller
     from peerload.agent.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.core.work import Guest
@@ -27,6 +28,34 @@ def find(parts: Parts, name: str) -> Guest | None:
         if guest.task == name and guest.phase is not GuestPhase.RESERVED
     ]
     return max(found, key=lambda guest: guest.attempt, default=None)
+
+
+def seen_by(parts: Parts, caller: Caller) -> list[Guest]:
+    """All that are here, and there for this caller."""
+    guests = parts.node.executor.guests.values()
+    return [g for g in guests if g.phase is not GuestPhase.RESERVED and parts.access.sees_guest(caller, g)]
+
+
+def listed(parts: Parts, guest: Guest, user: str) -> dict[str, object]:
+    """It as `ls` lists tasks; submitted_at: when it came to this node."""
+    record, now = _record(parts, guest), parts.now()
+    names = answers.device_names(parts.node, record.node, guest.devices)
+    task = answers.task_object(record, guest.spec, user, running_at=guest.running_at, devices=names)
+    arrived_at = now.wall_s - (now.boot_s - guest.arrived_s)
+    return task | {"submitted_at": arrived_at, "reason": _stands(parts, guest)}
+
+
+def _stands(parts: Parts, guest: Guest) -> str:
+    """What is so far told of it by nobody but this node."""
+    if guest.phase is GuestPhase.ENDED:
+        return f"{guest.home} has not taken its result yet"
+    if guest.killed_because:
+        return guest.killed_because
+    if guest.key in parts.node.runs.frozen:
+        return f"frozen: {guest.home} is silent"
+    if guest.is_parked:
+        return f"{guest.home} is away, and lets it run on"
+    return "waits for room here" if guest.phase is GuestPhase.WAITING else ""
 
 
 def knows(parts: Parts, request: control.Request, names: Iterable[str]) -> bool:

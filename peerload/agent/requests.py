@@ -89,6 +89,8 @@ class Requests:
             control.Wait: lambda: spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
             control.Output: lambda: spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
             control.Cancel: lambda: spawn(request.id, changes.cancel(connection, request)),  # type: ignore[arg-type]
+            control.Remote: lambda: spawn(request.id, self._remote(connection, request)),  # type: ignore[arg-type]
+            control.CancelRemote: lambda: changes.cancel_remote(connection, request),  # type: ignore[arg-type]
             control.Signal: lambda: spawn(request.id, changes.signal(connection, request)),  # type: ignore[arg-type]
             control.Input: lambda: spawn(request.id, self.attending.input(connection, request)),  # type: ignore[arg-type]
             control.Resize: lambda: self.attending.resize(connection, request),  # type: ignore[arg-type]
@@ -201,6 +203,16 @@ class Requests:
             tasks = [self._task_object(record, spec) | answers.used(record) for record, spec in rows]
             tasks = await self._hand_over(connection, request.id, tasks)
         connection.ok(request.id, {"tasks": tasks, "truncated": truncated, "damaged": damaged})
+
+    async def _remote(self, connection: Connection, request: control.Remote) -> None:
+        await self._readable(connection)
+        found = guest_views.seen_by(self._parts, connection.caller)
+        shown = found[: request.limit]
+        for first in range(0, len(shown), SHOWN_AT_A_TIME):
+            page = shown[first : first + SHOWN_AT_A_TIME]
+            tasks = [guest_views.listed(self._parts, guest, user_shown(guest.spec, self._user)) for guest in page]
+            await self._hand_over(connection, request.id, tasks)
+        connection.ok(request.id, {"tasks": [], "truncated": len(found) > len(shown)})
 
     def _why_waiting(self, record: TaskRecord) -> str:
         return answers.why_waiting(self._parts.node, self._parts.node.home.tasks.get(record.uid), record)

@@ -161,6 +161,10 @@ class Trust:
         """When anybody of that name was last shut out (Unix s); 0: never."""
         return max((word.at - CLOCKS_S for word in self.revocations if word.node == node), default=0.0)
 
+    def revoked_nodes(self) -> tuple[tuple[str, float], ...]:
+        """Each node that was ever shut out, and when it last was (Unix s)."""
+        return tuple((node, self.revoked_at(node)) for node in sorted({word.node for word in self.revocations}))
+
     def certified_at(self, node: str, now: datetime) -> datetime:
         """When a certificate for who is called so says that it was made: now, or when none of those that were revoked can
         have been."""

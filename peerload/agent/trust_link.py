@@ -20,6 +20,7 @@ from peerload.agent.trust import OVERLAP_REVOKED_S, OVERLAP_S, Revoked
 from peerload.core.membership import PeerState
 from peerload.model import messages
 from peerload.model.errors import BadRequest, ConfigError
+from peerload.model.events import NodeRevoked
 from peerload.wire.seal import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -241,6 +242,9 @@ class TrustLink:
                 journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
         self._use_keys()
         self._parts.links.made.cut_revoked()
+        for _, word in new:
+            if isinstance(word, Revoked) and self._is_refused(word.node):  # else somebody was let in anew by that name
+                self._parts.inbox.put(NodeRevoked(word.node))
         if self._parts.bus is not None:
             self._parts.bus.publish_revoked()
 

@@ -28,16 +28,23 @@ def main(words: list[str]) -> int:
     reader.add_argument("task", nargs="+", metavar="ID")
     reader.flag("--signal", type=signal_number, default=15, metavar="NAME", help="the first signal (default TERM)")
     reader.switch("--force", help="KILL at once")
+    reader.switch(
+        "--remote", help="tasks of other homes, on this node: those that wait go home, those that run end here"
+    )
     reader.switch("--wait", help="return when their processes are gone, wherever they ran")
     reader.flag("--timeout", type=duration, metavar="30s", help="with --wait: no longer than this")
     flags = reader.read(words)
     if flags.timeout is not None and not flags.wait:
         raise UsageError("cancel: --timeout is for --wait", hint="peerload cancel --wait --timeout 30s ID")
+    if flags.remote and flags.wait:
+        raise UsageError("cancel: --remote does not wait", hint="what is still here:  peerload ls --remote")
     asked = {"tasks": flags.task, "signal": flags.signal, "force": flags.force}
     with Client(flags.socket) as client:
         if flags.wait:
             return _wait(client, flags, asked)
-        reply = client.call("cancel", **asked)
+        if flags.remote:
+            asked["guests"] = asked.pop("tasks")
+        reply = client.call("cancel_remote" if flags.remote else "cancel", **asked)
     cancelled, already = reply.get("cancelled", []), reply.get("already_ended", [])
     if flags.json:
         print_json({"cancelled": cancelled, "already_ended": already})

@@ -28,6 +28,7 @@ def main(words: list[str]) -> int:
     reader.flag("--state", action="append", default=[], metavar="S", help=f"only in this state: {' '.join(STATES)}")
     reader.flag("--node", type=node_name, default="", metavar="NAME", help="only those on this node")
     reader.switch("--cluster", help="the tasks of all nodes, not those of this one alone")
+    reader.switch("--remote", help="the tasks of other homes that are on this node, whatever became of their homes")
     reader.at()
     reader.switch("--all", help="tasks of all users")
     reader.switch("--members", help="members of arrays one by one, also those that wait or are done")
@@ -38,6 +39,8 @@ def main(words: list[str]) -> int:
     for name in states:
         if name not in STATES:
             raise UsageError(f"ls: no such state: {name!r}", hint=f"there are:  {' '.join(STATES)}")
+    if flags.remote and (flags.cluster or flags.node or states):
+        raise UsageError("ls: --remote goes with --at, --all, --limit, --watch and --json alone", hint="ls --help")
     if flags.cluster and flags.at:
         raise UsageError("ls: --cluster asks all nodes, --at one", hint=f"peerload ls --at {flags.at}")
     with Client(flags.socket) as client:
@@ -47,7 +50,7 @@ def main(words: list[str]) -> int:
         if flags.json:
             reply = listed(client, flags, states)
             keys = ("tasks", "truncated", "unfinished", "damaged", *(("missing",) if flags.cluster else ()))
-            print_json({key: reply.get(key) for key in keys})
+            print_json({key: reply.get(key) for key in (keys[:2] if flags.remote else keys)})
             return 0
         sys.stdout.write("".join(f"{line}\n" for line in lines(client, flags, states)))
     return 0
@@ -55,6 +58,9 @@ def main(words: list[str]) -> int:
 
 def listed(client: Client, flags: Namespace, states: list[str]) -> dict[str, Any]:
     """The agent's answer, less other users' tasks unless they are asked for; ``hidden`` counts those."""
+    if flags.remote:
+        reply = client.call("remote", limit=flags.limit, at=flags.at)
+        return {**reply, "hidden": 0}
     asked = {"states": states, "node": flags.node, "limit": flags.limit}
     reply = client.call("tasks", **asked, at=flags.at, cluster=flags.cluster)
     own = tasks.own_names()
@@ -89,6 +95,8 @@ def lines(client: Client, flags: Namespace, states: list[str]) -> list[str]:
 
 def _none(flags: Namespace, states: list[str]) -> str:
     """What to type where there is nothing to list."""
+    if flags.remote:
+        return "no task of another home is on this node        my own tasks:  peerload ls"
     if states or flags.node:
         return "no such tasks        all of mine:  peerload ls        those that ended:  peerload history"
     return "no tasks        queue one:  peerload submit sleep 5        those that ended long ago:  peerload history"

@@ -6,7 +6,8 @@ RULES = {
     "J1": "a cluster has a CA of its own; its key is only on issuers, 0600; node certificates last 90 days, renewed at 60",
     "J2": "a token is checked before anything secret is sent, is good once and for 15 minutes; guessers get one slow answer",
     "J3": "peers speak TLS 1.3 with certificates at both ends; a stranger is closed on within 5 s, and from one address cannot crowd others out",
-    "J4": "a revoked node is cut off by every member within 10 s, by a word of the CA that nobody else can make",
+    "J4": "a revoked node is cut off by every member within 10 s, and its tasks are ended there, by a word of the CA that nobody "
+    "else can make",
     "J5": "gossip is sealed, names its sender and counts once; two keys are valid while they change",
     "J6": "without a cluster a node works alone; there is no shared default key",
     "L1": "the local socket is its owner's; who asks is told by the kernel alone",
@@ -73,6 +74,7 @@ HELD_BY: dict[str, tuple[str, ...]] = {
     "J4": (
         "tests/integration/test_mqtt_agents.py::test_who_is_shut_out_is_told_over_the_broker_and_nothing_secret",
         "tests/integration/test_joining.py::test_a_revocation_reaches_all_within_ten_seconds",
+        "tests/integration/test_joining.py::test_the_tasks_of_who_is_revoked_end_on_every_node",
         "tests/unit/agent/test_trust.py::test_a_member_can_neither_forge_nor_change_nor_undo_one",
         "tests/integration/test_peer_link.py::test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other",
     ),

@@ -45,6 +45,10 @@ class GuestResults:
         """RESULT, durable, then said until it is acknowledged."""
         if guest.phase is GuestPhase.ENDED:
             return
+        if guest.is_revoked:  # that it was killed is nobody's result
+            self.died(guest, "it was ended there: its home was shut out of the cluster")
+            self._state.actions.append(ForgetTask(guest.key, output=True))
+            return
         guest.phase = GuestPhase.ENDED
         guest.exit = exit_
         self._state.history.learn(guest.spec, exit_)

@@ -9,6 +9,7 @@ the highest attempt this node has started or promised never to start (R7). START
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from peerload.core.admission import why_never
@@ -17,6 +18,8 @@ from peerload.core.guest_leases import GuestLeases
 from peerload.core.guest_results import GuestResults
 from peerload.core.work import Guest, GuestPhase
 from peerload.model.actions import (
+    Answer,
+    DropExecution,
     PutExecution,
     SignalTask,
     SpawnTask,
@@ -50,8 +53,11 @@ if TYPE_CHECKING:
     from peerload.core.admission import Ledger
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
+    from peerload.model.events import RemoteCancelRequested
     from peerload.model.load import LoadReport
 
+SIGKILL = 9
+REVOKED = "its home was shut out of the cluster"
 STUCK = "nothing runs there but tasks that are frozen, since their homes are silent"
 NOT_ITS_HOME = "words of others than its home"
 OFFERS_MAX = 1024
@@ -374,8 +380,45 @@ class Executor:
             self.give_back(guest, revoke.reason or "revoked")
         elif guest.phase is GuestPhase.HERE:
             self._state.note_guest(guest, "revoked", revoke.reason)
-            self._state.actions.append(SignalTask(guest.key, revoke.signal))
-            self._state.set_timer_in(self._state.config.kill_after_s, "kill", guest.key)
+            self._end(guest, revoke.signal)
+
+    def home_revoked(self, home: str, until: float = math.inf) -> None:
+        """End all that is here of a home that was shut out of the cluster; of what runs, the attempts that were started up
+        to ``until`` (Unix s). The attempt is forgotten durably before its processes are gone: an agent that starts
+        meanwhile finds processes that nobody wants, and ends them."""
+        for guest in [guest for guest in self.guests.values() if guest.home == home]:
+            if guest.phase is GuestPhase.RESERVED:
+                self._drop(guest)
+            elif guest.phase is GuestPhase.WAITING:
+                self.give_back(guest, REVOKED)
+            elif guest.phase is GuestPhase.HERE and guest.running_at <= until:
+                guest.is_revoked = True
+                self._state.persist(DropExecution(guest.uid, guest.attempt))
+                self._state.note_guest(guest, "revoked", REVOKED)
+                self._end(guest, SIGKILL)
+
+    def cancel(self, event: RemoteCancelRequested) -> None:
+        """Somebody on this machine wants tasks of other homes gone from here: those that wait go home, those that run are
+        ended, which is their result."""
+        cancelled: list[str] = []
+        ended: list[str] = []
+        wanted = frozenset(event.tasks)
+        for guest in [guest for guest in self.guests.values() if guest.task in wanted or guest.array in wanted]:
+            (ended if guest.phase is GuestPhase.ENDED else cancelled).append(guest.task)
+            if guest.phase is GuestPhase.RESERVED:
+                self._drop(guest)
+            elif guest.phase is GuestPhase.WAITING:
+                self.give_back(guest, event.reason)
+            elif guest.phase is GuestPhase.HERE:
+                guest.killed_because = event.reason
+                self._state.note_guest(guest, "cancelled", event.reason)
+                self._end(guest, SIGKILL if event.force else event.signal)
+        self._state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
+
+    def _end(self, guest: Guest, signal: int) -> None:
+        """Its processes get a signal, and later SIGKILL."""
+        self._state.actions.append(SignalTask(guest.key, signal))
+        self._state.set_timer_in(self._state.config.kill_after_s, "kill", guest.key)
 
     def signal_received(self, src: str, message: Signal) -> None:
         """Pass a signal on."""
@@ -450,6 +493,8 @@ class Executor:
         self._holds_room(guest)
         self.started(guest, started_at, "it runs on; the agent is back")
         self.leases.began(guest)
+        if guest.is_revoked:  # the launcher that was told to end it is not this one, or did not hear it
+            self._end(guest, SIGKILL)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -252,6 +252,10 @@ class Node:
                 self.clients.undrain(event)
             case events.ForgetRequested():
                 self.clients.forget(event)
+            case events.NodeRevoked():
+                self.executor.home_revoked(event.node)
+            case events.RemoteCancelRequested():
+                self.executor.cancel(event)
             case events.DiskRoomChanged():
                 self.state.has_disk_room = event.has_room
                 self.own_profile.trouble("disk", event.trouble)

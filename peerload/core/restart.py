@@ -27,6 +27,8 @@ def restart(node: Node, event: AgentStarted) -> None:
         if guest.phase is not GuestPhase.ENDED:
             node.runs.restore(guest)
     node.runs.reconcile(event.running, dict(event.ended), event.frozen)
+    for home, at in event.revoked:  # whoever has that name anew has started its tasks after that
+        node.executor.home_revoked(home, at)
     node.gates.restored()
     if event.commits_lost:
         node.handoff.leases.commits_lost(queued)

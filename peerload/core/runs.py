@@ -282,7 +282,9 @@ class Runs:
 
 def _limited(exit_: Exit, work: HomeTask | Guest) -> Exit:
     """A task that was ended for its time limit shows that, whatever the signal made of it; also if the agent that sent
-    the signal is not the one that sees the end."""
+    the signal is not the one that sees the end. One that somebody here has ended says who, unless it had ended well."""
+    if work.killed_because and work.killed_because != TIME_LIMIT and exit_.exit_code and not exit_.reason:
+        exit_ = msgspec.structs.replace(exit_, reason=work.killed_because)
     limit_s = work.spec.time_limit_s
     is_over = limit_s > 0 and exit_.signal in (SIGTERM, SIGKILL) and exit_.ended_at - exit_.started_at >= limit_s
     if work.killed_because != TIME_LIMIT and not is_over:

@@ -178,7 +178,7 @@ class HomeTask(Work):
 class Guest(Work):
     """An attempt of another home. ts: this node's clock at the newest message that its home has answered or told of;
     deadline_s: ts + the lease granted for it, when the launcher freezes it; infinite while the home has parked it
-    (is_parked)."""
+    (is_parked). is_revoked: its home was shut out of the cluster, and its processes are being ended."""
 
     __slots__ = (
         "attempt",
@@ -186,6 +186,7 @@ class Guest(Work):
         "exit",
         "home",
         "is_parked",
+        "is_revoked",
         "key",
         "lease_s",
         "migrations",
@@ -209,6 +210,7 @@ class Guest(Work):
         self.lease_s = 0.0
         self.deadline_s = 0.0
         self.is_parked = False
+        self.is_revoked = False
         self.migrations = 0
         self.migrations_max = -1
         self.running_at = 0.0
@@ -243,6 +245,11 @@ class Guest(Work):
             self.exit,
             self.devices,
         )
+
+    @property
+    def array(self) -> str:
+        """The id of the array that it is a member of; its own if it is of none."""
+        return self.task.rpartition(".")[0] or self.task
 
     def moves(self) -> int:
         """As its home said with the offer."""

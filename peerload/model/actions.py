@@ -107,6 +107,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "returned",
         "refused",
         "revoked",
+        "cancelled",
         "ended",
         "lost",
         "delivered",

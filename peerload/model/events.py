@@ -74,8 +74,8 @@ class AgentStarted(_Event, frozen=True):
     past: the last runs of tasks of this home, the oldest first, from which durations are learned; drained: why this node
     takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
     addresses (HOST:PORT) at which a member may be. They are tried for ever. fates: what has become of tasks that others here
-    wait for; groups: those that a user has set. commits_lost: the database has lost its last commits, so that any of this
-    may have been overtaken.
+    wait for; groups: those that a user has set; commits_lost: the database has lost its last commits, so that any of this
+    may have been overtaken; revoked: nodes that were ever shut out of the cluster, and when (Unix s).
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -93,6 +93,7 @@ class AgentStarted(_Event, frozen=True):
     fates: tuple[Fate, ...] = ()
     groups: tuple[GroupSettings, ...] = ()
     commits_lost: bool = False
+    revoked: tuple[tuple[str, float], ...] = ()
 
 
 class TaskSubmitted(_Event, frozen=True):
@@ -266,6 +267,23 @@ class ForgetRequested(_Event, frozen=True):
 
     request: int
     node: str
+
+
+class NodeRevoked(_Event, frozen=True):
+    """A node was shut out of the cluster: nothing of its tasks is to run, or to wait, on this node any longer."""
+
+    node: str
+
+
+class RemoteCancelRequested(_Event, frozen=True):
+    """A client wants tasks of other homes ended on this node: ids of tasks or of whole arrays. reason: who asks, in words.
+    Answered with ``cancelled`` and ``already_ended`` (ids)."""
+
+    request: int
+    tasks: tuple[str, ...]
+    signal: int
+    force: bool
+    reason: str
 
 
 class DiskRoomChanged(_Event, frozen=True):
@@ -474,6 +492,8 @@ Event = (
     | EmptyAwaitedNoMore
     | UndrainRequested
     | ForgetRequested
+    | NodeRevoked
+    | RemoteCancelRequested
     | DiskRoomChanged
     | MachineSleeping
     | MachineWoke

@@ -155,6 +155,23 @@ class Cancel(_Request, frozen=True, tag="cancel"):
     timeout_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
 
 
+class Remote(_Request, frozen=True, tag="remote"):
+    """List the tasks of other homes that are on this node → tasks, as ``tasks`` tells them, also of homes that are away or
+    were shut out; truncated: there are more than ``limit``."""
+
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
+
+
+class CancelRemote(_Request, frozen=True, tag="cancel_remote"):
+    """End tasks of other homes on this node, whatever their homes say → cancelled, already_ended (ids). One that waits goes
+    back to its home unstarted; one that runs gets the signal, and ends as its processes do. guests: whole ids of tasks or of
+    arrays, ``ws1/42``."""
+
+    guests: TaskRefs
+    signal: Annotated[int, Meta(ge=1, le=64)] = 15
+    force: bool = False
+
+
 class Retry(_Request, frozen=True, tag="retry"):
     """Queue what a task was to run as a new one → as `submit`. The task has ended, or is unknown; of an array those members
     that have not succeeded are queued, with ``all`` every one that has ended, with ``failed`` those that failed, or of which
@@ -379,6 +396,8 @@ Request = (
     | Events
     | Wait
     | Cancel
+    | Remote
+    | CancelRemote
     | Retry
     | Hold
     | Release

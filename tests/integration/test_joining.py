@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from peerload.model.errors import BadRequest
+from tests.integration.cluster import processes_with
 from tests.integration.machines import Lab, Machine
 from tests.integration.test_two_machines import ADDRESSES, machines  # noqa: F401 -- a fixture
 from tests.support import wait_until
@@ -165,6 +166,35 @@ def test_who_is_revoked_is_out_everywhere_and_comes_back_by_a_new_invitation_alo
 
 @pytest.mark.rule("J4")
 @pytest.mark.timeout(300)
+def test_the_tasks_of_who_is_revoked_end_on_every_node() -> None:
+    def here(machine: Machine) -> dict[str, str]:
+        return {task["id"]: task["state"] for task in machine.call("remote")["tasks"]}
+
+    def processes() -> list[str]:
+        return [line for line in processes_with(str(lab.directory)).values() if line.startswith("sleep 987")]
+
+    with Lab() as lab:
+        one, two, three = lab.cluster("ws1", "ws2", "ws3")
+        wait_until(lambda: three.sees("ws1", "ws2") and one.sees("ws2", "ws3"), what="all to know all")
+        words = ("submit", "--wait-for-node", "-d", "-", "-w")
+        for node in ("ws1", "ws1", "ws2"):
+            three.done(*words, node, "sleep", "987")
+        given = {"ws3/1": "running", "ws3/2": "leased"}
+        wait_until(
+            lambda: (here(one), here(two)) == (given, {"ws3/3": "running"}), what="all to be where they are to run"
+        )
+        two.kill()
+        three.done("down")  # which parks them: they have no deadline
+        wait_until(lambda: all("away" in task["reason"] for task in one.call("remote")["tasks"]), what="it to be away")
+        wait_until(lambda: len(processes()) == 2, what="both to run")
+        one.done("revoke", "ws3")
+        wait_until(lambda: not here(one) and len(processes()) == 1, what="its tasks here to end")
+        two.done("up")
+        wait_until(lambda: not here(two) and not processes(), what="those to end on the node that was away")
+
+
+@pytest.mark.rule("J4")
+@pytest.mark.timeout(300)
 def test_a_revocation_reaches_all_within_ten_seconds() -> None:
     """If the machine stood still meanwhile, that of another node does."""
     with Lab() as lab:
@@ -239,7 +269,13 @@ def test_no_member_may_do_by_way_of_another_what_it_cannot_do_itself() -> None:
     with Lab() as lab:
         one, two = lab.cluster("ws1", "ws2")
         wait_until(lambda: two.sees("ws1"), 20, "a link")
-        for verb, fields in (("invite", {}), ("revoke", {"node": "ws2"}), ("rotate", {}), ("restart", {})):
+        for verb, fields in (
+            ("invite", {}),
+            ("revoke", {"node": "ws2"}),
+            ("rotate", {}),
+            ("restart", {}),
+            ("cancel_remote", {"guests": ["ws1/1"]}),
+        ):
             with pytest.raises(BadRequest, match="for users of the machine itself"):
                 two.call(verb, at="ws1", **fields)
         info = one.call("info")

@@ -149,6 +149,7 @@ def test_the_socket_is_the_groups_and_admin_verbs_are_the_admins(cluster: System
         ("invite", {}),
         ("revoke", {"node": "n9"}),
         ("rotate", {}),
+        ("cancel_remote", {"guests": ["n2/1"]}),
         ("restart", {}),
         ("leave", {}),
         ("stop", {"all": True}),

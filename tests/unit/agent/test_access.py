@@ -90,6 +90,7 @@ def request(kind: Any, ref: str) -> Any:
         control.Resize: {"rows": 1, "columns": 1},
         control.Forget: {"node": "n9"},
         control.Revoke: {"node": "n9"},
+        control.CancelRemote: {"guests": ("n9/1",)},
     }
     return kind(**values, **more.get(kind, {}))
 

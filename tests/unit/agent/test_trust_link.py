@@ -13,10 +13,11 @@ import pytest
 from peerload.agent.trust import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, SealKey, Trust
 from peerload.agent.trust_link import TrustLink
 from peerload.core.membership import PeerState
-from peerload.model import messages
+from peerload.model import events, messages
 from tests.support import cluster_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -25,7 +26,9 @@ def peer(node: str, *, issuer: bool = False) -> SimpleNamespace:
     return SimpleNamespace(identity=SimpleNamespace(node=node), profile=profile, state=PeerState.ALIVE)
 
 
-def link_of(tmp_path: Path, *peers: SimpleNamespace) -> tuple[TrustLink, list[tuple[str, messages.Message]]]:
+def link_of(
+    tmp_path: Path, *peers: SimpleNamespace, put: Callable[[Any], None] = lambda _event: None
+) -> tuple[TrustLink, list[tuple[str, messages.Message]]]:
     """Of a node that knows these, and what it sends to whom."""
     sent: list[tuple[str, messages.Message]] = []
     links = SimpleNamespace(
@@ -42,6 +45,7 @@ def link_of(tmp_path: Path, *peers: SimpleNamespace) -> tuple[TrustLink, list[tu
         journal=SimpleNamespace(happened=lambda *_words, **_more: None),
         tls=SimpleNamespace(facts=None),
         bus=None,
+        inbox=SimpleNamespace(put=put),
     )
     return TrustLink(cast("Any", parts), Trust(cluster_of(), tmp_path / "trust")), sent
 
@@ -146,6 +150,24 @@ def test_who_was_let_in_anew_is_told_new_keys_also_while_no_link_stands(tmp_path
         ]
         link.rotate()
         assert len(sent) == 1, "it is shut out again"
+        link.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.rule("J4")
+def test_the_core_is_told_to_end_the_tasks_of_who_is_shut_out_and_not_of_who_is_in_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        (tmp_path / "other").mkdir()
+        told: list[Any] = []
+        other = Trust(cluster_of(), tmp_path / "other" / "trust")
+        link, _ = link_of(tmp_path, put=told.append)
+        link.received("ws2", messages.Trust((other.revoke("ws3", [], time.time()),)))
+        assert told == [events.NodeRevoked("ws3")]
+        assert [node for node, _ in link.trust.revoked_nodes()] == ["ws3"]
+        link._is_refused = lambda node: not node  # type: ignore[method-assign] # it shows a certificate that counts
+        link.received("ws2", messages.Trust((other.revoke("ws3", [], time.time()),)))
+        assert len(told) == 1
         link.close()
 
     asyncio.run(run())

@@ -380,6 +380,19 @@ def test_the_tasks_of_all_nodes(agent: FakeAgent) -> None:
     assert told["missing"] == missing
 
 
+def test_tasks_of_other_homes_on_this_node(agent: FakeAgent) -> None:
+    agent.answer("remote", tasks=[TASK | {"user": "somebody"}], truncated=False)
+    told = json.loads(peerload("ls", "--remote", "--at", "ws2", "--json", agent=agent).stdout)
+    assert ([task["id"] for task in told["tasks"]], told["truncated"]) == (["ws1/42"], False)
+    assert agent.asked(control.Remote)[0].at == "ws2"
+    assert peerload("ls", "--remote", "--cluster", agent=agent).returncode == 2
+    agent.answer("cancel_remote", cancelled=["ws1/42"], already_ended=[])
+    assert peerload("cancel", "--remote", "--force", "ws1/42", agent=agent).stdout == b"ws1/42  cancelled\n"
+    (asked,) = agent.asked(control.CancelRemote)
+    assert (asked.guests, asked.force) == (("ws1/42",), True)
+    assert peerload("cancel", "--remote", "--wait", "ws1/42", agent=agent).returncode == 2
+
+
 # -- waiting and stopping --------------------------------------------------------------------------------------------
 
 
