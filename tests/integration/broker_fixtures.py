@@ -80,9 +80,9 @@ class LoopThread:
         assert not self._thread.is_alive()
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=["uvloop"])
 def loop_thread(request: pytest.FixtureRequest) -> Iterator[LoopThread]:
-    """Both event loops that an agent may run on; a complaint of the loop fails the test."""
+    """The event loop that an agent runs on; a complaint of the loop fails the test."""
     thread = LoopThread(request.param)
     yield thread
     thread.close()

@@ -24,7 +24,7 @@ from peerload.model.events import Event, LauncherLost, LauncherReady, TaskEnded,
 from peerload.model.task import TaskSpec
 from tests.integration.test_launcher import Bench
 
-LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+LOOPS = [uvloop.new_event_loop]
 ENVIRONMENT = msgspec.msgpack.encode({b"PATH": b"/usr/bin:/bin", b"A": b"task"})
 
 

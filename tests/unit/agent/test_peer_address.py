@@ -101,7 +101,7 @@ def test_what_a_socket_for_both_kinds_tells_of_the_other_end() -> None:
     assert [plain_host(host) for host in ("fd00::1", "192.0.2.7", "name")] == ["fd00::1", "192.0.2.7", "name"]
 
 
-@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("make", [uvloop.new_event_loop])
 def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
     make: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:

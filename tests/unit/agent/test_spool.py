@@ -17,7 +17,7 @@ KEY = "ab-1"
 Story = Callable[[Spool], Coroutine[Any, Any, None]]
 
 
-@pytest.fixture(name="play", params=[asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.fixture(name="play", params=[uvloop.new_event_loop])
 def fixture_play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Story], None]:
     def run(story: Story) -> None:
         async def whole() -> None:
