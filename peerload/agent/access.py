@@ -17,9 +17,9 @@ import msgspec
 
 from peerload.agent.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
 from peerload.agent.caller import Caller
-from peerload.agent.naming import REF, Names, refs_of
+from peerload.agent.naming import REF, Names, own_last, refs_of
 from peerload.agent.quotas import Quotas
-from peerload.model.errors import BadRequest, DiskFull, NoSuchTask, NotAllowed, SlowDown
+from peerload.model.errors import BadRequest, DiskFull, NotAllowed, SlowDown
 from peerload.model.terms import owner_key
 from peerload.wire import control
 
@@ -57,6 +57,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Submit: Right.SUBMIT,
     control.Retry: Right.OWN,
     control.Tasks: Right.OWN,
+    control.Select: Right.OWN,
     control.History: Right.OWN,
     control.Show: Right.OWN,
     control.Usage: Right.OWN,
@@ -207,15 +208,14 @@ class Access:
             )
 
     def _in_its_own_words(self, caller: Caller, request: Any) -> Any:  # noqa: ANN401 -- of its own type again
-        """`@` is the last task of who asks."""
+        """`@` is the last task of who asks, `@~1` the one before it."""
         if not any(ref.startswith("@") for ref in _named(request)):
             return request
-        last = self._parts.store.last_counter_of(caller.who)
-        if last is None:
-            raise NoSuchTask("@ stands for your last task, and there is none yet", hint="peerload submit CMD")
 
         def meant(ref: str) -> str:
-            return f"{self._config.node}/{last}{ref[1:]}" if ref.startswith("@") else ref
+            if not ref.startswith("@"):
+                return ref
+            return f"{self._config.node}/{own_last(self._parts.store, ref, caller.who)}"
 
         if isinstance(getattr(request, "task", None), str):
             return msgspec.structs.replace(request, task=meant(request.task))

@@ -85,6 +85,7 @@ def agreed(terms: Terms, record: TaskRecord) -> dict[str, object]:
     """What `show` adds of the terms of a task, and of how often it has been tried again on these."""
     return {
         "group": terms.group or None,
+        "tags": dict(tag.split("=", 1) for tag in terms.tags),
         "after": list(terms.after),
         "after_ok": list(terms.after_ok),
         "retries": terms.retries,

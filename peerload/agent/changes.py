@@ -129,9 +129,10 @@ class Changes:
     async def retry(self, connection: Connection, request: control.Retry) -> None:
         """Queue what a task was to run as a new task; of an array those members that have not succeeded."""
         await self._durable()
-        name = self._names.known(request.task)
         records = [record async for page in self._names.pages(request.task) for record in page]
-        counter = self._names.resolve(request.task)[0]
+        meant = self._names.meant(request.task)
+        counter = meant.counter
+        name = self._names.full(str(counter) if meant.is_range else request.task)
         spec, each = self._parts.store.spec(counter), self._parts.store.each(counter)
         terms = self._parts.store.terms(counter).again()
         if spec.takes_input:

@@ -154,7 +154,7 @@ class Chores:
     async def _files(self, owed: Owed) -> tuple[str, str]:
         """Write the files of one task → what is to be told of it."""
         parts, place = self._parts, (owed.counter, owed.member)
-        records = parts.store.page(owed.counter, owed.member, owed.member - 1, 1)
+        records = parts.store.page(owed.counter, owed.member - 1, owed.member, 1)
         if not records:
             return "abandoned", f"{_WHAT[owed.kind]}: its row is gone"
         (record,) = records

@@ -30,7 +30,7 @@ async def cleaned(parts: Parts, names: Names, connection: Connection, request: c
         before=time.time() - request.older_s if request.older_s else float("inf"),
         states=request.states,
         keep=request.keep,
-        named=tuple(names.resolve(ref) for ref in request.tasks),
+        named=tuple((meant.counter, *span) for meant in map(names.meant, request.tasks) for span in meant.ranges),
         with_output=request.outputs_only,
         who="" if connection.caller.sees_all else connection.caller.who,
     )

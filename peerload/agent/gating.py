@@ -66,5 +66,8 @@ def agreed(names: Names, spec: TaskSpec, terms: Terms) -> Terms:
         )
     if not terms.awaits:
         return terms
+    for ref in (*terms.after, *terms.after_ok):
+        if "-" in (members := ref.rpartition("/")[2].partition(".")[2]) or "," in members:
+            raise BadRequest(f"{ref}: a range cannot be waited for", why="one task, or a whole array, can")
     after, after_ok = (tuple(dict.fromkeys(map(names.full, refs))) for refs in (terms.after, terms.after_ok))
     return msgspec.structs.replace(terms, after=after, after_ok=after_ok)

@@ -1,4 +1,4 @@
-"""What a client means by `42`, `42.7`, `ws1/42` or `@`."""
+"""Task references: `42`, `42.7`, `42.3-9,12`, `ws1/42`, `@` and `@~1`, looked up in the store of one agent."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from peerload.agent.store_rows import BEFORE_FIRST, order_of
+from peerload.agent.store_rows import BEFORE_FIRST, MEMBER_MAX, Meant, apart, order_of, spans_text
 from peerload.model.errors import BadRequest, NoSuchTask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from peerload.agent.parts import Parts
+    from peerload.agent.store_read import StoreReader
     from peerload.model.task import TaskRecord
     from peerload.wire import control
 
-REF = re.compile(r"(?:(?P<home>[a-z0-9-]{1,40})/)?(?P<counter>[0-9]{1,18})(?:\.(?P<index>[0-9]{1,9}))?")
+_SPAN = r"[0-9]{1,9}(?:-[0-9]{1,9})?"
+REF = re.compile(
+    rf"(?:(?P<home>[a-z0-9-]{{1,40}})/)?(?P<counter>[0-9]{{1,18}})(?:\.(?P<members>{_SPAN}(?:,{_SPAN})*))?"
+)
+LAST = re.compile(r"@(?:~(?P<back>[0-9]{1,6}))?(?P<members>\..*)?", re.DOTALL)
+"""`@`: the last submission of who asks; `@~1`: the one before it, of those that are kept."""
 
 RECORDS_AT_A_TIME = 500
 """Records read of an array before others have their turn: some milliseconds."""
@@ -33,30 +39,70 @@ def refs_of(request: control.Request) -> tuple[str, ...]:
     return tasks if isinstance(tasks, tuple) else ()
 
 
+def spans_of(ref: str, members: str) -> tuple[tuple[int, int], ...]:
+    """`12,3-9` as ((3, 9), (12, 12)). Raises BadRequest for a range whose start is greater than its end."""
+    spans = []
+    for part in members.split(","):
+        first, dash, last = part.partition("-")
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low:
+            raise BadRequest(f"{ref!r} is no task id", why=f"the start of {part} is greater than its end")
+        spans.append((0, low, high))
+    return tuple((low, high) for _, low, high in apart(spans))
+
+
+def own_last(store: StoreReader, ref: str, who: str | None = None) -> str:
+    """`@` and `@~1`, with or without members, as the number of the submission. ``who``: whose last one is meant, None = anybody's.
+    Raises NoSuchTask where there is none, BadRequest for what is no reference."""
+    parsed = LAST.fullmatch(ref)
+    if parsed is None:
+        raise not_an_id(ref)
+    back = int(parsed["back"] or 0)
+    last = store.last_counter() if who is None else store.last_counter_of(who)
+    if last is None:
+        raise NoSuchTask("@ stands for your last task, and there is none yet", hint="peerload submit CMD")
+    if back:
+        last = store.counter_before(last, back, who)
+    if last is None:
+        raise NoSuchTask(f"{ref}: you have not submitted so many tasks that are still kept", hint="peerload history")
+    return f"{last}{parsed['members'] or ''}"
+
+
+def not_an_id(ref: str) -> BadRequest:
+    """What is said of a word that is no reference."""
+    return BadRequest(
+        f"{ref!r} is no task id", why="ids look like 42, 42.7, 42.3-9, ws1/42, @ or @~1", hint="peerload ls"
+    )
+
+
 class Names:
     """Looks names up in the store of one agent."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def resolve(self, ref: str) -> tuple[int, int | None]:
-        """A name as (counter, index). Raises NoSuchTask or BadRequest."""
-        node = self._parts.config.node
-        if ref.startswith("@"):
-            last = self._parts.store.last_counter()
-            if last is None:
-                raise NoSuchTask("@ stands for your last task, and there is none yet", hint="peerload submit CMD")
-            ref = f"{last}{ref[1:]}"
-        parsed = REF.fullmatch(ref)
+    def meant(self, ref: str) -> Meant:
+        """The tasks of this home that a name stands for. Raises NoSuchTask or BadRequest."""
+        named = own_last(self._parts.store, ref) if ref.startswith("@") else ref
+        parsed = REF.fullmatch(named)
         if parsed is None:
-            raise BadRequest(f"{ref!r} is no task id", why="ids look like 42, 42.7, ws1/42 or @", hint="peerload ls")
-        if parsed["home"] not in (None, node):
+            raise not_an_id(ref)
+        if parsed["home"] not in (None, self._parts.config.node):
             raise NoSuchTask(f"no task {ref} here", why=f"its home is {parsed['home']}", hint="ask the agent there")
-        return int(parsed["counter"]), int(parsed["index"]) if parsed["index"] is not None else None
+        return Meant(int(parsed["counter"]), spans_of(ref, parsed["members"]) if parsed["members"] else ())
+
+    def resolve(self, ref: str) -> tuple[int, int | None]:
+        """One task or a whole array as (counter, index). Raises NoSuchTask, or BadRequest for a range as well."""
+        meant = self.meant(ref)
+        if meant.is_range:
+            raise BadRequest(
+                f"{ref} names several tasks", why="one task, or a whole array, is asked for", hint="peerload ls"
+            )
+        return meant.counter, meant.spans[0][0] if meant.spans else None
 
     def unknown(self, ref: str) -> NoSuchTask:
         """What is said of a name that no task has (any more)."""
-        if self._parts.store.was_removed(self.resolve(ref)[0]):
+        if self._parts.store.was_removed(self.meant(ref).counter):
             why = "if there was one, it has ended and was removed since (retention, or peerload clean)"
             return NoSuchTask(f"no such task: {ref}", why=why, hint="what there is:  peerload history")
         return NoSuchTask(f"no such task: {ref}", hint="peerload ls")
@@ -65,22 +111,28 @@ class Names:
         """The whole id; whether there is such a task, and whether its home is here, is not looked at."""
         parsed = REF.fullmatch(ref)
         if parsed is not None and parsed["home"] not in (None, self._parts.config.node):
-            member = "" if parsed["index"] is None else f".{int(parsed['index'])}"
-            return f"{parsed['home']}/{int(parsed['counter'])}{member}"
-        counter, index = self.resolve(ref)
-        return f"{self._parts.config.node}/{counter}" + ("" if index is None else f".{index}")
+            home, meant = parsed["home"], Meant(int(parsed["counter"]))
+            if parsed["members"]:
+                meant = Meant(meant.counter, spans_of(ref, parsed["members"]))
+        else:
+            home, meant = self._parts.config.node, self.meant(ref)
+        return f"{home}/{meant.counter}" + (f".{spans_text(meant.spans)}" if meant.spans else "")
 
     def known(self, ref: str) -> str:
-        """The whole id of a task or an array of this home. Raises NoSuchTask if there is none."""
+        """The whole id of a task or an array of this home. Raises NoSuchTask if there is none, BadRequest for a range."""
         if not self._parts.store.has(*self.resolve(ref)):
             raise self.unknown(ref)
         return self.full(ref)
 
     async def all_known(self, refs: Sequence[str]) -> tuple[str, ...]:
-        """The whole ids of all these, others having their turn in between. Raises NoSuchTask if there is nothing of one."""
-        names = []
+        """The whole ids of all these, of a range those of its members, others having their turn in between. Raises
+        NoSuchTask if there is nothing of one."""
+        names: list[str] = []
         for number, ref in enumerate(refs, start=1):
-            names.append(self.known(ref))
+            if self.meant(ref).is_range:
+                names += [record.task async for page in self.pages(ref) for record in page]
+            else:
+                names.append(self.known(ref))
             if number % KNOWN_AT_A_TIME == 0:
                 await asyncio.sleep(0)
         return tuple(names)
@@ -90,23 +142,30 @@ class Names:
         return self._some(ref, 1)[0]
 
     def _some(self, ref: str, limit: int) -> list[TaskRecord]:
-        records = self._parts.store.page(*self.resolve(ref), BEFORE_FIRST, limit)
+        counter, index = self.resolve(ref)
+        after, last = (BEFORE_FIRST, MEMBER_MAX) if index is None else (index - 1, index)
+        records = self._parts.store.page(counter, after, last, limit)
         if not records:
             raise self.unknown(ref)
         return records
 
     async def pages(self, ref: str, limit: int = RECORDS_AT_A_TIME) -> AsyncIterator[list[TaskRecord]]:
-        """The task, or the members of the array, ``limit`` at a time, others having their turn in between: an array may be
-        large. Raises NoSuchTask if there is none."""
-        counter, index = self.resolve(ref)
-        after = BEFORE_FIRST
-        while page := self._parts.store.page(counter, index, after, limit):
-            after = order_of(page[-1].task)[1]
-            yield page
-            if len(page) < limit:
-                return
-            await asyncio.sleep(0)
-        if after == BEFORE_FIRST:
+        """The task, or the members of the array or the range, ``limit`` at a time, others having their turn in between: an array
+        may be large. Raises NoSuchTask if there is none."""
+        meant = self.meant(ref)
+        has_any = False
+        for number, (first, last) in enumerate(meant.ranges, start=1):
+            after = first - 1
+            while page := self._parts.store.page(meant.counter, after, last, limit):
+                after = order_of(page[-1].task)[1]
+                has_any = True
+                yield page
+                if len(page) < limit:
+                    break
+                await asyncio.sleep(0)
+            if number % KNOWN_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        if not has_any:
             raise self.unknown(ref)
 
     async def all_pages(self, refs: Sequence[str]) -> AsyncIterator[list[TaskRecord]]:

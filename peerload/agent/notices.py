@@ -180,7 +180,7 @@ class Notices:
             "SELECT member FROM tasks WHERE counter = ? AND state = ? ORDER BY member LIMIT 1",
             (owed.counter, worst.value),
         )
-        records = store.page(owed.counter, members[0][0], members[0][0] - 1, 1) if members else []
+        records = store.page(owed.counter, members[0][0] - 1, members[0][0], 1) if members else []
         told = {"STATE": worst.value, "EXIT_CODE": "", "SIGNAL": "", "NODE": "", "REASON": ""}
         if records:
             record = records[0]

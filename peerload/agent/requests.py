@@ -19,7 +19,9 @@ from peerload.agent.gating import Gating
 from peerload.agent.live_usage import LiveUsage
 from peerload.agent.naming import Names
 from peerload.agent.overview import Overviews, own_user
+from peerload.agent.selecting import select
 from peerload.agent.store_rows import member_spec
+from peerload.agent.store_select import Criteria
 from peerload.agent.streams import OutputStream, Watch
 from peerload.agent.waiting import Waiting
 from peerload.agent.why import Why
@@ -81,6 +83,7 @@ class Requests:
         now: dict[type, Callable[[], None]] = {
             control.Submit: lambda: spawn(request.id, changes.submit(connection, request)),  # type: ignore[arg-type]
             control.Tasks: lambda: spawn(request.id, self._tasks(connection, request)),  # type: ignore[arg-type]
+            control.Select: lambda: spawn(request.id, self._select(connection, request)),  # type: ignore[arg-type]
             control.History: lambda: spawn(request.id, self._history(connection, request)),  # type: ignore[arg-type]
             control.Show: lambda: spawn(request.id, self._show(connection, request)),  # type: ignore[arg-type]
             control.Usage: lambda: spawn(request.id, self._usage(connection, request)),  # type: ignore[arg-type]
@@ -145,20 +148,15 @@ class Requests:
 
     async def _tasks(self, connection: Connection, request: control.Tasks) -> None:
         await self._readable(connection)
-        states = {"leased" if state == "running" else state for state in request.states}
         store = self._parts.access.store(connection.caller)
+        criteria = Criteria.of(request, map(self._names.meant, request.tasks))
         ended_after = self._parts.now().wall_s - request.ended_within_s
-        if request.limit > LISTED_HERE_MAX or not connection.caller.sees_all:
+        if request.limit > LISTED_HERE_MAX or not connection.caller.sees_all or not criteria.is_of_columns:
             found, truncated = await asyncio.to_thread(
-                store.listed_beside,
-                self._parts.store.path,
-                ended_after,
-                request.limit,
-                states=tuple(states),
-                node=request.node,
+                store.listed_beside, self._parts.store.path, ended_after, request.limit, criteria
             )
         else:
-            found, truncated = store.listed(ended_after, request.limit, states=tuple(states), node=request.node)
+            found, truncated = store.listed(ended_after, request.limit, states=criteria.states, node=request.node)
         damaged: list[Damage] = []
         for first in range(0, len(found), SHOWN_AT_A_TIME):
             page = store.read(found[first : first + SHOWN_AT_A_TIME])
@@ -172,10 +170,14 @@ class Requests:
                     shown["reason"] = self._why_waiting(record)
                 tasks.append(shown)
             await self._hand_over(connection, request.id, tasks)
-        if not request.states and not request.node:
+        if criteria == Criteria():
             damaged += store.damaged_besides(damaged, request.limit)
         answer = {"tasks": [], "truncated": truncated, "unfinished": store.counts() if truncated else {}}
         connection.ok(request.id, answer | {"damaged": answers.damaged(damaged)})
+
+    async def _select(self, connection: Connection, request: control.Select) -> None:
+        await self._readable(connection)
+        await select(self._parts, self._names, connection, request)
 
     async def _history(self, connection: Connection, request: control.History) -> None:
         await self._readable(connection)
@@ -249,10 +251,10 @@ class Requests:
             if request.at and (guest := guest_views.find(self._parts, ref)) is not None:
                 shown.append(guest_views.shown(self._parts, guest, user_shown(guest.spec, self._user)))
                 continue
-            counter, index = self._names.resolve(ref)
-            spec = store.spec(counter) if store.has(counter, index) else None
-            if spec is None:
+            counter = self._names.meant(ref).counter
+            if not store.has(counter, None):
                 raise self._names.unknown(ref)
+            spec = store.spec(counter)
             each, terms = store.each(counter), store.terms(counter)
             async for page in self._names.pages(ref, SHOWN_WHOLE_AT_A_TIME):
                 shown += [self._shown_whole(record, member_spec(spec, each, record.task), terms) for record in page]

@@ -34,6 +34,7 @@ from peerload.agent.store_rows import (
     spec_of_member,
     task_name,
 )
+from peerload.agent.store_select import Criteria, Selected, is_wanted_by, selected
 from peerload.agent.store_submissions import SUBMISSIONS_AT_A_TIME, Submissions, marks
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskFound
@@ -41,7 +42,7 @@ from peerload.model.task import TaskRecord, TaskSpec, TaskState
 from peerload.model.terms import NO_TERMS, Terms, failed_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 BESIDE_WITHIN_S = 10.0
@@ -57,6 +58,8 @@ class StoreReader:
         self._node = node
         self._reader: sqlite3.Connection | None = None
         self._who = ""
+        self._only = ""
+        """A condition on each task that is found, with AND behind it."""
         self._damaged: dict[str, Damage] = {}
         """By id, unfinished tasks that could not be read when the agent started: nobody serves them."""
 
@@ -113,6 +116,16 @@ class StoreReader:
         if highest is not None and not isinstance(highest, int):
             raise StoreError("the number of a submission cannot be read from the database", why=repr(highest)[:100])
         return highest
+
+    def counter_before(self, counter: int, back: int, who: str | None = None) -> int | None:
+        """The number of the submission that was made ``back`` before this one, of those that are kept; None if there is none.
+        ``who``: of this owner's alone."""
+        table, only, values = ("submissions", "", ()) if who is None else ("owners", " AND who = ?", (who,))
+        rows = self._execute(
+            f"SELECT counter FROM {table} WHERE counter < ?{only} ORDER BY counter DESC LIMIT 1 OFFSET ?",  # noqa: S608 -- constants
+            (counter, *values, back - 1),
+        )
+        return int(rows[0][0]) if rows else None
 
     def submission_of(self, token: str) -> tuple[bytes, str, int] | None:
         """(digest, id, members; 0 = a single task) of the newest submission with this token, if it is remembered."""
@@ -190,14 +203,12 @@ class StoreReader:
             return ()
         return decoded_each(rows[0][0], counter)
 
-    def page(self, counter: int, index: int | None, after: int, limit: int) -> list[TaskRecord]:
-        """The first records of a task or an array whose member's number is greater than ``after``; the first page is
-        after BEFORE_FIRST, the next after the member that was last."""
-        values: tuple[object, ...] = (counter, after, limit)
-        where = "t.counter = ? AND t.member > ?"
-        if index is not None:
-            where, values = f"{where} AND t.member = ?", (counter, after, index, limit)
-        found = self._found(f"{where} ORDER BY t.member LIMIT ?", values)
+    def page(self, counter: int, after: int, last: int, limit: int) -> list[TaskRecord]:
+        """The first records of a submission whose member's number is greater than ``after`` and at most ``last``; the first page
+        of all is after BEFORE_FIRST, the next after the member that was last."""
+        found = self._found(
+            "t.counter = ? AND t.member > ? AND t.member <= ? ORDER BY t.member LIMIT ?", (counter, after, last, limit)
+        )
         for row in found:
             if (name := self._name(row[0], row[1])) in self._damaged:
                 raise self._unreadable(self._damaged[name])
@@ -258,18 +269,34 @@ class StoreReader:
         kept = busy[:limit] + waiting + ended[: left - len(waiting)]
         return sorted(kept, key=lambda row: (_number(row[0]), _number(row[1]))), truncated
 
-    def listed_beside(
-        self, path: Path, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = ""
-    ) -> tuple[list[Found], bool]:
+    def listed_beside(self, path: Path, ended_after: float, limit: int, criteria: Criteria) -> tuple[list[Found], bool]:
+        """The same, for another thread."""
+        with self.beside(path, criteria) as beside:
+            return beside.listed(ended_after, limit, states=criteria.states, node=criteria.node)
+
+    def selected_beside(self, path: Path, criteria: Criteria) -> Selected:
+        """All tasks that match, for another thread."""
+        with self.beside(path, criteria) as beside:
+            return selected(criteria, beside)
+
+    @contextlib.contextmanager
+    def beside(self, path: Path, criteria: Criteria) -> Iterator[StoreReader]:
         """The same through a connection of its own to the database at ``path``, for another thread: where there is much,
-        the agent's own must not wait for it."""
+        the agent's own must not wait for it. What finds tasks finds only those that are meant, in submissions that match."""
         beside = StoreReader(self._node)
         beside._who = self._who
+        beside._damaged = self._damaged
         try:
             with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=BESIDE_WITHIN_S)) as connection:
                 connection.execute("PRAGMA query_only = 1")
                 beside._reader = connection
-                return beside.listed(ended_after, limit, states=states, node=node)
+                if not criteria.is_of_columns:
+                    connection.create_function("is_wanted", 2, is_wanted_by(criteria, beside))
+                    beside._only = "is_wanted(t.counter, t.member) AND "
+                if criteria.meant:
+                    counters = [meant.counter for meant in criteria.meant]
+                    beside._only = f"t.counter BETWEEN {min(counters):d} AND {max(counters):d} AND {beside._only}"
+                yield beside
         except sqlite3.Error as error:
             raise StoreError("the database cannot be read", why=str(error)) from None
 
@@ -351,9 +378,21 @@ class StoreReader:
             raise StoreError("the database cannot be read", why=str(error)) from None
 
     def _found(self, where: str, values: tuple[object, ...]) -> list[Found]:
+        return list(self.each_found(COLUMNS, where, values))
+
+    def each_found(self, columns: str, where: str, values: tuple[object, ...]) -> Iterator[Found]:
+        """These columns of each task that a condition finds, as far as it is meant here."""
         only, who = self._narrowed("t.counter")
         only = f"{only.removeprefix(' AND ')} AND " if only else ""
-        return self._execute(f"SELECT {COLUMNS} FROM tasks t WHERE {only}{where}", (*who, *values))  # noqa: S608 -- constants
+        return self.each_row(f"SELECT {columns} FROM tasks t WHERE {self._only}{only}{where}", (*who, *values))  # noqa: S608 -- constants
+
+    def each_row(self, sql: str, values: tuple[object, ...] = ()) -> Iterator[Found]:
+        """What a query finds, row by row: it may be a million. Raises StoreError."""
+        assert self._reader is not None
+        try:
+            yield from self._reader.execute(sql, values)
+        except sqlite3.Error as error:
+            raise StoreError("the database cannot be read", why=str(error)) from None
 
     def _narrowed(self, column: str) -> tuple[str, tuple[object, ...]]:
         """What more a condition has to say where only one owner's are meant."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.store_rows import KEPT_S, SINGLE
+from peerload.agent.store_rows import KEPT_S, SINGLE, apart
 from peerload.model.task import Exit, TaskState, execution_key
 
 if TYPE_CHECKING:
@@ -215,12 +215,12 @@ def keys_of(task: Ended) -> list[str]:
 
 class Wanted(msgspec.Struct, frozen=True):
     """Which ended tasks are to go: those that ended before a moment (Unix s), in one of these states (none: any), and not
-    one of the last ``keep``; ``named``: of these alone, as (number of the submission, member or None for all)."""
+    one of the last ``keep``; ``named``: of these alone, as (number of the submission, first member, last member)."""
 
     before: float = float("inf")
     states: tuple[str, ...] = ()
     keep: int = 0
-    named: tuple[tuple[int, int | None], ...] = ()
+    named: tuple[tuple[int, int, int], ...] = ()
     until: tuple[float, int, int] | None = None
     """The place of the newest that may go, which `Removable.bounded` finds; None: any may."""
     with_output: bool = False
@@ -276,26 +276,20 @@ class Removable:
         return None if found is None else msgspec.structs.replace(wanted, until=(found[0], found[1], found[2]))
 
     def _named(self, wanted: Wanted, kept: tuple[int, ...], after: Ended | None, limit: int) -> list[Ended]:
-        whole = {counter for counter, member in wanted.named if member is None}
-        members = {(counter, member) for counter, member in wanted.named if member is not None and counter not in whole}
-        names = sorted({(counter, SINGLE, True) for counter in whole} | {(*place, False) for place in members})
         found: list[Ended] = []
-        for counter, member, is_whole in names:
-            first = member if not is_whole else SINGLE
+        for counter, first, last in apart(wanted.named):
+            start = first
             if after is not None:
-                if counter < after.counter:
+                if (counter, last) <= (after.counter, after.member):
                     continue
                 if counter == after.counter:
-                    if not is_whole and member <= after.member:
-                        continue
-                    first = max(first, after.member + 1)
-            last = (1 << 62) if is_whole else member
+                    start = max(first, after.member + 1)
             found += self._found(
                 "t.counter = :counter AND t.member BETWEEN :first AND :last AND t.ended_at > 0 AND t.ended_at < :before"
                 f"{self._narrowed(wanted)} ORDER BY t.member LIMIT :limit",
                 kept,
                 counter=counter,
-                first=first,
+                first=start,
                 last=last,
                 before=wanted.before,
                 who=wanted.who,

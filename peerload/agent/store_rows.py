@@ -5,7 +5,7 @@ What a row has is decoded where it is asked for, and never believed: a value of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -106,6 +106,40 @@ class Listing(msgspec.Struct, frozen=True):
     damaged: Sequence[Damage] = ()
     truncated: bool = False
     last: Place | None = None
+
+
+class Meant(msgspec.Struct, frozen=True, gc=False):
+    """The tasks of one submission that a reference names. spans: the first and the last member of each range; () = all of
+    the submission."""
+
+    counter: int
+    spans: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The spans; of the whole submission one that has all its members, and a single task, in it."""
+        return self.spans or ((SINGLE, MEMBER_MAX),)
+
+    @property
+    def is_range(self) -> bool:
+        """Whether it names several members, but not the whole array."""
+        return len(self.spans) > 1 or any(first != last for first, last in self.spans)
+
+
+def spans_text(spans: Sequence[tuple[int, int]]) -> str:
+    """Ranges of members as a reference has them: `3-9,12`."""
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def apart(spans: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Spans (number of the submission, first member, last member) in order, each member in one of them only."""
+    merged: list[tuple[int, int, int]] = []
+    for counter, first, last in sorted(spans):
+        if merged and merged[-1][0] == counter and first <= merged[-1][2] + 1:
+            merged[-1] = (counter, merged[-1][1], max(last, merged[-1][2]))
+        else:
+            merged.append((counter, first, last))
+    return merged
 
 
 def task_name(node: str, counter: object, member: object) -> str:

@@ -24,7 +24,8 @@ class Wanted(TypedDict, total=False):
     """What a task asks for, as the flags of `peerload submit` do: cpus (1), mem (bytes, or ``"8G"``), gpus, gpu_mem (of each
     GPU), time_limit_s, name, node (on this one only), exclude (not on these), labels (only where all of these are), directory
     (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit` sends), priority,
-    local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids), retries.
+    local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids), retries,
+    tags (a mapping; to select tasks by:  peerload ls --tag K=V).
     """
 
     cpus: float
@@ -50,6 +51,7 @@ class Wanted(TypedDict, total=False):
     after: Sequence[str]
     after_ok: Sequence[str]
     retries: int
+    tags: Mapping[str, str]
 
 
 def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
@@ -69,6 +71,8 @@ def command(words: Sequence[Word] | str, *, shell: bool) -> list[bytes]:
 def submission(argv: Sequence[bytes], wanted: Wanted) -> dict[str, Any]:
     """The fields of a `submit`, with a token of its own. Raises BadRequest."""
     terms = _given(wanted, "group", "after", "after_ok", "retries")
+    if wanted.get("tags"):
+        terms["tags"] = [f"{key}={value}" for key, value in wanted["tags"].items()]
     fields = {"token": secrets.token_hex(16), "spec": spec(argv, wanted)}
     fields |= _given(wanted, "held", "wait_for_node")
     return fields | ({"terms": terms} if terms else {})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.main import UsageError
+from peerload.cli import selection
+from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options, duration, signal_number
 from peerload.cli.tasks import collapsed
 from peerload.cli.text import counted, print_json, say
@@ -25,7 +26,7 @@ def main(words: list[str]) -> int:
         "Stop tasks: waiting ones never start, running ones get TERM and, 10 s later, KILL.\n"
         "With --wait the exit code is 124 if the time was up before all processes were gone.",
     )
-    reader.add_argument("task", nargs="+", metavar="ID")
+    selection.add(reader, changes=True)
     reader.flag("--signal", type=signal_number, default=15, metavar="NAME", help="the first signal (default TERM)")
     reader.switch("--force", help="KILL at once")
     reader.switch(
@@ -38,13 +39,20 @@ def main(words: list[str]) -> int:
         raise UsageError("cancel: --timeout is for --wait", hint="peerload cancel --wait --timeout 30s ID")
     if flags.remote and flags.wait:
         raise UsageError("cancel: --remote does not wait", hint="what is still here:  peerload ls --remote")
-    asked = {"tasks": flags.task, "signal": flags.signal, "force": flags.force}
+    chosen_by = selection.Selection(flags, "cancel")
+    if flags.remote and not chosen_by.is_plain:
+        raise UsageError("cancel: --remote takes the ids of tasks alone", hint="which there are:  peerload ls --remote")
+    asked = {"signal": flags.signal, "force": flags.force}
     with Client(flags.socket) as client:
+        chosen = chosen_by.chosen(client, selection.UNFINISHED)
+        if chosen is None:
+            return CANNOT
         if flags.wait:
-            return _wait(client, flags, asked)
+            return _wait(client, flags, chosen, asked)
         if flags.remote:
-            asked["guests"] = asked.pop("tasks")
-        reply = client.call("cancel_remote" if flags.remote else "cancel", **asked)
+            reply = client.call("cancel_remote", guests=chosen, **asked)
+        else:
+            reply = selection.changed(client, "cancel", chosen, **asked)
     cancelled, already = reply.get("cancelled", []), reply.get("already_ended", [])
     if flags.json:
         print_json({"cancelled": cancelled, "already_ended": already})
@@ -53,11 +61,15 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def _wait(client: Client, flags: Namespace, asked: dict[str, Any]) -> int:
+def _wait(client: Client, flags: Namespace, chosen: list[str], asked: dict[str, Any]) -> int:
+    return max([_wait_for(client, flags, part, asked) for part in selection.batches(chosen)], default=0)
+
+
+def _wait_for(client: Client, flags: Namespace, refs: list[str], asked: dict[str, Any]) -> int:
     cancelled: list[str] = []
     already: list[str] = []
     is_shown = flags.json
-    for part in client.stream("cancel", wait=True, timeout_s=flags.timeout, **asked):
+    for part in client.stream("cancel", tasks=refs, wait=True, timeout_s=flags.timeout, **asked):
         cancelled += part.get("cancelled", ())
         already += part.get("already_ended", ())
         if part.get("waits_for") and not is_shown:

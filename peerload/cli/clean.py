@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.main import UsageError
+from peerload.cli import selection
+from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options, duration, whole
 from peerload.cli.tasks import collapsed
 from peerload.cli.text import counted, print_json, say, size_text
@@ -26,7 +27,7 @@ def main(words: list[str]) -> int:
         "Drop ended tasks whose home is here, with their outputs. Each flag narrows which: those that ended longer ago\n"
         "than --older, in one of these states, and none of the newest --keep. Tasks that have not ended are never dropped.",
     )
-    reader.add_argument("task", nargs="*", metavar="ID")
+    selection.add(reader, changes=True, has_state=False)
     reader.flag("--older", type=duration, metavar="7d", help="that ended longer ago than this")
     reader.flag("--keep", type=whole(1, KEEP_MAX), metavar="N", help="all but the newest N of them")
     reader.flag("--state", action="append", default=[], metavar="S", help=f"that ended so: {' '.join(STATES)}")
@@ -36,36 +37,58 @@ def main(words: list[str]) -> int:
     reader.switch("--outputs", help="drop their outputs alone, keep the tasks")
     reader.switch("--dry-run", help="only say what would be dropped")
     flags = reader.read(words)
-    asked = _asked(flags)
+    chosen_by = selection.Selection(flags, "clean", needed=False)
+    asked = _asked(flags, chosen_by)
     with Client(flags.socket) as client:
-        reply = client.call("clean", **asked)
+        parts = [asked]
+        if chosen_by.words or chosen_by.is_narrowed:
+            parts = [asked | {"tasks": refs} for refs in selection.batches(_refs(client, chosen_by, asked["states"]))]
+        if chosen_by.would_ask() and not flags.dry_run:
+            count = sum(int(client.call("clean", **part | {"dry_run": True}).get("removed") or 0) for part in parts)
+            if not selection.agreed("clean", count):
+                return CANNOT
+        reply: dict[str, Any] = {"tasks": [], "removed": 0, "outputs": 0, "output_bytes": 0, "in_use": 0}
+        for part in parts:
+            answer = client.call("clean", **part)
+            reply = {key: value + (answer.get(key) or type(value)()) for key, value in reply.items()}
     if flags.json:
-        keys = ("tasks", "removed", "outputs", "output_bytes", "in_use")
-        print_json({key: reply.get(key) for key in keys} | {"dry_run": flags.dry_run})
+        print_json(reply | {"dry_run": flags.dry_run})
     else:
         _show(flags, reply)
     return 0
 
 
-def _asked(flags: Namespace) -> dict[str, Any]:
+def _refs(client: Client, chosen_by: selection.Selection, states: list[str]) -> list[str]:
+    """References to those that are selected."""
+    if chosen_by.is_plain:
+        return chosen_by.words
+    chosen_by.states = states
+    found = chosen_by.selected(client, selection.ENDED if chosen_by.is_narrowed else ())
+    if not found.get("count"):
+        selection.say_none()
+    return list(found.get("selected") or ())
+
+
+def _asked(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]:
     """The request. Raises UsageError where nothing says which tasks are meant, or two things do."""
     states = [name for value in flags.state for name in value.split(",") if name]
     states += [state for state in STATES if getattr(flags, state)]
     for name in states:
         if name not in STATES:
             raise UsageError(f"clean: {name!r} is no state that tasks end in", hint=f"there are:  {' '.join(STATES)}")
-    if flags.task and (flags.all or flags.keep):
+    if (chosen_by.words or chosen_by.is_narrowed) and (flags.all or flags.keep):
+        named = chosen_by.words[0] if chosen_by.words else "what is selected"
         raise UsageError(
-            f"clean: {flags.task[0]} is named, and so is {'--all' if flags.all else '--keep'}", hint="one of them alone"
+            f"clean: {named} is named, and so is {'--all' if flags.all else '--keep'}", hint="one of them alone"
         )
-    if not (flags.task or flags.all or flags.keep or flags.older or states):
+    if not (flags.task or chosen_by.is_narrowed or flags.all or flags.keep or flags.older or states):
         raise UsageError(
             "clean: which tasks?",
             why="nothing is dropped unless you say what",
             hint="peerload clean --older 7d   --keep 1000   --failed   ID ...   or  --all;  first look:  --dry-run",
         )
     return {
-        "tasks": flags.task,
+        "tasks": [],
         "older_s": flags.older or 0.0,
         "keep": flags.keep or 0,
         "states": list(dict.fromkeys(states)),

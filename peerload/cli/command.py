@@ -39,7 +39,7 @@ def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> op
     reader.flag("-c", "--cpus", type=options.cpus, metavar="N", help="cores, may be a fraction (default 1)")
     reader.flag("--mem", type=options.size, metavar="8G", help="memory it needs")
     device_flags.add(reader)
-    terms_flags.add(reader)
+    terms_flags.add(reader, is_map=verb == "map")
     reader.flag("-t", "--time", type=options.duration, metavar="2h", help="stop it after this (exit code 124)")
     reader.flag("-J", "--name", help="what to call it (default: from the command)")
     reader.flag("-w", "--node", metavar="NAME", help="run it on this node only")

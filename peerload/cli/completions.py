@@ -31,7 +31,7 @@ STATES = "held queued leased running done failed cancelled unknown"
 _WAITING, _UNFINISHED = ("queued", "held", "leased"), ("held", "queued", "leased", "running", "unknown")
 _ENDED = ("done", "failed", "cancelled", "unknown")
 TASKS: dict[str, tuple[str, ...]] = {
-    "show": (), "why": (), "logs": (), "events": (), "attach": _UNFINISHED, "wait": _UNFINISHED, "cancel": _UNFINISHED,
+    "show": (), "why": (), "logs": (), "ls": (), "events": (), "attach": _UNFINISHED, "wait": _UNFINISHED, "cancel": _UNFINISHED,
     "hold": ("queued",), "release": ("held",), "retry": _ENDED, "prio": _WAITING, "pause": _UNFINISHED, "resume": (),
 }  # fmt: skip
 """Verbs that take ids, and the states of the tasks that are offered (none: all)."""
@@ -49,7 +49,7 @@ PATHS = {("policy", "check"): FILES, ("config", "check"): FILES, ("cluster", "in
 VALUES = {
     "--chdir": DIRECTORIES, "-d": DIRECTORIES, "--cluster": DIRECTORIES, "--export": FILES, "--config": FILES,
     "--record": FILES, "--socket": FILES, "--output": FILES, "-o": FILES, "--error": FILES, "-e": FILES,
-    "--each-line": FILES, "--joblog": FILES, "--speeds": FILES, "--plot": FILES, "--csv": FILES,
+    "--each-line": FILES, "--param-file": FILES, "--joblog": FILES, "--speeds": FILES, "--plot": FILES, "--csv": FILES,
     "--gpu-wait": "queue schedule", "--gpu-share": "auto exclusive time", "--lease": "auto", "--signal": "TERM INT KILL HUP USR1",
     "--broker": "mosquitto amqtt", "--model": "reference live", "--what": "task attempt node agent launcher disk gpu store",
 }  # fmt: skip

@@ -11,6 +11,7 @@ from peerload.model.errors import BadRequest
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 LINES_MAX = 100_000
@@ -28,25 +29,38 @@ def commands(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
     name = printable(flags.each_line)
     is_shell = flags.shell is not None
     template = Template(spec["argv"][-1:] if is_shell else spec["argv"], is_shell=is_shell, verb="submit")
-    lines = Lines(flags.each_line, verb="submit")
-    found: list[list[bytes]] = []
-    size = 0
-    while not lines.ended:
-        lines.read()
-        for line in lines.ahead:
-            if b"\0" in line:
-                raise BadRequest(
-                    f"line {len(found) + 1} of {name} has a NUL byte in it", why="no word of a command can have one"
-                )
-            found.append(template.argv(len(found) + 1, (line,)))
-            size += sum(len(word) + WORD_BYTES for word in found[-1])
-            if len(found) > LINES_MAX or size > COMMANDS_BYTES_MAX:
-                raise BadRequest(
-                    f"{name} has too many lines for one array",
-                    why=f"at most {LINES_MAX} of {size_text(COMMANDS_BYTES_MAX)} in all, with the command",
-                    hint="any number, at the pace of the work:  peerload map 'COMMAND {}' :::: FILE",
-                )
-        lines.ahead.clear()
+    found = gathered(template, ((line,) for line in _lines(flags.each_line)), name)
     if not found:
         raise UsageError(f"submit: {name} has no lines", hint="a task is made for each line")
+    return found
+
+
+def _lines(file: str) -> Iterator[bytes]:
+    lines = Lines(file, verb="submit")
+    while not lines.ended:
+        lines.read()
+        yield from lines.ahead
+        lines.ahead.clear()
+
+
+def gathered(template: Template, rows: Iterable[tuple[bytes, ...]], name: str) -> list[list[bytes]]:
+    """The command line for each row of values. Raises BadRequest for too many, and for what no command can have. name: where
+    they come from."""
+    found: list[list[bytes]] = []
+    size = 0
+    for row in rows:
+        if any(b"\0" in value for value in row):
+            raise BadRequest(
+                f"line {len(found) + 1} of {name} has a NUL byte in it", why="no word of a command can have one"
+            )
+        found.append(template.argv(len(found) + 1, row))
+        size += sum(len(word) + WORD_BYTES for word in found[-1])
+        if len(found) > LINES_MAX or size > COMMANDS_BYTES_MAX:
+            raise BadRequest(
+                f"{name} has too many lines for one array"
+                if name != "--param"
+                else "there are too many combinations for one array",
+                why=f"at most {LINES_MAX} of {size_text(COMMANDS_BYTES_MAX)} in all, with the command",
+                hint="any number, at the pace of the work:  peerload map 'COMMAND {}' :::: FILE",
+            )
     return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from peerload.cli import selection
 from peerload.cli.main import CANNOT
 from peerload.cli.options import Options
-from peerload.cli.tasks import ENDED
-from peerload.cli.text import print_json, printable
+from peerload.cli.tasks import ENDED, collapsed
+from peerload.cli.text import print_json
 from peerload.client import Client
 from peerload.model.errors import BadRequest
 
@@ -18,26 +19,26 @@ LOOKED_AT_MAX = 100
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options("hold", "Keep waiting tasks back, until  peerload release.  What runs already runs on.")
-    reader.add_argument("task", nargs="+", metavar="ID")
+    selection.add(reader, changes=True)
     flags = reader.read(words)
+    chosen_by = selection.Selection(flags, "hold")
     with Client(flags.socket) as client:
-        reply = client.call("hold", tasks=flags.task)
+        chosen = chosen_by.chosen(client, ("queued",))
+        if chosen is None:
+            return CANNOT
+        reply = selection.changed(client, "hold", chosen)
         held, already_held, not_waiting = (reply.get(key, []) for key in ("held", "already_held", "not_waiting"))
         states = {task: _state(client, task) for task in not_waiting[:LOOKED_AT_MAX]} if not flags.json else {}
     code = CANNOT if not_waiting and not held and not already_held else 0
     if flags.json:
         print_json({"held": held, "already_held": already_held, "not_waiting": not_waiting})
         return code
-    lines = [f"{printable(task)}  held\n" for task in held]
-    lines += [f"{printable(task)}  is held already\n" for task in already_held]
-    for task in not_waiting:
-        has_ended = states.get(task, "") in ENDED
-        says = (
-            "has ended; once more:  peerload retry"
-            if has_ended
-            else "does not wait; a task that runs:  peerload cancel"
-        )
-        lines.append(f"{printable(task)}  {says}\n")
+    lines = [f"{line}  held\n" for line in collapsed(held)]
+    lines += [f"{line}  is held already\n" for line in collapsed(already_held)]
+    ended = [task for task in not_waiting if states.get(task) in ENDED]
+    lines += [f"{line}  has ended; once more:  peerload retry\n" for line in collapsed(ended)]
+    others = [task for task in not_waiting if states.get(task) not in ENDED]
+    lines += [f"{line}  does not wait; a task that runs:  peerload cancel\n" for line in collapsed(others)]
     sys.stdout.write("".join(lines))
     return code
 

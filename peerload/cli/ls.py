@@ -6,10 +6,10 @@ import gc
 import sys
 import time
 
-from peerload.cli import tasks
+from peerload.cli import selection, tasks
 from peerload.cli.array_rows import gathered
 from peerload.cli.main import UsageError
-from peerload.cli.options import Options, node_name, whole
+from peerload.cli.options import Options, whole
 from peerload.cli.redraw import redrawn
 from peerload.cli.text import counted, print_json, say, terminal_columns
 from peerload.client import Client
@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-STATES = ("held", "queued", "leased", "running", "done", "failed", "cancelled", "unknown")
+    from peerload.cli.selection import Selection
+
+EVER_S = 1e9
+"""Tasks that are named are listed whenever they ended."""
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options("ls", "My tasks whose home is here: unfinished ones and those that ended in the last 24 hours.")
-    reader.flag("--state", action="append", default=[], metavar="S", help=f"only in this state: {' '.join(STATES)}")
-    reader.flag("--node", type=node_name, default="", metavar="NAME", help="only those on this node")
+    selection.add(reader)
     reader.switch("--cluster", help="the tasks of all nodes, not those of this one alone")
     reader.switch("--remote", help="the tasks of other homes that are on this node, whatever became of their homes")
     reader.at()
@@ -35,33 +37,34 @@ def main(words: list[str]) -> int:
     reader.switch("-w", "--watch", help="draw it again each second, until Ctrl-C")
     reader.flag("--limit", type=whole(1, 100_000), default=200, metavar="N", help="at most so many (200)")
     flags = reader.read(words)
-    states = [name for value in flags.state for name in value.split(",") if name]
-    for name in states:
-        if name not in STATES:
-            raise UsageError(f"ls: no such state: {name!r}", hint=f"there are:  {' '.join(STATES)}")
-    if flags.remote and (flags.cluster or flags.node or states):
+    chosen = selection.Selection(flags, "ls", needed=False)
+    if flags.remote and (flags.cluster or chosen.words or chosen.is_narrowed):
         raise UsageError("ls: --remote goes with --at, --all, --limit, --watch and --json alone", hint="ls --help")
+    if flags.cluster and chosen.words:
+        raise UsageError(
+            f"ls: --cluster asks all nodes, and {chosen.words[0]} is of one", hint="the id alone is enough"
+        )
     if flags.cluster and flags.at:
         raise UsageError("ls: --cluster asks all nodes, --at one", hint=f"peerload ls --at {flags.at}")
     with Client(flags.socket) as client:
         if flags.watch and not flags.json:
-            return redrawn(lambda: lines(client, flags, states))
+            return redrawn(lambda: lines(client, flags, chosen))
         gc.disable()  # it is looked for all the longer the more tasks there are, and found at our end
         if flags.json:
-            reply = listed(client, flags, states)
+            reply = listed(client, flags, chosen)
             keys = ("tasks", "truncated", "unfinished", "damaged", *(("missing",) if flags.cluster else ()))
             print_json({key: reply.get(key) for key in (keys[:2] if flags.remote else keys)})
             return 0
-        sys.stdout.write("".join(f"{line}\n" for line in lines(client, flags, states)))
+        sys.stdout.write("".join(f"{line}\n" for line in lines(client, flags, chosen)))
     return 0
 
 
-def listed(client: Client, flags: Namespace, states: list[str]) -> dict[str, Any]:
+def listed(client: Client, flags: Namespace, chosen: Selection) -> dict[str, Any]:
     """The agent's answer, less other users' tasks unless they are asked for; ``hidden`` counts those."""
     if flags.remote:
         reply = client.call("remote", limit=flags.limit, at=flags.at)
         return {**reply, "hidden": 0}
-    asked = {"states": states, "node": flags.node, "limit": flags.limit}
+    asked = chosen.asked() | {"limit": flags.limit} | ({"ended_within_s": EVER_S} if chosen.words else {})
     reply = client.call("tasks", **asked, at=flags.at, cluster=flags.cluster)
     own = tasks.own_names()
     shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
@@ -72,9 +75,9 @@ def listed(client: Client, flags: Namespace, states: list[str]) -> dict[str, Any
     return {**reply, "tasks": shown, "hidden": hidden, "truncated": truncated}
 
 
-def lines(client: Client, flags: Namespace, states: list[str]) -> list[str]:
+def lines(client: Client, flags: Namespace, chosen: Selection) -> list[str]:
     """The table as text; talk about what it leaves out goes to stderr."""
-    reply = listed(client, flags, states)
+    reply = listed(client, flags, chosen)
     if not flags.watch:
         if reply.get("truncated"):
             say(
@@ -88,16 +91,16 @@ def lines(client: Client, flags: Namespace, states: list[str]) -> list[str]:
             say(f"not shown: {counted(reply['hidden'], 'task')} of other users", "to see them:  peerload ls --all")
     now = time.time()
     if not reply["tasks"] and sys.stdout.isatty():
-        return [_none(flags, states)]
+        return [_none(flags, chosen)]
     shown = reply["tasks"] if flags.members else gathered(reply["tasks"])
     return tasks.listed_table(shown, now, terminal_columns())
 
 
-def _none(flags: Namespace, states: list[str]) -> str:
+def _none(flags: Namespace, chosen: Selection) -> str:
     """What to type where there is nothing to list."""
     if flags.remote:
         return "no task of another home is on this node        my own tasks:  peerload ls"
-    if states or flags.node:
+    if chosen.words or chosen.is_narrowed:
         return "no such tasks        all of mine:  peerload ls        those that ended:  peerload history"
     return "no tasks        queue one:  peerload submit sleep 5        those that ended long ago:  peerload history"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli import options
-from peerload.cli.text import print_json, printable
+from peerload.cli import options, selection
+from peerload.cli.main import CANNOT
+from peerload.cli.tasks import collapsed
+from peerload.cli.text import print_json
 from peerload.client import Client
 
 PRIORITY_MAX = 1_000_000
@@ -17,24 +19,28 @@ def main(words: list[str]) -> int:
         "prio", "Change the priority of waiting tasks: the greater goes first.", usage="[flags] N ID ..."
     )
     reader.add_argument("priority", type=options.whole(-PRIORITY_MAX, PRIORITY_MAX), metavar="N")
-    reader.add_argument("task", nargs="+", metavar="ID")
+    selection.add(reader, changes=True)
     flags = reader.read(_with_number_first(words))
+    chosen_by = selection.Selection(flags, "prio")
     with Client(flags.socket) as client:
-        reply = client.call("prio", tasks=flags.task, priority=flags.priority)
+        chosen = chosen_by.chosen(client, selection.UNFINISHED)
+        if chosen is None:
+            return CANNOT
+        reply = selection.changed(client, "prio", chosen, priority=flags.priority)
     keys = ("changed", "passed_on", "elsewhere", "ended")
     changed, passed_on, elsewhere, ended = (reply.get(key, []) for key in keys)
     if flags.json:
         print_json({"priority": flags.priority} | {key: reply.get(key, []) for key in keys})
         return 0
-    lines = [f"{printable(task)}  priority {flags.priority}\n" for task in changed]
+    lines = [f"{line}  priority {flags.priority}\n" for line in collapsed(changed)]
     lines += [
-        f"{printable(task)}  priority {flags.priority}; the node that has it queued is told\n" for task in passed_on
+        f"{line}  priority {flags.priority}; the node that has it queued is told\n" for line in collapsed(passed_on)
     ]
     lines += [
-        f"{printable(task)}  is started already: priority {flags.priority} counts only if it is queued again\n"
-        for task in elsewhere
+        f"{line}  is started already: priority {flags.priority} counts only if it is queued again\n"
+        for line in collapsed(elsewhere)
     ]
-    lines += [f"{printable(task)}  has ended\n" for task in ended]
+    lines += [f"{line}  has ended\n" for line in collapsed(ended)]
     sys.stdout.write("".join(lines))
     return 0
 

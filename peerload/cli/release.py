@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 
+from peerload.cli import selection
+from peerload.cli.main import CANNOT
 from peerload.cli.options import Options
-from peerload.cli.text import print_json, printable
+from peerload.cli.tasks import collapsed
+from peerload.cli.text import print_json
 from peerload.client import Client
 
 
@@ -16,15 +19,19 @@ def main(words: list[str]) -> int:
         "Let held tasks go on: those kept back by  peerload hold  or  submit --held,  and those held because nodes went\n"
         "away under them.",
     )
-    reader.add_argument("task", nargs="+", metavar="ID")
+    selection.add(reader, changes=True)
     flags = reader.read(words)
+    chosen_by = selection.Selection(flags, "release")
     with Client(flags.socket) as client:
-        reply = client.call("release", tasks=flags.task)
+        chosen = chosen_by.chosen(client, ("held",))
+        if chosen is None:
+            return CANNOT
+        reply = selection.changed(client, "release", chosen)
     released, not_held = reply.get("released", []), reply.get("not_held", [])
     if flags.json:
         print_json({"released": released, "not_held": not_held})
         return 0
-    lines = [f"{printable(task)}  released\n" for task in released]
-    lines += [f"{printable(task)}  is not held\n" for task in not_held]
+    lines = [f"{line}  released\n" for line in collapsed(released)]
+    lines += [f"{line}  is not held\n" for line in collapsed(not_held)]
     sys.stdout.write("".join(lines))
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from peerload.cli import command
+from peerload.cli import command, selection
 from peerload.cli.main import CANNOT, UsageError, report
 from peerload.cli.options import Options
 from peerload.cli.text import counted, print_json, printable, say
@@ -14,9 +14,11 @@ from peerload.model.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from argparse import Namespace
     from typing import Any
 
 TOKEN_BYTES = 16
+FAILED = ("failed", "unknown")
 FAILED_WITHIN_S = 86_400.0
 TASKS_MAX = 100_000
 """Of the last day, looked through for failed ones."""
@@ -30,7 +32,7 @@ def main(words: list[str]) -> int:
         "Of an array those members that have not succeeded are queued.",
         json_says="one object a task",
     )
-    reader.add_argument("task", nargs="*", metavar="ID")
+    selection.add(reader, changes=True)
     reader.switch("--all", help="of an array all members that have ended, also those that succeeded")
     reader.switch(
         "--failed", help="what failed, not what was cancelled; without an ID: all that failed in the last 24 h"
@@ -38,16 +40,15 @@ def main(words: list[str]) -> int:
     flags = reader.read(words)
     if flags.all and flags.failed:
         raise UsageError("retry: --all and --failed contradict each other")
-    if not flags.task and not flags.failed:
-        raise UsageError(
-            "retry: which task?", hint="peerload retry ID        all that failed lately:  peerload retry --failed"
-        )
+    chosen_by = selection.Selection(flags, "retry", needed=not flags.failed)
+    code = again = 0
     with Client(flags.socket) as client:
-        chosen = [(task, flags.failed) for task in flags.task] if flags.task else _failed_lately(client)
-        code = again = 0
-        for task, failed in chosen:
+        chosen = _chosen(client, chosen_by, flags)
+        if chosen is None:
+            return CANNOT
+        for task, how in chosen:
             try:
-                _retry(client, task, is_json=flags.json, all=flags.all, **({"failed": True} if failed else {}))
+                _retry(client, task, is_json=flags.json, **how)
             except BadRequest as error:
                 if len(chosen) == 1:
                     raise
@@ -55,7 +56,7 @@ def main(words: list[str]) -> int:
                 code = CANNOT
             else:
                 again += 1
-    if code and not flags.task:
+    if code and len(chosen) > 1:
         say(f"queued again: {again}; not repeated: {len(chosen) - again}, as said above")
     return code
 
@@ -72,7 +73,24 @@ def _retry(client: Client, task: str, *, is_json: bool, **fields: object) -> Non
     command.warn_if_stranded(client, reply, spec)
 
 
-def _failed_lately(client: Client) -> list[tuple[str, bool]]:
+def _chosen(
+    client: Client, chosen_by: selection.Selection, flags: Namespace
+) -> list[tuple[str, dict[str, object]]] | None:
+    """What is to be repeated, and how much of it; None if the user said no."""
+    if not chosen_by.words and not chosen_by.means_all and not chosen_by.is_narrowed:
+        return [(task, {"failed": True}) for task in _failed_lately(client)]
+    states = FAILED if flags.failed else (*FAILED, "cancelled", *(("done",) if flags.all else ()))
+    if chosen_by.states and not set(chosen_by.states) <= {*selection.ENDED, "unknown"}:
+        raise UsageError("retry: only tasks that have ended, or are unknown, can be repeated")
+    refs = chosen_by.chosen(client, states)
+    if refs is None:
+        return None
+    if chosen_by.is_narrowed or chosen_by.means_all:
+        return [(ref, {"all": True}) for ref in refs]  # their states were looked at already
+    return [(ref, {"all": flags.all, **({"failed": True} if flags.failed else {})}) for ref in refs]
+
+
+def _failed_lately(client: Client) -> list[str]:
     """What failed within the last day and was not queued again since: arrays as a whole, where that is the same. Says how
     many that are."""
     reply = client.call("tasks", ended_within_s=FAILED_WITHIN_S, limit=TASKS_MAX)
@@ -87,7 +105,7 @@ def _failed_lately(client: Client) -> list[tuple[str, bool]]:
             f"there were more than {TASKS_MAX} tasks; older ones were not looked at",
             "name them:  peerload retry --failed ID",
         )
-    return [(task, True) for array, members in chosen for task in ([array] if array else members)]
+    return [task for array, members in chosen for task in ([array] if array else members)]
 
 
 def to_retry(tasks: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:

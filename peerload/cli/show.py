@@ -57,6 +57,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("time limit", duration_text(task["time_limit_s"]) if task.get("time_limit_s") else ""),
         ("promise", _promise(task)),
         ("group", task.get("group") or ""),
+        ("tags", "  ".join(f"{key}={value}" for key, value in (task.get("tags") or {}).items())),
         ("waits for", _awaited(task)),
         ("retries", _retries(task)),
         ("repeats", task.get("retry_of") or ""),

@@ -30,11 +30,25 @@ def main(words: list[str]) -> int:
     )
     reader.flag("--array", metavar="1-100", help="one task for each number: 1-100, 0-9:3, 1,5,7 (PEERLOAD_ARRAY_INDEX)")
     reader.flag("--each-line", metavar="FILE", help="one task for each line, which is {} in the command (- is stdin)")
+    reader.flag(
+        "--param",
+        action="append",
+        default=[],
+        metavar="K=V,…",
+        help="one task for each value, which is {K} in the command: a=1,2 or a=1-5; several: each combination (repeatable)",
+    )
+    reader.flag(
+        "--param-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="the same from a CSV file: names in the first line, a combination in each other (- is stdin)",
+    )
     reader.switch("--held", help="keep it back until  peerload release")
     flags, rest = reader.read_command(words)
     ranges = array_ranges(flags.array) if flags.array is not None else []
     spec, secret = command.specification(flags, rest, "submit")
-    each = _each_line(flags, spec) if flags.each_line is not None else []
+    each = _each(flags, spec)
     terms = terms_flags.terms(flags, "submit")
     if flags.dry_run:
         shown = {"each": _shown(each)} if each else {}
@@ -90,10 +104,17 @@ def _tell(
     sys.stdout.flush()
 
 
-def _each_line(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
-    from peerload.cli.each_line import commands
+def _each(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
+    """The command line of each member, where they differ."""
+    if flags.param or flags.param_file:
+        from peerload.cli.sweep import commands
 
-    return commands(flags, spec)
+        return commands(flags, spec)
+    if flags.each_line is not None:
+        from peerload.cli import each_line
+
+        return each_line.commands(flags, spec)
+    return []
 
 
 def _shown(each: list[list[bytes]]) -> list[str]:

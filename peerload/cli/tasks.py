@@ -158,14 +158,14 @@ def collapsed(tasks: list[str]) -> list[str]:
     """The names of tasks; members of the same array as one line that tells how many."""
     members: dict[str, list[str]] = {}
     for task in tasks:
-        members.setdefault(_array_of(task), []).append(task)
+        members.setdefault(array_of(task), []).append(task)
     return [
         printable(of[0]) if len(of) == 1 else f"{printable(array)}  {counted(len(of), 'task')}"
         for array, of in members.items()
     ]
 
 
-def _array_of(task: str) -> str:
+def array_of(task: str) -> str:
     """`ws1/42` for `ws1/42.7`, and for itself; the name of a node may have dots, too."""
     node, slash, number = task.rpartition("/")
     return node + slash + number.partition(".")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from peerload.cli import ending_flags, options
 from peerload.cli.main import UsageError
+from peerload.cli.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,11 +16,13 @@ RETRIES_MAX = 100
 GROUP_LENGTH_MAX = 40
 GROUP_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 """As peerload.model.terms has them (not imported: it would cost the start of every submit)."""
+TAGS_MAX = 16
+TAG_VALUE_LENGTH_MAX = 128
 GROUP_SAYS = "letters, digits, '.', '_' and '-', at most 40, the first a letter or a digit"
 
 
-def add(reader: options.Options) -> None:
-    """The flags."""
+def add(reader: options.Options, *, is_map: bool = False) -> None:
+    """The flags. is_map: `--tag` says something else there, as with GNU parallel."""
     reader.flag(
         "--after",
         action="append",
@@ -35,6 +38,15 @@ def add(reader: options.Options) -> None:
         help="not before this has succeeded; cancelled if it does not (repeatable)",
     )
     reader.flag("--group", metavar="G", help="the group whose slots it takes:  peerload group")
+    name = "--task-tag" if is_map else "--tag"
+    reader.flag(
+        name,
+        dest="tags",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="mark it with this, to select it by (repeatable)",
+    )
     reader.flag(
         "--retries",
         type=options.whole(0, RETRIES_MAX),
@@ -61,8 +73,31 @@ def terms(flags: Namespace, verb: str) -> dict[str, object]:
                 f"{verb}: {flag} names {len(names)} tasks; at most {AFTER_MAX} are allowed",
                 hint="of an array all members are meant by its id:  --after 42",
             )
-    given = {"group": flags.group, "after": after, "after_ok": after_ok, "retries": flags.retries}
+    given = {
+        "group": flags.group,
+        "after": after,
+        "after_ok": after_ok,
+        "retries": flags.retries,
+        "tags": _tags(flags, verb),
+    }
     return {key: value for key, value in given.items() if value} | ending_flags.given(flags, verb)
+
+
+def _tags(flags: Namespace, verb: str) -> list[str]:
+    """One `key=value` for each key, the last that is given. Raises UsageError."""
+    tags: dict[str, str] = {}
+    for word in flags.tags:
+        key, equals, value = word.partition("=")
+        is_key = 0 < len(key) <= GROUP_LENGTH_MAX and GROUP_CHARACTERS.issuperset(key) and key[0] not in "._-"
+        if not is_key or not equals or len(value) > TAG_VALUE_LENGTH_MAX or not (value.isprintable() or not value):
+            raise UsageError(
+                f"{verb}: {printable(word[:60])!r} is no tag",
+                hint=f"such as:  --tag project=mnist        the key has {GROUP_SAYS}",
+            )
+        tags[key] = value
+    if len(tags) > TAGS_MAX:
+        raise UsageError(f"{verb}: {len(tags)} tags; at most {TAGS_MAX} are allowed")
+    return [f"{key}={value}" for key, value in tags.items()]
 
 
 def group_name(text: str, verb: str) -> str:

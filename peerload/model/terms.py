@@ -13,6 +13,9 @@ AFTER_MAX = 100
 RETRIES_MAX = 100
 
 GroupName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z")]
+Tag = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}=[^\x00-\x1f\x7f]{0,128}\Z")]
+"""`key=value`: what a user marks tasks with, to select them by."""
+TAGS_MAX = 16
 Awaited = Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=80)], ...], Meta(max_length=AFTER_MAX)]
 
 
@@ -38,7 +41,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     output_file, error_file: where home writes the output of each when it has ended, absolute paths in which %j, %A, %a, %x, %N
     and %% stand for something, b"" = nowhere; notify: what a shell is given at home when all of them have ended, b"" = nothing.
     owner: the uid whose tasks they are at a home in system mode, which knows it from the operating system, -1 = that of the
-    agent.
+    agent. tags: one `key=value` for each key.
     """
 
     group: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,39})?\Z")] = ""
@@ -49,6 +52,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     error_file: FilePattern = b""
     notify: Annotated[bytes, Meta(max_length=NOTIFY_BYTES_MAX)] = b""
     owner: Annotated[int, Meta(ge=-1, lt=1 << 32)] = -1
+    tags: Annotated[tuple[Tag, ...], Meta(max_length=TAGS_MAX)] = ()
 
     @property
     def awaits(self) -> bool:

@@ -15,11 +15,13 @@ from msgspec import Meta
 from peerload.model.errors import BadMessage
 from peerload.model.resources import NodeName
 from peerload.model.task import ARGV_ITEMS_MAX, TaskSpec
-from peerload.model.terms import NO_TERMS, GroupName, Terms
+from peerload.model.terms import NO_TERMS, TAGS_MAX, GroupName, Terms
 from peerload.wire import bounds
 from peerload.wire.expected import in_words
 
 TASKS_NAMED_MAX = 10_000
+NAME_GLOB_CHARS_MAX = 128
+TAG_CHARS_MAX = 169
 RANGES_MAX = 1_000
 EVENT_TASKS_MAX = 100
 USAGE_TASKS_MAX = 64
@@ -31,8 +33,9 @@ EACH_MAX = 100_000
 """Command lines of one array; the size of a frame bounds them sooner."""
 
 RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
-TaskRef = Annotated[str, Meta(max_length=256)]
-"""`ws1/42`, `42`, `42.7` or `@` (the asker's last task)."""
+REF_CHARS_MAX = 4096
+TaskRef = Annotated[str, Meta(max_length=REF_CHARS_MAX)]
+"""`ws1/42`, `42`, `42.7`, `42.3-9,12` (members of an array), `@` (the asker's last task) or `@~1` (the one before it)."""
 TaskRefs = Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=TASKS_NAMED_MAX)]
 Argv = Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
 Range = tuple[
@@ -75,7 +78,21 @@ class Submit(_Request, frozen=True, tag="submit"):
     attended: bool = False
 
 
-class Tasks(_Request, frozen=True, tag="tasks"):
+class _Selecting(_Request, frozen=True):
+    """Which tasks of this home are meant: each field narrows it. tasks: of these references alone; states: in one of these;
+    name: a glob; group; node: that has or had it; tags: each of `key=value`, or `key` for any value."""
+
+    tasks: Annotated[tuple[TaskRef, ...], Meta(max_length=TASKS_NAMED_MAX)] = ()
+    states: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
+    node: Annotated[str, Meta(max_length=40)] = ""
+    name: Annotated[str, Meta(max_length=NAME_GLOB_CHARS_MAX)] = ""
+    group: Annotated[str, Meta(max_length=40)] = ""
+    tags: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=TAG_CHARS_MAX)], ...], Meta(max_length=TAGS_MAX)
+    ] = ()
+
+
+class Tasks(_Selecting, frozen=True, tag="tasks"):
     """List → tasks: unfinished ones, and those that ended within the last ``ended_within_s``, oldest first; at most
     ``limit``, ``truncated`` tells: those that a node has come first, then as many of those that wait (who is next) as of
     those that ended (who was last). unfinished: where it is truncated, how many there are in each state. damaged: those
@@ -83,10 +100,16 @@ class Tasks(_Request, frozen=True, tag="tasks"):
     did not answer (node state why)."""
 
     ended_within_s: Annotated[float, Meta(ge=0.0, le=1e9)] = 86_400.0
-    states: Annotated[tuple[Annotated[str, Meta(max_length=20)], ...], Meta(max_length=16)] = ()
-    node: Annotated[str, Meta(max_length=40)] = ""
     limit: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
     cluster: bool = False
+
+
+class Select(_Selecting, frozen=True, tag="select"):
+    """Which tasks match → selected: references that name exactly these, of an array its id or ranges of its members; count;
+    states ({state: number}). In system mode those of who asks; all_users: an administrator means everybody's, as where tasks
+    are named."""
+
+    all_users: bool = False
 
 
 class History(_Request, frozen=True, tag="history"):
@@ -389,6 +412,7 @@ Request = (
     Info
     | Submit
     | Tasks
+    | Select
     | History
     | Show
     | Usage

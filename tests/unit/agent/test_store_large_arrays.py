@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from peerload.agent.store_chores import put_chores
+from peerload.agent.store_select import Criteria
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.task import TaskState
 from peerload.model.terms import NO_TERMS, Chore, Terms
@@ -88,7 +89,7 @@ def test_a_long_list_is_looked_for_in_another_thread_and_is_the_same(opened: Ope
     with ThreadPoolExecutor(1) as thread:
 
         def beside(limit: int) -> object:
-            return thread.submit(store.listed_beside, store.path, 0.0, limit).result()
+            return thread.submit(store.listed_beside, store.path, 0.0, limit, Criteria()).result()
 
         for limit in (1, 100, 10 * MEMBERS):
             assert steps_of(reader, lambda limit=limit: beside(limit)) == 0  # type: ignore[misc]

@@ -21,12 +21,15 @@ from peerload.agent.store_removal import (
     Wanted,
     keys_of,
 )
+from peerload.agent.store_rows import MEMBER_MAX, SINGLE
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
 from peerload.model.task import Exit, TaskState
 from peerload.model.terms import Chore
 from tests.support import steps_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission, uid
+
+ALL = (SINGLE, MEMBER_MAX)
 
 OLD = time.time() - 30 * 86_400.0
 
@@ -73,13 +76,13 @@ def test_each_condition_narrows_it(removable: Removable) -> None:
     assert found(removable, Wanted(states=("done",), keep=1)) == [(1, -1)]
     assert found(removable, Wanted(states=("queued",))) == []
     assert found(removable, Wanted(with_output=True)) == [(2, -1)]
-    assert found(removable, Wanted(named=((3, None), (1, None)))) == [(1, -1), (3, -1)]
-    assert found(removable, Wanted(named=((6, 1), (5, None))), ()) == [(6, 1)]
-    assert found(removable, Wanted(named=((6, 1), (6, None), (6, None), (6, 2))), ()) == [(6, 1)]
+    assert found(removable, Wanted(named=((3, *ALL), (1, *ALL)))) == [(1, -1), (3, -1)]
+    assert found(removable, Wanted(named=((6, 1, 1), (5, *ALL))), ()) == [(6, 1)]
+    assert found(removable, Wanted(named=((6, 1, 1), (6, *ALL), (6, *ALL), (6, 2, 2))), ()) == [(6, 1)]
     assert (removable.ended(), removable.output_bytes()) == (5, 8192)
 
 
-@pytest.mark.parametrize("wanted", [Wanted(), Wanted(named=tuple((counter, None) for counter in range(1, 7)))])
+@pytest.mark.parametrize("wanted", [Wanted(), Wanted(named=tuple((counter, *ALL) for counter in range(1, 7)))])
 def test_pages_join_without_a_gap(removable: Removable, wanted: Wanted) -> None:
     seen: list[tuple[int, int]] = []
     after: Ended | None = None
@@ -119,7 +122,7 @@ def test_the_environment_goes_with_the_last_submission_that_has_it_and_its_numbe
 def test_a_token_is_remembered_although_its_task_is_gone(opened: Opened, removable: Removable) -> None:
     new = PutSubmission(msgspec.structs.replace(submission(7).submission, submitted_at=time.time() - 5))
     opened.keep(new, put(7, TaskState.DONE, ended_at=900.0))
-    opened.keep(RemoveTasks(tuple(removable.page(Wanted(named=((7, None),)), (), None, 9))))
+    opened.keep(RemoveTasks(tuple(removable.page(Wanted(named=((7, *ALL),)), (), None, 9))))
     assert opened.store.submission_of("token-7") == (b"d" * 32, "ws1/7", 0)
     assert removable.empty_submissions(time.time() - 60, 10) == ()
     assert removable.empty_submissions(time.time() + 60, 10) == (7,)

@@ -1,0 +1,105 @@
+"""Selectors in the store: references, and whose tasks are meant."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from peerload.agent.caller import Caller
+from peerload.agent.naming import Names
+from peerload.agent.selecting import select
+from peerload.agent.store_rows import SINGLE
+from peerload.agent.store_select import REF_CHARS_MAX, Criteria, references
+from peerload.model.actions import PutSubmission
+from peerload.model.errors import BadRequest, NoSuchTask
+from peerload.model.events import Submission
+from peerload.model.task import TaskState
+from peerload.model.terms import Terms
+from peerload.wire import control
+from tests.unit.agent.test_store import NOW, SPEC, Opened, put, uid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ALICE, BOB, ROOT = Caller("20001", "alice", 20001), Caller("20002", "bob", 20002), Caller("0", "root", 0, is_admin=True)
+
+
+def kept(counter: int, owner: int = -1, indices: tuple[int, ...] = (), **terms: Any) -> PutSubmission:
+    told = Terms(owner=owner, **terms)
+    return PutSubmission(Submission(counter, f"token-{counter}", b"d" * 32, SPEC, indices, NOW, terms=told))
+
+
+@pytest.fixture(name="parts")
+def fixture_parts(tmp_path: Path) -> Iterator[Any]:
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(kept(1, 20001, tags=("p=x",)), put(1), kept(2, 20002, tags=("p=x",)), put(2))
+        opened.keep(kept(3, 20001, (1, 2, 3, 5)), put(3, TaskState.LEASED, 1, attempt=1, node="ws2"))
+        opened.keep(
+            *(put(3, TaskState.LEASED, 2, attempt=1), put(3, TaskState.CANCELLED, 3, ended_at=NOW), put(3, member=5))
+        )
+        running = SimpleNamespace(record=SimpleNamespace(attempt=1), running_at=NOW)
+        home = SimpleNamespace(tasks={uid(3002): running})
+        yield SimpleNamespace(store=opened.store, config=SimpleNamespace(node="ws1"), node=SimpleNamespace(home=home))
+
+
+def answer(parts: Any, caller: Caller = ROOT, **asked: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    connection: Any = SimpleNamespace(caller=caller, ok=lambda _number, body: told.update(body))
+    asyncio.run(select(parts, Names(parts), connection, control.Select(**asked)))
+    return told
+
+
+def test_a_selector_matches_what_the_asker_may_see(parts: Any) -> None:
+    assert answer(parts, ALICE, tags=("p=x",))["selected"] == ["ws1/1"]
+    assert answer(parts, BOB)["selected"] == ["ws1/2"]
+    assert answer(parts, BOB, all_users=True)["selected"] == ["ws1/2"]
+    assert answer(parts, ROOT)["selected"] == []
+    assert answer(parts, ROOT, all_users=True, tags=("p",))["selected"] == ["ws1/1", "ws1/2"]
+    assert answer(parts, ROOT, tasks=("3",), states=("queued",))["selected"] == ["ws1/3.5"]
+    assert answer(parts, BOB, tasks=("3",))["selected"] == []
+
+
+def test_running_and_leased_are_told_apart(parts: Any) -> None:
+    assert answer(parts, ALICE, states=("running",)) == {"selected": ["ws1/3.2"], "count": 1, "states": {"running": 1}}
+    assert answer(parts, ALICE, states=("leased",))["selected"] == ["ws1/3.1"]
+    assert answer(parts, ALICE, states=("running",), node="ws9")["selected"] == []
+    whole = answer(parts, ALICE, tasks=("@",))
+    assert whole["selected"] == ["ws1/3"]
+    assert collections.Counter(whole["states"]) == {"running": 1, "leased": 1, "cancelled": 1, "queued": 1}
+
+
+def test_names_of_ranges(parts: Any) -> None:
+    names = Names(parts)
+    assert names.full("3.9,1-4,2,4-5") == "ws1/3.1-5,9"
+    assert names.meant("@~1").counter == 2
+    assert not names.meant("3.7-7").is_range
+    with pytest.raises(NoSuchTask):
+        names.meant("@~3")
+    for word in ("3.4-2", "3.", "3.1-", "@~", "@~x", "@3", "all"):
+        with pytest.raises(BadRequest):
+            names.meant(word)
+    with pytest.raises(BadRequest):
+        names.resolve("3.1-2")
+    with pytest.raises(NoSuchTask):
+        asyncio.run(names.all_known(["3.6-9"]))
+
+
+def test_references_are_short_and_name_no_other() -> None:
+    sparse = list(range(0, 20_000, 2))
+    found = references("ws1", {7: sparse, 8: [SINGLE], 9: [1, 2]}, {7: 20_000, 8: 0, 9: 2})
+    assert found[-2:] == ["ws1/8", "ws1/9"]
+    assert all(len(ref) <= control.REF_CHARS_MAX for ref in found)
+    assert len(found) < 3 + 20_000 * 6 // REF_CHARS_MAX
+    members = [int(one) for ref in found[:-2] for one in ref.partition(".")[2].split(",")]
+    assert members == sparse
+
+
+def test_a_name_that_is_no_glob_is_taken_as_it_is(parts: Any) -> None:
+    store, path = parts.store, parts.store.path
+    assert store.selected_beside(path, Criteria(name="true")).members == {1: [SINGLE], 2: [SINGLE], 3: [3, 5]}
+    assert store.selected_beside(path, Criteria(name="tru")).members == {}
