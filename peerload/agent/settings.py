@@ -163,6 +163,7 @@ def gpu_config(settings: GpuSettings) -> GpuConfig:
     """What the core is told of the table `[gpu]`. Raises ConfigError."""
     return GpuConfig(
         tasks_max=settings.max_tasks,
+        activity_max=settings.max_activity,
         memory_share_max=settings.mem_threshold,
         reserve_bytes=int(_with_unit("gpu.reserve", settings.reserve, _SIZE)),
         settle_s=settings.settle_s,

@@ -27,6 +27,8 @@ NEVER_S = math.inf
 STABLE_READINGS = 2
 """Memory that is the same in so many readings, one after the other, stands still."""
 ACTIVITY_HALF = 0.5
+CROWDED = 1.5
+"""A device with more work than this, in whole devices, is taken only if there is none with less."""
 LEARNED_SHARE = 0.9
 """A command that has needed more than this of what a device can give is taken to need all of it."""
 NOTHING_LEARNED: Mapping[str, int] = MappingProxyType({})

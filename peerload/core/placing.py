@@ -2,7 +2,7 @@
 others.
 
 `queue` waits for exactly the preferred GPUs; `schedule` takes any that fit. Among those, in this order: an empty one for a
-task that may keep it busy, the one that has the least memory left over, of several GPUs those that are nearest to each
+task that may keep it busy, one that is not crowded, the one that has the least memory left over, of several GPUs those that are nearest to each
 other, the cooler, the lower number. Pure.
 """
 
@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from peerload.core.devices import ACTIVITY_HALF
+from peerload.core.devices import ACTIVITY_HALF, CROWDED
 from peerload.model.devices import GPU, GpuWait, Nearness
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def _rank(ask: Ask, now_s: float) -> Rank:
         need_bytes = None if ask.fraction < 1.0 and ask.need_bytes is None else ask.bytes_of(state.device)
         prefers_empty = need_bytes is None or ask.activity > ACTIVITY_HALF
         left = state.free_bytes(now_s) - (ask.bytes_of(state.device) or 0)
-        return is_shared and prefers_empty, left, state.reading.temperature_c, state.device.index
+        crowding = max(state.activity + ask.activity - CROWDED, 0.0)
+        return is_shared and prefers_empty, crowding, left, state.reading.temperature_c, state.device.index
 
     return key
 

@@ -28,9 +28,9 @@ class GpuConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Of a GPU's memory no more than this share, less the reserve, is promised."""
     reserve_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 512 << 20
     """What a GPU's driver and the contexts of its tasks take besides."""
-    activity_max: Annotated[float, Meta(gt=0.0, le=48.0)] = 1.5
-    """How much work, in whole GPUs, may share one GPU in turns: above 1 they slow each other down, and fill each other's
-    pauses."""
+    activity_max: Annotated[float, Meta(gt=0.0, le=48.0)] = 48.0
+    """Bound on the work, in whole GPUs, that shares one GPU in turns. Tasks slow each other down above 1, and fill each other's
+    pauses. A task counts for its fraction, or for ``activity_unknown``. 48 bounds nothing beside ``tasks_max``."""
     activity_unknown: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.5
     """The work that a task is taken for of which nothing is known."""
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 5.0
@@ -161,9 +161,11 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The table `[gpu]` of the config file. mem_threshold, reserve: of a card's memory no more than this share, less the
-    reserve, is promised to tasks; exclude: cards that are left alone: numbers, or beginnings of their names."""
+    reserve, is promised to tasks; max_activity: bound on the work on one card, in whole GPUs (a task counts for its fraction,
+    else for half); exclude: cards that are left alone: numbers, or beginnings of their names."""
 
     max_tasks: Annotated[int, Meta(ge=1, le=48)] = GpuConfig().tasks_max
+    max_activity: Annotated[float, Meta(gt=0.0, le=48.0)] = GpuConfig().activity_max
     mem_threshold: Annotated[float, Meta(gt=0.0, le=1.0)] = GpuConfig().memory_share_max
     reserve: str = "512MiB"
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = GpuConfig().settle_s

@@ -140,15 +140,25 @@ def test_unknown_needs_that_share_are_apart_by_the_settle_time() -> None:
     assert not cards.why_not(0, turns)
 
 
-def test_a_card_takes_so_many_tasks_and_so_much_work() -> None:
+def test_a_card_takes_as_many_tasks_as_it_may_and_no_more_work_than_was_set() -> None:
     cards = Cards(gpu(0))
+    for key in range(CONFIG.tasks_max):
+        cards.start(f"{key}", asked(gib=1))
+    assert cards.why_not(0, asked(gib=1)) == "10 tasks on it, at most 10"
+    bounded = Cards(gpu(0), config=GpuConfig(activity_max=1.5))
     for key in "abc":
-        cards.start(key, asked(gib=1))
-    assert cards.why_not(0, asked(gib=1)) == "too much work on it (1.5 of 1.5)"
+        bounded.start(key, asked(gib=1))
+    assert bounded.why_not(0, asked(gib=1)) == "too much work on it (1.5 of 1.5)"
     few = Cards(gpu(0), config=GpuConfig(tasks_max=2))
     few.start("a", asked(gpu_fraction=0.1))
     few.start("b", asked(gpu_fraction=0.1))
     assert few.why_not(0, asked(gpu_fraction=0.1)) == "2 tasks on it, at most 2"
+
+
+def test_a_crowded_card_is_taken_only_if_no_other_has_room() -> None:
+    cards = Cards(gpu(0), gpu(1, gib=12))
+    starts = [cards.start(f"{key}", asked(gib=2)) for key in range(8)]
+    assert starts == [names(card) for card in (1, 1, 1, 0, 0, 0, 1, 0)]
 
 
 def test_fractions_are_of_memory_too() -> None:
@@ -502,7 +512,7 @@ def test_a_probe_for_a_card_is_answered_by_whether_there_is_room() -> None:
     reply = x.sent(messages.ProbeReply)
     assert reply.accepts
     assert (reply.report.gpus, reply.report.gpus_free, reply.report.gpu_tasks) == (1, 1, 0)
-    assert reply.report.devices[0].free_slots == CONFIG.activity_max / CONFIG.activity_unknown
+    assert reply.report.devices[0].free_slots == CONFIG.tasks_max
     x.submit(spec(request=asked(cpus=0.5)))
     x.hear("y", messages.Probe(9, need, LoadReport()))
     assert not x.sent(messages.ProbeReply).accepts
@@ -544,7 +554,7 @@ def test_room_for_a_part_of_a_card_as_it_is_told() -> None:
 
 
 def test_what_is_told_of_a_card_counts_the_work_on_it() -> None:
-    cards = Cards(gpu(0))
+    cards = Cards(gpu(0), config=GpuConfig(activity_max=1.5))
     cards.start("a", asked(gib=4))
     load = cards.devices.loads(cards.now_s)[0]
     assert (load.free_slots, load.free_percent) == (2, 71)  # 21.1 - 4 of 24 GiB
