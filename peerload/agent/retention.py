@@ -1,7 +1,7 @@
 """How long ended tasks and their outputs are kept, and their removal: by age, number and size, or because a user says so.
 
 A part at a time, so that nobody waits for it: what may go is looked for in a thread, its rows go in a commit of their
-own, its files after that. Never removed are tasks that have not ended, members of an array that has not ended as a
+own, its files after that. The date is the trusted one (`trusted_date.py`). Never removed are tasks that have not ended, members of an array that has not ended as a
 whole, what another home waits for and was not told of yet, what something is still owed for (`chores.py`) and what a
 client follows right now. A home that the telling did not reach, and that asks again only after the removal, hears that
 nobody knows the task any more: what waits for it there is held, with that as the reason.
@@ -20,6 +20,7 @@ from peerload.agent.store_removal import (
     PRUNED_MAX,
     Ended,
     FilesRemoved,
+    KeepDate,
     Prune,
     Removable,
     RemoveOutputs,
@@ -43,6 +44,8 @@ AT_A_TIME = 100
 """Tasks removed in one commit: some milliseconds of the writer's time."""
 PAUSE_S = 0.02
 """After each commit others have the writer for so long at least."""
+DATE_KEPT_EVERY_S = 900.0
+"""The trusted date is written down this often at most."""
 REASON = "retention"
 
 Found = TypeVar("Found")
@@ -73,6 +76,7 @@ class Retention:
     def __init__(self, parts: Parts, database: Path) -> None:
         self._parts = parts
         self._database = database
+        self._date_kept = parts.store.date.anchor
 
     async def run(self) -> None:
         """Look every ``retention_every_s``, until cancelled. Not at once: a machine's date may be wrong when it starts."""
@@ -92,7 +96,7 @@ class Retention:
         if parts.disk.state == "full" or parts.store.is_stalled:
             return
         config = parts.config
-        oldest = time.time() - config.ended_kept_s
+        oldest = parts.store.date.now() - config.ended_kept_s
         gone = await self.remove(Wanted(before=oldest))
         self._tell(gone, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
         if await self._look(lambda removable: removable.ended()) > config.ended_tasks_max:
@@ -103,6 +107,13 @@ class Retention:
             gone = await self.remove(Wanted(with_output=True), outputs_only=True, enough_bytes=excess)
             self._tell(gone, f"the outputs of ended tasks took more than {config.ended_output_bytes_max} bytes")
         await self._prune(oldest)
+        await self._keep_date()
+
+    async def _keep_date(self) -> None:
+        anchor, kept = self._parts.store.date.anchor, self._date_kept
+        if anchor.wall_s - kept.wall_s >= DATE_KEPT_EVERY_S or (anchor.ahead_s < 0.0) != (kept.ahead_s < 0.0):
+            await self._kept(KeepDate(anchor.packed()))
+            self._date_kept = anchor
 
     def _tell(self, gone: Removed, why: str) -> None:
         if gone.tasks:
@@ -172,7 +183,7 @@ class Retention:
 
     async def _prune(self, oldest: float) -> None:
         """Old events, and submissions of which nothing is left: their tokens are remembered for a while."""
-        remembered = time.time() - KEPT_S
+        remembered = self._parts.store.date.now() - KEPT_S
         while True:
             empty = await self._look(lambda removable: removable.empty_submissions(remembered, PRUNED_MAX))
             if not empty and not await self._look(lambda removable: removable.has_events_before(oldest)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent import store_schema as schema
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from peerload.agent.trusted_date import TrustedDate
+
 BESIDE_WITHIN_S = 10.0
 """A connection of its own waits so long for a database that is locked."""
 PAST_RUNS_MAX = 2000
@@ -57,6 +58,8 @@ class StoreReader:
         self._node = node
         self._reader: sqlite3.Connection | None = None
         self._who = ""
+        self.date: TrustedDate
+        """By which tokens and more are forgotten; set when the database is opened."""
         self._damaged: dict[str, Damage] = {}
         """By id, unfinished tasks that could not be read when the agent started: nobody serves them."""
 
@@ -119,7 +122,7 @@ class StoreReader:
         rows = self._execute(
             "SELECT digest, counter, members FROM submissions WHERE token = ? AND submitted_at > ?"
             " ORDER BY counter DESC LIMIT 1",
-            (token, time.time() - KEPT_S),
+            (token, self.date.now() - KEPT_S),
         )
         return (rows[0][0], f"{self._node}/{rows[0][1]}", rows[0][2]) if rows else None
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.store_rows import KEPT_S, SINGLE
+from peerload.agent import store_schema as schema
+from peerload.agent.store_rows import SINGLE
 from peerload.model.task import Exit, TaskState, execution_key
 
 if TYPE_CHECKING:
@@ -87,6 +87,12 @@ class Prune(Upkeep, frozen=True):
     submissions: tuple[int, ...]
 
 
+class KeepDate(Upkeep, frozen=True):
+    """The trusted date as it is now, packed."""
+
+    anchor: str
+
+
 class Checked(Upkeep, frozen=True):
     """Nothing is to be done but to commit: ``at`` (Unix s) tells when that was last tried out."""
 
@@ -127,14 +133,16 @@ def output_bytes_of(packed: object, stream_bytes_max: int) -> int:
 # -- the writer's part -------------------------------------------------------------------------------------------------
 
 
-def apply(writer: sqlite3.Connection, upkeep: Upkeep) -> None:
-    """Within its transaction."""
+def apply(writer: sqlite3.Connection, upkeep: Upkeep, remembered_from: float) -> None:
+    """Within its transaction. remembered_from: tokens of submissions from before that moment (Unix s) may be forgotten."""
     if isinstance(upkeep, RemoveTasks):
-        _remove_tasks(writer, upkeep.tasks)
+        _remove_tasks(writer, upkeep.tasks, remembered_from)
     elif isinstance(upkeep, RemoveOutputs):
         _remove_outputs(writer, upkeep)
     elif isinstance(upkeep, FilesRemoved):
         writer.executemany("DELETE FROM doomed WHERE key = ?", [(key,) for key in upkeep.keys])
+    elif isinstance(upkeep, KeepDate):
+        writer.execute(schema.KEEP_DATE, (upkeep.anchor,))
     elif isinstance(upkeep, Checked):
         writer.execute("INSERT OR REPLACE INTO meta VALUES ('checked_at', ?)", (upkeep.at,))
     elif isinstance(upkeep, ChoreDone):
@@ -150,10 +158,10 @@ def apply(writer: sqlite3.Connection, upkeep: Upkeep) -> None:
             (PRUNED_MAX, upkeep.before),
         )
         for counter in upkeep.submissions:
-            _remove_submission(writer, counter)
+            _remove_submission(writer, counter, remembered_from)
 
 
-def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[Ended, ...]) -> None:
+def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[Ended, ...], remembered_from: float) -> None:
     for task in tasks:
         place = (task.counter, task.member)
         gone = writer.execute(
@@ -170,15 +178,15 @@ def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[Ended, ...]) -> None:
             (counters[-1],),
         )
     for counter in counters:
-        _remove_submission(writer, counter)
+        _remove_submission(writer, counter, remembered_from)
 
 
-def _remove_submission(writer: sqlite3.Connection, counter: int) -> None:
+def _remove_submission(writer: sqlite3.Connection, counter: int, remembered_from: float) -> None:
     """If none of its tasks is left, and its token need not be remembered any more."""
     found = writer.execute(
         "SELECT environment FROM submissions s WHERE counter = ? AND submitted_at < ?"
         " AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.counter = s.counter)",
-        (counter, time.time() - KEPT_S),
+        (counter, remembered_from),
     ).fetchone()
     if found is None:
         return
