@@ -26,6 +26,8 @@ BLOCK_BYTES = 4096
 """A file takes up whole blocks."""
 ATTEMPTS_SWEPT_MAX = 16
 """The last attempts of a task whose files are looked for when it is removed."""
+BEYOND_SHARE_MAX = 1000
+"""Submissions with more than their share that are dealt with at a time."""
 PRUNED_MAX = 200
 """Old events and submissions that one transaction removes."""
 FINAL = tuple(state.value for state in TaskState if state.is_final)
@@ -235,6 +237,8 @@ class Wanted(msgspec.Struct, frozen=True):
     """Only those of which some output is left."""
     who: str = ""
     """Only those of this owner (`owner_key`); "": of whomever."""
+    of: tuple[int, ...] | None = None
+    """Only those of these submissions; None: of any."""
 
 
 _FIRST = (0.0, -1, SINGLE - 1)
@@ -319,6 +323,8 @@ class Removable:
         narrowed = f" AND t.state IN ({', '.join(map(repr, states))})" if wanted.states else ""
         if wanted.who:
             narrowed += " AND t.counter IN (SELECT counter FROM owners WHERE who = :who)"
+        if wanted.of is not None:
+            narrowed += f" AND t.counter IN ({', '.join(map(str, wanted.of))})"
         return narrowed + (" AND t.output_bytes > 0" if wanted.with_output else "")
 
     def _found(self, where: str, kept: tuple[int, ...], **values: object) -> list[Ended]:
@@ -336,6 +342,18 @@ class Removable:
         """What their outputs take on disk, at most."""
         total = self._reader.execute("SELECT sum(output_bytes) FROM tasks WHERE output_bytes > 0").fetchone()[0]
         return int(total or 0)
+
+    def beyond_share(self, share: int, *, of_output: bool) -> dict[int, int]:
+        """The submissions with more than ``share`` ended tasks, or bytes of output: by how much, the greatest
+        BEYOND_SHARE_MAX of them."""
+        measure = "sum(output_bytes)" if of_output else "count(*)"
+        where = "output_bytes > 0" if of_output else "ended_at > 0"
+        rows = self._reader.execute(
+            f"SELECT counter, {measure} AS has FROM tasks WHERE {where} GROUP BY counter HAVING has > ?"  # noqa: S608 -- constants
+            " ORDER BY has DESC LIMIT ?",
+            (share, BEYOND_SHARE_MAX),
+        )
+        return {counter: has - share for counter, has in rows if isinstance(counter, int)}
 
     def doomed(self, limit: int) -> list[str]:
         """Attempts whose files are to be removed."""

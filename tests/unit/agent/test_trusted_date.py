@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +15,14 @@ import pytest
 
 from peerload.agent import launcher_reach, store_chores
 from peerload.agent.launcher_task import Task
-from peerload.agent.retention import Retention
-from peerload.agent.store_removal import ChorePostponed, Upkeep
+from peerload.agent.store_removal import ChorePostponed
+from peerload.agent.store_rows import SINGLE
 from peerload.agent.trusted_date import SLACK_S, Anchor, TrustedDate, anchor_of
-from peerload.model.actions import PutChores, PutSubmission, Row
+from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
 from peerload.model.task import Exit, TaskState
 from peerload.model.terms import Chore
+from tests.unit.agent.test_retention import left, retention_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission
 
 DAY_S = 86_400.0
@@ -135,45 +136,19 @@ def test_a_token_is_remembered_although_the_agent_starts_under_a_date_ahead(
         assert [token for token, *_ in opened.store.recover().tokens] == ["token"]
 
 
-async def _enforce(opened: Opened, ended_kept_s: float) -> int:
-    """What retention would remove now → how many tasks are left."""
-
-    def persist(rows: Sequence[Row | Upkeep], done: Callable[[], None]) -> None:
-        opened.keep(*rows)
-        done()
-
-    store = SimpleNamespace(is_stalled=False, date=opened.store.date, persist=persist)
-    config = SimpleNamespace(
-        node="ws1", ended_kept_s=ended_kept_s, ended_tasks_max=100, ended_output_bytes_max=1 << 30, keep_newest=10
-    )
-    parts: Any = SimpleNamespace(
-        config=config,
-        disk=SimpleNamespace(state="ok"),
-        store=store,
-        journal=SimpleNamespace(happened=lambda *_, **__: None),
-        node=SimpleNamespace(
-            home=SimpleNamespace(arrays={}, tasks={}),
-            gates=SimpleNamespace(inquiries=SimpleNamespace(is_watched=lambda _name: False)),
-        ),
-        clients=SimpleNamespace(follows=lambda _name: False),
-        output=SimpleNamespace(is_busy=lambda _key: False),
-        spool=SimpleNamespace(drop=lambda _key: None),
-        notices=[],
-    )
-    await Retention(parts, opened.store.path).enforce()
-    return int(opened.store.rows("SELECT count(*) FROM tasks")[0][0])
-
-
 def test_retention_does_not_act_on_a_date_ahead(tmp_path: Path, ahead: Callable[[float], None]) -> None:
     with Opened(tmp_path / "db") as opened:
         opened.keep(submission(1), put(1, TaskState.DONE, ended_at=time.time(), attempt=1, exit=Exit(0)))
         ahead(40 * DAY_S)
-        assert asyncio.run(_enforce(opened, 30 * DAY_S)) == 1
+        retention = retention_of(opened)
+        asyncio.run(retention.enforce())
+        assert left(opened) == [(1, SINGLE)]
         anchor = anchor_of(opened.store.rows("SELECT value FROM meta WHERE key = 'date'")[0][0])
         assert anchor is not None
         assert anchor.ahead_s >= 0
         opened.store.date.anchor = anchor._replace(ahead_s=DAY_S)  # it has lasted
-        assert asyncio.run(_enforce(opened, 30 * DAY_S)) == 0
+        asyncio.run(retention.enforce())
+        assert left(opened) == []
 
 
 def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> None:
