@@ -52,6 +52,8 @@ def checkup_object(parts: Parts) -> dict[str, object]:
         "clashes": parts.links.introductions.clashes,
         "refused_by": list(parts.refused_by),
         "damaged": answers.damaged(listing.damaged),
+        "lost": parts.store.lost.words(parts.config.node) if parts.store.lost is not None else None,
+        "removed_early": _removed_early(parts),
         "frozen": [node.executor.guests[key].task for key in islice(node.runs.frozen, FROZEN_TOLD_MAX)],
         "trouble": node.state.profile.trouble or None,
         "certificate_until": facts.valid_until.timestamp() if facts is not None else None,
@@ -59,6 +61,13 @@ def checkup_object(parts: Parts) -> dict[str, object]:
         "revoked": facts is not None and parts.trust.trust.refuses(facts),
         "security": security_object(parts),
     }
+
+
+def _removed_early(parts: Parts) -> dict[str, object] | None:
+    retention = parts.retention
+    if not retention.early:
+        return None
+    return {"tasks": retention.early, "at": retention.early_at, "why": retention.early_why}
 
 
 def settings_object(parts: Parts) -> dict[str, object]:

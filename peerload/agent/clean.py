@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from peerload.agent.store_removal import Wanted
@@ -27,7 +26,7 @@ async def cleaned(parts: Parts, names: Names, connection: Connection, request: c
             of = f": {unfinished} of its members have not" if "." not in name and unfinished > 1 else ""
             raise BadRequest(f"{name} has not ended{of}", hint=f"to end it:  peerload cancel {name}")
     wanted = Wanted(
-        before=time.time() - request.older_s if request.older_s else float("inf"),
+        before=parts.store.date.now() - request.older_s if request.older_s else float("inf"),
         states=request.states,
         keep=request.keep,
         named=tuple((meant.counter, *span) for meant in map(names.meant, request.tasks) for span in meant.ranges),

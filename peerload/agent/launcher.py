@@ -33,12 +33,12 @@ from peerload.agent.launcher_exits import Exits
 from peerload.agent.launcher_gauge import used
 from peerload.agent.launcher_input import StandardInput
 from peerload.agent.launcher_kinds import choose
-from peerload.agent.launcher_leases import CHECK_S, Leases, boot_s
+from peerload.agent.launcher_leases import CHECK_S, Leases
 from peerload.agent.launcher_records import LOG_BYTES_MAX, say
 from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
 from peerload.agent.launcher_spawn import NEVER_STARTED, SHORTAGES, CannotStart, Capture, Holes, NotAllowed
 from peerload.agent.launcher_takeover import Guard, end_left_overs
-from peerload.agent.launcher_task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, Task, failed
+from peerload.agent.launcher_task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, Task, boot_s, failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -294,9 +294,11 @@ class Launcher:
         held = self._exits.held()
         tasks = list(self._tasks.values())
         running = [[task.key, task.started_at] for task in tasks]
+        ran_s = [boot_s() - task.started_boot_s for task in tasks]
         leases = [[task.ts, task.deadline_s, bool(task.frozen_at_s)] for task in tasks]
         running += [[key, self._exits.ended[key]["started_at"]] for key in held]
         leases += [[0.0, 0.0, False]] * len(held)
+        ran_s += [0.0] * len(held)
         ended = [[key, record] for key, record in self._exits.ended.items() if key not in held]
         step = EVENTS_PER_FRAME_MAX
         count = max(1, -(-max(len(running), len(ended)) // step))
@@ -308,6 +310,7 @@ class Launcher:
                 "more": number < count - 1,
                 "running": running[part],
                 "leases": leases[part],
+                "ran_s": ran_s[part],
                 "ended": ended[part],
                 "protocol": PROTOCOL,
                 "run": self._run,

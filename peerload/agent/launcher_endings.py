@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 
 from peerload.agent.launcher_records import say
+from peerload.agent.launcher_task import boot_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Endings:
         """Its leader has ended, and is not reaped before `end`: until then its pid is nobody else's."""
         task.ended_at = time.time()
         task.ended_s = time.monotonic()
+        task.ran_s = boot_s() - task.started_boot_s
         self._ending.append(task)
 
     def dues_s(self) -> list[float]:

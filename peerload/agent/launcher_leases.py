@@ -5,7 +5,7 @@ Deadlines are of CLOCK_BOOTTIME, which counts suspend. Used by the launcher alon
 
 from __future__ import annotations
 
-import time
+from peerload.agent.launcher_task import boot_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 
 CHECK_S = 0.5
 """While a deadline is set it is compared with the clock at least this often (timers do not count suspend)."""
-
-
-def boot_s() -> float:
-    """This moment, in seconds since the machine was started."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Leases:

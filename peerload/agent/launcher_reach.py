@@ -33,6 +33,8 @@ SERVICE_LOOK_S = 0.25
 START_LOOK_S = 0.01
 """A launcher on its way is looked for this often."""
 FRAME_BYTES_MAX = 4 << 20
+DATE_SET_S = 1.0
+"""A start that date and boot clock place farther apart than this: the date was set since."""
 IS_FROZEN = 2
 """The place in what is told of a lease, after ts and deadline."""
 
@@ -105,13 +107,21 @@ async def listed(
             if event.get("is") == "listed":
                 more = bool(event["more"])
                 leases = event.get("leases") or [(0.0,)] * len(event["running"])
-                for (key, started_at), lease in zip(event["running"], leases, strict=True):
-                    running.append((key, float(started_at), float(lease[0])))
+                ran_s = event.get("ran_s") or [0.0] * len(leases)
+                for (key, started_at), lease, one_s in zip(event["running"], leases, ran_s, strict=True):
+                    running.append((key, began_at(float(started_at), float(one_s)), float(lease[0])))
                     frozen += [key] * (len(lease) > IS_FROZEN and bool(lease[IS_FROZEN]))
                 ended += [(key, exit_of(exit_)) for key, exit_ in event["ended"]]
                 if not more:
                     met(event)
     return LauncherReady(tuple(running), tuple(ended), tuple(frozen))
+
+
+def began_at(started_at: float, ran_s: float) -> float:
+    """When an attempt started, by the date as it is now: the boot clock says how long ago that was (``ran_s``, 0 = not told),
+    the date may have been set since."""
+    by_boot_clock = time.time() - ran_s
+    return by_boot_clock if ran_s and abs(by_boot_clock - started_at) > DATE_SET_S else started_at
 
 
 async def read_frame(reader: asyncio.StreamReader) -> list[dict[str, Any]]:

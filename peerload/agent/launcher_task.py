@@ -17,8 +17,15 @@ LIMIT_EVERY_S = 0.5
 """Captured output is held against its limit this often, while tasks run that are older than this."""
 FROZEN_S_MAX = 86_400.0
 """A task that has been frozen for so long is killed, unless its request says otherwise."""
+DATE_SET_S = 1.0
+"""Date and boot clock that differ by more than this over the life of a task: the date was set."""
 CLOSE_S_MIN, CLOSE_S_MAX = 0.001, 0.05
 """What is left of an ended task is looked at after so long, then after twice as long …"""
+
+
+def boot_s() -> float:
+    """This moment, in seconds since the machine was started."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Task:
@@ -26,7 +33,7 @@ class Task:
 
     deadline_s: CLOCK_BOOTTIME at which it is frozen, 0 = never. ts: of the newest message whose lease was applied, for the
     agent that asks. frozen_at_s: CLOCK_BOOTTIME, 0 while it is not. ended_at: Unix s at which its leader ended, 0 while it
-    lives. lost_because: why it has no exit although it ends: nobody may take this end for a result. memory_bytes_max: its
+    lives; started_boot_s: CLOCK_BOOTTIME at its start; ran_s: by that clock, how long its leader ran. lost_because: why it has no exit although it ends: nobody may take this end for a result. memory_bytes_max: its
     limit, 0 = none; node: what people call the machine; memory_use: known when its leader has ended.
     """
 
@@ -49,7 +56,9 @@ class Task:
         "node",
         "pid",
         "pidfd",
+        "ran_s",
         "started_at",
+        "started_boot_s",
         "ts",
     )
 
@@ -58,6 +67,7 @@ class Task:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.started_at = started_at
+        self.started_boot_s = boot_s()
         self.captures = captures
         self.deadline_s = 0.0
         self.ts = 0.0
@@ -71,6 +81,7 @@ class Task:
         self.node = ""
         self.ended_at = 0.0
         self.ended_s = 0.0
+        self.ran_s = 0.0
         self.close_due_s = 0.0
         self.close_wait_s = CLOSE_S_MIN
         self.limit_due_s = time.monotonic() + LIMIT_EVERY_S
@@ -80,14 +91,20 @@ class Task:
         self.close_due_s = time.monotonic() + self.close_wait_s
         self.close_wait_s = min(self.close_wait_s * 2, CLOSE_S_MAX)
 
+    def _began_at(self) -> float:
+        """When it started, by the date at its end: the time between both is that of the boot clock, whatever date was set
+        meanwhile."""
+        began_at = self.ended_at - self.ran_s
+        return began_at if abs(began_at - self.started_at) > DATE_SET_S else self.started_at
+
     def reap(self, holes: Holes) -> dict[str, Any]:
         """Its leader has ended, and nothing is left of it: the exit record."""
         _, status, usage = os.wait4(self.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         record: dict[str, Any] = {
             "exit_code": code if code >= 0 else 128 - code,
-            "started_at": self.started_at,
-            "ended_at": max(self.ended_at, self.started_at),
+            "started_at": self._began_at(),
+            "ended_at": max(self.ended_at, self._began_at()),
             "usage": {
                 "user_s": usage.ru_utime,
                 "system_s": usage.ru_stime,

@@ -1,7 +1,10 @@
 """How long ended tasks and their outputs are kept, and their removal: by age, number and size, or because a user says so.
 
+Where there are too many, the submissions that have more than their share give first: a submission, and not each of its
+members, is the unit of fairness.
+
 A part at a time, so that nobody waits for it: what may go is looked for in a thread, its rows go in a commit of their
-own, its files after that. Never removed are tasks that have not ended, members of an array that has not ended as a
+own, its files after that. The date is the trusted one (`trusted_date.py`). Never removed are tasks that have not ended, members of an array that has not ended as a
 whole, what another home waits for and was not told of yet, what something is still owed for (`chores.py`) and what a
 client follows right now. A home that the telling did not reach, and that asks again only after the removal, hears that
 nobody knows the task any more: what waits for it there is held, with that as the reason.
@@ -14,12 +17,14 @@ import contextlib
 import logging
 import sqlite3
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from peerload.agent.store_removal import (
     PRUNED_MAX,
     Ended,
     FilesRemoved,
+    KeepDate,
     Prune,
     Removable,
     RemoveOutputs,
@@ -43,6 +48,12 @@ AT_A_TIME = 100
 """Tasks removed in one commit: some milliseconds of the writer's time."""
 PAUSE_S = 0.02
 """After each commit others have the writer for so long at least."""
+DATE_KEPT_EVERY_S = 900.0
+"""The trusted date is written down this often at most."""
+EARLY_S = 86_400.0
+"""What goes so soon after its end for want of room is more than is usual."""
+OF_TOLD_MAX = 3
+"""Submissions that are named where something went."""
 REASON = "retention"
 
 Found = TypeVar("Found")
@@ -50,7 +61,8 @@ Found = TypeVar("Found")
 
 class Removed:
     """What has gone: so many tasks, outputs and bytes of output; ``in_use``: how many did not go since they are in use;
-    ``names``: of those that went, since somebody last looked."""
+    ``names``: of those that went, since somebody last looked; ``of``: how many of each submission; ``early``: how many had
+    ended within EARLY_S."""
 
     def __init__(self) -> None:
         self.tasks = 0
@@ -58,9 +70,13 @@ class Removed:
         self.output_bytes = 0
         self.in_use = 0
         self.names: list[str] = []
+        self.of: Counter[int] = Counter()
+        self.early = 0
 
-    def add(self, tasks: Sequence[Ended], names: Sequence[str]) -> None:
-        """These, too."""
+    def add(self, tasks: Sequence[Ended], names: Sequence[str], early_from: float) -> None:
+        """These, too; early_from: those that ended after that (Unix s) went early."""
+        self.of.update(task.counter for task in tasks)
+        self.early += sum(task.ended_at > early_from for task in tasks)
         self.tasks += len(tasks)
         self.outputs += sum(task.output_bytes > 0 for task in tasks)
         self.output_bytes += sum(task.output_bytes for task in tasks)
@@ -73,6 +89,10 @@ class Retention:
     def __init__(self, parts: Parts, database: Path) -> None:
         self._parts = parts
         self._database = database
+        self._date_kept = parts.store.date.anchor
+        self.early = 0
+        """How many tasks, or outputs, went within EARLY_S of their end since there was no room; the last time, and why."""
+        self.early_at, self.early_why = 0.0, ""
 
     async def run(self) -> None:
         """Look every ``retention_every_s``, until cancelled. Not at once: a machine's date may be wrong when it starts."""
@@ -92,24 +112,76 @@ class Retention:
         if parts.disk.state == "full" or parts.store.is_stalled:
             return
         config = parts.config
-        oldest = time.time() - config.ended_kept_s
+        oldest = parts.store.date.now() - config.ended_kept_s
         gone = await self.remove(Wanted(before=oldest))
         self._tell(gone, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
-        if await self._look(lambda removable: removable.ended()) > config.ended_tasks_max:
-            gone = await self.remove(Wanted(keep=config.ended_tasks_max))
-            self._tell(gone, f"more than {config.ended_tasks_max} ended tasks were kept")
-        excess = await self._look(lambda removable: removable.output_bytes()) - config.ended_output_bytes_max
-        if excess > 0:
-            gone = await self.remove(Wanted(with_output=True), outputs_only=True, enough_bytes=excess)
-            self._tell(gone, f"the outputs of ended tasks took more than {config.ended_output_bytes_max} bytes")
+        await self._enforce_number()
+        await self._enforce_size()
         await parts.output.cut_old()
         await self._prune(oldest)
+        await self._keep_date()
 
-    def _tell(self, gone: Removed, why: str) -> None:
-        if gone.tasks:
-            what = f"{gone.tasks} ended tasks with {gone.output_bytes} bytes of output"
-            log.info("removed: %s, since %s", what, why)
-            self._parts.journal.happened("store", "removed", reason=f"{what}: {why}")
+    async def _enforce_number(self) -> None:
+        most = self._parts.config.ended_tasks_max
+        excess = await self._look(lambda removable: removable.ended()) - most
+        if excess <= 0:
+            return
+        why = f"more than {most} ended tasks were kept"
+        gone = await self._trim(excess, most, outputs_only=False)
+        self._tell(gone, f"{why}, and of these submissions more than others have")
+        if gone.tasks < excess:
+            self._tell(await self.remove(Wanted(keep=most)), why)
+
+    async def _enforce_size(self) -> None:
+        most = self._parts.config.ended_output_bytes_max
+        excess = await self._look(lambda removable: removable.output_bytes()) - most
+        if excess <= 0:
+            return
+        why = f"the outputs of ended tasks took more than {most} bytes"
+        gone = await self._trim(excess, most, outputs_only=True)
+        self._tell(gone, f"{why}, those of these submissions more than others", outputs_only=True)
+        if gone.output_bytes < excess:
+            left = excess - gone.output_bytes
+            gone = await self.remove(Wanted(with_output=True), outputs_only=True, enough=left)
+            self._tell(gone, why, outputs_only=True)
+
+    async def _trim(self, excess: int, most: int, *, outputs_only: bool) -> Removed:
+        """Take the oldest of the submissions that have more than their share, each down to its share at most. A submission is
+        the unit of fairness: one large array does not push out what others have."""
+        share = max(most // self._parts.config.ended_submissions_kept, 1)
+        surplus = await self._look(lambda removable: removable.beyond_share(share, of_output=outputs_only))
+        if not surplus:
+            return Removed()
+        wanted = Wanted(of=tuple(surplus), with_output=outputs_only)
+        return await self.remove(wanted, outputs_only=outputs_only, enough=excess, surplus=surplus)
+
+    async def _keep_date(self) -> None:
+        anchor, kept = self._parts.store.date.anchor, self._date_kept
+        if anchor.wall_s - kept.wall_s >= DATE_KEPT_EVERY_S or (anchor.ahead_s < 0.0) != (kept.ahead_s < 0.0):
+            await self._kept(KeepDate(anchor.packed()))
+            self._date_kept = anchor
+
+    def _tell(self, gone: Removed, why: str, *, outputs_only: bool = False) -> None:
+        """Say what has gone; what went soon after its end is more than is usual, and `doctor` tells of it, too."""
+        if not gone.tasks:
+            return
+        of = ", ".join(
+            f"{self._parts.config.node}/{counter} ({count})" for counter, count in gone.of.most_common(OF_TOLD_MAX)
+        )
+        what = (
+            f"the outputs of {gone.tasks} ended tasks, {gone.output_bytes} bytes"
+            if outputs_only
+            else f"{gone.tasks} ended tasks with {gone.output_bytes} bytes of output"
+        )
+        what += f", of {of}" + (
+            f" and {len(gone.of) - OF_TOLD_MAX} other submissions" if len(gone.of) > OF_TOLD_MAX else ""
+        )
+        if gone.early:
+            what += f"; {gone.early} of them had ended within a day"
+            self.early += gone.early
+            self.early_at, self.early_why = time.time(), why
+        log.log(logging.WARNING if gone.early else logging.INFO, "removed: %s, since %s", what, why)
+        self._parts.journal.happened("store", "removed", reason=f"{what}: {why}")
 
     async def remove(
         self,
@@ -117,29 +189,32 @@ class Retention:
         *,
         outputs_only: bool = False,
         why: str = REASON,
-        enough_bytes: int | None = None,
+        enough: int | None = None,
+        surplus: dict[int, int] | None = None,
         is_tried: bool = False,
         told: Callable[[Removed], Any] | None = None,
     ) -> Removed:
-        """Remove those wanted, or their outputs alone; until ``enough_bytes`` of output have gone. With ``is_tried`` only
-        count them. ``told`` is called after each part."""
+        """Remove those wanted, or their outputs alone; until ``enough`` of them, or bytes of output, have gone; of each
+        submission no more than its ``surplus``, if there is one. With ``is_tried`` only count them. ``told`` is called
+        after each part."""
         removed = Removed()
+        now = self._parts.store.date.now()
         after: Ended | None = None
         bounded = await self._look(lambda removable: removable.bounded(wanted))
         if bounded is None:
             return removed
-        while enough_bytes is None or removed.output_bytes < enough_bytes:
+        while enough is None or (left := enough - (removed.output_bytes if outputs_only else removed.tasks)) > 0:
             page = await self._page(bounded, after)
             if not page:
                 break
             after = page[-1]
             free = [task for task in page if not self._is_in_use(task)]
             removed.in_use += len(page) - len(free)
-            if enough_bytes is not None:
-                free = _up_to(free, enough_bytes - removed.output_bytes)
+            if enough is not None:
+                free = _up_to(free, left, surplus, outputs_only=outputs_only)
             if free and not is_tried:
                 await self._remove(free, outputs_only=outputs_only, why=why)
-            removed.add(free, [self._name(task) for task in free])
+            removed.add(free, [self._name(task) for task in free], now - EARLY_S)
             if told is not None:
                 await told(removed)
             await asyncio.sleep(0 if is_tried else PAUSE_S)
@@ -173,7 +248,7 @@ class Retention:
 
     async def _prune(self, oldest: float) -> None:
         """Old events, and submissions of which nothing is left: their tokens are remembered for a while."""
-        remembered = time.time() - KEPT_S
+        remembered = self._parts.store.date.now() - KEPT_S
         while True:
             empty = await self._look(lambda removable: removable.empty_submissions(remembered, PRUNED_MAX))
             if not empty and not await self._look(lambda removable: removable.has_events_before(oldest)):
@@ -218,12 +293,17 @@ class Retention:
         await durable.wait()
 
 
-def _up_to(tasks: list[Ended], size_bytes: int) -> list[Ended]:
-    """The first of these that have so much output together."""
+def _up_to(tasks: list[Ended], enough: int, surplus: dict[int, int] | None, *, outputs_only: bool) -> list[Ended]:
+    """The first of these that make up ``enough``, tasks or bytes of output; ``surplus`` is used up by them."""
     taken: list[Ended] = []
     for task in tasks:
-        if size_bytes <= 0:
+        size = task.output_bytes if outputs_only else 1
+        if enough <= 0:
             break
+        if surplus is not None:
+            if surplus.get(task.counter, 0) <= 0:
+                continue
+            surplus[task.counter] -= size
         taken.append(task)
-        size_bytes -= task.output_bytes
+        enough -= size
     return taken

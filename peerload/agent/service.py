@@ -35,6 +35,7 @@ LIVE = (
     "clients_max",
     "ended_kept_s",
     "ended_output_bytes_max",
+    "ended_submissions_kept",
     "ended_tasks_max",
     "retention_every_s",
 )

@@ -30,6 +30,7 @@ from peerload.agent.store_recover import StoreRecovery
 from peerload.agent.store_removal import OUTPUT_BYTES_MAX, Upkeep, output_bytes, output_bytes_of
 from peerload.agent.store_removal import apply as apply_upkeep
 from peerload.agent.store_rows import KEPT_S, SINGLE, encode, order_of, task_values
+from peerload.agent.trusted_date import TrustedDate, anchor_of
 from peerload.model.actions import (
     DropExecution,
     DropFates,
@@ -129,8 +130,9 @@ class Store(StoreRecovery):
             self._keep_node()
             self.store_id = str(identity[0])
             self._look_for_loss()
+            self._take_up_date()
             with self._writer:
-                self._writer.execute(schema.DROP_OLD_FLOORS, (time.time() - KEPT_S,))
+                self._writer.execute(schema.DROP_OLD_FLOORS, (self.date.now() - KEPT_S,))
         except sqlite3.Error as error:
             self.close()
             raise StoreError(
@@ -164,6 +166,13 @@ class Store(StoreRecovery):
             self._writer.execute(schema.PUT_LOSS, (self._event_reached, time.time(), words))
             self._writer.execute("COMMIT")
         self._high_water.write(self._mark())
+
+    def _take_up_date(self) -> None:
+        assert self._writer is not None
+        kept = self._writer.execute(schema.DATE).fetchone()
+        self.date = TrustedDate(anchor_of(kept[0]) if kept is not None else None)
+        self.date.now()
+        self._writer.execute(schema.KEEP_DATE, (self.date.anchor.packed(),))
 
     def _mark(self) -> Mark:
         return Mark(self.store_id, self._counter_reached, self._event_reached, time.time())
@@ -359,7 +368,7 @@ class Store(StoreRecovery):
                 writer.executemany(schema.PUT_TASK, [self._task_values(row.record) for row in newest.values()])
             for row in rows:
                 if isinstance(row, Upkeep):
-                    apply_upkeep(writer, row)
+                    apply_upkeep(writer, row, self.date.now() - KEPT_S)
                 elif type(row) is PutChores:
                     put_chores(writer, row, order_of(row.task))
             events = self._events(rows)

@@ -3,6 +3,7 @@ loses it, and taken out when it is done."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
     from peerload.agent.store_read import StoreReader
     from peerload.model.actions import PutChores
+
+DUE_S_MAX = 3600.0
+"""No chore is postponed for longer: one that is due later than that was postponed under a date that was ahead."""
 
 _PUT = "INSERT OR IGNORE INTO chores (kind, counter, member, due_at) VALUES (?, ?, ?, 0)"
 _COLUMNS = "number, kind, counter, member, due_at, tries, why"
@@ -52,8 +56,8 @@ def _is_unfinished(writer: sqlite3.Connection, counter: int) -> bool:
 def due(store: StoreReader, kind: Chore, now: float, limit: int, besides: Collection[int]) -> list[Owed]:
     """The first of a kind that are due, besides those (numbers); for the loop's own thread."""
     rows = store.rows(
-        f"SELECT {_COLUMNS} FROM chores WHERE kind = ? AND due_at <= ? ORDER BY due_at, number LIMIT ?",  # noqa: S608 -- constants
-        (kind.value, now, limit + len(besides)),
+        f"SELECT {_COLUMNS} FROM chores WHERE kind = ? AND NOT due_at BETWEEN ? AND ? ORDER BY due_at, number LIMIT ?",  # noqa: S608 -- constants
+        (kind.value, math.nextafter(now, math.inf), now + DUE_S_MAX, limit + len(besides)),
     )
     return [owed for owed in map(_owed, rows) if owed.number not in besides][:limit]
 

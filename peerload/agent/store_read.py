@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent import store_schema as schema
@@ -45,6 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from peerload.agent.trusted_date import TrustedDate
+
 BESIDE_WITHIN_S = 10.0
 """A connection of its own waits so long for a database that is locked."""
 PAST_RUNS_MAX = 2000
@@ -60,6 +61,8 @@ class StoreReader:
         self._who = ""
         self._only = ""
         """A condition on each task that is found, with AND behind it."""
+        self.date: TrustedDate
+        """By which tokens and more are forgotten; set when the database is opened."""
         self._damaged: dict[str, Damage] = {}
         """By id, unfinished tasks that could not be read when the agent started: nobody serves them."""
 
@@ -132,7 +135,7 @@ class StoreReader:
         rows = self._execute(
             "SELECT digest, counter, members FROM submissions WHERE token = ? AND submitted_at > ?"
             " ORDER BY counter DESC LIMIT 1",
-            (token, time.time() - KEPT_S),
+            (token, self.date.now() - KEPT_S),
         )
         return (rows[0][0], f"{self._node}/{rows[0][1]}", rows[0][2]) if rows else None
 

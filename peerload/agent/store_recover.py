@@ -6,7 +6,6 @@ again; what cannot be read of a promise (a floor, an attempt of another home) co
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +63,7 @@ class StoreRecovery(StoreReader):
                 (str, bytes, int, int),
                 "the token of a submission",
                 "SELECT token, digest, counter, members FROM submissions WHERE submitted_at > ? ORDER BY counter",
-                (time.time() - KEPT_S,),
+                (self.date.now() - KEPT_S,),
                 unreadable,
             )
         ]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.store_rows import KEPT_S, SINGLE, apart
+from peerload.agent import store_schema as schema
+from peerload.agent.store_rows import SINGLE, apart
 from peerload.model.task import Exit, TaskState, execution_key
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ BLOCK_BYTES = 4096
 """A file takes up whole blocks."""
 ATTEMPTS_SWEPT_MAX = 16
 """The last attempts of a task whose files are looked for when it is removed."""
+BEYOND_SHARE_MAX = 1000
+"""Submissions with more than their share that are dealt with at a time."""
 PRUNED_MAX = 200
 """Old events and submissions that one transaction removes."""
 FINAL = tuple(state.value for state in TaskState if state.is_final)
@@ -87,6 +89,12 @@ class Prune(Upkeep, frozen=True):
     submissions: tuple[int, ...]
 
 
+class KeepDate(Upkeep, frozen=True):
+    """The trusted date as it is now, packed."""
+
+    anchor: str
+
+
 class Checked(Upkeep, frozen=True):
     """Nothing is to be done but to commit: ``at`` (Unix s) tells when that was last tried out."""
 
@@ -127,14 +135,16 @@ def output_bytes_of(packed: object, stream_bytes_max: int) -> int:
 # -- the writer's part -------------------------------------------------------------------------------------------------
 
 
-def apply(writer: sqlite3.Connection, upkeep: Upkeep) -> None:
-    """Within its transaction."""
+def apply(writer: sqlite3.Connection, upkeep: Upkeep, remembered_from: float) -> None:
+    """Within its transaction. remembered_from: tokens of submissions from before that moment (Unix s) may be forgotten."""
     if isinstance(upkeep, RemoveTasks):
-        _remove_tasks(writer, upkeep.tasks)
+        _remove_tasks(writer, upkeep.tasks, remembered_from)
     elif isinstance(upkeep, RemoveOutputs):
         _remove_outputs(writer, upkeep)
     elif isinstance(upkeep, FilesRemoved):
         writer.executemany("DELETE FROM doomed WHERE key = ?", [(key,) for key in upkeep.keys])
+    elif isinstance(upkeep, KeepDate):
+        writer.execute(schema.KEEP_DATE, (upkeep.anchor,))
     elif isinstance(upkeep, Checked):
         writer.execute("INSERT OR REPLACE INTO meta VALUES ('checked_at', ?)", (upkeep.at,))
     elif isinstance(upkeep, ChoreDone):
@@ -150,10 +160,10 @@ def apply(writer: sqlite3.Connection, upkeep: Upkeep) -> None:
             (PRUNED_MAX, upkeep.before),
         )
         for counter in upkeep.submissions:
-            _remove_submission(writer, counter)
+            _remove_submission(writer, counter, remembered_from)
 
 
-def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[Ended, ...]) -> None:
+def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[Ended, ...], remembered_from: float) -> None:
     for task in tasks:
         place = (task.counter, task.member)
         gone = writer.execute(
@@ -170,15 +180,15 @@ def _remove_tasks(writer: sqlite3.Connection, tasks: tuple[Ended, ...]) -> None:
             (counters[-1],),
         )
     for counter in counters:
-        _remove_submission(writer, counter)
+        _remove_submission(writer, counter, remembered_from)
 
 
-def _remove_submission(writer: sqlite3.Connection, counter: int) -> None:
+def _remove_submission(writer: sqlite3.Connection, counter: int, remembered_from: float) -> None:
     """If none of its tasks is left, and its token need not be remembered any more."""
     found = writer.execute(
         "SELECT environment FROM submissions s WHERE counter = ? AND submitted_at < ?"
         " AND NOT EXISTS (SELECT 1 FROM tasks t WHERE t.counter = s.counter)",
-        (counter, time.time() - KEPT_S),
+        (counter, remembered_from),
     ).fetchone()
     if found is None:
         return
@@ -227,6 +237,8 @@ class Wanted(msgspec.Struct, frozen=True):
     """Only those of which some output is left."""
     who: str = ""
     """Only those of this owner (`owner_key`); "": of whomever."""
+    of: tuple[int, ...] | None = None
+    """Only those of these submissions; None: of any."""
 
 
 _FIRST = (0.0, -1, SINGLE - 1)
@@ -305,6 +317,8 @@ class Removable:
         narrowed = f" AND t.state IN ({', '.join(map(repr, states))})" if wanted.states else ""
         if wanted.who:
             narrowed += " AND t.counter IN (SELECT counter FROM owners WHERE who = :who)"
+        if wanted.of is not None:
+            narrowed += f" AND t.counter IN ({', '.join(map(str, wanted.of))})"
         return narrowed + (" AND t.output_bytes > 0" if wanted.with_output else "")
 
     def _found(self, where: str, kept: tuple[int, ...], **values: object) -> list[Ended]:
@@ -322,6 +336,18 @@ class Removable:
         """What their outputs take on disk, at most."""
         total = self._reader.execute("SELECT sum(output_bytes) FROM tasks WHERE output_bytes > 0").fetchone()[0]
         return int(total or 0)
+
+    def beyond_share(self, share: int, *, of_output: bool) -> dict[int, int]:
+        """The submissions with more than ``share`` ended tasks, or bytes of output: by how much, the greatest
+        BEYOND_SHARE_MAX of them."""
+        measure = "sum(output_bytes)" if of_output else "count(*)"
+        where = "output_bytes > 0" if of_output else "ended_at > 0"
+        rows = self._reader.execute(
+            f"SELECT counter, {measure} AS has FROM tasks WHERE {where} GROUP BY counter HAVING has > ?"  # noqa: S608 -- constants
+            " ORDER BY has DESC LIMIT ?",
+            (share, BEYOND_SHARE_MAX),
+        )
+        return {counter: has - share for counter, has in rows if isinstance(counter, int)}
 
     def doomed(self, limit: int) -> list[str]:
         """Attempts whose files are to be removed."""

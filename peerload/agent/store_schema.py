@@ -170,6 +170,8 @@ UNFINISHED_OF = (
     f" AND state IN ({_UNFINISHED}) AND counter = ? AND member BETWEEN ? AND ? LIMIT 1"
 )
 """Whether any of these is unfinished. Left to itself SQLite goes through all members of an array, here and above."""
+DATE = "SELECT value FROM meta WHERE key = 'date'"
+KEEP_DATE = "INSERT OR REPLACE INTO meta VALUES ('date', ?)"
 PUT_DRAIN = "INSERT OR REPLACE INTO meta VALUES ('drained', ?)"
 DROP_DRAIN = "DELETE FROM meta WHERE key = 'drained'"
 PAST_RUNS = (

@@ -21,6 +21,7 @@ CHECKS = (
     Check("file system", doctor_agent.file_system),
     Check("room", doctor_agent.room),
     Check("damage", doctor_agent.damaged),
+    Check("kept", doctor_agent.kept),
     Check("launcher", doctor_agent.launcher),
     Check("containment", doctor_agent.containment),
     Check("drained", doctor_cluster.drained),

@@ -201,11 +201,27 @@ def room(facts: Facts) -> Finding:
 def damaged(facts: Facts) -> Finding:
     """Whether tasks cannot be read from the database any more."""
     rows = facts.checkup["damaged"]
+    if lost := facts.checkup.get("lost"):
+        fix = "look at the disk (dmesg); submit again what is missing; held tasks:  peerload ls, peerload release ID"
+        return Finding(FAIL, str(lost), fix)
     if rows:
         says = f"{counted(len(rows), 'task')} cannot be read: {rows[0]['id']} ({rows[0]['why']})"
         fix = f"copy {shlex.quote(str(facts.info['state']))} aside, look at the disk (dmesg); submit them again"
         return Finding(FAIL, says, fix)
     return Finding(OK, "every task can be read")
+
+
+@needs_agent
+def kept(facts: Facts) -> Finding:
+    """Whether ended tasks or their outputs were removed soon after their end, since there is no room for more."""
+    early = facts.checkup.get("removed_early")
+    if early:
+        says = f"{counted(early['tasks'], 'task')} or outputs were removed within a day of their end: {early['why']}"
+        fix = (
+            "peerload events --what store        keep more: ended_tasks_max, ended_output_bytes_max in the config file"
+        )
+        return Finding(WARN, says, fix)
+    return Finding(OK, "ended tasks are kept for a day at least")
 
 
 @needs_agent

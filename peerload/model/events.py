@@ -61,7 +61,8 @@ class PastRun(msgspec.Struct, frozen=True):
 
 
 Running = tuple[tuple[str, float, float], ...]
-"""Attempts that a launcher has alive: (execution key, started at in Unix s, the newest ts applied to its lease)."""
+"""Attempts that a launcher has alive: (execution key, started at in Unix s, the newest ts applied to its lease). The start is
+that of the date as it is now: whatever date was set since, the time from then to now is that of the boot clock."""
 
 
 class AgentStarted(_Event, frozen=True):

@@ -351,7 +351,8 @@ class Checkup(_Request, frozen=True, tag="checkup"):
     """What an agent alone knows of its own health → node python event_loop launcher (pid units memory unenforced silent)
     disk (state free_bytes total_bytes low_bytes reserve_bytes reserve_bytes_max stalled) broker (null, or urls url why)
     peers (node state address linked met_s datagram_age_s clock_ahead_s) clashes ({name: address}: agents that were refused
-    since their name is taken) damaged (id why) frozen (tasks of other homes held still) trouble certificate_until issuer (it can
+    since their name is taken) damaged (id why) lost (null, or what the database
+    has lost, in words) removed_early (null, or tasks at why: what went within a day of its end for want of room) frozen (tasks of other homes held still) trouble certificate_until issuer (it can
     renew that itself, and let others in) revoked (that certificate was)."""
 
 

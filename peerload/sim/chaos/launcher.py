@@ -45,20 +45,20 @@ class Process:
         "serial",
         "signalled",
         "since_s",
-        "started_at",
+        "started_s",
         "stubborn",
         "task",
         "ts",
         "uid",
     )
 
-    def __init__(self, spawn: SpawnTask, serial: int, started_at: float) -> None:
+    def __init__(self, spawn: SpawnTask, serial: int, started_s: float) -> None:
         _, service, code, stubborn, *needed = spawn.spec.argv
         self.key = spawn.key
         self.uid = spawn.key.rpartition("-")[0]
         self.task = spawn.task
         self.serial = serial
-        self.started_at = started_at
+        self.started_s = started_s
         self.deadline_s = spawn.deadline_s
         self.ts = spawn.ts
         self.frozen_s_max = spawn.frozen_s_max
@@ -109,7 +109,8 @@ class Launcher:
     def listing(self) -> events.LauncherReady:
         """What an agent that connects is told; what an earlier agent said before is heard first."""
         self._hear_all()
-        running = tuple((process.key, process.started_at, process.ts) for process in self.running.values())
+        wall_s = self._machine.clock.wall_s
+        running = tuple((process.key, wall_s(process.started_s), process.ts) for process in self.running.values())
         frozen = tuple(process.key for process in self.running.values() if process.frozen)
         return events.LauncherReady(running, tuple(self.ended.items()), frozen)
 
@@ -125,15 +126,15 @@ class Launcher:
             self._tell(events.TaskEnded(key, self.ended[key]))
             return
         if key in self.running:
-            self._tell(events.TaskStarted(key, self.running[key].started_at))
+            self._tell(events.TaskStarted(key, self._machine.clock.wall_s(self.running[key].started_s)))
             return
         if 0 < action.deadline_s <= self._machine.clock.boot_s(now_s):
             self._tell(events.TaskLost(key, "its lease ran out before it could be started", never_started=True))
             return
-        process = Process(action, self._cluster.next_serial(), self._machine.clock.wall_s(now_s))
+        process = Process(action, self._cluster.next_serial(), now_s)
         self.running[key] = process
         self._cluster.checker.spawned(self._machine, process, action.spec)
-        self._tell(events.TaskStarted(key, process.started_at))
+        self._tell(events.TaskStarted(key, self._machine.clock.wall_s(now_s)))
         self._go_on(process)
 
     def signal(self, key: str, number: int) -> None:
@@ -244,12 +245,11 @@ class Launcher:
         clock = self._machine.clock
         ended_at = clock.wall_s(self._cluster.now_s)
         usage = Usage(memory_bytes_max=process.serial)
-        started_at = min(process.started_at, ended_at)
         exit_ = Exit(
             exit_code,
             signal,
             reason,
-            started_at=started_at,
+            started_at=clock.wall_s(process.started_s),
             ended_at=ended_at,
             usage=usage,
             out_of="gpu memory" if process.is_short and not signal else "",

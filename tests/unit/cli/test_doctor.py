@@ -310,3 +310,11 @@ def test_the_page_lists_each_check_once() -> None:
     part = text[text.index("### What the doctor looks at") :]
     told = [line.split("`")[1] for line in part[: part.index("\n### ", 5)].splitlines() if line.startswith("| `")]
     assert told == [check.name for check in doctor.CHECKS]
+
+
+def test_what_was_lost_and_what_was_removed_early(facts: Facts) -> None:
+    assert doctor_agent.damaged(with_agent(facts)).result == "ok"
+    assert doctor_agent.damaged(with_agent(facts, lost="ws1/3 is missing")).result == "fail"
+    assert doctor_agent.kept(with_agent(facts, removed_early=None)).result == "ok"
+    early = {"tasks": 18, "at": 5.0, "why": "more than 30 ended tasks were kept"}
+    assert doctor_agent.kept(with_agent(facts, removed_early=early)).result == "warn"

@@ -1,0 +1,135 @@
+"""Which ended tasks and outputs go where there are too many, and what is said of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from peerload.agent.retention import Retention
+from peerload.agent.store_removal import Upkeep
+from peerload.agent.store_rows import SINGLE
+from peerload.model.actions import Row
+from peerload.model.task import Exit, TaskState
+from tests.unit.agent.test_store import Opened, put, submission
+
+DAY_S = 86_400.0
+KEPT: dict[str, Any] = {
+    "ended_kept_s": 30 * DAY_S,
+    "ended_tasks_max": 1000,
+    "ended_output_bytes_max": 1 << 30,
+    "ended_submissions_kept": 10,
+}
+
+
+def retention_of(opened: Opened, said: list[str] | None = None, **config: object) -> Retention:
+    """The retention of an agent that has this store and nothing else; what it says of removals goes to ``said``."""
+
+    def persist(rows: Sequence[Row | Upkeep], done: Callable[[], None]) -> None:
+        opened.keep(*rows)
+        done()
+
+    def happened(_what: str, _state: str, *, reason: str) -> None:
+        if said is not None:
+            said.append(reason)
+
+    parts: Any = SimpleNamespace(
+        config=SimpleNamespace(node="ws1", **(KEPT | config)),
+        disk=SimpleNamespace(state="ok"),
+        store=SimpleNamespace(is_stalled=False, date=opened.store.date, persist=persist),
+        journal=SimpleNamespace(happened=happened),
+        node=SimpleNamespace(
+            home=SimpleNamespace(arrays={}, tasks={}),
+            gates=SimpleNamespace(inquiries=SimpleNamespace(is_watched=lambda _name: False)),
+        ),
+        clients=SimpleNamespace(follows=lambda _name: False),
+        output=SimpleNamespace(is_busy=lambda _key: False),
+        spool=SimpleNamespace(drop=lambda _key: None),
+    )
+    return Retention(parts, opened.store.path)
+
+
+def left(opened: Opened) -> list[tuple[int, int]]:
+    """(submission, member) of the tasks that are left."""
+    return sorted(opened.store.rows("SELECT counter, member FROM tasks"))
+
+
+def with_output(opened: Opened) -> list[tuple[int, int]]:
+    """The same of those whose output is left."""
+    return sorted(opened.store.rows("SELECT counter, member FROM tasks WHERE output_bytes > 0"))
+
+
+def _end(opened: Opened, counter: int, ended_at: float, members: int = 0, size_bytes: int = 0) -> None:
+    """A submission of which everything has ended, a second apart from ``ended_at`` on."""
+    indices = tuple(range(1, members + 1))
+    rows: list[Row] = [submission(counter, indices)]
+    for number, member in enumerate(indices or (None,)):
+        exit_ = Exit(0, stdout_bytes=size_bytes)
+        rows.append(put(counter, TaskState.DONE, member, ended_at=ended_at + number, attempt=1, exit=exit_))
+    opened.keep(*rows)
+
+
+def test_a_large_array_does_not_push_out_what_others_have(tmp_path: Path) -> None:
+    said: list[str] = []
+    now = time.time()
+    with Opened(tmp_path / "db") as opened:
+        for counter in range(1, 9):
+            _end(opened, counter, now - 5 * DAY_S + counter)
+        _end(opened, 9, now - 100, members=40)
+        retention = retention_of(opened, said, ended_tasks_max=30, ended_submissions_kept=10)
+        asyncio.run(retention.enforce())
+        kept = left(opened)
+        assert kept[:8] == [(counter, SINGLE) for counter in range(1, 9)]
+        assert kept[8:] == [(9, member) for member in range(19, 41)]  # its oldest members have gone
+        assert retention.early == 18
+        (reason,) = said
+        assert "18 ended tasks" in reason
+        assert "ws1/9 (18)" in reason
+        assert "within a day" in reason
+
+
+def test_of_those_with_more_than_their_share_the_oldest_give_first_and_down_to_their_share(tmp_path: Path) -> None:
+    now = time.time()
+    with Opened(tmp_path / "db") as opened:
+        _end(opened, 1, now - 3 * DAY_S, members=20)
+        _end(opened, 2, now - 2 * DAY_S, members=20)
+        _end(opened, 3, now - 9 * DAY_S)
+        retention = retention_of(opened, ended_tasks_max=20, ended_submissions_kept=4)
+        asyncio.run(retention.enforce())
+        kept = left(opened)
+        assert kept == [
+            *((1, member) for member in range(16, 21)),
+            *((2, member) for member in range(7, 21)),
+            (3, SINGLE),
+        ]
+        assert retention.early == 0
+
+
+def test_where_nobody_has_more_than_a_share_the_oldest_go(tmp_path: Path) -> None:
+    now = time.time()
+    said: list[str] = []
+    with Opened(tmp_path / "db") as opened:
+        for counter in range(1, 8):
+            _end(opened, counter, now - 5 * DAY_S + counter)
+        asyncio.run(retention_of(opened, said, ended_tasks_max=4).enforce())
+        assert left(opened) == [(counter, SINGLE) for counter in range(4, 8)]
+        assert len(said) == 1
+
+
+def test_outputs_are_shared_in_the_same_way_and_the_tasks_stay(tmp_path: Path) -> None:
+    said: list[str] = []
+    now = time.time()
+    with Opened(tmp_path / "db") as opened:
+        for counter in range(1, 5):
+            _end(opened, counter, now - 5 * DAY_S + counter, size_bytes=4096)
+        _end(opened, 5, now - 100, members=10, size_bytes=4096)
+        retention = retention_of(opened, said, ended_output_bytes_max=12 * 4096, ended_submissions_kept=6)
+        asyncio.run(retention.enforce())
+        assert len(left(opened)) == 14
+        kept = [*((counter, SINGLE) for counter in range(1, 5)), *((5, member) for member in range(3, 11))]
+        assert with_output(opened) == kept
+        assert "the outputs of 2 ended tasks" in said[0]
+        assert retention.early == 2
