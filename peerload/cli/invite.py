@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
     with Client(flags.socket) as client:
         info = client.call("info")
     if info.get("cluster_local"):
-        become_agents_user(info, "invite")
+        become_agents_user(info, "invite", flags.socket)
         _found(flags, info)
     elif flags.listen or flags.name:
         what = "invite: --listen and --name are for a node that is of no cluster yet"

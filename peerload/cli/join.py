@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
     if flags.node is not None and not is_node_name(flags.node):
         raise UsageError(f"join: {flags.node!r} cannot be a node's name", why=NODE_NAME_SAYS)
     running = _running(flags)
-    become_agents_user(running, "join TOKEN")
+    become_agents_user(running, "join TOKEN", flags.socket)
     place = _place(flags, running)
     node = flags.node or token.node or place["node"]
     if running is not None and node != running["node"]:
