@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
     with Client(flags.socket) as client:
         info = client.call("info")
     if info.get("cluster_local"):
-        become_agents_user(info, "invite")
+        become_agents_user(info, "invite", flags.socket)
         _found(flags, info)
     elif flags.listen or flags.name:
         what = "invite: --listen and --name are for a node that is of no cluster yet"
@@ -87,10 +87,11 @@ def _found(flags: Namespace, info: dict[str, Any]) -> None:
         parse_address("listen", listen, loopback_only=False)
     else:
         try:
-            listen = listen_at(reachable_anywhere())
+            host = reachable_anywhere()
         except OSError:
             what = "this machine has no address that others could reach"
             raise BadRequest(what, hint="peerload invite --listen ADDRESS:PORT") from None
+        listen = listen_at(host, str(info.get("listen")))
     directory, node = cluster_directory(None), str(info.get("node"))
     if os.path.lexists(directory):
         made = cluster.read(directory)  # of an earlier try, or for an agent that was started before it was there

@@ -51,7 +51,7 @@ def main(words: list[str]) -> int:
     if flags.node is not None and not is_node_name(flags.node):
         raise UsageError(f"join: {flags.node!r} cannot be a node's name", why=NODE_NAME_SAYS)
     running = _running(flags)
-    become_agents_user(running, "join TOKEN")
+    become_agents_user(running, "join TOKEN", flags.socket)
     place = _place(flags, running)
     node = flags.node or token.node or place["node"]
     if running is not None and node != running["node"]:
@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
             why="nothing was done, and the token is still good",
             hint="the other members:  peerload nodes        out again:  peerload leave",
         )
-    admitted = _admitted(token, node, place, flags)
+    admitted = _admitted(token, node, place, flags, str((running or {}).get("listen") or ""))
     info = _as_member(running, place)
     _await_peer(place["socket"])
     info = _info(place["socket"]) or info
@@ -139,8 +139,15 @@ def _place(flags: Namespace, running: dict[str, Any] | None) -> dict[str, str]:
     return {"state": settings["state"], "socket": settings["socket"], "cluster": str(directory), "node": node}
 
 
-def _admitted(token: Any, node: str, place: dict[str, str], flags: Namespace) -> Any:  # noqa: ANN401 -- the agent's own
-    """Be let in, and keep what that has brought: first what can be made anew, last the word that it counts."""
+def _admitted(
+    token: Any,  # noqa: ANN401 -- the agent's own
+    node: str,
+    place: dict[str, str],
+    flags: Namespace,
+    own: str,
+) -> Any:  # noqa: ANN401 -- as above
+    """Be let in, and keep what that has brought: first what can be made anew, last the word that it counts. own: where the
+    agent that runs here listens, "" if none does."""
     from peerload.agent import cluster, join_client, joined, machine, tls, trust
     from peerload.agent.certificates import Pair
     from peerload.agent.peer_address import parse_address
@@ -160,7 +167,7 @@ def _admitted(token: Any, node: str, place: dict[str, str], flags: Namespace) ->
             trust.keep(state / "trust", welcome.trust)
         joined.write_private(state / tls.JOINED_FILE, got.key + welcome.certificate)
         peers = tuple(dict.fromkeys((got.address, *welcome.peers)))
-        listen = flags.listen or listen_at(got.host)
+        listen = flags.listen or listen_at(got.host, own)
         joined.write(state, joined.Joined(str(directory), node, listen, peers))
     except OSError as error:
         hint = "make room, then the same again: the token is still good for this machine"

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from peerload.cli.agent_flags import default_state
+from peerload.cli.text import say
 from peerload.client import Client, user_socket_path
 from peerload.model.errors import AgentUnavailable, PeerloadError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 PORT = 7117
 """Taken if it is free: one number to let through a firewall."""
+PORT_TRIES_MAX = 20
 BACK_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.05
 
@@ -37,18 +39,49 @@ def cluster_directory(named: str | None) -> Path:
     return Path(os.path.abspath(named)) if named else cluster.own_directory(os.environ)  # noqa: PTH100 -- a link stays one
 
 
-def listen_at(host: str) -> str:
-    """`HOST:PORT` with the usual port, or 0 (any) if somebody has that."""
+def listen_at(host: str, own: str = "") -> str:
+    """`HOST:PORT` with the usual port; with one that is free now, and is told of, where another program has that. own: where the
+    agent that runs here, and is to start again, listens. Raises ConfigError."""
     from peerload.agent.peer_address import join_address
+    from peerload.model.errors import ConfigError
 
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-        with socket.socket(family, kind) as probe:
+    usual = join_address(host, PORT)
+    if own == usual or _is_free(host, PORT):
+        return usual
+    why = "no port is free for TCP and for UDP"
+    for _ in range(PORT_TRIES_MAX):
+        with socket.socket(_family(host)) as probe:
             try:
-                probe.bind((host, PORT))
-            except OSError:
-                return join_address(host, 0)
-    return join_address(host, PORT)
+                probe.bind((host, 0))
+            except OSError as error:
+                why = str(error.strerror)
+                break
+            port = int(probe.getsockname()[1])
+        if _is_free(host, port):
+            listen = join_address(host, port)
+            say(
+                f"another program has port {PORT} of {host}: this node listens at {listen} from now on",
+                "let that port through firewalls, or choose one:  --listen ADDRESS:PORT",
+            )
+            return listen
+    raise ConfigError("listen", f"cannot listen at {host}", why=why, hint="choose a place:  --listen ADDRESS:PORT")
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether an agent could listen there, by TCP and by UDP. Connections of before that have not died away are in nobody's
+    way, as little as they are in the agent's."""
+    with socket.socket(_family(host)) as stream, socket.socket(_family(host), socket.SOCK_DGRAM) as datagrams:
+        try:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stream.bind((host, port))
+            datagrams.bind((host, port))
+        except OSError:
+            return False
+    return True
 
 
 def restart(socket_path: str | None, reason: str) -> dict[str, Any]:

@@ -1,0 +1,46 @@
+"""The port at which a new member listens."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+import pytest
+
+from peerload.cli import joined
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(name="usual")
+def usual_port(monkeypatch: pytest.MonkeyPatch) -> int:
+    with socket.create_server((HOST, 0)) as found:
+        port = int(found.getsockname()[1])
+    monkeypatch.setattr(joined, "PORT", port)
+    return port
+
+
+def test_connections_that_die_away_are_not_in_the_way(usual: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server((HOST, usual)) as listening, socket.create_connection((HOST, usual)) as other:
+        accepted, _ = listening.accept()
+        accepted.close()  # who closes first waits for a minute (TIME_WAIT)
+        assert other.recv(1) == b""
+    with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+        plain.bind((HOST, usual))
+    assert joined.listen_at(HOST) == f"{HOST}:{usual}"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_a_port_that_another_program_has_is_told_and_what_is_kept_is_one_port(
+    kind: socket.SocketKind, usual: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(socket.socket(socket.AF_INET, kind)) as taken:
+        taken.bind((HOST, usual))
+        if kind is socket.SOCK_STREAM:
+            taken.listen()
+        host, _, port = joined.listen_at(HOST).rpartition(":")
+        assert joined.listen_at(HOST, f"{HOST}:{usual}") == f"{HOST}:{usual}", "the agent that is to start again has it"
+    assert host == HOST
+    assert int(port) not in (0, usual)
+    assert f"{HOST}:{port}" in capsys.readouterr().err
