@@ -142,8 +142,8 @@ def test_unknown_needs_that_share_are_apart_by_the_settle_time() -> None:
 
 def test_a_card_takes_as_many_tasks_as_it_may_and_no_more_work_than_was_set() -> None:
     cards = Cards(gpu(0))
-    for key in range(CONFIG.tasks_max):
-        cards.start(f"{key}", asked(gib=1))
+    for number in range(CONFIG.tasks_max):
+        cards.start(f"{number}", asked(gib=1))
     assert cards.why_not(0, asked(gib=1)) == "10 tasks on it, at most 10"
     bounded = Cards(gpu(0), config=GpuConfig(activity_max=1.5))
     for key in "abc":
