@@ -83,6 +83,7 @@ def test_why_there_are_no_gpus_is_shown(cluster: Cluster, cards: Cards) -> None:
     assert agent.wait(agent.submit("true"))
 
 
+@pytest.mark.long
 def test_a_driver_that_hangs_at_the_start_is_waited_for_while_others_work(cluster: Cluster, cards: Cards) -> None:
     cards.more.append("hang")
     cards.write()
@@ -109,6 +110,7 @@ def test_an_agent_stops_while_the_driver_hangs(cluster: Cluster, cards: Cards) -
     assert asks
 
 
+@pytest.mark.long
 def test_gpus_whose_driver_is_unloaded_are_there_and_unknown(cluster: Cluster, cards: Cards) -> None:
     agent = with_cards(cluster.agent(slots=2))
     task = agent.submit("sleep", "600", request={"gpus": 1})

@@ -265,6 +265,7 @@ def test_a_follower_is_served_again_after_a_crash(cluster: Cluster) -> None:
     assert home.cli("logs", "-f", task).stdout == b"before\nafter\n"
 
 
+@pytest.mark.long
 def test_a_frozen_executor_freezes_its_task_and_home_runs_it_again(
     cluster: Cluster, ledger: Ledger, gate: Path
 ) -> None:
@@ -305,6 +306,7 @@ def test_a_frozen_executor_that_is_back_in_time_goes_on(cluster: Cluster, ledger
     assert not ledger.repeated()
 
 
+@pytest.mark.long
 def test_a_frozen_executor_that_is_back_late_goes_on_if_nobody_else_has_the_task(
     cluster: Cluster, ledger: Ledger, gate: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_it_closes_the_link_after_an_accept(home: Agent, ledger: Ledger) -> None
     assert not ledger.repeated()
 
 
+@pytest.mark.long
 def test_it_never_answers_the_offer(home: Agent, ledger: Ledger) -> None:
     with FakePeer(home.listen) as ghost:
         task = home.submit(*ledger.argv(1))
@@ -83,6 +84,7 @@ def test_it_never_answers_the_offer(home: Agent, ledger: Ledger) -> None:
     assert home.show(task)["attempt"] == 1, "an offer without an answer burns no attempt"
 
 
+@pytest.mark.long
 def test_it_closes_the_link_after_the_commit(home: Agent, ledger: Ledger) -> None:
     with FakePeer(home.listen) as ghost:
         task = home.submit(*ledger.argv(1))

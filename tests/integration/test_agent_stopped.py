@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 
+import pytest
+
 from tests.integration.cluster import Cluster, ended
 from tests.support import wait_until
 
 
+@pytest.mark.long
 def test_a_stopped_agent_is_named_and_who_follows_waits_on() -> None:
     with Cluster() as cluster, contextlib.ExitStack() as stack:
         agent = cluster.agent("n1")

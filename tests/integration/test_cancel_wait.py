@@ -58,6 +58,7 @@ def is_waited_for(home: Agent, node: str) -> bool:
     return lived_on and f"waiting for the processes of 1 task at {node} to end" in forced.stderr.decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("node", in_short(["n2", "n1"], 2))
 def test_one_that_does_not_obey_is_waited_for(agents: tuple[Agent, Agent], node: str) -> None:
     wait_until(lambda: is_waited_for(agents[0], node), what="one to be waited for before KILL comes")

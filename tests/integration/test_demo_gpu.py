@@ -49,6 +49,7 @@ def test_each_task_goes_where_the_experiment_says(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.long
 def test_it_is_told_in_two_tables(directory: Path) -> None:
     with start(directory) as process:
         out, errors = process.communicate(timeout=DEMO_S_MAX)

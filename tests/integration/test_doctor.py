@@ -93,6 +93,7 @@ def test_without_an_agent_what_can_be_looked_at_is(cluster: Cluster) -> None:
     assert "no agent to ask" not in text
 
 
+@pytest.mark.long
 def test_an_agent_that_was_stopped(cluster: Cluster) -> None:
     agent = cluster.agent("n1")
     agent.pause()

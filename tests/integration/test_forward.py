@@ -406,6 +406,7 @@ def test_too_large_a_request_is_refused_in_words(agents: list[Agent]) -> None:
 # -- homes that are away -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_home_that_is_killed_is_named() -> None:
     with Cluster() as cluster:
         here, home, runs = cluster.linked(3)

@@ -265,6 +265,7 @@ def _sent_until_held(asker: FakePeer, raw: bytes) -> int:
     return sent
 
 
+@pytest.mark.long
 @pytest.mark.rule("P2")
 def test_who_asks_and_does_not_read_is_not_listened_to_until_it_has_read(fresh: Agent) -> None:
     before = fresh.resident_bytes

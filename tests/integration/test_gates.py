@@ -59,6 +59,7 @@ def most_at_a_time(ledger: Path) -> int:
     return most
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_group_of_two_over_three_nodes_never_has_more_at_work(cluster: Cluster) -> None:
     home, other, _ = cluster.linked(3, slots=2)
@@ -138,6 +139,7 @@ def test_a_home_that_is_away_is_waited_for_and_one_that_is_forgotten_holds_what_
     assert one.wait(waits)[waits]["state"] == "done"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_retries_count_attempts_across_nodes_and_restarts_and_keep_the_last_output(cluster: Cluster) -> None:
     home, _ = cluster.linked(2)
@@ -156,6 +158,7 @@ def test_retries_count_attempts_across_nodes_and_restarts_and_keep_the_last_outp
     assert sum("retry " in step["reason"] for step in shown["history"]) == 2
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_the_time_limit_counts_for_each_attempt_and_each_member(cluster: Cluster) -> None:
     home, _ = cluster.linked(2)

@@ -116,6 +116,7 @@ def test_the_token_of_another_cluster_says_nothing_to_this_one(agent: Agent, tmp
     assert "join refused" not in agent.counters(), "no proof was shown to it"
 
 
+@pytest.mark.long
 @pytest.mark.rule("J2")
 def test_a_thousand_guesses_are_ten_answers(agent: Agent, tmp_path: Path) -> None:
     good = invited(agent)
@@ -325,6 +326,7 @@ def test_requests_that_cannot_be_are_not_looked_into(agent: Agent, node: str, cs
         assert b"request" in heard(link)
 
 
+@pytest.mark.long
 @pytest.mark.rule("J3")
 @pytest.mark.bad_input("slow-loris")
 def test_who_speaks_too_slowly_is_closed_and_members_are_not_kept_out(cluster: Cluster, agent: Agent) -> None:
@@ -349,6 +351,7 @@ def test_who_speaks_too_slowly_is_closed_and_members_are_not_kept_out(cluster: C
             assert link.recv(1) == b"", "it is closed, and nothing was said"
 
 
+@pytest.mark.long
 @pytest.mark.rule("J2", "J3")
 def test_who_has_one_address_keeps_nobody_waiting_who_has_another(agent: Agent, tmp_path: Path) -> None:
     token, crowd = invited(agent), []

@@ -193,6 +193,7 @@ def test_the_tasks_of_who_is_revoked_end_on_every_node() -> None:
         wait_until(lambda: not here(two) and not processes(), what="those to end on the node that was away")
 
 
+@pytest.mark.long
 @pytest.mark.rule("J4")
 @pytest.mark.timeout(300)
 def test_a_revocation_reaches_all_within_ten_seconds() -> None:
@@ -309,6 +310,7 @@ def test_another_cluster_is_not_written_over() -> None:
         assert (other.directory / "config" / "peerload" / "cluster" / "ca.pem").read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.rule("J4")
 @pytest.mark.timeout(240)
 def test_who_is_shut_out_is_not_told_the_new_key() -> None:

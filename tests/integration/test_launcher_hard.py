@@ -250,6 +250,7 @@ def test_so_many_tasks_at_a_time_as_there_are_descriptors(bench: Bench) -> None:
 # -- growth --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_idle_launcher_sleeps(bench: Bench) -> None:
     launcher = bench.launcher()
     agent = bench.agent()

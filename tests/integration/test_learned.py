@@ -60,6 +60,7 @@ def hastened(cluster: Cluster) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_the_speed_is_measured_once_kept_and_told() -> None:
     with Cluster() as cluster:
         del cluster.environment["PEERLOAD_SPEED"]

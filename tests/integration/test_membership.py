@@ -44,6 +44,7 @@ def history(agent: Agent, node: str, last: str) -> list[object]:
     return seen
 
 
+@pytest.mark.long
 def test_a_kill_is_suspected_then_known_and_a_restart_counts_on(cluster: Cluster) -> None:
     n1, n2, n3 = cluster.linked(3)
     before = of(n1, "n3")["incarnation"]
@@ -62,6 +63,7 @@ def test_a_kill_is_suspected_then_known_and_a_restart_counts_on(cluster: Cluster
     assert [line.split()[0] for line in text[1:]] == ["n1", "n2", "n3"]
 
 
+@pytest.mark.long
 def test_a_hung_agent_is_noticed_and_objects_when_it_goes_on(cluster: Cluster) -> None:
     n1, n2, _n3 = cluster.linked(3)
     n2.pause()

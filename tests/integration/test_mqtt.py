@@ -317,6 +317,7 @@ def test_ownership_is_never_published(nodes: Nodes) -> None:
     assert a.counters["mqtt refused: too large"] == 1
 
 
+@pytest.mark.long
 def test_a_broker_that_never_answers_is_away_and_blocks_nobody(
     loop_thread: LoopThread,  # noqa: F811 -- a fixture
     caplog: pytest.LogCaptureFixture,

@@ -260,6 +260,7 @@ def test_there_is_no_falling_back_to_plain(buses: Buses, broker: TlsBroker) -> N
     assert not any(b"MQTT" in data for data in heard)
 
 
+@pytest.mark.long
 def test_a_plain_client_gets_nothing(broker: TlsBroker, buses: Buses) -> None:
     url = f"mqtt://127.0.0.1:{broker.port}"
     assert why_not(buses("n1", url), url)

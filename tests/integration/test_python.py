@@ -464,6 +464,7 @@ def test_the_examples_of_the_page_run(agent: Agent, tmp_path: Path) -> None:
             assert shown in done.stdout, block
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("calls", in_short([200, 1100], 2))
 def test_a_thousand_calls_under_way_are_no_trouble(agent: Agent, calls: int) -> None:
     with Executor(agent.socket, tasks_max=calls + 100, held=True) as executor:

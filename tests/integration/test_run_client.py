@@ -541,6 +541,7 @@ class Impatient(Agent):
         ]
 
 
+@pytest.mark.long
 def test_a_client_that_is_back_and_silent_still_feeds_its_task() -> None:
     with Cluster() as cluster:
         home = Impatient(cluster, "n1", ["--slots", "2"], None)
@@ -616,6 +617,7 @@ def test_an_input_that_its_task_closes_is_over_for_the_next_attempt_too() -> Non
                 process.stdin.close()
 
 
+@pytest.mark.long
 def test_who_waits_for_a_node_that_nobody_knows_is_told_so(agents: list[Agent]) -> None:
     """By `why` at once, by `run` after some seconds."""
     says = "no node known can ever run it: elsewhere is no node that is known here"

@@ -159,6 +159,7 @@ def test_a_file_with_a_mistake_changes_nothing(service: Service, settings: str) 
     assert "look:  peerload config check" in service.agent.log_end()
 
 
+@pytest.mark.long
 def test_a_launcher_that_hangs_ends_the_signs_of_life(service: Service) -> None:
     launcher = service.agent.launcher_pid
     service.manager.until("WATCHDOG")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.cluster import ROOT, Cluster
 
 PATIENT = f"""
@@ -49,6 +51,7 @@ def told_why(cluster: Cluster, directory: Path, *words: str) -> tuple[str, str]:
     return out, told
 
 
+@pytest.mark.long
 def test_up_says_who_has_not_answered_and_why(tmp_path: Path) -> None:
     with Cluster() as cluster, socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen
@@ -60,6 +63,7 @@ def test_up_says_who_has_not_answered_and_why(tmp_path: Path) -> None:
         assert f"trying on:  peerload nodes --socket {tmp_path / 'sock'}" in told
 
 
+@pytest.mark.long
 def test_up_says_that_the_peer_is_of_another_cluster(tmp_path: Path) -> None:
     with Cluster() as cluster:
         agent = cluster.agent("n1")

@@ -12,6 +12,7 @@ from tests.net.scenarios import SCENARIOS, Scenario, crossed, share, there_and_b
 from tests.support import wait_until
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("namespaces")
 def test_a_node_that_can_only_dial_out_takes_part() -> None:

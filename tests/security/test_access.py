@@ -201,6 +201,7 @@ def test_users_of_another_node(cluster: SystemCluster, agent: SystemAgent, other
     assert alice.call("cancel", tasks=[hers])["cancelled"] == [hers]
 
 
+@pytest.mark.long
 @pytest.mark.rule("L3", "L4")
 def test_a_flood_of_one_user_does_not_stop_another(cluster: SystemCluster) -> None:
     limits = "user_connections_max = 3\nuser_requests_per_s = 5.0\nuser_tasks_max = 4\n"

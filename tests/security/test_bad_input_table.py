@@ -191,6 +191,7 @@ def test_a_frame_that_is_cut_off(agent: Agent, door: str) -> None:
             sock.sendall(whole[:size])
 
 
+@pytest.mark.long
 @pytest.mark.bad_input("slow-loris")
 @pytest.mark.rule("P1", "J3", "L3")
 def test_one_byte_a_second(agent: Agent) -> None:
@@ -392,6 +393,7 @@ def test_a_task_that_writes_a_million_times(agent: Agent) -> None:
     assert agent.call("show", tasks=[ended["id"]])["tasks"][0]["stdout_bytes"] == 10**6
 
 
+@pytest.mark.long
 @pytest.mark.bad_input("stop-own-group")
 def test_a_task_that_stops_its_own_group(agent: Agent) -> None:
     task = agent.submit("sh", "-c", "echo stops; kill -STOP 0; echo never", placement={"node": "n1"})

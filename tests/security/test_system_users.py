@@ -262,6 +262,7 @@ def test_a_user_whose_name_is_a_number_is_that_user(nodes: Nodes) -> None:
     assert cluster.run(first, "20077", "id -u")["out"] == "20077\n"
 
 
+@pytest.mark.long
 @pytest.mark.rule("C2", "X6")
 def test_doctor_looks_at_a_service_for_all_users(nodes: Nodes) -> None:
     """As root, where the accounts are the machine's: all holds but what its unit would add."""

@@ -67,6 +67,7 @@ def test_the_end_of_stderr_is_looked_at_of_those_that_failed(tmp_path: Path) -> 
     assert {exit_.out_of for exit_ in found.values()} == {"gpu memory", ""}
 
 
+@pytest.mark.long
 def test_no_end_of_output_takes_long_to_look_at() -> None:
     for said in (b"RESOURCE_EXHAUSTED " * 4000, b"CUDA error: " * 6000, b"cupy." * 13_000, b"\0" * TAIL_BYTES_MAX):
         assert not says_out_of_gpu_memory(said[:TAIL_BYTES_MAX])

@@ -30,6 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, code: str) -> list[subprocess.Popen[b
     return started
 
 
+@pytest.mark.long
 def test_the_measurement_is_a_process_that_prints_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shorter = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.agent import speed; speed.MEASURE_S = 0.05; speed.main()"
     quick(monkeypatch, shorter)  # it has the lowest priority, and this machine may be busy

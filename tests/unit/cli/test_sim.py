@@ -310,6 +310,7 @@ def test_policies_meet_the_same_tasks(capsys: pytest.CaptureFixture[str]) -> Non
     assert len({one["mean_response"] for one in found["results"]}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", in_short([".svg", ".png", ".pdf"], 3))
 def test_the_figure_is_drawn(ending: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     picture = tmp_path / f"curves{ending}"
