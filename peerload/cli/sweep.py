@@ -77,9 +77,7 @@ def _table(file: str) -> tuple[list[str], list[tuple[bytes, ...]]]:
     shown = printable(file)
     try:
         descriptor = sys.stdin.fileno() if file == "-" else file
-        with open(
-            descriptor, newline="", encoding="utf-8", errors="surrogateescape", closefd=file != "-"
-        ) as opened:
+        with open(descriptor, newline="", encoding="utf-8", errors="surrogateescape", closefd=file != "-") as opened:
             lines = [row for row in csv.reader(opened, skipinitialspace=True) if row]
     except (OSError, csv.Error) as error:
         why = getattr(error, "strerror", None) or str(error)
