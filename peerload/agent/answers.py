@@ -12,6 +12,7 @@ from peerload.model.task import TaskState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from peerload.agent.store_gathered import Row
     from peerload.agent.store_read import StoreReader
     from peerload.agent.store_rows import Damage, Happened
     from peerload.core.node import Node
@@ -74,6 +75,20 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
     told = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
     waits = uncollected_words(task) if task is not None else ""
     return told | {"reason": waits} if waits else told
+
+
+def together(first: dict[str, object], row: Row) -> dict[str, object]:
+    """What is otherwise of a task that stands for several members of its array in a list."""
+    is_over = first["state"] in (TaskState.DONE, TaskState.CANCELLED)
+    return {
+        "members": {"spans": row.spans, "count": row.count, "nodes": row.nodes},
+        "node": first["node"] if row.nodes == 1 else None,
+        "started_at": row.started_at or None,
+        "ended_at": row.ended_at or None,
+        "exit_code": first["exit_code"] if first["state"] == TaskState.DONE else None,
+        "signal": None,
+        "reason": first["reason"] if row.has_reason or not is_over else "",
+    }
 
 
 def running_since(task: HomeTask | None, record: TaskRecord) -> float:

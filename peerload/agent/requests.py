@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from peerload.agent.live_usage import LiveUsage
 from peerload.agent.naming import Names
 from peerload.agent.overview import Overviews, own_user
 from peerload.agent.selecting import select
-from peerload.agent.store_rows import member_spec
+from peerload.agent.store_rows import member_spec, task_name
 from peerload.agent.store_select import Criteria
 from peerload.agent.streams import OutputStream, Watch
 from peerload.agent.waiting import Waiting
@@ -151,16 +152,25 @@ class Requests:
         store = self._parts.access.store(connection.caller)
         criteria = Criteria.of(request, map(self._names.meant, request.tasks))
         ended_after = self._parts.now().wall_s - request.ended_within_s
-        if request.limit > LISTED_HERE_MAX or not connection.caller.sees_all or not criteria.is_of_columns:
+        is_large = request.limit > LISTED_HERE_MAX or request.gathered
+        if is_large or not connection.caller.sees_all or not criteria.is_of_columns:
+            listed = functools.partial(store.listed_beside, gathered=request.gathered)
             found, truncated = await asyncio.to_thread(
-                store.listed_beside, self._parts.store.path, ended_after, request.limit, criteria
+                listed, self._parts.store.path, ended_after, request.limit, criteria
             )
         else:
             found, truncated = store.listed(ended_after, request.limit, states=criteria.states, node=request.node)
         damaged: list[Damage] = []
-        for first in range(0, len(found), SHOWN_AT_A_TIME):
-            page = store.read(found[first : first + SHOWN_AT_A_TIME])
+        home = self._parts.config.node
+        first = 0
+        while first < len(found):
+            some = found[first : first + SHOWN_AT_A_TIME]
+            first += len(some)
+            page = store.read([row.first for row in some])
+            together = {task_name(home, *row.first[:2]): row for row in some if row.count > 1}
             damaged += page.damaged
+            if hiding := [together[damage.task] for damage in page.damaged if damage.task in together]:
+                found += await asyncio.to_thread(store.behind, self._parts.store.path, hiding)
             tasks = []
             for record, spec in page.rows:
                 shown = self._task_object(record, spec)
@@ -168,6 +178,8 @@ class Requests:
                     continue
                 if shown["state"] == "queued":
                     shown["reason"] = self._why_waiting(record)
+                if record.task in together:
+                    shown |= answers.together(shown, together[record.task])
                 tasks.append(shown)
             await self._hand_over(connection, request.id, tasks)
         if criteria == Criteria():

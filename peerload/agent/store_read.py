@@ -11,6 +11,7 @@ import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent import store_schema as schema
+from peerload.agent.store_gathered import Row, rows
 from peerload.agent.store_rows import (
     COLUMNS,
     KEPT_S,
@@ -21,6 +22,7 @@ from peerload.agent.store_rows import (
     Found,
     Happened,
     Listing,
+    Meant,
     Place,
     decoded_each,
     decoded_event,
@@ -226,10 +228,10 @@ class StoreReader:
     def list_tasks(self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "") -> Listing:
         """What `listed` finds, all of it read."""
         found, truncated = self.listed(ended_after, limit, states=states, node=node)
-        rows, damaged = self._readable(found)
+        read, damaged = self._readable([row.first for row in found])
         if not states and not node:
             damaged += self.damaged_besides(damaged, limit)
-        return Listing(rows, damaged, truncated)
+        return Listing(read, damaged, truncated)
 
     def damaged_besides(self, named: Sequence[Damage], limit: int) -> list[Damage]:
         """Unfinished tasks that cannot be read, besides those that were named already."""
@@ -241,41 +243,47 @@ class StoreReader:
         return Listing(*self._readable(found))
 
     def listed(
-        self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = ""
-    ) -> tuple[list[Found], bool]:
+        self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "", gathered: bool = False
+    ) -> tuple[list[Row], bool]:
         """Unfinished tasks and those that ended after that moment (Unix s), oldest first, as rows that are to be read yet
-        (`read`), and whether there were more.
+        (`read`), and whether there were more. gathered: members of arrays together (`store_gathered`).
 
-        Of more than ``limit`` those that a node has come first, then as many of those that wait (who is next) as of
+        Of more than ``limit`` rows those that a node has come first, then as many of those that wait (who is next) as of
         those that ended (who was last). ``states`` (none: all) and ``node`` ("": any) narrow it; what cannot be read is
         left out by them."""
         wanted = [state for state in TaskState if not states or state in states]
         on_node, values = (" AND t.node = ?", (node,)) if node else ("", ())
         placed = [state for state in wanted if not state.is_final and state is not TaskState.QUEUED]
         final = [state for state in wanted if state.is_final]
-        busy = self._found(
-            f"t.ended_at = 0 AND t.state IN ({marks(placed)}){on_node} ORDER BY t.counter, t.member LIMIT ?",
-            (*placed, *values, limit + 1),
-        )
-        waiting: list[Found] = []
+        more = limit + 1
+        busy = rows(self, f"t.ended_at = 0{on_node}", values, placed, more, gathered=gathered)
+        waiting: list[Row] = []
         if TaskState.QUEUED in wanted and not node:
-            waiting = self._found(
-                "t.ended_at = 0 AND t.state = 'queued' ORDER BY t.counter, t.member LIMIT ?", (limit + 1,)
-            )
-        ended = self._found(
-            f"t.ended_at > ? AND t.state IN ({marks(final)}){on_node} ORDER BY t.ended_at DESC LIMIT ?",
-            (max(ended_after, 0.0), *final, *values, limit + 1),
-        )
+            waiting = rows(self, "t.ended_at = 0", (), [TaskState.QUEUED], more, gathered=gathered)
+        since = max(ended_after, 0.0)
+        ended = rows(self, f"t.ended_at > ?{on_node}", (since, *values), final, more, newest=True, gathered=gathered)
         truncated = len(busy) + len(waiting) + len(ended) > limit
         left = max(limit - len(busy), 0)
         waiting = waiting[: max(left - len(ended), -(-left // 2))]
         kept = busy[:limit] + waiting + ended[: left - len(waiting)]
-        return sorted(kept, key=lambda row: (_number(row[0]), _number(row[1]))), truncated
+        return sorted(kept, key=lambda row: row.place), truncated
 
-    def listed_beside(self, path: Path, ended_after: float, limit: int, criteria: Criteria) -> tuple[list[Found], bool]:
+    def listed_beside(
+        self, path: Path, ended_after: float, limit: int, criteria: Criteria, *, gathered: bool = False
+    ) -> tuple[list[Row], bool]:
         """The same, for another thread."""
         with self.beside(path, criteria) as beside:
-            return beside.listed(ended_after, limit, states=criteria.states, node=criteria.node)
+            return beside.listed(ended_after, limit, states=criteria.states, node=criteria.node, gathered=gathered)
+
+    def behind(self, path: Path, damaged: Sequence[Row]) -> list[Row]:
+        """The rows of the members behind the first of each of these, which cannot be read; for another thread."""
+        found: list[Row] = []
+        for row in damaged:
+            counter, member, state = row.first[0], row.first[1], row.first[3]
+            rest = Criteria(meant=(Meant(counter, ((member + 1, MEMBER_MAX),)),))
+            with self.beside(path, rest) as beside:
+                found += rows(beside, "1", (), [TaskState(state)], 1, gathered=True)
+        return found
 
     def selected_beside(self, path: Path, criteria: Criteria) -> Selected:
         """All tasks that match, for another thread."""
@@ -292,6 +300,7 @@ class StoreReader:
         try:
             with contextlib.closing(sqlite3.connect(path, isolation_level=None, timeout=BESIDE_WITHIN_S)) as connection:
                 connection.execute("PRAGMA query_only = 1")
+                connection.execute("BEGIN")  # all of it as it is at one moment
                 beside._reader = connection
                 if not criteria.is_of_columns:
                     connection.create_function("is_wanted", 2, is_wanted_by(criteria, beside))
@@ -439,11 +448,6 @@ class StoreReader:
 
     def _name(self, counter: object, member: object) -> str:
         return task_name(self._node, counter, member)
-
-
-def _number(value: object) -> int:
-    """For an order that a damaged row does not upset."""
-    return value if isinstance(value, int) else 0
 
 
 def _from_to(who: str) -> tuple[str, str]:

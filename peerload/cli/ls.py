@@ -7,7 +7,7 @@ import sys
 import time
 
 from peerload.cli import selection, tasks
-from peerload.cli.array_rows import gathered
+from peerload.cli.array_rows import as_row, number_of
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, whole
 from peerload.cli.redraw import redrawn
@@ -64,14 +64,17 @@ def listed(client: Client, flags: Namespace, chosen: Selection) -> dict[str, Any
     if flags.remote:
         reply = client.call("remote", limit=flags.limit, at=flags.at)
         return {**reply, "hidden": 0}
-    asked = chosen.asked() | {"limit": flags.limit} | ({"ended_within_s": EVER_S} if chosen.words else {})
+    asked = chosen.asked() | {"limit": flags.limit}
+    asked |= {} if flags.members or flags.json else {"gathered": True}
+    asked |= {"ended_within_s": EVER_S} if chosen.words else {}
     reply = client.call("tasks", **asked, at=flags.at, cluster=flags.cluster)
     own = tasks.own_names()
     shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
-    hidden = len(reply["tasks"]) - len(shown)
+    other = [task for task in reply["tasks"] if not flags.all and not tasks.is_mine(task, own)]
+    hidden = sum(map(number_of, other))
     if flags.cluster:
         shown = tasks.together(shown, flags.limit)
-    truncated = bool(reply.get("truncated")) or len(shown) + hidden < len(reply["tasks"])
+    truncated = bool(reply.get("truncated")) or len(shown) + len(other) < len(reply["tasks"])
     return {**reply, "tasks": shown, "hidden": hidden, "truncated": truncated}
 
 
@@ -81,7 +84,7 @@ def lines(client: Client, flags: Namespace, chosen: Selection) -> list[str]:
     if not flags.watch:
         if reply.get("truncated"):
             say(
-                f"no more than {counted(len(reply['tasks']), 'task')} shown{_unfinished(reply)}",
+                f"no more than {counted(len(reply['tasks']), 'row')} shown{_unfinished(reply)}",
                 "more:  --limit N  or  --state S",
             )
         tasks.say_missing(reply)
@@ -92,8 +95,7 @@ def lines(client: Client, flags: Namespace, chosen: Selection) -> list[str]:
     now = time.time()
     if not reply["tasks"] and sys.stdout.isatty():
         return [_none(flags, chosen)]
-    shown = reply["tasks"] if flags.members else gathered(reply["tasks"])
-    return tasks.listed_table(shown, now, terminal_columns())
+    return tasks.listed_table(list(map(as_row, reply["tasks"])), now, terminal_columns())
 
 
 def _none(flags: Namespace, chosen: Selection) -> str:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 ENDED = ("done", "failed", "cancelled")
 REASON_WIDTH_MAX = 60
+REASON_WIDTH_MIN = 16
 COMMAND_WIDTH_MAX = 40
+"""Of a list that goes to no terminal; on one it is as wide as there is room."""
 STATE_COLOURS = {
     "running": "green", "leased": "green", "done": "dim", "failed": "red", "unknown": "red", "cancelled": "yellow",
     "held": "yellow",
@@ -70,13 +72,14 @@ def row(task: dict[str, Any], now: float) -> list[str]:
 def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> list[str]:
     """Tasks as lines, for `ls`: the cells of `row`, when that was, and the command; no column that says nothing."""
     headings = [*HEADINGS[:-1], "WHEN", "COMMAND", HEADINGS[-1]]
+    width = max(columns, COMMAND_WIDTH_MAX)
     rows = []
     for task in shown:
         *cells, reason = row(task, now)
-        rows.append([*cells, when_text(task, now), command_start(task.get("argv")), reason])
+        rows.append([*cells, when_text(task, now), command_start(task.get("argv"), width), reason])
     if rows and not any(cells[-1] for cells in rows):
         headings, rows = headings[:-1], [cells[:-1] for cells in rows]
-    gives_way = ("COMMAND", "REASON", "NAME")
+    gives_way = ("NAME", ("COMMAND", COMMAND_WIDTH_MAX), ("REASON", REASON_WIDTH_MIN), "COMMAND", "REASON")
     return table(headings, rows, right=("TIME",), columns=columns, gives_way=gives_way, paint={"STATE": STATE_COLOURS})
 
 
@@ -116,24 +119,24 @@ def _is_plain(word: object) -> bool:
     )
 
 
-def command_start(argv: object) -> str:
-    """The beginning of it, as wide as a column: a command may have a million characters."""
+def command_start(argv: object, width: int = COMMAND_WIDTH_MAX) -> str:
+    """The beginning of it, at most so wide: a command may have a million characters."""
     if not isinstance(argv, list):
         return "-"
     if argv[:2] == ["/bin/sh", "-c"] and len(argv) == 3:  # noqa: PLR2004 -- what -s and map make of a line
-        return shortened(printable(argv[2]), COMMAND_WIDTH_MAX)
-    if argv and all(map(_is_plain, argv)) and len(text := " ".join(argv)) <= COMMAND_WIDTH_MAX:
+        return shortened(printable(argv[2]), width)
+    if argv and all(map(_is_plain, argv)) and len(text := " ".join(argv)) <= width:
         return text
     words: list[str] = []
     length = 0
     for word in argv:
-        words.append(str(word)[:COMMAND_WIDTH_MAX])
+        words.append(str(word)[:width])
         length += len(words[-1]) + 1
-        if length > COMMAND_WIDTH_MAX:
+        if length > width:
             break
     is_whole = words == argv
     text = command_text(words)
-    return shortened(text if is_whole else f"{text}…", COMMAND_WIDTH_MAX)
+    return shortened(text if is_whole else f"{text}…", width)
 
 
 def own_names() -> tuple[str, ...]:

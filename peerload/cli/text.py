@@ -52,13 +52,13 @@ def table(
     right: Sequence[str] = (),
     *,
     columns: int = 0,
-    gives_way: Sequence[str] = (),
+    gives_way: Sequence[str | tuple[str, int]] = (),
     paint: Mapping[str, Mapping[str, str]] | None = None,
 ) -> list[str]:
     """Lines of aligned columns, each cell made `printable`; those named in ``right`` are aligned to the right.
 
     columns: how wide the terminal is (0: as wide as need be); where that is too little, those in ``gives_way`` are
-    shortened, the first of them first. paint: for a heading, what colour a cell that begins with this word is given.
+    shortened, the first of them first, those with a number down to that width. paint: for a heading, what colour a cell that begins with this word is given.
     """
     cells = [tuple(headings), *(tuple(map(printable, row)) for row in rows)]
     plain = [all(map(str.isascii, row)) for row in cells]
@@ -99,14 +99,17 @@ def _aligned(
     return "  ".join(padded)
 
 
-def _narrow(widths: list[int], headings: Sequence[str], columns: int, gives_way: Sequence[str]) -> None:
+def _narrow(
+    widths: list[int], headings: Sequence[str], columns: int, gives_way: Sequence[str | tuple[str, int]]
+) -> None:
     """Take from the columns that give way what is too much, as far as their headings allow."""
     excess = sum(widths) + 2 * (len(widths) - 1) - columns if columns else 0
-    for name in gives_way:
+    for one in gives_way:
+        name, width_min = (one, CELL_WIDTH_MIN) if isinstance(one, str) else one
         if excess <= 0 or name not in headings:
             continue
         at = headings.index(name)
-        taken = min(excess, max(widths[at] - max(len(name), CELL_WIDTH_MIN), 0))
+        taken = min(excess, max(widths[at] - max(len(name), width_min), 0))
         widths[at] -= taken
         excess -= taken
 

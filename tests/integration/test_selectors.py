@@ -132,3 +132,13 @@ def test_a_sweep_is_an_array_with_a_member_for_each_combination(agent: Agent, tm
     typed(agent, "wait", sweep)
     assert typed(agent, "logs", sweep) == "0.1 3:a, b\n0.1 4:c\n0.01 3:a, b\n0.01 4:c\n"
     assert agent.show(f"{sweep}.2")["argv"] == ["echo", "0.1", "4:c"]
+
+
+def test_a_list_counts_rows_not_members(agent: Agent) -> None:
+    array = submitted(agent, "--held", "--array", "1-300", "--tag", "t=rows", "true")
+    last = submitted(agent, "--held", "--tag", "t=rows", "true")
+    done = agent.cli("ls", "--tag", "t=rows", "--limit", "2")
+    assert done.stderr == b""
+    assert [line.split()[0] for line in done.stdout.decode().splitlines()] == ["ID", f"{array}.1-300", last]
+    assert b"no more than 2 rows" in agent.cli("ls", "--members", "--tag", "t=rows", "--limit", "2").stderr
+    typed(agent, "cancel", "--tag", "t=rows")

@@ -12,7 +12,7 @@ import pytest
 from peerload.agent.caller import Caller
 from peerload.agent.naming import Names
 from peerload.agent.selecting import select
-from peerload.agent.store_rows import SINGLE
+from peerload.agent.store_rows import SINGLE, Meant
 from peerload.agent.store_select import REF_CHARS_MAX, Criteria, references
 from peerload.model.actions import PutSubmission
 from peerload.model.errors import BadRequest, NoSuchTask
@@ -103,3 +103,32 @@ def test_a_name_that_is_no_glob_is_taken_as_it_is(parts: Any) -> None:
     store, path = parts.store, parts.store.path
     assert store.selected_beside(path, Criteria(name="true")).members == {1: [SINGLE], 2: [SINGLE], 3: [3, 5]}
     assert store.selected_beside(path, Criteria(name="tru")).members == {}
+
+
+def test_members_in_one_state_are_one_row_of_a_list(parts: Any) -> None:
+    store, path = parts.store, parts.store.path
+    found, truncated = store.listed_beside(path, 0.0, 4, Criteria(meant=(Meant(3),)), gathered=True)
+    assert not truncated
+    assert [(row.first[1], row.spans, row.count) for row in found] == [
+        (1, (), 1), (2, (), 1), (3, ((3, 3),), 1), (5, ((5, 5),), 1)
+    ]  # fmt: skip
+
+
+def test_a_large_array_leaves_room_for_others(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        members = tuple(range(1, 400))
+        opened.keep(kept(1, indices=members), *(put(1, member=member) for member in members if member % 100))
+        opened.keep(*(put(1, TaskState.DONE, member, ended_at=NOW, node=f"n{member}") for member in (100, 200, 300)))
+        opened.keep(kept(2), put(2), kept(3), put(3, TaskState.FAILED, ended_at=NOW, node="n1"))
+        store, path = opened.store, opened.store.path
+        found, truncated = store.listed_beside(path, 0.0, 4, Criteria(), gathered=True)
+        assert not truncated
+        assert [(row.first[:2], row.spans, row.count, row.nodes) for row in found] == [
+            ((1, 1), ((1, 99), (101, 199), (201, 299), (301, 399)), 396, 0),
+            ((1, 100), ((100, 100), (200, 200), (300, 300)), 3, 3),
+            ((2, SINGLE), ((SINGLE, SINGLE),), 1, 0),
+            ((3, SINGLE), (), 1, 0),
+        ]
+        assert [row.count for row in store.behind(path, found[:1])] == [395]
+        assert store.listed_beside(path, 0.0, 3, Criteria(), gathered=True)[1]
+        assert store.listed_beside(path, 0.0, 200, Criteria())[1]

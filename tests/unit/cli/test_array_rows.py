@@ -4,31 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerload.cli.array_rows import gathered, ranges
+import pytest
+
+from peerload.cli.array_rows import as_row, number_of, ranges
+from peerload.cli.tasks import listed_table
 
 
-def task(name: str, state: str, **more: Any) -> dict[str, Any]:
-    return {"id": name, "state": state, "name": "x", "argv": ["x"], "reason": "", "node": "n1"} | more
-
-
-def test_what_waits_or_is_done_is_one_row_and_what_runs_or_failed_is_not() -> None:
-    tasks = [
-        task("n1/1", "done"),
-        task("n1/2.1", "done", started_at=5.0, ended_at=9.0, node="n2"),
-        task("n1/2.2", "done", started_at=3.0, ended_at=8.0),
-        task("n1/2.3", "failed"),
-        task("n1/2.4", "running"),
-        task("n1/2.5", "queued", reason="no room", node=None),
-        task("n1/2.7", "queued", reason="a turn", node=None),
-        task("n.dot", "queued"),
-    ]
-    rows = gathered(tasks)
-    assert [row["id"] for row in rows] == [
-        "n1/1", "n1/2.1-2  2 tasks", "n1/2.3", "n1/2.4", "n1/2.5,7  2 tasks", "n.dot",
-    ]  # fmt: skip
-    assert (rows[1]["started_at"], rows[1]["ended_at"], rows[1]["node"]) == (3.0, 9.0, "2 nodes")
-    assert "reason" not in rows[4]
+def test_members_are_told_by_their_ranges_and_their_number() -> None:
+    task: dict[str, Any] = {"id": "n1/2.1", "state": "done", "node": None}
+    row = as_row(task | {"members": {"spans": [[1, 5], [8, 8]], "count": 6, "nodes": 2}})
+    assert (row["id"], row["node"]) == ("n1/2.1-5,8  6 tasks", "2 nodes")
+    assert as_row(task) == task
+    assert number_of(task) == 1
 
 
 def test_many_ranges_are_cut_short() -> None:
-    assert ranges([1, 3, 5, 7]) == "1,3,5,…"
+    assert ranges([[1, 1], [3, 3], [5, 6], [9, 9]]) == "1,3,5-6,…"
+
+
+@pytest.mark.parametrize("members", [7, {}, {"spans": 3, "count": "x"}, {"spans": [1, [2], ["\x1b", {}]], "nodes": {}}])
+def test_what_another_node_makes_up_is_no_bug(members: Any) -> None:
+    assert str(as_row({"id": "x", "members": members})["id"]).startswith("x")
+
+
+def test_the_command_of_a_list_gets_the_width_of_the_terminal() -> None:
+    task = {"id": "n1/1", "name": "n" * 30, "state": "queued", "submitted_at": 1.0, "reason": "waits for room"}
+    argv = ["python", *(f"--option-{number}=value" for number in range(9))]
+    whole = " ".join(argv)
+    assert whole in listed_table([task | {"argv": argv}], 2.0, 300)[1]
+    for columns in (100, 120, 160):
+        (_, line) = listed_table([task | {"argv": argv}], 2.0, columns)
+        assert len(line) <= columns
+        assert whole[:20] in line
+    assert whole not in listed_table([task | {"argv": argv}], 2.0)[1]
