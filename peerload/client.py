@@ -49,7 +49,7 @@ SOCKET_PATH_BYTES_MAX = 107
 
 _KIND_MASK, _KIND_DIRECTORY = 0o170000, 0o040000  # as in <sys/stat.h>; the module stat is not needed for that
 
-_START_HINT = "start one:  peerload up        if one should be there:  peerload doctor"
+START_HINT = "start one:  peerload up        if one should be there:  peerload doctor"
 _GROUP_HINT = "sudo adduser YOU peerload  and log in anew; or an agent of your own:  peerload up"
 _REFUSALS: dict[str, type[BadRequest]] = {kind.code: kind for kind in (BadRequest, NoSuchTask, NeverRunnable)}
 
@@ -342,15 +342,15 @@ def unavailable(path: str, error: OSError) -> AgentUnavailable:
     elif isinstance(error, ConnectionRefusedError):
         reason = f"nobody listens at {path}"
     elif isinstance(error, PermissionError):
-        hint = _GROUP_HINT if path == SYSTEM_SOCKET else _START_HINT
+        hint = _GROUP_HINT if path == SYSTEM_SOCKET else START_HINT
         return AgentUnavailable(f"you may not use the agent here (you may not connect to {path}).", hint=hint)
     else:
         reason = f"{path}: {error.strerror or error}"
     if isinstance(error, (FileNotFoundError, ConnectionRefusedError)):
         why, hint = _last_words(path)
         if why:
-            return AgentUnavailable("no agent is running here any more", why=why, hint=hint or _START_HINT)
-    return AgentUnavailable(f"no agent is running here ({reason}).", hint=_START_HINT)
+            return AgentUnavailable("no agent is running here any more", why=why, hint=hint or START_HINT)
+    return AgentUnavailable(f"no agent is running here ({reason}).", hint=START_HINT)
 
 
 def _last_words(path: str) -> tuple[str, str]:

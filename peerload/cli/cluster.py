@@ -131,7 +131,11 @@ def _show(flags: Namespace) -> int:
         print_json(facts)
         return 0
     where = (
-        "agents of this user on this machine alone" if found.is_local else "every machine with a copy of the directory"
+        "agents of this user on this machine alone"
+        if found.is_local
+        else "machines that joined by peerload invite, or have a copy of this directory"
+        if found.is_issuer
+        else "machines that joined by peerload invite, on one that has the key of the cluster's CA"
     )
     rows = (
         ("cluster", found.name),

@@ -35,7 +35,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "hold": ("queued",), "release": ("held",), "retry": _ENDED, "prio": _WAITING, "pause": _UNFINISHED, "resume": (),
 }  # fmt: skip
 """Verbs that take ids, and the states of the tasks that are offered (none: all)."""
-NODES = ("forget", "drain", "undrain")
+NODES = ("sh", "forget", "drain", "undrain")
 WORDS: dict[tuple[str, ...], str] = {
     ("policy",): "ls show check",
     ("cluster",): "show init",

@@ -9,7 +9,7 @@ import sys
 
 from peerload.cli.options import Options
 from peerload.cli.text import print_json, printable
-from peerload.client import Client
+from peerload.client import START_HINT, Client
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 
 STOPS_WITHIN_S = 30.0
@@ -27,10 +27,10 @@ def main(words: list[str]) -> int:
     flags = reader.read(words)
     try:
         client = Client(flags.socket)
-    except AgentUnavailable:
+    except AgentUnavailable as error:
         if flags.all and _orphans_ended(flags.socket, flags.state, as_json=flags.json):
             return 0
-        raise
+        raise _none_runs(error, ends_tasks=flags.all) from None
     with client:
         info = client.call("info")
         back = "" if flags.all or flags.json else _back_again(client)
@@ -51,6 +51,14 @@ def main(words: list[str]) -> int:
     else:
         sys.stdout.write(f"agent of {node} stopped; running tasks run on.  Back again:  {back}\n")
     return 0
+
+
+def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable:
+    """That there is no agent to stop."""
+    if error.hint == START_HINT:
+        left = "" if ends_tasks else "        to end the tasks that one has left:  peerload down --all"
+        error.hint = f"one with another socket:  peerload down --socket PATH{left}"
+    return error
 
 
 def _back_again(client: Client) -> str:

@@ -55,9 +55,14 @@ def main(words: list[str]) -> int:
         reply = client.call("invite", uses=flags.uses, ttl_s=flags.ttl, node=flags.node, issuer=flags.issuer)
     command = f"peerload join {reply['token']}"
     if flags.json:
-        print_json({**{key: reply.get(key) for key in JSON_KEYS}, "command": command})
+        from peerload.cli.installing import lines
+
+        ways = [line.text for line in lines(command, is_system=info.get("mode") == "system")]
+        print_json({**{key: reply.get(key) for key in JSON_KEYS}, "command": command, "install": ways})
         return 0
     _say_terms(flags, reply)
+    if sys.stdout.isatty():  # else it is passed on to `peerload join -`
+        _say_how_to_install(command, is_system=info.get("mode") == "system")
     sys.stdout.write(f"{printable(command)}\n")
     return 0
 
@@ -74,6 +79,18 @@ def _say_terms(flags: Namespace, reply: dict[str, Any]) -> None:
             f"it is good on this machine alone: this node listens at {reply['address']}",
             "for others:  peerload down ; peerload up --listen ADDRESS:PORT ; peerload invite",
         )
+
+
+def _say_how_to_install(join: str, *, is_system: bool) -> None:
+    """The whole line for a machine that has nothing."""
+    from peerload.cli.installing import lines
+
+    ways = lines(join, is_system=is_system)
+    if not ways:
+        say("a machine that has no peerload yet needs it first: install it there as it was installed here")
+        return
+    where = "type this here, with its name for OTHER" if ways[0].is_typed_here else "type this there"
+    say(f"for a machine that has no peerload yet, {where}:", "\n  or:  ".join(way.text for way in ways))
 
 
 def _found(flags: Namespace, info: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ VERBS = (
     ("down", "stop it (--all: its running tasks too)"),
     ("agent", "be the agent, in the foreground"),
     ("run", "run a command where there is room, as if it ran here"),
+    ("sh", "a shell on another node"),
     ("submit", "queue a command, print its id"),
     ("map", "run a command once for each input, as GNU parallel does"),
     ("ls", "my tasks: unfinished ones and those of the last 24 hours"),

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from peerload.client import Client
 
 NAMED_MAX = 8
+SHELL_MARKS = "|&;<>()$`*?~"
+"""Characters that only a shell gives a meaning."""
+SHELL_OPERATORS = ("|", "||", "&&", ">", ">>", "2>", "2>&1")
 
 
 def check_node_names(verb: str, names: list[str]) -> None:
@@ -32,13 +35,27 @@ def check_node_names(verb: str, names: list[str]) -> None:
 
 
 def say_if_quoted(words: list[str], verb: str) -> None:
-    """A whole line in quotes is one word: the name of a program with blanks, and there is hardly ever one."""
+    """A whole line in quotes is one word: the name of a program with blanks, and there is hardly ever one. A word such as
+    `|` is an argument like any other: no shell reads it."""
     if len(words) == 1 and len(words[0].split()) > 1 and not os.path.exists(words[0]):
         shown = printable(words[0])
+        needs_shell = any(mark in words[0] for mark in SHELL_MARKS)
+        by_words = "" if needs_shell else f"without the quotes:  peerload {verb} {shown}        "
         say(
             f"{shown!r} is one word: a program of that name is looked for",
-            f"without the quotes:  peerload {verb} {shown}        as a line for a shell:  peerload {verb} -s '…'",
+            f"{by_words}as a line for a shell:  peerload {verb} sh -c {quoted(shown)}",
         )
+    elif operators := [word for word in words[1:] if word in SHELL_OPERATORS]:
+        shown = printable(" ".join(words))
+        say(
+            f"{operators[0]!r} is passed to {printable(words[0])} as an argument: no shell reads it",
+            f"as a line for a shell:  peerload {verb} sh -c {quoted(shown)}",
+        )
+
+
+def quoted(line: str) -> str:
+    """The line as one word for a shell."""
+    return "'" + line.replace("'", "'\\''") + "'"
 
 
 def mended(error: NeverRunnable, client: Client, spec: dict[str, Any]) -> NeverRunnable:

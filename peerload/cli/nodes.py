@@ -27,6 +27,7 @@ HEADINGS = ("NODE", "STATE", "LOAD", "REGION", "CPUS", "MEMORY", "GPUS", "RUNNIN
 GPU_HEADINGS = ("NODE", "GPU", "MODEL", "BUSY", "MEMORY", "OURS", "FOREIGN", "TASKS", "STATE")
 GPU_RIGHT = ("GPU", "BUSY", "OURS", "FOREIGN", "TASKS")
 REASON_WIDTH_MAX = 40
+ONE_MACHINE = "one machine; each agent counts its cores and memory as its own (--slots N bounds the tasks of one)"
 LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "REGION", "QUEUED")
 """Columns that a narrow terminal does without, in this order."""
 STATE_COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim", "revoked": "red"}
@@ -58,8 +59,18 @@ def main(words: list[str]) -> int:
             for node in nodes
             if node.get("no_gpus_because")
         ]
+        lines += [f"{printable(', '.join(names))}: {ONE_MACHINE}" for names in on_one_machine(nodes)]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def on_one_machine(nodes: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """The names of the living nodes that share a machine, together."""
+    names: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.get("machine") and node.get("state") == "alive":
+            names.setdefault(str(node["machine"]), []).append(str(node.get("node", "")))
+    return [shared for shared in names.values() if len(shared) > 1]
 
 
 def fitted(headings: Sequence[str], rows: list[list[str]], columns: int) -> list[str]:

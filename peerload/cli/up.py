@@ -54,11 +54,23 @@ def main(words: list[str]) -> int:
         if settings.get("peer") or info.get("sought"):
             info = _joined(settings, info, log_start)
     info.setdefault("socket", settings["socket"])
+    info["notices"] = [*(info.get("notices") or ()), *_shared_machine(info)]
     if flags.json:
         print_json({key: info.get(key) for key in JSON_KEYS})
     else:
         sys.stdout.write(_told(info, already=already))
     return 0
+
+
+def _shared_machine(info: dict[str, Any]) -> list[str]:
+    """That other agents of the cluster run on this machine."""
+    if not info.get("peers"):
+        return []
+    from peerload.cli.nodes import ONE_MACHINE, on_one_machine
+
+    with Client(info["socket"]) as client:
+        shared = on_one_machine(client.call("nodes")["nodes"])
+    return [f"{', '.join(names)}: {ONE_MACHINE}" for names in shared if info.get("node") in names]
 
 
 def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[str, Any]) -> list[str]:

@@ -133,6 +133,14 @@ def test_a_local_task_stays(agents: list[Agent]) -> None:
     assert {task["node"] for task in agents[0].wait(*tasks).values()} == {"n1"}
 
 
+def test_a_shell_on_another_node(agents: list[Agent]) -> None:
+    done = agents[0].cli("sh", "n2", stdin=None, input=b"echo $PEERLOAD_NODE; pwd; echo err >&2; exit 3\n")
+    node, directory = done.stdout.split()
+    assert (done.returncode, node, done.stderr) == (3, b"n2", b"err\n")
+    assert directory.startswith(b"/")
+    assert agents[0].cli("sh", "-d", "/tmp", "n3", stdin=None, input=b"pwd\n").stdout == b"/tmp\n"
+
+
 def test_an_excluded_node_is_not_used(agents: list[Agent]) -> None:
     tasks = [agents[0].submit("sleep", "0.1", placement={"exclude": ["n1", "n2"]}) for _ in range(4)]
     assert {task["node"] for task in agents[0].wait(*tasks).values()} == {"n3"}

@@ -32,14 +32,18 @@ SKIPPED = ("git clone ", "make ", 'export PATH="$PWD/.venv/bin:')
 """What sets up the checkout that these tests run in."""
 COMMAND_S_MAX = 60
 OTHER_MACHINE = {
-    "ssh": """#!/bin/sh
+    "bin/ssh": """#!/bin/sh
 shift
 cd HERE
 export HOME=HERE XDG_CONFIG_HOME=HERE/config XDG_STATE_HOME=HERE/xdg-state XDG_RUNTIME_DIR=HERE/run PEERLOAD_NODE=other
+export PATH=HERE/bin:$PATH
 exec sh -c "$*"
 """,
+    "other/bin/make": """#!/bin/sh
+mkdir -p "$2/.venv/bin" && ln -sf "$(command -v peerload)" "$2/.venv/bin/peerload"
+""",
 }
-"""Stand-ins for the way to another machine, which is another user's place on this one."""
+"""Stand-ins for the way to another machine, which is another user's place on this one, and for what installs there."""
 TABLE_PAGE = "coming-from.md"
 """Its commands stand in tables, beside those of others."""
 CLUSTER_PAGE = "mqtt.md"
@@ -94,9 +98,10 @@ class Desk:
         self.other = self.directory / "other"
         self.other.mkdir()
         (self.other / "run").mkdir(mode=0o700)
+        (self.other / "bin").mkdir()
         for name, text in OTHER_MACHINE.items():
-            (bin_directory / name).write_text(text.replace("HERE", str(self.other)), encoding="utf-8")
-            (bin_directory / name).chmod(0o755)
+            (self.directory / name).write_text(text.replace("HERE", str(self.other)), encoding="utf-8")
+            (self.directory / name).chmod(0o755)
         with contextlib.ExitStack() as kept:
             self.port = kept.enter_context(kept_port())
             kept.enter_context(kept_port("127.0.0.2", self.port))
@@ -110,6 +115,8 @@ class Desk:
         if here == "peerload invite":
             return f"peerload invite --listen 127.0.0.1:{self.port}"
         here = here.replace("TOKEN", f"--listen 127.0.0.2:{self.port} {self.token}")
+        here = here.replace("peerload invite |", f"peerload invite --listen 127.0.0.1:{self.port} |")
+        here = here.replace("join -", f"join --listen 127.0.0.2:{self.port} -")
         return here.replace("HOST:PORT", self.up()["listen"]) if "HOST:PORT" in here else here
 
     def types(self, command: str) -> str:
@@ -238,7 +245,7 @@ def test_two_machines_share_as_the_quick_start_says(desk: Desk) -> None:
 
     wait_until(is_shared, what="the other to have some")
     assert len(desk.ran_on()) == 2
-    assert f"127.0.0.2:{desk.port}" in desk.types("ssh OTHER peerload up --json")
+    assert f"127.0.0.2:{desk.port}" in desk.types("ssh OTHER peerload/.venv/bin/peerload up --json")
     assert json.loads(desk.types("peerload cluster show --json"))["local"] is False
 
 

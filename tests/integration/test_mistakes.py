@@ -172,7 +172,12 @@ def test_a_command_in_quotes_is_told_at_once(agent: Agent) -> None:
     told = done.stderr.decode()
     assert "'echo a b' is one word" in told
     assert "peerload run echo a b" in told
-    assert agent.cli("run", "-s", "echo a b").stdout == b"a b\n"
+    assert agent.cli("run", "sh", "-c", "echo a b").stdout == b"a b\n"
+    for words in (["echo a | cat"], ["echo", "a", "|", "cat"]):
+        told = agent.cli("run", *words).stderr.decode()
+        assert "peerload run sh -c 'echo a | cat'" in told
+        assert "without the quotes" not in told, "the pipe would be the shell's that it is typed in"
+    assert agent.cli("run", "find", ".", "-name", "none", "-exec", "ls", "{}", ";").stderr == b""
     task = agent.call("tasks")["tasks"][0]["id"]
     assert agent.cli("release", task).returncode == 0  # nothing to release is no mistake, and said
     agent.call("clean", tasks=[each["id"] for each in agent.call("tasks")["tasks"]])

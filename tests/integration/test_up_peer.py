@@ -78,6 +78,7 @@ def test_up_tells_how_many_nodes_there_are_once_it_has_met_one(tmp_path: Path) -
         agent = cluster.agent("n1")
         out, told = up(cluster, tmp_path, "--peer", agent.listen, within_s=60.0)
         assert "2 nodes known." in out
+        assert "one machine; each agent counts its cores" in out
         assert told == ""
         agent.kill()
         out, told = up(cluster, tmp_path)

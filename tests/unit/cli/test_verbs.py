@@ -123,6 +123,14 @@ def test_no_agent() -> None:
     )
 
 
+def test_down_without_an_agent_does_not_offer_to_start_one() -> None:
+    done = peerload("down", "--socket", "/tmp/none/agent.sock")
+    assert done.returncode == 125
+    assert b"no agent is running here" in done.stderr
+    assert b"peerload down --all" in done.stderr
+    assert b"peerload up" not in done.stderr
+
+
 def test_debug_shows_the_traceback() -> None:
     assert b"Traceback" in peerload("--debug", "ls", "--socket", "/tmp/none/agent.sock").stderr
 
@@ -252,6 +260,15 @@ def test_nodes_top(agent: FakeAgent) -> None:
 def test_nodes_tells_which_directory_a_node_lacks(agent: FakeAgent) -> None:
     agent.answer("nodes", nodes=[NODE | {"declines": ["no directory /data"]}])
     assert "alive, no directory /data" in peerload("nodes", agent=agent).stdout.decode()
+
+
+def test_nodes_tells_which_agents_share_a_machine(agent: FakeAgent) -> None:
+    shared = [NODE | {"node": name, "machine": "m1"} for name in ("ws1", "ws1b")]
+    others = [NODE | {"node": "ws2", "machine": "m2"}, NODE | {"node": "gone", "machine": "m1", "state": "dead"}]
+    agent.answer("nodes", nodes=[*shared, *others])
+    assert "\nws1, ws1b: one machine" in peerload("nodes", agent=agent).stdout.decode()
+    agent.answer("nodes", nodes=[shared[0], *others])
+    assert "one machine" not in peerload("nodes", agent=agent).stdout.decode()
 
 
 def test_nodes_tells_why_a_node_is_drained(agent: FakeAgent) -> None:
@@ -516,6 +533,7 @@ def test_up_finds_the_one_that_runs(agent: FakeAgent) -> None:
 )
 def test_up_counts_the_members_of_earlier_starts(agent: FakeAgent, told: dict[str, Any], says: str) -> None:
     agent.answer("info", node="ws1", listen="127.0.0.1:9", cpus=4, **told)
+    agent.answer("nodes", nodes=[])
     assert peerload("up", agent=agent).stdout.decode().partition("\n")[0].endswith(f" 4 cpus. {says}")
 
 
