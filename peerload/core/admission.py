@@ -9,7 +9,7 @@ import msgspec
 
 from peerload.core.backfill import Backfill
 from peerload.core.device_ledger import DeviceLedger
-from peerload.core.devices import NOTHING_LEARNED, Ask
+from peerload.core.devices import CROWDED, NOTHING_LEARNED, Ask
 from peerload.core.placing import is_meant, place
 from peerload.model.config import GpuConfig
 from peerload.model.devices import GPU, Device, GpuWait
@@ -237,6 +237,12 @@ class Ledger:
         """Whether it could be started now beside what is running, after all that waits for devices."""
         return self.has_cores(request) and (not request.takes_devices or self._has_devices(request, leaves_kept=True))
 
+    def has_good_devices(self, request: ResourceRequest) -> bool:
+        """Whether it could start now on GPUs that are not crowded, and that are of those that it prefers, if it prefers any."""
+        if request.gpu_prefer:
+            request = msgspec.structs.replace(request, gpu_wait=GpuWait.QUEUE, gpu_wait_s_max=0.0)
+        return self._has_devices(request, leaves_kept=True, activity_max=CROWDED)
+
     @property
     def mem_promised_bytes(self) -> int:
         """Memory promised to what runs."""
@@ -272,9 +278,11 @@ class Ledger:
         without: Sequence[str] = (),
         *,
         leaves_kept: bool = False,
+        activity_max: float = math.inf,
     ) -> bool:
         """Whether its devices are free, also when the others, as far as there is room for them, have theirs; and the
-        attempts ``without`` none. ``leaves_kept``: what is kept for one that waits here is not free."""
+        attempts ``without`` none. ``leaves_kept``: what is kept for one that waits here is not free; ``activity_max``: nor is
+        one with more work than this, its own counted."""
         devices, tried = self.devices, []
         for number, other in enumerate(others):
             ask = Ask(other, devices.config)
@@ -284,6 +292,7 @@ class Ledger:
                 devices.grant(tried[-1], names, ask, self.now_s)
         try:
             ask = Ask(request, devices.config)
+            ask.activity_max = min(ask.activity_max, activity_max)
             if not leaves_kept:
                 return place(devices, request, ask, self.now_s, without=without) is not None
             self.kept.now_s = self.now_s

@@ -39,11 +39,21 @@ class Ask:
     """What one task asks of each device that it is given.
 
     need_bytes: of memory, as its user said, None = that was not said; learned: what its command has needed of GPUs of each
-    model; activity: how much of a GPU it keeps busy; is_exclusive: nobody joins it; run_s: how long it will run nearly for
+    model; activity: how much of a GPU it keeps busy; activity_max: of a GPU that it shares, itself counted; is_exclusive: nobody joins it; run_s: how long it will run nearly for
     sure (p90), infinite = not known.
     """
 
-    __slots__ = ("_config", "_share", "activity", "fraction", "is_exclusive", "learned", "need_bytes", "run_s")
+    __slots__ = (
+        "_config",
+        "_share",
+        "activity",
+        "activity_max",
+        "fraction",
+        "is_exclusive",
+        "learned",
+        "need_bytes",
+        "run_s",
+    )
 
     def __init__(
         self,
@@ -57,6 +67,7 @@ class Ask:
         self.learned = learned
         self.is_exclusive = request.gpu_share is GpuShare.EXCLUSIVE
         self.activity = self.fraction if self.fraction < 1.0 else config.activity_unknown
+        self.activity_max = config.activity_max
         self.run_s = run_s
         self._share = request.gpu_share
         self._config = config
@@ -234,8 +245,8 @@ class DeviceState:
             taken = sum(grant.ask.fraction for grant in others)
             return f"{taken:g} of it taken" if taken + ask.fraction > 1.0 + EPSILON else ""
         activity = sum(grant.ask.activity for grant in others)
-        if activity + ask.activity > config.activity_max + EPSILON:
-            return f"too much work on it ({activity:g} of {config.activity_max:g})"
+        if activity + ask.activity > ask.activity_max + EPSILON:
+            return f"too much work on it ({activity:g} of {ask.activity_max:g})"
         unsettled = any(not grant.is_settled(now_s, config.settle_s) for grant in others)
         if unsettled:
             return "a task on it has not shown yet how much memory it takes"

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.core.devices import EPSILON
-from peerload.model.devices import MIB, GpuShare
+from peerload.core.placing import is_meant
+from peerload.model.devices import GPU, MIB, GpuShare
 
 if TYPE_CHECKING:
     from peerload.model.devices import DeviceLoad
     from peerload.model.load import LoadReport
-    from peerload.model.resources import ResourceRequest
+    from peerload.model.resources import Profile, ResourceRequest
+
+CROWD_MIN = 3
+"""A GPU with so many tasks is crowded, as far as other nodes know."""
 
 
 def seen_by(request: ResourceRequest, report: LoadReport) -> LoadReport:
@@ -40,6 +44,22 @@ def has_room(request: ResourceRequest, report: LoadReport) -> bool:
         return True
     gpus = report.devices[: report.gpus]  # they come first
     return sum(_could_join(request, device) for device in gpus) >= request.gpus
+
+
+def offers_good_gpus(request: ResourceRequest, profile: Profile, report: LoadReport | None) -> bool:
+    """Whether another node has room on GPUs that are not crowded, and that are of those that the task prefers, if it prefers
+    any. A number is a preference among the GPUs of its home. ``report``: the node's load, None = not known: then it may."""
+    gpus = [device for device in profile.devices if device.kind == GPU]
+    if request.gpu_prefer:
+        names = [name for name in request.gpu_prefer if not name.isdecimal()]
+        gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in names)]
+    if len(gpus) < request.gpus or report is None or not report.devices:
+        return len(gpus) >= request.gpus
+    if request.cpus > report.cpus_free + EPSILON:
+        return False
+    loads = {load.mark: load for load in report.devices}
+    told = [loads[gpu.mark] for gpu in gpus if gpu.mark in loads]
+    return sum(load.tasks < CROWD_MIN and _could_join(request, load) for load in told) >= request.gpus
 
 
 def _could_join(request: ResourceRequest, device: DeviceLoad) -> bool:

@@ -27,8 +27,9 @@ STEPS_MAX = 256
 class Search:
     """One search. task: what a sender looks for a place for, None for a receiver's; probes_max: how many nodes a
     receiver may ask (None: as the policy says); pending: who was asked and has not answered; offered: who was offered
-    the task; is_broadcast: everybody was asked at once, and with is_late time is up for answers; holds: the task could start at home and must not, since its home sends
-    although it has room (``send_at`` below one task per slot); remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
+    the task; is_broadcast: everybody was asked at once, and with is_late time is up for answers; holds: the task could start at home and must not, since its
+    home sends although it has room (``send_at`` below one task per slot), or has no GPU for it that is as good as another node's;
+    wants_good_gpus: it looks for such GPUs; remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
     in s)."""
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Search:
         "replies",
         "steps",
         "task",
+        "wants_good_gpus",
     )
 
     def __init__(self, search_id: int, task: HomeTask | None, probes_max: int | None = None) -> None:
@@ -57,6 +59,7 @@ class Search:
         self.remembered: set[str] = set()
         self.steps = 0
         self.holds = False
+        self.wants_good_gpus = False
         self.is_broadcast = False
         self.is_late = False
 

@@ -18,6 +18,7 @@ from peerload.core.search import STEPS_MAX
 from peerload.core.view import task_view
 from peerload.core.work import HomePhase, HomeTask
 from peerload.model.actions import Decided
+from peerload.model.devices import GpuWait
 from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
@@ -88,7 +89,8 @@ class Sender:
         if not self._home.may_migrate(task) or task.spec.placement.local:
             return False
         if task.spec.request.takes_devices:
-            return not self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
+            fits = self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
+            return not fits or bool(self._with_good_gpus(task))
         marks = self._information.marks()
         n, slots = self._ledger.load_tasks, self._ledger.profile.slots
         if n >= marks.send_at * slots:
@@ -156,6 +158,7 @@ class Sender:
             search.holds = not task.stranded_because and self._ledger.fits(
                 asked_of(self._state, task, self._state.profile)
             )
+            search.wants_good_gpus = search.holds and task.spec.request.takes_devices
             task.search = search.id
             self._in_flight += 1
             self._state.count("sender searches")
@@ -163,10 +166,28 @@ class Sender:
 
     def _still_sends(self, task: HomeTask) -> bool:
         if task.spec.request.takes_devices:
-            return not self._ledger.fits(asked_of(self._state, task, self._state.profile))
+            fits = self._ledger.fits(asked_of(self._state, task, self._state.profile))
+            return not fits or bool(self._with_good_gpus(task))
         marks = self._information.marks()
         return self._ledger.load_tasks - 1 >= marks.send_at * self._ledger.profile.slots or (
             marks.send_at <= 1.0 and not self._ledger.fits(task.spec.request)
+        )
+
+    def _with_good_gpus(self, task: HomeTask) -> list[str]:
+        """The nodes that have better GPUs for it than this one now: such as it prefers, and that are not crowded. None if it can
+        have such GPUs here, or waits for certain ones."""
+        request = task.spec.request
+        if not request.gpus or request.gpu_wait is GpuWait.QUEUE:
+            return []
+        if self._ledger.has_good_devices(asked_of(self._state, task, self._state.profile)):
+            return []
+        known = ((node, self._membership.report(node)) for node in self._candidates(task))
+        return [node for node, told in known if self._has_good_gpus(node, task, told.report if told else None)]
+
+    def _has_good_gpus(self, node: str, task: HomeTask, report: LoadReport | None) -> bool:
+        peer = self._membership.get(node)
+        return peer is not None and gpu_terms.offers_good_gpus(
+            asked_of(self._state, task, peer.profile), peer.profile, report
         )
 
     # -- a search ------------------------------------------------------------------------------------------------------
@@ -185,7 +206,7 @@ class Sender:
         if search.holds:
             self._queue.withhold(task)
         peers = self._candidates(task)
-        step = self._ask_policy(search, task, peers)
+        step = self._place_well(search, task) if search.wants_good_gpus else self._ask_policy(search, task, peers)
         if task.stranded_because and self._stays(search, step, peers):
             step = self._place_stranded(search, peers) or step
         if isinstance(step, Transfer) and step.load_tasks_max >= 0 and self._has_joined_a_crowd(task):
@@ -250,6 +271,23 @@ class Sender:
             return ProbeStep(left[: self._state.config.probes_per_search_max])
         willing = [reply.node for reply in search.replies if reply.accepts and reply.node not in search.offered]
         return Transfer(willing[0]) if willing else None
+
+    def _place_well(self, search: Search, task: HomeTask) -> ProbeStep | Transfer | Keep:
+        """For a task that could start here, but not on GPUs as good as another node's: those nodes are asked in the order in
+        which they are known, and the first that accepts takes it. If none does it starts here. That is not the policy's to
+        choose, which compares loads and knows no GPUs."""
+        asked = {reply.node for reply in search.replies}
+        left = tuple(node for node in self._with_good_gpus(task) if node not in asked)
+        if left and len(asked) < self._state.config.probes_per_search_max:
+            return ProbeStep(left)
+        willing = [
+            reply.node
+            for reply in search.replies
+            if reply.accepts
+            and reply.node not in search.offered
+            and self._has_good_gpus(reply.node, task, reply.report)
+        ]
+        return Transfer(willing[0]) if willing else Keep("no other node has better GPUs for it now")
 
     def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
         report = self._information.report()

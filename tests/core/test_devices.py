@@ -19,7 +19,7 @@ from peerload.model.devices import Device, DeviceLoad, DeviceMode, DeviceReading
 from peerload.model.errors import NeverRunnable
 from peerload.model.load import LoadReport
 from peerload.model.resources import Placement, Profile, ResourceRequest
-from tests.core.given import SENDER, UID, WALL_S, Given, offer, spec
+from tests.core.given import ACCEPTS, SENDER, UID, WALL_S, Given, offer, spec
 
 GIB = 1 << 30
 CONFIG = GpuConfig()
@@ -693,3 +693,64 @@ def test_many_that_wait_for_one_gpu_do_not_stand_before_who_waits_for_another(co
     x.submit(spec(request=asked(gib=20, gpu_prefer=("1",), gpu_wait=GpuWait.QUEUE)))
     x.end(x.node.home.by_id["x/2"].key)
     assert [task for task, _ in x.spawned()] == [f"x/{count + 3}"]
+
+
+# -- better GPUs elsewhere ---------------------------------------------------------------------------------------------
+
+T4 = Device("nvidia:GPU-t", index=0, model="Tesla T4", mem_bytes=16 * GIB)
+A100 = Device("nvidia:GPU-a", index=0, model="NVIDIA A100-PCIE-40GB", mem_bytes=40 * GIB)
+
+
+def with_a100_elsewhere(told: DeviceLoad | None, **more: Any) -> Given:
+    """x has a T4, y an A100 of which this is known."""
+    x = Given(slots=8, peers=(), policies=SENDER, **more)
+    x.when(events.DevicesFound((T4,)))
+    x.meet("y", slots=8, cpus=8.0, gpus=1, devices=(A100,))
+    if told is not None:
+        report = LoadReport(slots=8, gpus=1, cpus_free=8.0, devices=(told,), incarnation=1, sequence=2)
+        x.hear("y", messages.Pong(1, report))
+    return x
+
+
+def spawned(x: Given) -> list[str]:
+    return [action.task for action in x.last if isinstance(action, actions.SpawnTask)]
+
+
+FREE_A100 = DeviceLoad(A100.mark, free_mib=35_000, free_slots=10)
+PREFERS = asked(gpu_prefer=("A100*",))
+
+
+@pytest.mark.parametrize("told", [FREE_A100, None])
+def test_a_preferred_card_that_is_idle_elsewhere_is_taken_before_another_one_here(told: DeviceLoad | None) -> None:
+    x = with_a100_elsewhere(told)
+    assert "Probe to y" in x.submit(spec(request=PREFERS))
+    x.hear("y", messages.ProbeReply(x.sent(messages.Probe).search, accepts=True, report=ACCEPTS))
+    offered = x.sent(messages.Offer)
+    assert offered.spec.request.gpu_prefer == ("A100*",)
+    x.hear("y", messages.Decline(offered.task, offered.uid, 1, "busy", "taken meanwhile", ACCEPTS))
+    assert spawned(x) == ["x/1"], "nobody else has one: it starts here"
+
+
+def test_a_task_whose_preferred_card_is_nowhere_free_starts_here_at_once() -> None:
+    x = with_a100_elsewhere(DeviceLoad(A100.mark, DeviceMode.EXCLUSIVE))
+    x.submit(spec(request=PREFERS))
+    assert spawned(x) == ["x/1"]
+
+
+@pytest.mark.parametrize(
+    "request_", [asked(), asked(gpu_prefer=("0",)), asked(gpu_prefer=("T4",)), asked(gpu_prefer=("A100*", "T4"))]
+)
+def test_who_prefers_nothing_that_is_only_elsewhere_stays_here(request_: ResourceRequest) -> None:
+    x = with_a100_elsewhere(FREE_A100)
+    x.submit(spec(request=request_))
+    assert spawned(x) == ["x/1"]
+
+
+def test_a_card_elsewhere_that_is_not_crowded_is_taken_before_a_crowded_one_here() -> None:
+    x = with_a100_elsewhere(FREE_A100)
+    for number in range(1, 4):
+        x.submit(spec(request=asked(gib=1)))
+        assert spawned(x) == [f"x/{number}"]
+    assert "Probe to y" in x.submit(spec(request=asked(gib=1)))
+    x.hear("y", messages.ProbeReply(x.sent(messages.Probe).search, accepts=False, report=ACCEPTS))
+    assert spawned(x) == ["x/4"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.fakes.nvml import environment
 from tests.gpu.cards import GIB, Cards, linked, with_cards
-from tests.integration.cluster import Cluster, processes_with
+from tests.integration.cluster import Agent, Cluster, processes_with
 from tests.support import wait_until
 
 SHOWN = "echo $CUDA_VISIBLE_DEVICES; echo $CUDA_DEVICE_ORDER"
@@ -73,6 +73,32 @@ def test_a_card_that_another_agent_has_is_left_alone_and_its_tasks_go_there(clus
     assert first.runs
 
 
+def test_a_preferred_model_that_is_idle_on_another_node_is_taken_there(cluster: Cluster, cards: Cards) -> None:
+    cards.set(3, name="Fake-A100")
+    agents: list[Agent] = []
+    for name, excluded in (("n1", "[3]"), ("n2", "[0, 1, 2]")):
+        agent = cluster.add(name, *(["--peer", agents[0].listen] if agents else []), slots=4)
+        config = agent.directory / "gpus.toml"
+        config.write_text(f"[gpu]\nexclude = {excluded}\n", encoding="utf-8")
+        agent.more += ["--config", str(config)]
+        agents.append(agent.start())
+    first, second = with_cards(agents[0], 3), with_cards(agents[1], 1)
+    cluster.await_acquainted([first, second])
+
+    def is_told() -> bool:
+        shown = {node["node"]: node["gpus"] for node in first.call("nodes")["nodes"]}
+        return [gpu["health"] for gpu in shown["n2"]] == ["ok"]
+
+    wait_until(is_told, what="n1 to know of the card of n2")
+    request = {"gpus": 1, "gpu_prefer": ["*A100*"]}
+    holds = first.submit("sleep", "600", request=request)
+    first.await_state(holds, "running")
+    assert first.show(holds)["node"] == "n2"
+    here = first.submit("sh", "-c", SHOWN, request=request)  # that one is taken: another one here
+    assert first.wait(here)[here]["node"] == "n1"
+    first.call("cancel", tasks=[holds])
+
+
 def test_what_no_node_can_ever_run_is_refused_with_the_nearest_miss(cluster: Cluster, cards: Cards) -> None:
     agent = with_cards(cluster.agent(slots=4))
     refused = agent.cli("submit", "-G9", "true")
@@ -118,7 +144,8 @@ def test_nodes_shows_cards_with_what_is_ours_and_foreign(cluster: Cluster, cards
 
 def test_a_task_whose_card_has_failed_runs_again_on_another(cluster: Cluster, cards: Cards) -> None:
     agent = with_cards(cluster.agent(slots=4))
-    fails_first = "test $PEERLOAD_ATTEMPT = 2 || { while ! test -e failed; do sleep 0.01; done; exit 1; }"
+    failed = cluster.directory / "failed"
+    fails_first = f"test $PEERLOAD_ATTEMPT = 2 || {{ while ! test -e {failed}; do sleep 0.01; done; exit 1; }}"
     request = {"gpus": 1, "gpu_prefer": ["0"]}
     task = agent.submit("sh", "-c", fails_first, request=request)
     once = agent.submit("sh", "-c", fails_first, request=request | {"gpu_prefer": ["1"]}, guarantee="once")
@@ -126,7 +153,7 @@ def test_a_task_whose_card_has_failed_runs_again_on_another(cluster: Cluster, ca
         agent.await_state(one, "running")
     cards.more = ["xid 0 79 1"]
     cards.set(1, lost=1)
-    (Path(agent.show(task)["directory"]) / "failed").touch()
+    failed.touch()
     ended = agent.wait(task, once)
     assert ended[task]["exit_code"] == 0
     shown = agent.show(task)
