@@ -15,7 +15,7 @@ import secrets
 import signal
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -60,6 +60,7 @@ from peerload.agent.tls import Credentials
 from peerload.agent.trust import Trust
 from peerload.agent.trust_link import TrustLink
 from peerload.agent.users import Users, Whose
+from peerload.agent.workers import Workers
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
@@ -129,6 +130,15 @@ class Daemon:
     async def run(self) -> int:
         """Start, serve until told to stop, stop. Raises PeerloadError if it cannot start."""
         loop = asyncio.get_running_loop()
+        workers = Workers()
+        loop.set_default_executor(workers)
+        try:
+            return await self._run(loop)
+        finally:
+            workers.shutdown()
+            loop.set_default_executor(cast("Any", None))  # to end it the loop would make one more thread
+
+    async def _run(self, loop: asyncio.AbstractEventLoop) -> int:
         state = private_directory(Path(self.config.state))
         for name in IN_THE_STATE:
             directory_in(state, name)

@@ -64,7 +64,8 @@ class SeenDirectories:
 
     async def look(self, directory: bytes) -> bool:
         """Look again: whether it exists here and may be entered. Raises SlowDown, which says nothing about the
-        directory, if too many others are being looked at; Stalled, if the file system does not answer."""
+        directory, if too many others are being looked at, or no thread can be made for it; Stalled, if the file system does
+        not answer."""
         if directory == SCRATCH:
             return True
         found = self._looks.get(directory)
@@ -93,7 +94,11 @@ class SeenDirectories:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
                 loop.call_soon_threadsafe(tell, here)
 
-        threading.Thread(target=look, name=_LOOK, daemon=True).start()
+        try:
+            threading.Thread(target=look, name=_LOOK, daemon=True).start()
+        except RuntimeError:
+            why = "the limit of processes is reached"
+            raise SlowDown("working directories cannot be looked at: no thread can be made", why=why) from None
         self._looks[directory] = found
         return found
 

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from peerload.agent.peer_address import ANY, join_address, plain_host
+from peerload.agent.peer_address import ANY, join_address, looked_up, plain_host
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
@@ -217,7 +217,7 @@ class GossipSocket(Generic[Said, Heard]):
         family = socket.AF_UNSPEC if self._socket is None or self._is_both else self._socket.family
         found: str | None = None
         try:
-            answers = await loop.getaddrinfo(host, None, family=family, type=socket.SOCK_DGRAM)
+            answers = await looked_up(host, None, socket.SOCK_DGRAM, family)
             found = str(answers[0][4][0])
         except (OSError, ValueError):  # ValueError: no host name at all
             self._counters["gossip names not found"] += 1

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import random
-import socket
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -22,12 +21,14 @@ from peerload.agent.mqtt_address import BrokerUrl
 from peerload.agent.mqtt_inbox import RECEIVED_MAX, AdviceFilter, Received, Topics
 from peerload.agent.mqtt_repeats import LEFT_ALONE_S, LOOK_EVERY_S, SAYS, Repeats
 from peerload.agent.mqtt_tls import Secured, broker_says, secured
+from peerload.agent.peer_address import connected
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, Message, State
 from peerload.wire import peer
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
 
     from paho.mqtt.reasoncodes import ReasonCode
@@ -395,7 +396,7 @@ class MqttBus:
 
     async def _dialled(self, url: BrokerUrl) -> socket.socket:
         """A connected socket, encrypted if the address says so, and never otherwise. Raises OSError or ConfigError."""
-        sock = await _dial(url)
+        sock = await connected(url.host, url.port)
         if not url.tls:
             return sock
         if self._tls is None:
@@ -470,27 +471,6 @@ async def _leave_a_flood(repeats: Repeats) -> None:
         await asyncio.sleep(LOOK_EVERY_S)
         if repeats.is_flood():
             raise aiomqtt.MqttError(SAYS)
-
-
-async def _dial(url: BrokerUrl) -> socket.socket:
-    """A connected socket that does not block. Raises OSError."""
-    loop = asyncio.get_running_loop()
-    last = OSError("the name has no address")
-    for family, kind, proto, _, address in await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM):
-        sock = socket.socket(family, kind, proto)
-        try:
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, address)
-        except OSError as error:
-            sock.close()
-            last = error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    raise last
 
 
 def _reason(errors: BaseExceptionGroup[BaseException]) -> str:

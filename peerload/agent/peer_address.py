@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import re
 import socket
+from typing import Any
 
 import psutil
 
@@ -91,10 +92,41 @@ async def numeric(host: str) -> str:
     if _ip(host) is not None:
         return host
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        found = await looked_up(host, 0, socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"no host name: {error}") from None
     return str(found[0][4][0])
+
+
+async def looked_up(
+    host: str, port: int | None, kind: socket.SocketKind, family: int = socket.AF_UNSPEC
+) -> list[tuple[Any, ...]]:
+    """What `socket.getaddrinfo` says, asked in a worker unless ``host`` is a number. Not by the event loop's own: that
+    makes threads when it is first used, and ends the process if it cannot. Raises OSError, UnicodeError."""
+    if _ip(plain_host(host)) is not None:
+        return socket.getaddrinfo(host, port, family, kind, flags=socket.AI_NUMERICHOST)
+    return await asyncio.to_thread(socket.getaddrinfo, host, port, family, kind)
+
+
+async def connected(host: str, port: int) -> socket.socket:
+    """A TCP connection to the first address of this host that takes one; it does not block. Raises OSError, UnicodeError."""
+    loop = asyncio.get_running_loop()
+    last = OSError("the name has no address")
+    for family, kind, proto, _, address in await looked_up(host, port, socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(sock, address)
+        except OSError as error:
+            sock.close()
+            last = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise last
 
 
 def reachable(host: str) -> str:

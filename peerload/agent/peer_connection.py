@@ -13,7 +13,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Protocol, cast
 
-from peerload.agent.peer_address import join_address, parse_address, plain_host
+from peerload.agent.peer_address import connected, join_address, parse_address, plain_host
 from peerload.agent.slow_frames import SlowFrames
 from peerload.agent.tls import node_of, shown_by, tls_says
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
@@ -388,15 +388,19 @@ async def dial(address: str, who: str, tls: Credentials, make: Callable[[], Peer
     try:
         host, port = parse_address("peer", address, loopback_only=tls.cluster.is_local)
         async with asyncio.timeout(CONNECT_S):
-            await asyncio.get_running_loop().create_connection(
-                lambda: connection,
-                host,
-                port,
-                ssl=tls.client,
-                server_hostname="",  # a peer is who its certificate says, wherever it was reached
-                ssl_handshake_timeout=HANDSHAKE_S,
-                ssl_shutdown_timeout=SHUTDOWN_S,
-            )
+            sock = await connected(host, port)
+            try:
+                await asyncio.get_running_loop().create_connection(
+                    lambda: connection,
+                    sock=sock,
+                    ssl=tls.client,
+                    server_hostname="",  # a peer is who its certificate says, wherever it was reached
+                    ssl_handshake_timeout=HANDSHAKE_S,
+                    ssl_shutdown_timeout=SHUTDOWN_S,
+                )
+            except BaseException:
+                sock.close()
+                raise
     except asyncio.CancelledError:
         connection.abort("no longer wanted")  # it may have been made in the meantime
         raise

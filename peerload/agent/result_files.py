@@ -97,7 +97,7 @@ def check_patterns(terms: Terms, members: int) -> None:
 
 async def in_own_thread(work: Callable[[], None]) -> None:
     """Do it in a thread that holds up nothing but itself, should a dead mount hang: neither other work nor the agent's end.
-    Raises what it raises."""
+    Raises what it raises, and OSError (EAGAIN) if no thread can be made."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 
@@ -118,7 +118,10 @@ async def in_own_thread(work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
             loop.call_soon_threadsafe(tell, error)
 
-    threading.Thread(target=run, name="result file", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="result file", daemon=True).start()
+    except RuntimeError:
+        raise BlockingIOError(errno.EAGAIN, "no thread can be made: the limit of processes is reached") from None
     await done
 
 
@@ -143,6 +146,8 @@ class Checks:
                 shown = wanted[0].decode("utf-8", "backslashreplace")
                 raise BadRequest(f"{shown} cannot be written", why="its directory does not answer")
             check.result()
+        except BlockingIOError as error:
+            raise SlowDown("files cannot be looked at", why=str(error.strerror)) from None
         finally:
             check.cancel()
             self._under_way -= 1

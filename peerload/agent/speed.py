@@ -61,9 +61,11 @@ def kept_speed(path: Path) -> float | None:
 async def find_out(path: Path, put: Callable[[SpeedMeasured], None], after_s: float = MEASURE_AFTER_S) -> None:
     """Measure, keep, tell. Nothing depends on it: where it cannot be done the node counts as the reference machine."""
     await asyncio.sleep(after_s)
-    process = (
-        _start()
-    )  # 1 ms, by vfork: once in the life of a state directory, and nothing between it and the kill below
+    try:
+        process = _start()  # 1 ms, by vfork: once in the life of a state directory, and nothing until the kill below
+    except OSError as error:
+        log.warning("the speed of this node cannot be measured: %s; the next start tries again", error.strerror)
+        return
     try:
         said = await asyncio.to_thread(_said, process)
     except asyncio.CancelledError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import queue
 import secrets
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
     from peerload.model.actions import Row
     from peerload.model.task import TaskRecord
 
+log = logging.getLogger("peerload.agent")
+
 BATCHES_WAITING_MAX = 100_000
 """Batches of rows on their way to the disk; more means that the disk has stopped, and so does the agent."""
 EVENTS_KEPT_MAX = 2_000_000
@@ -88,6 +91,8 @@ class Store(StoreRecovery):
         self._thread: threading.Thread | None = None
         self._queue: queue.SimpleQueue[tuple[Sequence[Row | Upkeep], Callable[[], None]] | None] = queue.SimpleQueue()
         self._failed = False
+        self._notify: Callable[[list[Callable[[], None]]], None]
+        self._on_error: Callable[[Exception], None]
         self._closing = threading.Event()
         self._new_events = 0
         self._aside: list[Row | Upkeep] = []
@@ -288,33 +293,50 @@ class Store(StoreRecovery):
         self, notify: Callable[[list[Callable[[], None]]], None], on_error: Callable[[Exception], None]
     ) -> None:
         """Start the writer thread. ``notify(done)`` and ``on_error`` are called from it."""
-        self._thread = threading.Thread(target=self._write, args=(notify, on_error), name="store", daemon=True)
-        self._thread.start()
+        self._notify, self._on_error = notify, on_error
+        self._start_thread()
+
+    def _start_thread(self) -> bool:
+        """Whether there is a writer. Where the limit of processes is reached no thread can be made: then who has rows kept
+        waits for the disk."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._write, name="store", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                log.warning("the store has no thread of its own: %s", error)
+                return False
+            self._thread = thread
+        return True
 
     def persist(self, rows: Sequence[Row | Upkeep], done: Callable[[], None]) -> None:
         """Make rows durable, all or none; ``done`` comes back through ``notify`` afterwards, in order."""
         if self._queue.qsize() > BATCHES_WAITING_MAX:
             raise StoreError("the disk does not keep up", why=f"{BATCHES_WAITING_MAX} commits are waiting")
         self._queue.put((rows, done))
+        if not self._start_thread():
+            self._write_waiting()
 
-    def _write(self, notify: Callable[[list[Callable[[], None]]], None], on_error: Callable[[Exception], None]) -> None:
-        stopping = False
-        while not stopping:
-            waiting = [self._queue.get()]
-            while not self._queue.empty():
-                waiting.append(self._queue.get())
-            stopping = None in waiting
-            batches = [batch for batch in waiting if batch is not None]
-            if not batches or self._failed:
-                continue
+    def _write(self) -> None:
+        while self._write_waiting():
+            pass
+
+    def _write_waiting(self) -> bool:
+        """Commit what waits, or the first that comes. → whether more may come."""
+        waiting = [self._queue.get()]
+        while not self._queue.empty():
+            waiting.append(self._queue.get())
+        batches = [batch for batch in waiting if batch is not None]
+        if batches and not self._failed:
             try:
                 self._commit_with_room([row for rows, _ in batches for row in rows])
             except Exception as error:  # noqa: BLE001 -- whatever it was, these rows are not kept and the agent must know
                 self._failed = True
-                on_error(StoreError("a commit failed", why=str(error)))
-                continue
-            self._high_water.write(self._mark())
-            notify([done for _, done in batches])
+                self._on_error(StoreError("a commit failed", why=str(error)))
+            else:
+                self._high_water.write(self._mark())
+                self._notify([done for _, done in batches])
+        return None not in waiting
 
     def _commit_with_room(self, rows: list[Row | Upkeep]) -> None:
         """Commit; on a full disk take room from the reserve, or wait for some: but nothing waits for events alone, they are

@@ -136,6 +136,28 @@ def test_tasks_wait_while_no_process_can_be_made_and_the_node_says_so(cluster: C
     wait_until(lambda: not agent.call("nodes")["nodes"][0]["trouble"])
 
 
+def test_an_agent_lives_and_starts_again_where_not_one_thread_can_be_made(cluster: Cluster, pids: Pids) -> None:
+    """As beside a fork bomb, which it is there to end."""
+    agent = cluster.agent()
+    bomb = agent.submit("sleep", "1000")
+    agent.await_state(bomb, "running")
+    agent.kill()
+    pids.limit(0)
+    process = agent.spawn().pid
+    pids.add(process)
+    agent.await_ready()
+    assert len(list(Path(f"/proc/{process}/task").iterdir())) == 1
+    assert agent.show(bomb)["state"] == "running"
+    assert agent.cli("submit", "true").returncode != 0  # its directory cannot be looked at
+    assert agent.cli("cancel", bomb).returncode == 0
+    assert agent.await_state(bomb, "cancelled")
+    pids.limit(None)
+    assert agent.wait(agent.submit("true"))
+    pids.limit(0)
+    assert agent.cli("down").returncode == 0
+    assert agent.reap() == 0
+
+
 def test_tasks_wait_while_no_file_can_be_made_and_no_more_are_taken(cluster: Cluster, small_disk: Path) -> None:
     agent = cluster.add("n1")
     agent.state = small_disk / "state"

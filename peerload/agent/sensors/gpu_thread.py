@@ -21,7 +21,7 @@ class GpuThread:
         self._loop = asyncio.get_running_loop()
         self._work: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._done: asyncio.Future[Any] | None = None
-        threading.Thread(target=self._run, name="gpus", daemon=True).start()
+        self._is_started = False
 
     @property
     def is_busy(self) -> bool:
@@ -29,9 +29,13 @@ class GpuThread:
         return self._done is not None and not self._done.done()
 
     async def do(self, call: Callable[[], Any], seconds_max: float) -> Any:  # noqa: ANN401 -- what the call returns
-        """What the call returns, or raises. Raises TimeoutError if it has not come back in time, or the last one has not."""
+        """What the call returns, or raises. Raises TimeoutError if it has not come back in time, or the last one has not;
+        RuntimeError if no thread can be made."""
         if self.is_busy:
             raise TimeoutError
+        if not self._is_started:
+            threading.Thread(target=self._run, name="gpus", daemon=True).start()
+            self._is_started = True
         self._done = self._loop.create_future()
         self._done.add_done_callback(_looked_at)
         self._work.put(call)

@@ -198,11 +198,10 @@ def test_a_host_name_is_looked_up_on_the_side() -> None:
     play(test, uvloop.new_event_loop)
 
 
-def test_names_that_nobody_answers_for_hold_up_nothing_else() -> None:
+def test_names_that_nobody_answers_for_hold_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, a few threads wait for them, and those that all share are free for others."""
 
     async def test() -> None:
-        loop = asyncio.get_running_loop()
         asked: list[str] = []
 
         async def hangs(host: str, *_: object, **__: object) -> list[object]:
@@ -210,7 +209,7 @@ def test_names_that_nobody_answers_for_hold_up_nothing_else() -> None:
             await asyncio.Event().wait()
             return []
 
-        loop.getaddrinfo = hangs  # type: ignore[assignment,method-assign]
+        monkeypatch.setattr("peerload.agent.gossip.looked_up", hangs)
         one = End("n1")
         for number in range(1000):
             one.socket.send("n2", f"host-{number}.example:7117", b"hello")

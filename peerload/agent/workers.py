@@ -1,0 +1,84 @@
+"""Thread pool for the agent's blocking calls: what `asyncio.to_thread` uses.
+
+The threads are made when the agent starts, since none can be made later where the limit of processes is reached, as a fork
+bomb among the tasks does. What could not be made is tried again with each call. As long as there is none at all, a call
+holds up the event loop: that is slow, and the agent lives and can end the task.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("peerload.agent")
+
+THREADS = 8
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Workers(Executor):
+    """For one event loop, whose thread alone submits. ``count``: how many threads it should have."""
+
+    def __init__(self, count: int = THREADS) -> None:
+        self._count = count
+        self._work: queue.SimpleQueue[tuple[Future[object], Callable[[], object]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._is_short = False
+        self._grow()
+
+    def submit(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """See `Executor`."""
+        future: Future[R] = Future()
+        self._grow()
+        work = (future, lambda: function(*args, **kwargs))
+        if self._threads:
+            self._work.put(work)  # type: ignore[arg-type]
+        else:
+            _carry_out(*work)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See `Executor`."""
+        del cancel_futures
+        for _ in self._threads:
+            self._work.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+        self._threads.clear()
+        self._count = 0
+
+    def _grow(self) -> None:
+        while len(self._threads) < self._count:
+            thread = threading.Thread(target=self._run, name="worker")
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if not self._is_short:
+                    log.warning("%d of %d threads are there: %s", len(self._threads), self._count, error)
+                self._is_short = True
+                return
+            self._threads.append(thread)
+        self._is_short = False
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            _carry_out(*work)
+
+
+def _carry_out(future: Future[R], work: Callable[[], R]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # noqa: BLE001 -- it is the caller's
+        future.set_exception(error)
+    else:
+        future.set_result(result)

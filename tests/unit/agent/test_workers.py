@@ -1,0 +1,106 @@
+"""The agent's thread pool where no thread can be made, from the start or for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from peerload.agent.disk import Reserve
+from peerload.agent.store import Store
+from peerload.agent.store_removal import Checked
+from peerload.agent.workers import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+class Limit:
+    """How many more threads can be made."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self._start = threading.Thread.start
+
+    def start(self, thread: threading.Thread) -> None:
+        if self.left <= 0:
+            raise RuntimeError("can't start new thread")
+        self.left -= 1
+        self._start(thread)
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Limit:
+    made = Limit()
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: made.start(thread))  # noqa: PLW0108 -- it is given the thread
+    return made
+
+
+@pytest.fixture
+def workers(limit: Limit) -> Iterator[Callable[[int], Workers]]:
+    made: list[Workers] = []
+
+    def make(threads: int) -> Workers:
+        limit.left = threads
+        made.append(Workers(count=3))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.shutdown()
+
+
+def where() -> str:
+    return threading.current_thread().name
+
+
+def fails() -> None:
+    raise ValueError("its own")
+
+
+def test_the_threads_are_there_from_the_start(workers: Callable[[int], Workers], limit: Limit) -> None:
+    pool = workers(3)
+    assert limit.left == 0
+    assert {pool.submit(where).result(60) for _ in range(10)} == {"worker"}
+    assert isinstance(pool.submit(fails).exception(60), ValueError)
+
+
+def test_without_a_single_thread_work_is_done_by_who_asks_for_it_until_there_is_one(
+    workers: Callable[[int], Workers], limit: Limit
+) -> None:
+    pool = workers(0)
+    assert pool.submit(where).result(0) == threading.main_thread().name
+    assert isinstance(pool.submit(fails).exception(0), ValueError)
+    limit.left = 1
+    assert pool.submit(where).result(60) == "worker"
+
+
+def test_the_event_loop_waits_for_it_as_for_its_own(workers: Callable[[int], Workers]) -> None:
+    with asyncio.Runner() as runner:
+        assert runner.run(ask_with(workers(2))) == "worker"
+
+
+async def ask_with(pool: Workers) -> str:
+    return await asyncio.get_running_loop().run_in_executor(pool, where)
+
+
+def test_the_store_keeps_rows_without_a_thread_of_its_own(tmp_path: Path, limit: Limit) -> None:
+    store = Store(tmp_path / "db", "n", Reserve(tmp_path / "reserve", 0))
+    store.open()
+    done: list[str] = []
+    failed: list[Exception] = []
+    try:
+        store.start_writer(lambda calls: [call() for call in calls].clear(), failed.append)
+        store.persist([Checked(1.0)], lambda: done.append("in the caller's"))
+        assert done == ["in the caller's"]
+        limit.left = 1
+        written = threading.Event()
+        store.persist([Checked(2.0)], written.set)
+        assert written.wait(60)
+        assert limit.left == 0
+    finally:
+        store.close()
+    assert not failed
