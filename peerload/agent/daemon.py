@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import cluster, joined, last_words, own_address, settings, store_notices
+from peerload.agent import cluster, joined, last_words, own_address, settings, store_claim, store_notices
 from peerload.agent.chores import Chores
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
@@ -72,6 +72,7 @@ from peerload.policy import registry
 from peerload.wire import recording
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
 
     from peerload.agent.service import Load
@@ -121,6 +122,7 @@ class Daemon:
         self.parts.origins.update(origins or {})
         self.introduction = Introduction(self.parts)
         self._is_up = False
+        self._claim: socket.socket | None = None
         self.incoming = Incoming(self.parts)
         self.consumer = Consumer(self.parts)
         self._recorded = ("", "", "", "")
@@ -157,6 +159,9 @@ class Daemon:
         found = store_notices.traces(state)
         self.parts.store.open()
         try:
+            self._claim = store_claim.claim(self.parts.store.store_id, state)
+            if await asyncio.to_thread(store_claim.end_strange_launcher, self.parts.store.store_id, state / "launcher"):
+                store_notices.begin_as_copy(self.parts)
             await check_places(self.config, self._manager, loopback_only=self.parts.cluster.is_local)
             store_notices.begin_anew(self.parts, found)
             self._prove(state)
@@ -178,6 +183,8 @@ class Daemon:
             self._recorded = (preset.name, preset.text, preset.base, f"{seed:x}")
             await self._serve(loop)
         finally:
+            if self._claim is not None:
+                self._claim.close()
             self.parts.store.close()
             self.parts.claims.close()
         if self.parts.refusal is not None:
@@ -219,6 +226,7 @@ class Daemon:
             self.parts.fail,
             files_max=self._files_max,
             service_of=self.config.node if is_system else "",
+            store=self.parts.store.store_id,
         )
         self.parts.chores = Chores(self.parts)
         launcher = self.parts.chores.notices.listed(await self.parts.launcher.start())

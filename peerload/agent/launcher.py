@@ -35,13 +35,15 @@ from peerload.agent.launcher_input import StandardInput
 from peerload.agent.launcher_kinds import choose
 from peerload.agent.launcher_leases import CHECK_S, Leases
 from peerload.agent.launcher_records import LOG_BYTES_MAX, say
-from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket
+from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
 from peerload.agent.launcher_spawn import NEVER_STARTED, SHORTAGES, CannotStart, Capture, Holes, NotAllowed
 from peerload.agent.launcher_takeover import Guard, end_left_overs
 from peerload.agent.launcher_task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, Task, boot_s, failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
+
     from peerload.agent.launcher_system import System
 
 PROTOCOL = 9
@@ -67,8 +69,13 @@ class Launcher:
     """The state of the launcher and its loop. ``directory`` is absolute; raises BlockingIOError if another has it.
     ``units``, ``memory``: the kind of each, "" for the best that works; ``system``: it serves all users of the machine."""
 
-    def __init__(self, directory: str, units: str = "", memory: str = "", system: System | None = None) -> None:
+    def __init__(
+        self, directory: str, units: str = "", memory: str = "", system: System | None = None, store: str = ""
+    ) -> None:
+        """store: the id of the database that it starts tasks for, "" for those of several."""
         self._directory = directory
+        self._store = store
+        self._claim: socket.socket | None = None
         self._system = system
         self._access = OwnAccess() if system is None else system.access
         self._units_wanted = units
@@ -119,6 +126,8 @@ class Launcher:
         else:
             carry_out = self._system.waiting(self._carry_out)
             self._agent = AgentSocket(self._system.sockets, self._epoll, carry_out, self._system)
+        if self._store:
+            self._claim = claim_store(self._store)
         fd = os.open(f"{self._directory}/launcher.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.write(fd, b"%d\n" % os.getpid())
         os.close(fd)
@@ -478,12 +487,12 @@ def _detach(directory: str) -> None:
     os.close(log)
 
 
-def locked(directory: str, units: str, memory: str, system: System | None = None) -> Launcher:
+def locked(directory: str, units: str, memory: str, system: System | None = None, store: str = "") -> Launcher:
     """The launcher of this directory; ends this process if there is another."""
     tries_until_s = time.monotonic() + LOCK_S_MAX
     while True:
         try:
-            return Launcher(directory, units, memory, system)
+            return Launcher(directory, units, memory, system, store)
         except BlockingIOError:
             if time.monotonic() >= tries_until_s:
                 sys.stderr.write(f"another launcher runs in {directory}\n")
@@ -492,16 +501,16 @@ def locked(directory: str, units: str, memory: str, system: System | None = None
 
 
 def main() -> None:
-    """``--directory DIR [--units KIND] [--memory KIND]``: run the launcher of DIR until it is told to stop. Units are cgroup2,
-    cgroup1 or bare, memory is limited by cgroup2, cgroup1 or rlimit; where that does not work, and without it, the best
-    that does."""
+    """``--directory DIR [--units KIND] [--memory KIND] [--store ID]``: run the launcher of DIR until it is told to stop. Units
+    are cgroup2, cgroup1 or bare, memory is limited by cgroup2, cgroup1 or rlimit; where that does not work, and without it,
+    the best that does. ID is that of the database that it starts tasks for."""
     flags = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
-    known = {"--directory", "--units", "--memory"}
+    known = {"--directory", "--units", "--memory", "--store"}
     if len(sys.argv) % 2 == 0 or "--directory" not in flags or flags.keys() - known:
-        sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND]")
+        sys.exit("usage: launcher --directory DIR [--units KIND] [--memory KIND] [--store ID]")
     directory = os.path.abspath(flags["--directory"])  # noqa: PTH100 -- pathlib costs the launcher a megabyte
     os.makedirs(directory, mode=0o700, exist_ok=True)  # noqa: PTH103 -- as above
-    launcher = locked(directory, flags.get("--units", ""), flags.get("--memory", ""))
+    launcher = locked(directory, flags.get("--units", ""), flags.get("--memory", ""), store=flags.get("--store", ""))
     _detach(directory)
     launcher.open()
     launcher.run()

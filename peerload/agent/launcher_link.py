@@ -76,8 +76,10 @@ class LauncherLink:
         pulse: Callable[[Callable[[], None], Callable[[bool], None]], Pulse] = Pulse,
         files_max: int = 0,
         service_of: str = "",
+        store: str = "",
     ) -> None:
-        """service_of: the node whose launcher it is, where a service runs it for all users; "": it is the agent's own."""
+        """service_of: the node whose launcher it is, where a service runs it for all users; "": it is the agent's own, which
+        starts tasks for the database with the id ``store``."""
         self._directory = directory
         self._service_of = service_of
         self._numbers = itertools.count(1)
@@ -101,7 +103,7 @@ class LauncherLink:
         self._reading: asyncio.Task[None] | None = None
         self._closing = False
         self._paused = False
-        self._process = LauncherService(directory) if service_of else LauncherProcess(directory, files_max)
+        self._process = LauncherService(directory) if service_of else LauncherProcess(directory, files_max, store)
         self._pulse = pulse(lambda: self._request({"do": "ping"}), lambda silent: put(LauncherSilent(silent)))
         self._is_asked = False
         self.fed: Callable[[str, int, bool], None] = lambda _key, _offset, _is_closed: None

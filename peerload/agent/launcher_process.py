@@ -20,10 +20,12 @@ GONE_S = 0.2
 
 class LauncherProcess:
     """The one that was started here for ``directory``, if any was: a launcher may be there that an earlier agent has
-    started. ``files_max``: how many files it and its tasks may have open, unless they ask for more; 0 = as many as we."""
+    started. ``files_max``: how many files it and its tasks may have open, unless they ask for more; 0 = as many as we.
+    ``store``: the id of the database that it starts tasks for."""
 
-    def __init__(self, directory: Path, files_max: int = 0) -> None:
+    def __init__(self, directory: Path, files_max: int = 0, store: str = "") -> None:
         self._directory = directory
+        self._store = store
         self._files_max = files_max
         self._popen: subprocess.Popen[bytes] | None = None
 
@@ -32,7 +34,11 @@ class LauncherProcess:
         limit = _limit(self._files_max) if self._files_max else ""
         self.let_go()
         self._popen = subprocess.Popen(
-            start_words("launcher", ["--directory", str(self._directory)], first=limit),
+            start_words(
+                "launcher",
+                ["--directory", str(self._directory), *(["--store", self._store] if self._store else [])],
+                first=limit,
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

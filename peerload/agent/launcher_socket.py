@@ -34,6 +34,25 @@ NAME = "launcher.sock"
 MALFORMED = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError)
 
 
+def claim_name(what: str, store: str) -> str:
+    """The abstract socket that says that a process of this kind works for a database."""
+    return f"\0peerload-{what}-{store}"
+
+
+def claim_store(store: str) -> socket.socket | None:
+    """Be known on this machine as the launcher of a database, also to an agent that has a copy of its directory; None: the
+    name is taken, or there is none."""
+    held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        held.bind(claim_name("launcher", store))
+        held.listen(1)
+    except OSError as error:
+        held.close()
+        say(f"not known as the launcher of database {store}: {error}")
+        return None
+    return held
+
+
 class AgentSocket:
     """Listens in a directory for one agent at a time; a newer one replaces the older as soon as it asks for the list, which is
     what an agent does first. Whoever else connects while there is one changes nothing.

@@ -166,7 +166,7 @@ class Store(StoreRecovery):
             self._counter_reached = max(found.counter, has.counter) + GAP
             words = self.lost.words(self._node)
             self._writer.execute("BEGIN IMMEDIATE")
-            self._writer.execute("UPDATE meta SET value = ? WHERE key = 'store_id'", (self.store_id,))
+            self._writer.execute(schema.KEEP_ID, (self.store_id,))
             self._writer.execute(schema.KEEP_COUNTER, (self._counter_reached,))
             self._writer.execute(schema.PUT_LOSS, (self._event_reached, time.time(), words))
             self._writer.execute("COMMIT")
@@ -260,6 +260,18 @@ class Store(StoreRecovery):
         except sqlite3.Error as error:
             raise StoreError("the database cannot be written", why=str(error)) from None
         return int(rows[0][0])
+
+    def take_new_id(self) -> None:
+        """Be another database to peers from now on, as what this one has promised may not be in it; durable before it
+        returns."""
+        assert self._writer is not None
+        store_id = secrets.token_hex(8)
+        try:
+            self._writer.execute(schema.KEEP_ID, (store_id,))
+        except sqlite3.Error as error:
+            raise StoreError("the database cannot be written", why=str(error)) from None
+        self.store_id = store_id
+        self._high_water.write(self._mark())
 
     def count_on_from(self, counter: int) -> None:
         """The next submission gets a greater number than this one; durable before it returns."""

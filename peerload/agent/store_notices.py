@@ -52,6 +52,18 @@ def begin_anew(parts: Parts, found: list[str]) -> None:
     parts.notices.append(said)
 
 
+def begin_as_copy(parts: Parts) -> None:
+    """This state directory is a copy of one whose launcher ran tasks until now, which were ended: what the database knows may
+    be older than what was promised, so it takes a new id, and peers believe none of its promises about earlier attempts."""
+    parts.store.take_new_id()
+    said = (
+        f"{parts.config.state} is a copy, or was put back from one: the launcher of the original still ran and was ended with"
+        " its tasks, and what was done since the copy was made is not known here"
+    )
+    log.error("%s", said)
+    parts.notices.append(said)
+
+
 def tell_loss(parts: Parts) -> None:
     """If the database has lost commits: say so in the log and to whoever starts the agent; the event is kept already."""
     if parts.store.lost is not None:

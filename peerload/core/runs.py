@@ -276,6 +276,7 @@ class Runs:
                 self._executor.floors.found_running(key)
                 self._state.actions.append(SignalTask(key, SIGKILL))
         for key in strangers:
+            self._executor.floors.found_running(key)
             self._forget_exit(key)
         self.frozen.restore(frozen)
 

@@ -363,3 +363,10 @@ def test_what_comes_back_to_such_a_home_waits_too() -> None:
     assert x.task().phase is HomePhase.RESTING
     sound = Given(peers=("y",), started=events.AgentStarted(tasks=(row,), counter=1))
     assert "spawn 2" in sound.hear("y", messages.NotStarted("x/1", UID, 1, "not here"))
+
+
+def test_an_executor_promises_nothing_about_an_attempt_that_its_launcher_has_ended_and_it_knows_nothing_of() -> None:
+    """Its database was put back from an older copy."""
+    started = events.AgentStarted(ended=((KEY, RESULT),))
+    x = Given(peers=("h",), started=started)
+    assert "Died to h" in x.hear("h", messages.Query("h/1", UID, 1))

@@ -1,0 +1,50 @@
+"""Copies of a state directory: never two agents with the same database, and no task that runs on beside its second copy."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.integration.cluster import Cluster, is_alive
+from tests.support import wait_until
+
+
+def _copy(state: Path, to: Path) -> None:
+    subprocess.run(["cp", "-a", str(state), str(to)], check=True)
+
+
+def test_an_agent_with_a_copy_of_the_state_of_another_is_refused_on_the_same_machine() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent("n1", slots=1)
+        held = agent.call("submit", token="a token of its own", spec=cluster.spec("true"), held=True)["id"]
+        copy = cluster.add("copy", slots=1)
+        copy.node = "n1"
+        _copy(agent.state, copy.state)
+        copy.spawn()
+        assert copy.reap() != 0
+        assert str(agent.pid) in copy.log_end()
+        assert "copy of" in copy.log_end()
+        assert agent.show(held)["state"] == "held"
+        agent.kill()
+        copy.start()  # the only one that is left
+        assert copy.show(held)["state"] == "held"
+
+
+def test_tasks_that_ran_when_an_older_copy_was_put_back_are_ended_first_and_nothing_is_promised_about_them() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent("n1", slots=1)
+        backup = cluster.directory / "backup"
+        _copy(agent.state, backup)
+        runs = agent.submit("sh", "-c", f"echo $$ > {cluster.directory}/pid; exec sleep 600")
+        file = cluster.directory / "pid"
+        wait_until(lambda: file.exists() and file.read_text(encoding="ascii").strip(), what=f"{runs} to run")
+        pid = int(file.read_text(encoding="ascii"))
+        store = agent.database("SELECT value FROM meta WHERE key = 'store_id'")
+        agent.kill()
+        shutil.rmtree(agent.state)
+        _copy(backup, agent.state)
+        agent.start()
+        assert not is_alive(pid)
+        assert any("copy" in notice for notice in agent.call("info")["notices"])
+        assert agent.database("SELECT value FROM meta WHERE key = 'store_id'") != store
