@@ -38,7 +38,7 @@ def output(_request: control.Output, reply: Reply) -> None:
     ],
 )
 def test_the_output_of_another_users_task_is_made_harmless(
-    agent: FakeAgent,  # noqa: F811
+    agent: FakeAgent,
     user: str,
     home: str,
     mode: str,
@@ -52,7 +52,9 @@ def test_the_output_of_another_users_task_is_made_harmless(
     agent.answer("input", ended=True)
     agent.answer("resize")
     agent.handlers["output"] = output
-    shown = shown_at_a_terminal(command_line("attach", *words, "ws1/42"), environment(agent), 24, 80, 60.0)
+    shown = shown_at_a_terminal(
+        [str(word) for word in command_line("attach", *words, "ws1/42")], environment(agent), 24, 80, 60.0
+    )
     assert b"before" in shown
     assert (TITLE in shown) is is_raw
     assert (b"\\x1b]0;owned" in shown) is not is_raw
