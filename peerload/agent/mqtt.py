@@ -240,6 +240,7 @@ class MqttBus:
         self._state = state
         self._state_every_s = state_every_s
         self._counters = counters
+        self._broken = broken
         self._outgoing: deque[_Outgoing] = deque()
         self._own_state: _Outgoing | None = None
         self._work = asyncio.Event()
@@ -364,7 +365,7 @@ class MqttBus:
 
     async def _serve(self, url: BrokerUrl) -> str:
         """Use this broker for as long as it answers. Returns why it is over."""
-        repeats = Repeats()
+        repeats = Repeats(self._topics.node)
         queue: Callable[..., Received[aiomqtt.Message]] = functools.partial(Received, self._counters, repeats)
         try:
             client = _Client(url.known_as(self._password_file), self._identifier, queue)
@@ -384,7 +385,7 @@ class MqttBus:
                 group.create_task(self._receive(client), name="mqtt receive")
                 group.create_task(self._publish(client), name="mqtt publish")
                 group.create_task(self._repeat_state(), name="mqtt state")
-                group.create_task(_leave_a_flood(repeats), name="mqtt repeats")
+                group.create_task(self._look_for_floods(repeats), name="mqtt repeats")
         except* (aiomqtt.MqttError, OSError, ConfigError) as errors:
             reason = _reason(errors)  # also TimeoutError, which is an OSError
             if isinstance(sock, Secured) and sock.fault is not None:
@@ -433,7 +434,7 @@ class MqttBus:
                 continue
             envelope = self._filter.accept(topic, message.payload)
             if not message.retain and (envelope is not None or self._filter.was_seen_before):
-                self._repeats.judged(is_new=envelope is not None)
+                self._repeats.judged(Topics.publisher(topic), is_new=envelope is not None)
             if envelope is not None:
                 self._counters[f"mqtt received {envelope.body.__struct_config__.tag}"] += 1
                 self._deliver(envelope, message.retain)
@@ -442,6 +443,18 @@ class MqttBus:
         src = self._topics.source(topic)
         if self._words is not None and src is not None and payload and topic != self._topics.revoked:
             self._words.take(src, payload)
+
+    async def _look_for_floods(self, repeats: Repeats) -> None:
+        """Tells of publishers that flood. Raises MqttError when the broker brings little but what it has brought before."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            muted, is_circle = repeats.look()
+            for name in muted:
+                self._counters["mqtt publishers muted"] += 1
+                self._broken("P2", name, f"over MQTT: a flood; what it publishes is dropped for {LEFT_ALONE_S:g} s")
+                _log.warning("%s floods the broker: what it publishes is dropped for %g s", name, LEFT_ALONE_S)
+            if is_circle:
+                raise aiomqtt.MqttError(SAYS)
 
     async def _publish(self, client: _Client) -> None:
         while True:
@@ -463,14 +476,6 @@ class MqttBus:
         while True:
             await asyncio.sleep(self._state_every_s)
             self.publish_state(self._state())
-
-
-async def _leave_a_flood(repeats: Repeats) -> None:
-    """Raises MqttError when the broker brings little but what it has brought before."""
-    while True:
-        await asyncio.sleep(LOOK_EVERY_S)
-        if repeats.is_flood():
-            raise aiomqtt.MqttError(SAYS)
 
 
 def _reason(errors: BaseExceptionGroup[BaseException]) -> str:

@@ -72,6 +72,12 @@ class Topics:
         *above, last = topic.split("/")
         return last if len(above) == LEVELS_ABOVE else ""
 
+    @staticmethod
+    def publisher(topic: str) -> str:
+        """The node below whose name it is; "" if it is below none."""
+        above = topic.split("/", LEVELS_ABOVE)[:LEVELS_ABOVE]
+        return above[-1] if len(above) == LEVELS_ABOVE else ""
+
     def source(self, topic: str) -> str | None:
         """The node that may publish on this topic; None if the topic is no concern of ours."""
         match topic.split("/"):
@@ -122,8 +128,9 @@ class Received(asyncio.Queue[MessageT], Generic[MessageT]):
 
     def put_nowait(self, item: MessageT) -> None:
         """Keep a message, in the place of an older State of the same node if there is one."""
-        if not item.retain:
-            self._repeats.heard()
+        if not item.retain and not self._repeats.heard(Topics.publisher(str(item.topic))):
+            dropped(self._counters, "its publisher floods")
+            return
         size = len(item.payload) if isinstance(item.payload, bytes | bytearray) else 0
         if size > peer.MQTT_BYTES_MAX:
             dropped(self._counters, "too large")

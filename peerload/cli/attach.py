@@ -10,6 +10,7 @@ from peerload.cli.options import Options, whole
 from peerload.cli.output import OutputWriter
 from peerload.cli.run import say_detached, told, told_missing
 from peerload.cli.standard_input import StandardInput, takes_input
+from peerload.cli.tasks import is_mine
 from peerload.cli.text import print_json
 from peerload.client import Client
 from peerload.model.errors import BadRequest, NoSuchTask
@@ -28,7 +29,7 @@ def main(words: list[str]) -> int:
         "attach",
         "Join a task's live output, and its input if nobody else sends that; wait as run does. Its exit code is ours.\n"
         "Ctrl-C goes to the task, Ctrl-\\ leaves it to itself.",
-        usage="[--tail N] ID",
+        usage="[--tail N] [--raw] ID",
     )
     reader.add_argument("task", metavar="ID")
     reader.flag(
@@ -38,26 +39,36 @@ def main(words: list[str]) -> int:
         metavar="N",
         help=f"begin with its last N lines (default {TAIL_LINES})",
     )
+    reader.switch("--raw", help="byte for byte on this terminal, though the task is another user's")
     flags = reader.read(words)
     with Client(flags.socket) as client:
         (shown,) = _single(client, flags.task)
         task = str(shown["id"])
-        has_terminal = bool(shown.get("terminal"))
+        is_raw = flags.raw or _is_ours(shown, client.call("info"))
+        has_terminal = bool(shown.get("terminal")) and is_raw
         stdin = _input(client, task) if takes_input() else None
         tail = None if has_terminal else flags.tail
-        writer = OutputWriter(is_whole=tail is None, is_json=flags.json)
+        writer = OutputWriter(raw=is_raw, is_whole=tail is None, is_json=flags.json)
         following = Following(client, writer.write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail)
         with following:
             try:
                 ended = following.follow(task)
             except Detached:
                 return say_detached(task)
+            finally:
+                writer.close()
     if flags.json:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
     writer.end(ended)
     code = told(ended, interrupted=following.interrupts > 0)
     return told_missing(ended, code, writer.missing_bytes)
+
+
+def _is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
+    """Whether it is a task of who types this, so that what it writes may do to this terminal what it likes. What another node
+    says of its users is believed only where all nodes are one person's."""
+    return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))
 
 
 def _single(client: Client, name: str) -> list[dict[str, Any]]:

@@ -151,6 +151,28 @@ def test_who_is_shut_out_is_told_over_the_broker_and_nothing_secret(
     wait_until(lambda: two.call("info")["seal_key"] >= 1, what="the key to come over the link")
 
 
+@pytest.mark.rule("P2")
+@pytest.mark.long
+def test_who_floods_the_broker_is_muted_and_the_broker_is_kept(broker: TlsBroker, agents: list[Agent]) -> None:
+    one = agents[0]
+    wait_until(lambda: one.call("info")["mqtt"] == broker.url, what="it to be connected")
+    connects = one.counters()["mqtt connects"]
+    with party(broker, broker.pem_of("n5")) as flooder:
+
+        def is_muted() -> bool:
+            for number in range(500):
+                flooder.publish(f"{ROOT}/n5/ask", b"%d" % number)
+            return bool(one.counters().get("mqtt publishers muted"))
+
+        wait_until(is_muted, what="it to be muted")
+    told = one.counters().get("mqtt received state", 0)
+    wait_until(lambda: one.counters().get("mqtt received state", 0) > told, what="the others to be heard")
+    assert (one.counters()["mqtt connects"], one.counters().get("mqtt left: it repeats itself", 0)) == (connects, 0)
+    with one.client() as client:
+        said = [event for part in client.stream("events", what=["security"]) for event in part["events"]]
+    assert any(event["state"] == "P2" and event["node"] == "n5" for event in said)
+
+
 @pytest.mark.rule("M1")
 def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "PEERLOAD_CLUSTER": str(cluster_of().directory)}
