@@ -67,7 +67,8 @@ def test_decisions_come_out_again(policy: str, broker: BrokerProcess) -> None:  
         agents = recorded(cluster, broker.url, policy)
         home, other, _ = agents
         tasks = [home.submit("sh", "-c", "echo told; sleep 0.1") for _ in range(40)]
-        nowhere = home.submit("true", directory=b"/no/such/directory")
+        spec = cluster.spec("true", directory=b"/no/such/directory")
+        nowhere = home.call("submit", token="nowhere-at-all", spec=spec, wait_for_node=True)["id"]
         home.call("cancel", tasks=[*tasks[-3:], nowhere])
         wait_until(lambda: ended_at(home) > 5, what="some to end")
         other.kill()

@@ -343,7 +343,7 @@ def test_logs(agent: FakeAgent) -> None:
     def output(request: control.Output, reply: Reply) -> None:
         for stream, data in ((1, b"one\x1b[31m\n"), (2, b"x\ny\n")):
             if stream in request.streams:
-                reply.more(stream=stream, offset=8, data=data)
+                reply.more(stream=stream, offset=0, data=data)
         reply.ok(**ENDED)
 
     agent.handlers["output"] = output
