@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.core.membership import PeerState
 from peerload.core.reasons import uncollected_words
 from peerload.core.work import HomePhase
 from peerload.model.devices import GPU
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.devices import Device
+    from peerload.model.instant import Instant
     from peerload.model.resources import ResourceRequest
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.model.terms import Terms
@@ -65,6 +67,7 @@ def task_object(
         else record.reason,
         "device_names": list(devices),
         "retry_of": record.retry_of or None,
+        "unreachable_since": None,
     }
 
 
@@ -75,6 +78,16 @@ def task_here(node: Node, record: TaskRecord, spec: TaskSpec, user: str) -> dict
     told = task_object(record, spec, user, running_at=running_since(task, record), devices=names)
     waits = uncollected_words(task) if task is not None else ""
     return told | {"reason": waits} if waits else told
+
+
+def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | None:
+    """When the node that has a task was heard of last (Unix s), while it is not believed to be alive; else None."""
+    if record.state is not TaskState.LEASED or record.node == node.state.node:
+        return None
+    peer = node.membership.get(record.node)
+    if peer is None or peer.state not in (PeerState.SUSPECT, PeerState.DEAD):
+        return None
+    return now.wall_s - max(now.boot_s - peer.heard_s, 0.0)
 
 
 def together(first: dict[str, object], row: Row) -> dict[str, object]:

@@ -145,7 +145,9 @@ class Requests:
         await connection.drain()
 
     def _task_object(self, record: TaskRecord, spec: TaskSpec) -> dict[str, object]:
-        return answers.task_here(self._parts.node, record, spec, user_shown(spec, self._user))
+        node = self._parts.node
+        told = answers.task_here(node, record, spec, user_shown(spec, self._user))
+        return told | {"unreachable_since": answers.unreachable_since(node, record, self._parts.now())}
 
     async def _tasks(self, connection: Connection, request: control.Tasks) -> None:
         await self._readable(connection)

@@ -6,7 +6,6 @@ import ipaddress
 import itertools
 import re
 import shlex
-import socket as sockets
 
 from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
 from peerload.cli.text import counted, duration_text, shortened
@@ -17,13 +16,14 @@ if TYPE_CHECKING:
 
 REJOIN = "peerload invite  on a node that lets others in, then here:  peerload join TOKEN"
 EXPIRES_WITHIN_S = 30 * 86_400.0
-CONNECT_S_MAX = 2.0
 DATAGRAM_AGE_S_MAX = 120.0
 """Of at least one peer a datagram came within this, if any gets through at all."""
 MET_S_MIN = 30.0
 """A peer met more recently than this may not have had a reason to send one."""
 CLOCK_S_GOOD, CLOCK_S_MAX = 2.0, 60.0
 NAMED_MAX = 4
+TCP_LISTENS = "0A"
+"""The state of a listening socket in /proc/net/tcp."""
 
 
 def cluster(facts: Facts) -> Finding:
@@ -84,22 +84,21 @@ def _is_loopback(address: str) -> bool:
 
 
 def port(facts: Facts) -> Finding:
-    """Whether the port that is told to others is open, by TCP and by UDP."""
+    """Whether the agent listens at the port that is told to others, by TCP and by UDP. Nothing is connected to it: the agent
+    would take that for a stranger."""
     address = str(facts.info.get("listen") or "")
     if not address:
         return Finding(SKIP, "no agent to ask")
     if facts.config is not None and facts.config.advertise == address:
         return Finding(SKIP, f"{address} is forwarded to this node: whether it is open is seen from outside alone")
-    host, _, number = address.rpartition(":")
-    fix = f"let it through the firewall:  sudo ufw allow {number}        sudo firewall-cmd --add-port={number}/tcp --add-port={number}/udp"
-    try:
-        sockets.create_connection((host.strip("[]"), int(number)), timeout=CONNECT_S_MAX).close()
-    except (OSError, ValueError) as error:
-        return Finding(FAIL, f"{address} takes no connection, even from here: {error}", fix)
+    number = address.rpartition(":")[2]
     wanted = f":{int(number):04X} "
+    listens = re.compile(rf"{wanted}[0-9A-F]+:0000 {TCP_LISTENS} ")
+    if not any(listens.search(facts.text(table)) for table in ("/proc/net/tcp", "/proc/net/tcp6")):
+        return Finding(FAIL, f"nobody takes connections at {address}", "peerload down && peerload up")
     if wanted not in facts.text("/proc/net/udp") and wanted not in facts.text("/proc/net/udp6"):
         return Finding(FAIL, f"nobody receives datagrams at {address}", "peerload down && peerload up")
-    return Finding(OK, f"{address} is open by TCP and UDP, seen from this machine")
+    return Finding(OK, f"{address} takes connections and datagrams, seen from this machine")
 
 
 @needs_agent

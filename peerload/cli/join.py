@@ -67,7 +67,7 @@ def main(words: list[str]) -> int:
     ):
         raise BadRequest(
             f"this machine is a member of {running.get('cluster')} already: {node}",
-            why="nothing was done, and the token is still good",
+            why="nothing was done, and the token was not shown to anybody",
             hint="the other members:  peerload nodes        out again:  peerload leave",
         )
     admitted = _admitted(token, node, place, flags, str((running or {}).get("listen") or ""))

@@ -110,7 +110,9 @@ def _when(at: object, now: float) -> str:
 
 def _state(task: dict[str, Any]) -> str:
     ended = tasks.exit_text(task)
-    return str(task.get("state", "")) + ("" if ended == "-" else f", exit {ended}".replace("exit signal", "signal"))
+    return tasks.state_text(task, time.time()) + (
+        "" if ended == "-" else f", exit {ended}".replace("exit signal", "signal")
+    )
 
 
 def _promise(task: dict[str, Any]) -> str:

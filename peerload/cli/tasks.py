@@ -18,7 +18,7 @@ COMMAND_WIDTH_MAX = 40
 """Of a list that goes to no terminal; on one it is as wide as there is room."""
 STATE_COLOURS = {
     "running": "green", "leased": "green", "done": "dim", "failed": "red", "unknown": "red", "cancelled": "yellow",
-    "held": "yellow",
+    "held": "yellow", "unreachable": "red",
 }  # fmt: skip
 HEADINGS = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
 NAME_WIDTH_MAX = 32
@@ -61,12 +61,20 @@ def row(task: dict[str, Any], now: float) -> list[str]:
     return [
         str(task.get("id", "")),
         shortened(str(task.get("name") or ""), NAME_WIDTH_MAX),
-        str(task.get("state", "")),
+        state_text(task, now),
         str(task.get("node") or "-"),
         duration_text(elapsed_s(task, now)),
         exit_text(task),
         shortened(str(task.get("reason") or ""), REASON_WIDTH_MAX),
     ]
+
+
+def state_text(task: dict[str, Any], now: float) -> str:
+    """Its state; of one whose node is not reached, how long that has been so."""
+    since = task.get("unreachable_since")
+    if not isinstance(since, (int, float)) or isinstance(since, bool):
+        return str(task.get("state", ""))
+    return f"unreachable {max(now - since, 0.0):.0f} s"
 
 
 def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> list[str]:

@@ -93,7 +93,7 @@ def _aligned(
     for cell, width, heading in zip(row, widths, headings, strict=True):
         fitting = shortened(cell, width)
         blank = " " * (width - width_of(fitting))
-        colour = paint.get(heading, {}).get(cell.partition(",")[0])
+        colour = paint.get(heading, {}).get(cell.partition(",")[0].partition(" ")[0])
         said = coloured(fitting, colour, sys.stdout) if colour else fitting
         padded.append(blank + said if heading in right else said + blank)
     return "  ".join(padded)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,10 +67,19 @@ def test_a_kill_is_suspected_then_known_and_a_restart_counts_on(cluster: Cluster
 @pytest.mark.long
 def test_a_hung_agent_is_noticed_and_objects_when_it_goes_on(cluster: Cluster) -> None:
     n1, n2, _n3 = cluster.linked(3)
+    task = n1.submit("sleep", "600", placement={"node": "n2"}, lease_s=600.0)
+    n1.await_state(task, "running")
+    assert n1.show(task)["unreachable_since"] is None
     n2.pause()
     history(n1, "n2", "dead")
+    (listed,) = json.loads(n1.cli("ls", "--json").stdout)["tasks"]
+    assert 0 < listed["unreachable_since"] <= time.time()
+    row = n1.cli("ls").stdout.decode().splitlines()[1].split()
+    assert (row[0], row[2:4], row[5]) == (task, ["unreachable", row[3]], "n2")
     n2.resume()
     history(n1, "n2", "alive")
+    wait_until(lambda: n1.show(task)["unreachable_since"] is None, NOTICED_S_MAX)
+    n1.call("cancel", tasks=[task])
     wait_until(lambda: n2.peers_alive() == {"n1", "n2", "n3"}, NOTICED_S_MAX)
     wait_until(lambda: n2.counters().get("stalls", 0) >= 1)
 

@@ -155,8 +155,23 @@ def test_a_loopback_address_in_a_cluster_of_machines(facts: Facts) -> None:
     assert doctor_cluster.listen(facts).result == "warn"
 
 
-def test_a_port_that_is_closed(facts: Facts) -> None:
-    assert doctor_cluster.port(with_agent(facts)).result == "fail"
+@pytest.mark.parametrize(
+    ("tcp", "tcp6", "udp", "result"),
+    [
+        ("", "", "", "fail"),
+        ("0100007F:1BCD 00000000:0000 0A 0", "", "0100007F:1BCD 00000000:0000 07 0", "ok"),
+        ("", "00000000000000000000000000000000:1BCD 00000000000000000000000000000000:0000 0A 0", "0:1BCD 0", "ok"),
+        ("0100007F:1BCD 00000000:0000 0A 0", "", "", "fail"),
+        ("0100007F:1BCD 0100007F:EB5F 01 0", "", "0:1BCD 0", "fail"),  # somebody's connection
+        ("0100007F:1BCE 00000000:0000 0A 0", "", "0:1BCD 0", "fail"),
+    ],
+)
+def test_a_port_that_is_open_or_closed(facts: Facts, tcp: str, tcp6: str, udp: str, result: str) -> None:
+    """It is read who listens there: who connects without a word is a stranger to an agent (rule J3)."""
+    for name, table in (("tcp", tcp), ("tcp6", tcp6), ("udp", udp)):
+        put(facts, f"/proc/net/{name}", f"  sl  local_address\n   0: {table}\n")
+    with_agent(facts).info["listen"] = "127.0.0.1:7117"
+    assert doctor_cluster.port(facts).result == result
 
 
 def test_two_that_cannot_dial_each_other(facts: Facts) -> None:
