@@ -254,11 +254,13 @@ def node_lines(node: Node, width: int, height: int, now: float, *, ascii_only: b
     for key, label in (("drain_reason", "drained"), ("trouble", "trouble"), ("no_gpus_because", "no GPUs")):
         if facts.get(key):
             lines.append(_labelled(label, (draw.plain(facts[key]), "warn")))
+    foreign = facts.get("cpus_foreign")
+    by_others = f", {number_text(foreign, 1)} by other programs" if foreign else ""
     running, waiting = number_text(facts.get("tasks_running")), number_text(facts.get("tasks_queued"))
     told = {
         "load": f"{number_text(facts.get('load'))}  {draw.plain(facts.get('region') or '-')}",
         "tasks": f"{running} running, {waiting} waiting, {number_text(facts.get('slots'))} at a time",
-        "cpus": f"{number_text(facts.get('cpus_busy'), 1)} of {number_text(facts.get('cpus'))} busy, speed {speed}",
+        "cpus": f"{number_text(facts.get('cpus_busy'), 1)} of {number_text(facts.get('cpus'))} busy{by_others}, speed {speed}",
         "memory": f"{size_text(facts.get('mem_used_bytes'))} of {size_text(facts.get('mem_bytes'))}",
         "address": f"{draw.plain(facts.get('address') or '-')}, incarnation {number_text(facts.get('incarnation'))}",
     }
