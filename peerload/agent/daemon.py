@@ -50,7 +50,8 @@ from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
 from peerload.agent.retention import Retention
-from peerload.agent.sensors.host import Sensors, tasks_cpu_s
+from peerload.agent.sensors.host import Sensors
+from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.service import Service
 from peerload.agent.service_manager import ServiceManager
 from peerload.agent.speed import find_out
@@ -108,7 +109,10 @@ class Daemon:
         service manager that started this process, None: nobody did. load: reads the settings again."""
         self.config = config
         self.core_config = CoreConfig(
-            lease_s=config.lease_s, gossip=PRESETS[config.gossip], gpu=settings.gpu_config(config.gpu)
+            lease_s=config.lease_s,
+            gossip=PRESETS[config.gossip],
+            counts_foreign=config.load.foreign == "count",
+            gpu=settings.gpu_config(config.gpu),
         )
         if config.gossip == "wan":
             self.core_config = msgspec.structs.replace(
@@ -303,11 +307,11 @@ class Daemon:
         if self.parts.disk.state != "ok":
             self.incoming.disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
-            host = Sensors(
-                self.parts.inbox.put,
-                lambda: self.parts.node.ledger.cpus_running,
-                lambda: tasks_cpu_s(self.parts.launcher.pid, self.parts.launcher.run),
+            own_use = OwnUse(
+                lambda: (self.parts.launcher.pid, self.parts.launcher.run),
+                lambda: bool(self.parts.node.ledger.running),
             )
+            host = Sensors(self.parts.inbox.put, own_use.seconds)
             work = (
                 host.run(),
                 self.parts.gpus.run(),

@@ -27,7 +27,7 @@ from peerload.wire.expected import in_words
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
 SYSTEM_DIRECTORY = Path("/etc/peerload/conf.d")
 KEYS = AgentConfig.__struct_fields__
-TABLES = ("gpu", "device", "users")
+TABLES = ("gpu", "load", "device", "users")
 """Keys that are tables of a file, and nothing else, or may be."""
 BUILT_IN = "built-in"
 ENVIRONMENT = "environment"
@@ -126,14 +126,19 @@ def _unusable(key: str, value: object, place: str, error: Exception) -> ConfigEr
     why = in_words(error)
     within, colon, says = why.partition(": ")
     if colon and key in TABLES and within.startswith(key):
-        return ConfigError(within, f"this cannot be used ({place})", why=says)
-    kind = msgspec.inspect.type_info(AgentConfig)
-    assert isinstance(kind, msgspec.inspect.StructType)
-    for field in kind.fields:
-        if field.name == key and isinstance(field.type, msgspec.inspect.LiteralType):
-            why = f"it may be {' or '.join(map(str, field.type.values))}"
+        return ConfigError(within, f"this cannot be used ({place})", why=_choices(within) or says)
+    why = _choices(key) or why
     shown = "this" if key == "mqtt" else repr(value)  # it may hold a password
     return ConfigError(key, f"{shown} cannot be used ({place})", why=why.removeprefix(f"{key}: "))
+
+
+def _choices(key: str) -> str:
+    """What a setting may be, in words; "" unless it is one of a few words. ``key``: also one within a table, `load.foreign`."""
+    kind: msgspec.inspect.Type = msgspec.inspect.type_info(AgentConfig)
+    for name in key.split("."):
+        fields = kind.fields if isinstance(kind, msgspec.inspect.StructType) else ()
+        kind = next((field.type for field in fields if field.name == name), msgspec.inspect.AnyType())
+    return f"it may be {' or '.join(map(str, kind.values))}" if isinstance(kind, msgspec.inspect.LiteralType) else ""
 
 
 class _Quantity(NamedTuple):
@@ -226,7 +231,9 @@ def _environment(environment: dict[str, str]) -> dict[str, Any]:
     if "PEERLOAD_TASK_ID" in environment:
         return {}
     found: dict[str, Any] = {}
-    for key in [key for key in KEYS if key not in ("gpu", "device", *FLAG_ONLY)]:
+    if (foreign := environment.get("PEERLOAD_LOAD_FOREIGN")) is not None:
+        found["load"] = {"foreign": foreign}
+    for key in [key for key in KEYS if key not in ("gpu", "load", "device", *FLAG_ONLY)]:
         value = environment.get(f"PEERLOAD_{key.upper()}")
         if value is None:
             continue

@@ -15,7 +15,7 @@ from peerload.agent import settings
 from peerload.agent.mqtt_address import BrokerUrl, without_password
 from peerload.agent.peer_address import parse_address
 from peerload.agent.sensors.listed import listed
-from peerload.model.config import AgentConfig, GpuSettings
+from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
 from peerload.policy.toml_lines import lines_of
@@ -73,6 +73,13 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
             continue
         if key == "gpu" and isinstance(value, dict):
             yield from _of_gpus(value)
+            continue
+        if key == "load" and isinstance(value, dict) and (unknown := value.keys() - LoadSettings.__struct_fields__):
+            yield ConfigError(
+                f"load.{min(unknown)}",
+                "no such setting",
+                hint=f"there are: {', '.join(LoadSettings.__struct_fields__)}",
+            )
             continue
         try:
             converted = settings.converted_value(key, value, "here")

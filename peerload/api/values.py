@@ -91,7 +91,8 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class NodeInfo(_Told):
     """A node as `peerload nodes` shows it. state: alive, suspect, dead or left; region: underloaded, normal or overloaded;
-    gpus: one mapping each (docs/cli.md has its keys); age_s: how old that is."""
+    cpus_foreign: cores that programs keep busy which are no tasks of that node; gpus: one mapping each (docs/cli.md has its
+    keys); age_s: how old that is."""
 
     node: str
     state: str
@@ -100,6 +101,7 @@ class NodeInfo(_Told):
     slots: int
     cpus: float
     cpus_busy: float | None
+    cpus_foreign: float | None
     mem_bytes: int
     mem_used_bytes: int | None
     tasks_running: int | None

@@ -52,8 +52,9 @@ PATH_BYTES_MAX = 60
 LOG_LINES_SHOWN = 5
 SHOWN_AT_A_TIME = 500
 
-_CONFIG = 'cluster = "{cluster}"\npeer = []\nlabel = []\n'
-"""Nothing of this machine's own configuration may bring the demo's agents into a cluster in use."""
+_CONFIG = 'cluster = "{cluster}"\npeer = []\nlabel = []\n[load]\nforeign = "ignore"\n'
+"""Nothing of this machine's own configuration may bring the demo's agents into a cluster in use. They share one machine, where
+each would take the tasks of the others for foreign load."""
 
 
 def main(words: list[str]) -> int:

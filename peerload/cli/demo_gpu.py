@@ -58,7 +58,7 @@ However slow the machine, it has not ended before all that are to run beside it 
 COLUMNS = ("STATUS", "ID", "MODE", "PREFERRED", "GIVEN", "MEMORY", "REGISTERED", "STARTED", "ENDED")
 RIGHT = ("MEMORY", "REGISTERED", "STARTED", "ENDED")
 
-_CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\ndevice = []\n[gpu]\nmax_tasks = 10\n'
+_CONFIG = 'cluster = "{cluster}"\npeer = []\nmqtt = []\nlabel = []\ndevice = []\n[gpu]\nmax_tasks = 10\n[load]\nforeign = "ignore"\n'
 """Nothing of this machine's own configuration counts."""
 
 

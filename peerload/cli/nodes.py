@@ -23,23 +23,36 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-HEADINGS = ("NODE", "STATE", "LOAD", "REGION", "CPUS", "MEMORY", "GPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
+HEADINGS = (
+    "NODE",
+    "STATE",
+    "LOAD",
+    "REGION",
+    "CPUS",
+    "FOREIGN",
+    "MEMORY",
+    "GPUS",
+    "RUNNING",
+    "QUEUED",
+    "INCARNATION",
+    "AGE",
+)
 GPU_HEADINGS = ("NODE", "GPU", "MODEL", "BUSY", "MEMORY", "OURS", "FOREIGN", "TASKS", "STATE")
 GPU_RIGHT = ("GPU", "BUSY", "OURS", "FOREIGN", "TASKS")
 REASON_WIDTH_MAX = 40
 ONE_MACHINE = "one machine; each agent counts its cores and memory as its own (--slots N bounds the tasks of one)"
-LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "REGION", "QUEUED")
+LEFT_OUT_FIRST = ("INCARNATION", "LOAD", "FOREIGN", "REGION", "QUEUED")
 """Columns that a narrow terminal does without, in this order."""
 STATE_COLOURS = {"alive": "green", "suspect": "yellow", "dead": "red", "left": "dim", "revoked": "red"}
 REGION_COLOURS = {"underloaded": "green", "overloaded": "red"}
-RIGHT = ("LOAD", "CPUS", "RUNNING", "QUEUED", "INCARNATION", "AGE")
+RIGHT = ("LOAD", "CPUS", "FOREIGN", "RUNNING", "QUEUED", "INCARNATION", "AGE")
 
 
 def main(words: list[str]) -> int:
     """Run the verb."""
     reader = Options(
         "nodes",
-        "Every node: state, load index and region, cpu, memory, GPUs, tasks, incarnation (which grows with each start of\n"
+        "Every node: state, load index and region, cpu, cores that other programs keep busy, memory, GPUs, tasks, incarnation (which grows with each start of\n"
         "its agent), and how old what we know is. Then every GPU: model, how busy, memory in use by our tasks and by others.",
     )
     reader.at()
@@ -125,6 +138,7 @@ def row(node: dict[str, Any]) -> list[str]:
         number_text(node.get("load")),
         str(node.get("region") or "-"),
         f"{number_text(node.get('cpus_busy'), 1)} / {number_text(node.get('cpus'))}",
+        number_text(node.get("cpus_foreign"), 1),
         memory,
         str(len(gpus)) if isinstance(gpus, list) else number_text(gpus),
         number_text(node.get("tasks_running")),

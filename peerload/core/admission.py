@@ -159,8 +159,9 @@ def _gib(size: int) -> str:
 class Ledger:
     """The tasks of this node by what they hold: running, waiting, and inbound (accepted or promised, on its way).
 
-    n counts all three. It is the number of tasks in units of slots: where a task asks for several cores it counts for
-    as many slots as these are worth, and where the number of slots was not set by hand, half a core counts for half.
+    n counts all three, and the slots that foreign programs occupy. It is the number of tasks in units of slots: where a
+    task asks for several cores it counts for as many slots as these are worth, and where the number of slots was not set
+    by hand, half a core counts for half.
     Tasks that wait for devices are left out of n: they keep nobody from the cores.
     version grows with every change, so that whoever has looked knows whether there is anything new to see.
     """
@@ -175,6 +176,7 @@ class Ledger:
         "cpus_requested",
         "cpus_running",
         "devices",
+        "foreign_slots",
         "inbound",
         "kept",
         "load_tasks",
@@ -210,8 +212,10 @@ class Ledger:
         self._gpus_waiting = 0.0
         self.cpus_requested = 0.0
         """Cores asked for by all of them, but for those that wait for devices."""
+        self.foreign_slots = 0
+        """Slots that foreign programs occupy (`foreign_load.py`)."""
         self.load_tasks = 0
-        """n: running + waiting + inbound, in slots."""
+        """n: running + waiting + inbound, in slots, and the foreign slots."""
         self.version = 0
         self.room_version = 0
         """Grows with every change of what runs."""
@@ -226,7 +230,13 @@ class Ledger:
         if profile.cpus > 0:
             demand = math.ceil(self.cpus_requested * profile.slots / profile.cpus - EPSILON)
             count = max(count, demand) if profile.slots_fixed else max(demand, 1 if count else 0)
-        self.load_tasks = count
+        self.load_tasks = count + self.foreign_slots
+
+    def set_foreign_slots(self, slots: int) -> None:
+        """Foreign programs occupy so many slots from now on."""
+        if slots != self.foreign_slots:
+            self.foreign_slots = slots
+            self._changed()
 
     @property
     def _count(self) -> int:
@@ -258,10 +268,12 @@ class Ledger:
         return self._fits(request, len(self.running), self.cpus_running)
 
     def fits_beside_all(self, request: ResourceRequest) -> bool:
-        """Whether it could be started now if everything waiting and inbound were running too. One that takes devices asks
-        no more of cores than what runs and comes leaves, since it does not wait behind those that wait for cores."""
+        """Whether it could be started now if everything waiting and inbound were running too, beside the foreign load. One
+        that takes devices asks no more of cores than what runs and comes leaves, since it does not wait behind those that
+        wait for cores."""
         if not request.takes_devices:
-            return self._fits(request, self._count, self.cpus_requested)
+            foreign_cpus = self.foreign_slots * self.profile.cpus / max(self.profile.slots, 1)
+            return self._fits(request, self._count + self.foreign_slots, self.cpus_requested + foreign_cpus)
         others = [one for one in self.inbound.values() if one.takes_devices]
         if len(others) + self._device_waiters > TRIED_MAX:
             return False

@@ -30,6 +30,7 @@ def seen_by(request: ResourceRequest, report: LoadReport) -> LoadReport:
     return msgspec.structs.replace(
         report,
         load_tasks=report.gpu_tasks,
+        slots_foreign=0,
         slots=report.gpus,
         load=report.gpu_load,
         accepts=has_room(request, report),

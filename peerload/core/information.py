@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from peerload.core.foreign_load import foreign_slots
 from peerload.core.view import View
 from peerload.model.actions import Announce
+from peerload.model.events import LoadSampled
 from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.messages import State
 from peerload.policy.api import KnownReport
@@ -40,8 +42,7 @@ NOT_SETTLED = (-1, 0, 0)
 
 class Information:
     """One per node; its timers are ``region``, ``period`` and ``tell``. ``ask(report)`` is called when the policy wants the
-    others' load asked for. cpus_busy, mem_used_bytes: what the sensors last read;
-    stranded: the tasks of this home without a place, which count as movable; running: what runs here."""
+    others' load asked for. stranded: the tasks of this home without a place, which count as movable; running: what runs here."""
 
     def __init__(
         self,
@@ -74,12 +75,20 @@ class Information:
         self._settled_version = NOT_SETTLED
         self._own: View | None = None
         self.running: Callable[[], Iterable[Work]] = tuple
-        self.cpus_busy = 0.0
-        self.cpus_foreign = 0.0
-        self.mem_used_bytes = 0
-        self.pressure = 0.0, 0.0
+        self._sensed = LoadSampled(0.0, 0.0, 0)
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
+
+    def sampled(self, event: LoadSampled) -> bool:
+        """The sensors have read again. → whether foreign programs have left a slot that they occupied."""
+        self._sensed = event
+        ledger = self._ledger
+        before = ledger.foreign_slots
+        if self._state.config.counts_foreign:
+            profile = ledger.profile
+            cpus = event.cpus or profile.cpus
+            ledger.set_foreign_slots(foreign_slots(before, event.cpus_busy_foreign, cpus, profile.slots))
+        return ledger.foreign_slots < before
 
     def view(
         self, peers: Sequence[str] | None = None, uncounted: int = 0, request: ResourceRequest | None = None
@@ -87,7 +96,6 @@ class Information:
         """What a policy sees of this node, and the peers in question (None: all). n leaves ``uncounted`` tasks out.
         request: of the task that is to be placed."""
         view = self._view(peers, uncounted)
-        view.cpus_foreign = self.cpus_foreign
         view.for_request = request if request is not None and request.gpus else None
         view.marks = self.marks()
         if self._told is not None:
@@ -102,7 +110,7 @@ class Information:
             self._memory,
             self._queue,
             self.running,
-            self.cpus_busy,
+            self._sensed,
             peers,
             uncounted,
         )
@@ -145,7 +153,7 @@ class Information:
             self._settled_version = NOT_SETTLED
 
     def _described(self, marks: Marks) -> LoadReport:
-        ledger = self._ledger
+        ledger, sensed = self._ledger, self._sensed
         n, slots = ledger.load_tasks, ledger.profile.slots
         stranded, devices = len(self._stranded), ledger.devices
         if devices.states:
@@ -169,12 +177,14 @@ class Information:
             region=self._region(marks),
             accepts=n < marks.accept_below * slots and self._state.takes_guests,
             gives=self._gives(marks),
-            cpus_busy=self.cpus_busy,
-            mem_used_bytes=self.mem_used_bytes,
+            cpus_busy=sensed.cpus_busy,
+            mem_used_bytes=sensed.mem_used_bytes,
             incarnation=self._state.identity.incarnation,
             sequence=self._sequence,
-            cpu_pressure=self.pressure[0],
-            mem_pressure=self.pressure[1],
+            cpu_pressure=sensed.cpu_pressure,
+            mem_pressure=sensed.mem_pressure,
+            cpus_foreign=sensed.cpus_busy_foreign,
+            slots_foreign=ledger.foreign_slots,
             **gpus,
         )
 
@@ -207,8 +217,7 @@ class Information:
         view = self._own
         if view is None:
             view = self._own = self._view(None, 0)
-        view.cpus_busy = self.cpus_busy
-        view.cpus_foreign = self.cpus_foreign
+        view.sensed = self._sensed
         view.marks = marks
         return view
 

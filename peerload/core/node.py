@@ -178,10 +178,8 @@ class Node:
             case events.TaskStarted():
                 self.runs.started(event.key, event.started_at)
             case events.LoadSampled():
-                self.sharing.information.cpus_busy = event.cpus_busy
-                self.sharing.information.cpus_foreign = event.cpus_busy_foreign
-                self.sharing.information.mem_used_bytes = event.mem_used_bytes
-                self.sharing.information.pressure = event.cpu_pressure, event.mem_pressure
+                if self.sharing.information.sampled(event):
+                    self.sharing.completed()  # a slot is free, as after the end of a task
             case events.DevicesSampled():
                 for key, device in self.ledger.devices.read(event.readings, event.at_s):
                     self.runs.strayed(key, device)

@@ -44,9 +44,11 @@ def room_told(profile: Profile, report: LoadReport, request: ResourceRequest) ->
 
 def _cores(profile: Profile, report: LoadReport, request: ResourceRequest) -> Told:
     n, slots = report.load_tasks, max(profile.slots, 1)
-    stands = f"{n} of {slots} slot{'' if slots == 1 else 's'} taken" + (
-        f", {report.waiting} wait" if report.waiting else ""
-    )
+    stands = f"{n} of {slots} slot{'' if slots == 1 else 's'} taken"
+    if report.slots_foreign:
+        stands += f" ({report.slots_foreign} by other programs)"
+    if report.waiting:
+        stands += f", {report.waiting} wait"
     if request.takes_devices:
         return _cores_beside_devices(profile, report, request, stands)
     if n >= slots:

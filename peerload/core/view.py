@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
     from peerload.core.work import Work
+    from peerload.model.events import LoadSampled
     from peerload.model.load import Marks
     from peerload.model.resources import ResourceRequest
 
@@ -37,10 +38,9 @@ class View:
         "_running",
         "_state",
         "_uncounted",
-        "cpus_busy",
-        "cpus_foreign",
         "for_request",
         "marks",
+        "sensed",
         "told",
     )
 
@@ -52,7 +52,7 @@ class View:
         memory: Memory,
         queue: WaitingQueue,
         running: Callable[[], Iterable[Work]],
-        cpus_busy: float,
+        sensed: LoadSampled,
         peers: Sequence[str] | None,
         uncounted: int,
     ) -> None:
@@ -66,8 +66,7 @@ class View:
         self._running = running
         self._peers = peers
         self._uncounted = uncounted
-        self.cpus_busy = cpus_busy
-        self.cpus_foreign = 0.0
+        self.sensed = sensed
         self.for_request: ResourceRequest | None = None
         self.marks: Marks
         self.told: KnownReport | None = None
@@ -147,6 +146,21 @@ class View:
     def cpus(self) -> float:
         """Cores of this node."""
         return self._ledger.profile.cpus
+
+    @property
+    def cpus_busy(self) -> float:
+        """Cores kept busy by anybody."""
+        return self.sensed.cpus_busy
+
+    @property
+    def cpus_foreign(self) -> float:
+        """By others than tasks of this node, if that counts."""
+        return self.sensed.cpus_busy_foreign if self._state.config.counts_foreign else 0.0
+
+    @property
+    def foreign_slots(self) -> int:
+        """The slots that those occupy."""
+        return 0 if self.for_request is not None else self._ledger.foreign_slots
 
     @property
     def cpus_requested(self) -> float:

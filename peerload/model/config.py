@@ -107,6 +107,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A receiver-side retry timer never waits longer than this, however long tasks take."""
 
     # load
+    counts_foreign: bool = True
+    """Whether cores that other programs keep busy occupy slots (`core/foreign_load.py`)."""
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.2
     """A load region counts only after it has held for this long."""
     tell_s_min: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.05
@@ -171,6 +173,13 @@ class GpuSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     settle_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = GpuConfig().settle_s
     starve_after: str = "15m"
     exclude: Annotated[tuple[str | int, ...], Meta(max_length=64)] = ()
+
+
+class LoadSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table `[load]` of the config file. foreign: whether cores that other programs keep busy occupy slots of this node
+    ("count"), or are only shown ("ignore")."""
+
+    foreign: Literal["count", "ignore"] = "count"
 
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -240,6 +249,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A file in which every event and decision is recorded, for `peerload replay`; "" = none."""
     gpu: GpuSettings = GpuSettings()
     """How the GPUs of this node are shared: a table of the config file."""
+    load: LoadSettings = LoadSettings()
+    """What counts as load of this node: a table of the config file."""
     device: Annotated[tuple[DeviceConfig, ...], Meta(max_length=16)] = ()
     """What else tasks may ask for by number: tables of the config file."""
     gpu_claims: str = ""

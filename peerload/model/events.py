@@ -424,14 +424,16 @@ class OutputArrived(_Event, frozen=True):
 
 
 class LoadSampled(_Event, frozen=True):
-    """What the sensors read: cores kept busy (0 … cpus, averaged over 5 s), memory in use, and the share of the last 10 s in
-    which somebody had to wait for a core, or for memory."""
+    """What the sensors read: cores kept busy by anybody (averaged over 5 s) and by programs that are no tasks of this node
+    (over 15 s), memory in use, the share of the last 10 s in which somebody had to wait for a core, or for memory, and
+    how many cores the readings are about (0: those of the profile)."""
 
     cpus_busy: float
     cpus_busy_foreign: float
     mem_used_bytes: int
     cpu_pressure: float = 0.0
     mem_pressure: float = 0.0
+    cpus: float = 0.0
 
 
 class DevicesFound(_Event, frozen=True):

@@ -147,6 +147,8 @@ class Load(_Message, frozen=True, tag="load"):
     gpu_load: Share = 0.0
     devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_GOSSIPED_MAX)] = ()
     cpus_free: Share = LOAD_MAX
+    cpus_foreign: Share = 0.0
+    slots_foreign: Count = 0
 
     @classmethod
     def of(cls, node: str, report: LoadReport, age_s: float = 0.0, *, is_news: bool = False) -> Load:

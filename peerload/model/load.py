@@ -27,12 +27,13 @@ class Region(enum.IntEnum):
 class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A node's own word on its load.
 
-    load_tasks: n = running + waiting + inbound; load: the load index per slot (what policies compare);
+    load_tasks: n = running + waiting + inbound + slots_foreign; load: the load index per slot (what policies compare);
     movable: waiting tasks that may go elsewhere; accepts / gives: what its transfer policy says now; cpu_pressure, mem_pressure: the
     share of the last 10 s in which somebody had to wait for a core, or for memory (0: or it cannot be told); gpus_free: GPUs that a task which
     wants one for itself could have; gpus: how many there are; gpu_tasks: how many are
     asked for by the tasks here; gpu_load: their load index, per GPU; devices: the room of each, GPUs first; cpus_free: of a
-    node with devices the cores that nobody has or is about to have.
+    node with devices the cores that nobody has or is about to have; cpus_foreign: cores that programs keep busy which are no
+    tasks of this node (averaged over 15 s); slots_foreign: the slots that they occupy, 0 where they are ignored.
     Of two reports of one node the one with the greater (incarnation, sequence) is the newer.
     """
 
@@ -57,6 +58,8 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     gpu_load: Share = 0.0
     devices: Annotated[tuple[DeviceLoad, ...], Meta(max_length=DEVICES_MAX)] = ()
     cpus_free: Share = LOAD_MAX
+    cpus_foreign: Share = 0.0
+    slots_foreign: Count = 0
 
 
 class Marks(msgspec.Struct, frozen=True, gc=False):

@@ -70,7 +70,7 @@ class RunningView(Protocol):
 
 class LoadView(Protocol):
     """This node's own work. Counts in tasks, cpus in cores, expected durations in seconds of this node;
-    n = running + waiting + inbound."""
+    n = running + waiting + inbound + foreign slots."""
 
     @property
     def load_tasks(self) -> int:
@@ -111,7 +111,11 @@ class LoadView(Protocol):
 
     @property
     def cpus_foreign(self) -> float:
-        """Cores kept busy by programs that are no tasks, averaged over 5 s."""
+        """Cores kept busy by programs that are no tasks of this node, averaged over 15 s; 0 where these are ignored."""
+
+    @property
+    def foreign_slots(self) -> int:
+        """The slots that those programs occupy: `cpus_foreign` in whole slots, with hysteresis. Part of n."""
 
     @property
     def gpus(self) -> int:

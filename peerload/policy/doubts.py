@@ -39,6 +39,7 @@ class _Empty:
     cpus_requested = 0.0
     cpus_busy = 0.0
     cpus_foreign = 0.0
+    foreign_slots = 0
     gpus = 0
     gpu_tasks = 0
     gpus_busy = 0.0

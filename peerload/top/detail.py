@@ -257,11 +257,13 @@ def node_lines(node: Node, width: int, height: int, now: float, *, ascii_only: b
     declines = facts.get("declines")
     if isinstance(declines, list) and declines:
         lines.append(_labelled("declines", (draw.plain("; ".join(map(str, declines))), "warn")))
+    foreign = facts.get("cpus_foreign")
+    by_others = f", {number_text(foreign, 1)} by other programs" if foreign else ""
     running, waiting = number_text(facts.get("tasks_running")), number_text(facts.get("tasks_queued"))
     told = {
         "load": f"{number_text(facts.get('load'))}  {draw.plain(facts.get('region') or '-')}",
         "tasks": f"{running} running, {waiting} waiting, {number_text(facts.get('slots'))} at a time",
-        "cpus": f"{number_text(facts.get('cpus_busy'), 1)} of {number_text(facts.get('cpus'))} busy, speed {speed}",
+        "cpus": f"{number_text(facts.get('cpus_busy'), 1)} of {number_text(facts.get('cpus'))} busy{by_others}, speed {speed}",
         "memory": f"{size_text(facts.get('mem_used_bytes'))} of {size_text(facts.get('mem_bytes'))}",
         "address": f"{draw.plain(facts.get('address') or '-')}, incarnation {number_text(facts.get('incarnation'))}",
     }

@@ -1,4 +1,4 @@
-"""Tasks, and what the machine is kept busy with besides: each of the two alone is blind to something ([Kunz91], [RM])."""
+"""Tasks, and the share of the cores that foreign programs keep busy, not rounded to slots ([Kunz91], [RM])."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Composite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tasks per slot plus the share of the cores that programs keep busy which are no tasks; for tasks that ask for GPUs
     the GPUs likewise.
 
-    Good: right at once about tasks, and sees foreign programs.
-    Bad: what is foreign is measured, and so seconds old; a task that uses more than it asked for looks foreign.
+    Good: right at once about tasks, and sees half a core of foreign load.
+    Bad: what is foreign is measured, and so seconds old; follows each change of it.
     """
 
     def load(self, view: LoadView) -> float:
-        """n / c + foreign cores / cores."""
+        """Tasks / c + foreign cores / cores."""
         foreign = view.cpus_foreign / view.cpus if view.cpus else 0.0
-        return view.load_tasks / max(view.slots, 1) + min(foreign, 1.0)
+        return max(view.load_tasks - view.foreign_slots, 0) / max(view.slots, 1) + min(foreign, 1.0)
 
     def gpu_load(self, view: LoadView) -> float:
         """(GPUs asked for + foreign GPUs) / GPUs."""

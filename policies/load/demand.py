@@ -11,15 +11,16 @@ if TYPE_CHECKING:
 
 
 class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cores that running, waiting and inbound tasks ask for, per core of the node.
+    """The cores that running, waiting and inbound tasks ask for, and those that foreign programs keep busy, per core of the
+    node.
 
     Good: a task of eight cores weighs as eight.
     Bad: believes what users ask for.
     """
 
     def load(self, view: LoadView) -> float:
-        """Requested cores / cores."""
-        return view.cpus_requested / view.cpus if view.cpus else view.cpus_requested
+        """(Requested cores + foreign cores) / cores."""
+        return (view.cpus_requested + view.cpus_foreign) / (view.cpus or 1.0)
 
 
 class Weighted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,5 +31,5 @@ class Weighted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     def load(self, view: LoadView) -> float:
-        """Requested cores / (cores · speed)."""
+        """(Requested cores + foreign cores) / (cores · speed)."""
         return Demand().load(view) / view.speed

@@ -1,7 +1,8 @@
 """How long the work of a node will still take, by three guesses at what is left of a running task ([BF81], [RM]).
 
 All three count in seconds per slot, and take a waiting task for what its command took before (the mean of all commands
-where it is new). They differ in what they believe of a task that has run for a while.
+where it is new). A slot that foreign programs occupy counts as one such task. They differ in what they believe of a task
+that has run for a while.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PastRepeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def load(self, view: LoadView) -> float:
         """(Σ time used by running tasks + expected durations of the others) / c."""
         running_s = sum(task.used_s for task in view.running)
-        return (running_s + view.waiting_s) / max(view.slots, 1)
+        return (running_s + view.waiting_s + view.foreign_slots * view.mean_s) / max(view.slots, 1)
 
 
 class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,7 +54,7 @@ class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def load(self, view: LoadView) -> float:
         """(Σ expected remaining time of running tasks + expected durations of the others) / c."""
         running_s = sum(remaining_s(task, view.mean_s) for task in view.running)
-        return (running_s + view.waiting_s) / max(view.slots, 1)
+        return (running_s + view.waiting_s + view.foreign_slots * view.mean_s) / max(view.slots, 1)
 
 
 def remaining_s(task: RunningView, mean_s: float) -> float:

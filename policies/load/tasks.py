@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 class Tasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """n per slot: running, waiting and inbound tasks divided by the slots of the node.
+    """n per slot: running, waiting and inbound tasks, and the slots that foreign programs occupy, divided by the slots of
+    the node.
 
-    Good: needs no measuring, and is right at once.
-    Bad: blind to programs that are not tasks.
+    Good: right at once about tasks.
+    Bad: foreign load is measured, and so seconds old.
     """
 
     def load(self, view: LoadView) -> float:

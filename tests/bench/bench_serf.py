@@ -155,7 +155,12 @@ class Peerload:
         self._clients: list[Client] = []
         self._launchers: list[int] = []
         self._gone: set[int] = set()
-        environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(directory), "PEERLOAD_SPEED": "1"}
+        environment = {
+            "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+            "HOME": str(directory),
+            "PEERLOAD_SPEED": "1",
+            "PEERLOAD_LOAD_FOREIGN": "ignore",
+        }
         environment |= {f"XDG_{name}": str(directory / name) for name in ("CONFIG_HOME", "STATE_HOME", "RUNTIME_DIR")}
         for number in range(count):
             words = ["--node", f"n{number}", "--state", str(directory / f"state{number}"), "--slots", "1"]

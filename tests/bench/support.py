@@ -193,7 +193,7 @@ def gnu_parallel_s(count: int) -> float | None:
         subprocess.run(
             [program, "-j2", "-n1", TRUE, "{}"],
             input=numbers,
-            env={**os.environ, "HOME": home, "PEERLOAD_SPEED": "1"},
+            env={**os.environ, "HOME": home, "PEERLOAD_SPEED": "1", "PEERLOAD_LOAD_FOREIGN": "ignore"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             check=True,

@@ -181,6 +181,7 @@ class Machine:
         if self._agent is not None and not self.may_end:
             self.own_ends.append(f"{self.node} ended with {self._agent.wait(BOOT_S_MAX)}:\n{self.log_end()}")
         environment = {"PATH": PATH, "HOME": str(self.directory), "PEERLOAD_SPEED": "1"}
+        environment["PEERLOAD_LOAD_FOREIGN"] = "ignore"
         clock = [f"LD_PRELOAD={self._wall}", f"WALL_OFFSET_S={self.wall_offset_s}"] if self.wall_offset_s else []
         words = [
             *("env", *clock, *self._start, "agent", "--node", self.node, "--state", str(self.state)),

@@ -285,6 +285,7 @@ class Cluster:
             "PEERLOAD_CLUSTER": str(cluster_of().directory),
             "PEERLOAD_GPU_CLAIMS": str(self.directory / "claims"),
             "PEERLOAD_SPEED": "1",  # measuring would take a second of each agent's processor
+            "PEERLOAD_LOAD_FOREIGN": "ignore",  # other tests on this machine place no tasks here
             MARK: str(self.directory),
         }
         (self.directory / "run").mkdir(mode=0o700)

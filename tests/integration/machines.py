@@ -39,6 +39,7 @@ class Machine:
             "PEERLOAD_NODE": name,
             "PEERLOAD_GPU_CLAIMS": str(lab.directory),
             "PEERLOAD_SPEED": "1",
+            "PEERLOAD_LOAD_FOREIGN": "ignore",
             MARK: str(lab.directory),
         }
 

@@ -30,6 +30,9 @@ max_tasks = 0
 reserve = "8"
 colour = "red"
 
+[load]
+foreign = "some"
+
 [[device]]
 kind = "fpga"
 ids = []
@@ -46,7 +49,8 @@ MISTAKES = [
     (12, "gpu.max_tasks", "of at least 1", ""),
     (13, "gpu.reserve", "such as 512MiB", ""),
     (14, "gpu.colour", "no such setting", "there are: max_tasks"),
-    (18, "device[0].ids", "a length of at least 1", ""),
+    (17, "load.foreign", "count or ignore", ""),
+    (21, "device[0].ids", "a length of at least 1", ""),
 ]
 
 

@@ -45,6 +45,7 @@ NODE_KEYS = [
     "region",
     "cpus",
     "cpus_busy",
+    "cpus_foreign",
     "mem_bytes",
     "mem_used_bytes",
     "tasks_running",

@@ -279,6 +279,7 @@ VIEWS = st.builds(
     cpus_requested=st.floats(0.0, 1e6),
     cpus_busy=st.floats(0.0, 1e6),
     cpus_foreign=st.floats(0.0, 1e6),
+    foreign_slots=st.integers(0, 65_536),
     gpus=st.integers(0, 1024),
     gpu_tasks=COUNTS,
     gpus_busy=st.floats(0.0, 1024.0),

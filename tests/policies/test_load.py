@@ -27,6 +27,7 @@ class View:
     cpus_requested = 0.0
     cpus_busy = 0.0
     cpus_foreign = 0.0
+    foreign_slots = 0
     gpus = 0
     gpu_tasks = 0
     gpus_busy = 0.0

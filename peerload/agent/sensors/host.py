@@ -7,12 +7,13 @@ import logging
 import math
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import psutil
 
-from peerload.agent.launcher_cgroup import ROOT_PREFIX
+from peerload.agent.sensors.own_use import text_of
 from peerload.model.events import LoadSampled
 
 if TYPE_CHECKING:
@@ -22,7 +23,13 @@ log = logging.getLogger("peerload.agent")
 
 SAMPLE_S = 1.0
 AVERAGE_S = 5.0
-"""Utilization is averaged exponentially over this."""
+"""Utilization is averaged exponentially over this, …"""
+FOREIGN_AVERAGE_S = 15.0
+"""… that of foreign programs over this: a short burst of them moves no task."""
+FOREIGN_EVERY_S = 3.0
+"""What our own tasks have used is read so often."""
+CPUS_MIN = 0.01
+TICKS = os.sysconf("SC_CLK_TCK")
 TELL_CPUS = 0.05
 """A change of less than this (in cores) is not worth an event."""
 TELL_PRESSURE = 0.05
@@ -41,27 +48,22 @@ class Pressure(NamedTuple):
 class Sensors:
     """Puts a LoadSampled whenever the readings have changed noticeably.
 
-    cpus_busy: cores kept busy by anybody; cpus_busy_foreign: the same less what our tasks have of it (at least 0). That is
-    what ``used_s()``, the processor seconds of all our tasks so far, says; where it is None, the cores that they have
-    asked for (``ours()``): reading every process each second would cost more than it tells.
+    cpus_busy: cores kept busy by anybody, averaged over AVERAGE_S. cpus_busy_foreign: the same less what our own work has of
+    it (``own_s()``: its processor seconds so far, None where that cannot be told), averaged over FOREIGN_AVERAGE_S.
+    A period in which that is not known, or has been partly lost sight of, says nothing of foreign load.
     """
 
     def __init__(
-        self,
-        put: Callable[[LoadSampled], None],
-        ours: Callable[[], float],
-        used_s: Callable[[], float | None] = lambda: None,
-        root: Path = Path("/"),
+        self, put: Callable[[LoadSampled], None], own_s: Callable[[], float | None], root: Path = Path("/")
     ) -> None:
         self._put = put
-        self._ours = ours
-        self._used_s = used_s
+        self._own_s = own_s
         self._root = root
-        self._busy_s, self._total_s = _cpu_seconds()
-        self._tasks_s = used_s()
-        self._cpus = os.cpu_count() or 1
+        self._cores = Cores(root)
         self._average: float | None = None
         self._foreign = 0.0
+        self._before = own_s()
+        self._busy_s = self._passed_s = 0.0
         self._told = LoadSampled(-1.0, 0.0, 0)
         self._can_read = True
 
@@ -84,33 +86,39 @@ class Sensors:
 
     def sample(self) -> None:
         """Read once."""
-        busy_s, total_s = _cpu_seconds()
-        passed_s = total_s - self._total_s
+        busy_s, passed_s = self._cores.since_last()
         if passed_s <= 0:
             return
-        now = (busy_s - self._busy_s) / passed_s * self._cpus
-        self._busy_s, self._total_s = busy_s, total_s
-        tasks = self._cores_of_tasks(passed_s / self._cpus)
-        weight = 1.0 - math.exp(-SAMPLE_S / AVERAGE_S)
+        now = busy_s / passed_s
         before = now if self._average is None else self._average
-        self._average = min(max(before + weight * (now - before), 0.0), float(self._cpus))
-        if tasks is None:
-            self._foreign = max(self._average - self._ours(), 0.0)
-        else:
-            self._foreign += weight * (max(now - tasks, 0.0) - self._foreign)
+        self._average = min(max(before + _weight(SAMPLE_S, AVERAGE_S) * (now - before), 0.0), self._cores.cpus)
+        self._sample_foreign(busy_s, passed_s)
         memory = psutil.virtual_memory()
-        foreign = min(self._foreign, self._average)
         waited = pressure(self._root)
         sampled = LoadSampled(
             self._average,
-            foreign,
+            min(max(self._foreign, 0.0), self._cores.cpus),
             int(memory.total - memory.available),
             cpu_pressure=waited.cpu or 0.0,
             mem_pressure=waited.memory or 0.0,
+            cpus=self._cores.cpus,
         )
         if self._is_news(sampled, memory.total):
             self._told = sampled
             self._put(sampled)
+
+    def _sample_foreign(self, busy_s: float, passed_s: float) -> None:
+        """What is not ours. The two clocks never tick at the same moment, so that single periods may come out below
+        nothing: they are averaged as they are."""
+        self._busy_s += busy_s
+        self._passed_s += passed_s
+        if self._passed_s < FOREIGN_EVERY_S:
+            return
+        before, now = self._before, self._own_s()
+        if before is not None and now is not None and now >= before:
+            foreign = max((self._busy_s - (now - before)) / self._passed_s, -1.0)
+            self._foreign += _weight(self._passed_s, FOREIGN_AVERAGE_S) * (foreign - self._foreign)
+        self._before, self._busy_s, self._passed_s = now, 0.0, 0.0
 
     def _is_news(self, now: LoadSampled, mem_bytes: int) -> bool:
         told = self._told
@@ -122,30 +130,59 @@ class Sensors:
             or abs(now.mem_used_bytes - told.mem_used_bytes) >= mem_bytes * TELL_MEMORY_SHARE
         )
 
-    def _cores_of_tasks(self, passed_s: float) -> float | None:
-        """How many our tasks have kept busy since the last time; None where that cannot be told (there is a new launcher,
-        or none that counts)."""
-        before, self._tasks_s = self._tasks_s, self._used_s()
-        if before is None or self._tasks_s is None or self._tasks_s < before or passed_s <= 0:
-            return None
-        return (self._tasks_s - before) / passed_s
+
+def _weight(passed_s: float, average_s: float) -> float:
+    return 1.0 - math.exp(-passed_s / average_s)
 
 
-def tasks_cpu_s(launcher_pid: int, run: str, root: Path = Path("/")) -> float | None:
-    """The processor seconds of all tasks of this run of a launcher so far, also of those that have ended; None where the
-    kernel does not count them together (without cgroups of version 2)."""
-    for line in _text(root / f"proc/{launcher_pid}/cgroup").splitlines():
-        if line.startswith("0::") and launcher_pid and run:
-            stat = _text(root / "sys/fs/cgroup" / line[3:].lstrip("/") / f"{ROOT_PREFIX}{run}" / "cpu.stat")
-            found = dict(words for words in map(str.split, stat.splitlines()) if len(words) == 2)  # noqa: PLR2004 -- name and number
-            usage = found.get("usage_usec", "")
-            return int(usage) / 1e6 if usage.isdecimal() else None
-    return None
+class Cores:
+    """The cores that this process, and so its tasks, may use, and how long they have been busy.
+
+    cpus: how many: those of the affinity mask, or what the cgroups' quotas leave of them if that is less. Of those in
+    the mask, busy is what is neither idle nor waiting for a disk (iowait); what a hypervisor has taken away (steal) is
+    busy. Under a quota busy is what the cgroup has used, or, if that is more, what others keep busy of the cores that
+    the quota needs.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._mask = os.sched_getaffinity(0)
+        self.cpus, self._usage = float(len(self._mask)), None
+        for cpus, usage in _cpu_quotas(root):
+            if cpus < self.cpus:
+                self.cpus, self._usage = max(cpus, CPUS_MIN), usage
+        self._last = self._read()
+
+    def since_last(self) -> tuple[float, float]:
+        """(busy core seconds, seconds passed) since the last time; both 0 if no time has passed."""
+        last, self._last = self._last, self._read()
+        busy_s, total_s, used_s = (now - before for now, before in zip(self._last, last, strict=True))
+        passed_s = total_s / len(self._mask)
+        if passed_s <= 0:
+            return 0.0, 0.0
+        if self._usage is not None:
+            spare = len(self._mask) - self.cpus
+            busy_s = max(used_s, busy_s - spare * passed_s)
+        return max(busy_s, 0.0), passed_s
+
+    def _read(self) -> tuple[float, float, float]:
+        """(busy, total) seconds of the cores in the mask since boot, and what the quota's cgroup has used."""
+        busy = total = 0
+        for line in text_of(self._root / "proc/stat").splitlines():
+            name, *fields = line.split()
+            if not name.startswith("cpu"):
+                break
+            if name != "cpu" and int(name[3:]) in self._mask:
+                _, _, _, idle, iowait, *_ = times = [int(field) for field in fields[:8]]
+                # guest time is counted in user time already
+                total += sum(times)
+                busy += sum(times) - idle - iowait
+        return busy / TICKS, total / TICKS, self._usage() if self._usage is not None else 0.0
 
 
 def pressure(root: Path = Path("/")) -> Pressure:
     """What the kernel says of waiting; it may be built, or started, without."""
-    return Pressure(*(_waited(_text(root / "proc/pressure" / name)) for name in Pressure._fields))
+    return Pressure(*(_waited(text_of(root / "proc/pressure" / name)) for name in Pressure._fields))
 
 
 def _waited(text: str) -> float | None:
@@ -154,59 +191,52 @@ def _waited(text: str) -> float | None:
     return min(float(found[1]) / 100, 1.0) if found is not None else None
 
 
-def _cpu_seconds() -> tuple[float, float]:
-    """(busy, total) seconds of all cores since boot."""
-    times = psutil.cpu_times()
-    idle_s = times.idle + times.iowait
-    total_s = sum(times[:8])  # guest time is counted in user time already
-    return total_s - idle_s, total_s
-
-
 def machine_facts(root: Path = Path("/")) -> tuple[float, int]:
     """(cpus, memory in bytes) this process may use: the affinity mask and the cgroup's limits where they say less."""
-    cpus = float(len(os.sched_getaffinity(0)))
+    cpus = min([float(len(os.sched_getaffinity(0))), *(quota for quota, _ in _cpu_quotas(root))])
     mem_bytes = int(psutil.virtual_memory().total)
-    for quota, period in _cpu_quotas(root):
-        if quota > 0 and period > 0:
-            cpus = min(cpus, quota / period)
     for limit in _memory_limits(root):
         if 0 < limit < mem_bytes:
             mem_bytes = limit
-    return max(cpus, 0.01), mem_bytes
+    return max(cpus, CPUS_MIN), mem_bytes
 
 
-def _cpu_quotas(root: Path) -> list[tuple[int, int]]:
-    found = []
+def _cpu_quotas(root: Path) -> list[tuple[float, Callable[[], float]]]:
+    """The cores that each cgroup leaves this process, and what reads the processor seconds that all in it have used."""
+    found: list[tuple[float, Callable[[], float]]] = []
     for directory in _cgroups(root, ""):
-        words = _text(directory / "cpu.max").split()
-        if len(words) == 2 and words[0].isdecimal():  # noqa: PLR2004 -- "QUOTA PERIOD"
-            found.append((int(words[0]), int(words[1])))
-    for directory in _cgroups(root, "cpu"):
-        quota, period = _text(directory / "cpu.cfs_quota_us"), _text(directory / "cpu.cfs_period_us")
-        if quota.isdecimal() and period.isdecimal():
-            found.append((int(quota), int(period)))
+        words = text_of(directory / "cpu.max").split()
+        if len(words) == 2 and words[0].isdecimal() and int(words[0]) > 0:  # noqa: PLR2004 -- "QUOTA PERIOD"
+            found.append((int(words[0]) / int(words[1]), partial(_used_s, directory / "cpu.stat")))
+    counted = _cgroups(root, "cpuacct")
+    for depth, directory in enumerate(_cgroups(root, "cpu")):
+        quota, period = text_of(directory / "cpu.cfs_quota_us"), text_of(directory / "cpu.cfs_period_us")
+        if quota.isdecimal() and int(quota) > 0 and period.isdecimal():
+            usage = counted[depth] if depth < len(counted) else directory
+            found.append((int(quota) / int(period), partial(_used_s, usage / "cpuacct.usage")))
     return found
 
 
+def _used_s(path: Path) -> float:
+    """The processor seconds that a cgroup has counted: microseconds after a word, or nanoseconds alone."""
+    words = text_of(path).split()
+    if words[:1] == ["usage_usec"]:
+        return int(words[1]) / 1e6
+    return int(words[0]) / 1e9 if words[:1] and words[0].isdecimal() else 0.0
+
+
 def _memory_limits(root: Path) -> list[int]:
-    texts = [_text(directory / "memory.max") for directory in _cgroups(root, "")]
-    texts += [_text(directory / "memory.limit_in_bytes") for directory in _cgroups(root, "memory")]
+    texts = [text_of(directory / "memory.max") for directory in _cgroups(root, "")]
+    texts += [text_of(directory / "memory.limit_in_bytes") for directory in _cgroups(root, "memory")]
     return [int(text) for text in texts if text.isdecimal()]
 
 
 def _cgroups(root: Path, controller: str) -> list[Path]:
     """The directories of this process's cgroup and of those above it, for a v1 controller or ("") for v2."""
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             base = root / "sys/fs/cgroup" / controllers if controller else root / "sys/fs/cgroup"
             own = base / path.lstrip("/")
             return [own, *(parent for parent in own.parents if parent.is_relative_to(base))]
     return []
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from peerload.agent.sensors import host as sensors
-from peerload.agent.sensors.host import Sensors, machine_facts, pressure, tasks_cpu_s
+from peerload.agent.sensors.host import Sensors, machine_facts, pressure
+from peerload.agent.sensors.own_use import OwnUse
 from peerload.model.events import LoadSampled
 
 
@@ -52,74 +56,187 @@ def test_the_older_cgroups_count_too(tmp_path: Path) -> None:
     assert machine_facts(tmp_path) == (0.25, 32 << 20)
 
 
-@pytest.mark.usefixtures("quiet")
-def test_utilization_is_averaged_and_told_when_it_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cores = os.cpu_count() or 1
-    clock = {"busy": 0.0, "total": 0.0}
-    monkeypatch.setattr(sensors, "_cpu_seconds", lambda: (clock["busy"], clock["total"]))
-    told: list[LoadSampled] = []
-    ours = {"cpus": 0.0}
-    sampler = Sensors(told.append, lambda: ours["cpus"], root=tmp_path)
+class Clock:
+    """A machine whose cores have been busy as said; `second` lets one pass, in which tasks have used so many cores."""
 
-    def second(share: float) -> None:
-        clock["total"] += cores
-        clock["busy"] += cores * share
-        sampler.sample()
+    def __init__(self, root: Path, cpus: int = 2, quota: str = "max 100000") -> None:
+        self.root = root
+        self.told: list[LoadSampled] = []
+        self.own_s: float | None = 0.0
+        self.ticks = [[0] * 8 for _ in range(cpus)]
+        self.used_s = 0.0
+        _write(root / "proc/self/cgroup", "0::/a\n")
+        _write(root / "sys/fs/cgroup/a/cpu.max", quota)
+        self._write()
+        self.sensors = Sensors(self.told.append, lambda: self.own_s, root)
 
-    second(0.5)
-    assert told[-1].cpus_busy == pytest.approx(cores * 0.5)
-    assert told[-1].cpus_busy_foreign == pytest.approx(cores * 0.5)
-    assert told[-1].mem_used_bytes > 0
+    def _write(self) -> None:
+        lines = [f"cpu{n} {' '.join(map(str, ticks))} 0 0" for n, ticks in enumerate(self.ticks)]
+        _write(self.root / "proc/stat", "\n".join(["cpu 0 0 0 0 0 0 0 0 0 0", *lines, "intr 5", ""]))
+        _write(self.root / "sys/fs/cgroup/a/cpu.stat", f"usage_usec {int(self.used_s * 1e6)}\nuser_usec 0\n")
+
+    def second(self, *busy: float, own: float | None = 0.0, kind: int = 0, used: float = 0.0) -> None:
+        for ticks, share in zip(self.ticks, busy, strict=True):
+            ticks[kind] += round(share * sensors.TICKS)
+            ticks[IDLE] += sensors.TICKS - round(share * sensors.TICKS)
+        self.own_s = None if own is None else (self.own_s or 0.0) + own
+        self.used_s += used
+        self._write()
+        self.sensors.sample()
+
+    @property
+    def foreign(self) -> float:
+        return self.told[-1].cpus_busy_foreign
+
+
+IDLE, IOWAIT, STEAL = 3, 4, 7
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+
+
+@pytest.mark.usefixtures("quiet", "two_cores")
+def test_utilization_is_averaged_and_told_when_it_changes(tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
+    clock.second(0.5, 0.5, own=1.0)
+    assert clock.told[-1].cpus_busy == pytest.approx(1.0)
+    assert clock.told[-1].mem_used_bytes > 0
     for _ in range(60):
-        second(0.5)
-    assert len(told) == 1, "nothing has changed"
-    ours["cpus"] = float(cores)
+        clock.second(0.5, 0.5, own=1.0)
+    assert len(clock.told) == 1, "nothing has changed"
     for _ in range(5):
-        second(1.0)
-    assert cores * 0.75 < told[-1].cpus_busy < cores * 0.9, "63 % of a step after 5 s"
-    assert told[-1].cpus_busy_foreign == 0.0
+        clock.second(1.0, 1.0, own=2.0)
+    assert 1.5 < clock.told[-1].cpus_busy < 1.8, "63 % of a step after 5 s"
     for _ in range(60):
-        second(0.0)
-    assert told[-1].cpus_busy < 0.06
-    sampler.sample()  # no time has passed
+        clock.second(0.0, 0.0)
+    assert clock.told[-1].cpus_busy < 0.06
+    clock.sensors.sample()  # no time has passed
+    assert all(one.cpus_busy_foreign < 0.06 for one in clock.told)
 
 
-def test_what_tasks_really_use_counts_where_the_kernel_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cores = os.cpu_count() or 1
-    clock = {"busy": 0.0, "total": 0.0}
-    monkeypatch.setattr(sensors, "_cpu_seconds", lambda: (clock["busy"], clock["total"]))
-    told: list[LoadSampled] = []
-    used: list[float | None] = [0.0]
-    sampler = Sensors(told.append, lambda: float(cores), lambda: used[0], tmp_path)
-
-    def second(share: float, tasks: float | None) -> None:
-        clock["total"] += cores
-        clock["busy"] += cores * share
-        used[0] = None if tasks is None else (used[0] or 0.0) + cores * tasks
-        sampler.sample()
-
+@pytest.mark.usefixtures("quiet", "two_cores")
+def test_what_our_own_work_does_not_explain_is_foreign(tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
+    for _ in range(15):
+        clock.second(1.0, 1.0, own=0.5)
+    assert 0.8 < clock.foreign < 1.0, "63 % of 1.5 cores after 15 s"
     for _ in range(60):
-        second(1.0, 0.25)
-    assert told[-1].cpus_busy_foreign == pytest.approx(cores * 0.75, rel=0.05)
-    second(1.0, None)
-    assert told[-1].cpus_busy_foreign == 0.0, "what they asked for explains it all"
-    second(1.0, 0.0)  # a new launcher counts from nothing
+        clock.second(1.0, 1.0, own=0.5)
+    assert clock.foreign == pytest.approx(1.5, rel=0.05)
     for _ in range(60):
-        second(1.0, 1.0)
-    assert told[-1].cpus_busy_foreign < 0.1
+        clock.second(1.0, 1.0, own=2.0)
+    assert clock.foreign < 0.1
+
+
+@pytest.mark.usefixtures("quiet", "two_cores")
+def test_time_in_which_our_own_use_is_not_known_is_no_foreign_load(tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
+    for _ in range(30):
+        clock.second(1.0, 1.0, own=None)  # no launcher
+    clock.second(1.0, 1.0, own=50.0)
+    for _ in range(30):
+        clock.second(1.0, 1.0, own=-1.0)  # what a process has used is gone with it
+    assert clock.foreign == 0.0
+
+
+@pytest.mark.usefixtures("quiet", "two_cores")
+def test_readings_of_two_clocks_that_differ_make_no_foreign_load(tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
+    for number in range(60):  # the kernel books our time in turns: too much, too little
+        clock.second(0.5, 0.5, own=2.0 if number // sensors.FOREIGN_EVERY_S % 2 else 0.0)
+    assert clock.foreign < 0.25
+
+
+@pytest.mark.usefixtures("quiet")
+def test_cores_outside_of_the_affinity_mask_are_not_ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {1})
+    clock = Clock(tmp_path)
+    for _ in range(60):
+        clock.second(1.0, 0.0)
+    assert max(one.cpus_busy for one in clock.told) == max(one.cpus_busy_foreign for one in clock.told) == 0.0
+    for _ in range(60):
+        clock.second(1.0, 1.0)
+    assert clock.told[-1].cpus == 1.0
+    assert clock.told[-1].cpus_busy == pytest.approx(1.0, abs=0.05)
+    assert clock.foreign == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.usefixtures("quiet", "two_cores")
+@pytest.mark.parametrize(("kind", "cpus_busy"), [(STEAL, 2.0), (IOWAIT, 0.0)])
+def test_what_is_stolen_is_busy_and_what_waits_for_a_disk_is_not(kind: int, cpus_busy: float, tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
+    for _ in range(90):
+        clock.second(1.0, 1.0, kind=kind)
+    assert (clock.told[-1].cpus_busy, clock.foreign) == pytest.approx((cpus_busy, cpus_busy), abs=0.05)
+
+
+@pytest.mark.usefixtures("quiet", "two_cores")
+def test_under_a_quota_what_its_cgroup_uses_counts_and_what_others_leave(tmp_path: Path) -> None:
+    clock = Clock(tmp_path, quota="100000 100000")
+    for _ in range(60):
+        clock.second(0.5, 0.5, own=0.0)
+    assert clock.told[-1].cpus_busy == clock.foreign == 0.0, "the other core is enough for the quota"
+    for _ in range(90):
+        clock.second(0.5, 0.5, own=0.25, used=0.75)
+    assert clock.told[-1].cpus == 1.0
+    assert (clock.told[-1].cpus_busy, clock.foreign) == pytest.approx((0.75, 0.5), abs=0.06)
+    for _ in range(90):
+        clock.second(1.0, 1.0, own=0.0)
+    assert (clock.told[-1].cpus_busy, clock.foreign) == pytest.approx((1.0, 1.0), abs=0.06)
+
+
+# -- what our own work uses --------------------------------------------------------------------------------------------
 
 
 def test_what_the_kernel_counts_of_all_tasks_together(tmp_path: Path) -> None:
-    assert tasks_cpu_s(77, "ab12", tmp_path) is None
-    _write(tmp_path / "proc/77/cgroup", "3:cpu:/\n0::/user.slice/me\n")
-    assert tasks_cpu_s(77, "ab12", tmp_path) is None
+    me = os.getpid()
+    _write(tmp_path / f"proc/{me}/cgroup", "3:cpu:/\n0::/user.slice/me\n")
     stat = tmp_path / "sys/fs/cgroup/user.slice/me/peerload.ab12/cpu.stat"
-    _write(stat, "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\n")
-    assert tasks_cpu_s(77, "ab12", tmp_path) == 2.5
-    assert tasks_cpu_s(77, "", tmp_path) is None
-    assert tasks_cpu_s(0, "ab12", tmp_path) is None
-    _write(stat, "user_usec 2000000\n")
-    assert tasks_cpu_s(77, "ab12", tmp_path) is None
+    _write(stat, "usage_usec 2000000000\nuser_usec 2000000\nsystem_usec 500000\n")
+    before_s = OwnUse(lambda: (me, "ab12"), lambda: True, tmp_path).seconds()
+    assert before_s is not None
+    assert before_s > 2000.0
+    assert OwnUse(lambda: (0, "ab12"), lambda: True, tmp_path).seconds() is None, "there is no launcher"
+    assert OwnUse(lambda: (me, ""), lambda: True, tmp_path).seconds() is None
+
+
+BUSY = "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"
+
+
+def test_without_cgroups_the_use_of_short_lived_children_and_of_orphans_is_seen(tmp_path: Path) -> None:
+    """A stand-in for a launcher runs children that end before anybody looks, one that its parent leaves, and one that stays."""
+    launcher = f"""
+import ctypes, os, resource, subprocess, sys, time
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+subprocess.run(["sh", "-c", "for n in 1 2 3; do sh -c '{BUSY}'; done; (sh -c '{BUSY}; exec sleep 60' & )"])
+while True:
+    time.sleep(0.01)
+    try:
+        tree = [open(f"/proc/{{pid}}/stat").read().split() for pid in open(f"/proc/self/task/{{os.getpid()}}/children").read().split()]
+    except FileNotFoundError:
+        continue
+    if tree and all(fields[1] == "(sleep)" for fields in tree):
+        break
+print(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) + sum(int(f) for one in tree for f in one[13:17]) / os.sysconf("SC_CLK_TCK"), flush=True)
+sys.stdin.read()
+subprocess.run(["kill", *[one[0] for one in tree]])
+"""
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", launcher], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        used_s = float(process.stdout.readline())
+        told_s = OwnUse(lambda: (process.pid, "ab12"), lambda: True, tmp_path).seconds()
+        before_s = time.process_time()
+        at_rest_s = OwnUse(lambda: (process.pid, "ab12"), lambda: False, tmp_path).seconds()
+        process.communicate()
+    assert told_s is not None
+    assert at_rest_s is not None
+    assert used_s > 0.0
+    assert told_s > before_s + used_s - 0.05
+    assert at_rest_s > before_s, "what has ended is in its launcher's count"
 
 
 def test_pressure_may_be_missing(tmp_path: Path) -> None:
@@ -129,14 +246,10 @@ def test_pressure_may_be_missing(tmp_path: Path) -> None:
     assert pressure(tmp_path) == (0.0125, None)
 
 
-@pytest.mark.usefixtures("quiet")
-def test_pressure_is_told_when_it_changes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = {"busy": 0.0, "total": 0.0}
-    monkeypatch.setattr(sensors, "_cpu_seconds", lambda: (clock["busy"], clock["total"]))
-    told: list[LoadSampled] = []
-    sampler = Sensors(told.append, lambda: 0.0, root=tmp_path)
+@pytest.mark.usefixtures("quiet", "two_cores")
+def test_pressure_is_told_when_it_changes(tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
     for waited in ("0.00", "1.00", "20.00", "20.00"):
-        clock["total"] += 1.0
         _write(tmp_path / "proc/pressure/memory", f"some avg10={waited} avg60=0.00\n")
-        sampler.sample()
-    assert [(one.cpu_pressure, one.mem_pressure) for one in told] == [(0.0, 0.0), (0.0, 0.2)]
+        clock.second(0.0, 0.0)
+    assert [(one.cpu_pressure, one.mem_pressure) for one in clock.told] == [(0.0, 0.0), (0.0, 0.2)]

@@ -98,6 +98,18 @@ def test_variables_are_text_whatever_the_setting(places: Places) -> None:
     assert (config.peer, config.label, config.mqtt) == (("a:1", "b:2"), ("gpu",), ())
 
 
+def test_foreign_load_is_set_in_a_table_or_by_a_variable(places: Places) -> None:
+    assert places.load().load.foreign == "count"
+    places.user.write_text("[load]\nforeign = 'ignore'\n")
+    assert places.load().load.foreign == "ignore"
+    places.environment["PEERLOAD_LOAD_FOREIGN"] = "count"
+    assert places.load().load.foreign == "count"
+    places.environment["PEERLOAD_LOAD_FOREIGN"] = "some"
+    with pytest.raises(ConfigError) as caught:
+        places.load()
+    assert caught.value.key == "load.foreign"
+
+
 def test_inside_a_task_variables_mean_something_else(places: Places) -> None:
     places.environment |= {"PEERLOAD_TASK_ID": "n/1", "PEERLOAD_NODE": "other", "PEERLOAD_SLOTS": "x"}
     assert places.load().node == default_node_name()

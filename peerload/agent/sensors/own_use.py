@@ -1,0 +1,107 @@
+"""Processor time that this node's own work has used: its tasks, its launcher and its agent.
+
+What is not in it counts as foreign load, so that it must miss nothing that a task has used. Where cgroups of version 2
+hold the tasks, the kernel counts all of it. Elsewhere it is the sum over the processes of the launcher's tree (and of the
+tasks' freezer cgroups), each with the time of the children it has waited for: a child that lived shorter than a
+sampling period is in its parent's count, and an orphan in the launcher's, to which it comes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peerload.agent.launcher_cgroup import ROOT_PREFIX
+from peerload.agent.launcher_records import process_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PARENT, _USED, _USED_WITH_CHILDREN = 1, slice(11, 13), slice(11, 15)
+"""Fields of /proc/PID/stat from the third, the state, on."""
+
+
+class OwnUse:
+    """launcher: its process (0: there is none) and the name of its run. runs_tasks: whether any task runs now; while none
+    does, one process is read, and not all of the machine."""
+
+    def __init__(
+        self, launcher: Callable[[], tuple[int, str]], runs_tasks: Callable[[], bool], root: Path = Path("/")
+    ) -> None:
+        self._launcher = launcher
+        self._runs_tasks = runs_tasks
+        self._root = root
+
+    def seconds(self) -> float | None:
+        """Processor seconds so far, None where they cannot be told now. Less than the last time, if some have been lost
+        sight of: there is another launcher, or a process has ended that nobody waited for."""
+        pid, run = self._launcher()
+        launcher = process_fields(pid) if pid and run else []
+        if not launcher:
+            return None
+        counted_s = self._counted_s(pid, run)
+        if counted_s is not None:
+            return counted_s + _sum_s([launcher[_USED]]) + time.process_time()
+        used = [launcher[_USED_WITH_CHILDREN]]
+        if self._runs_tasks():
+            used += self._processes(pid, self._frozen_apart(pid, run))
+        return _sum_s(used) + time.process_time()
+
+    def _counted_s(self, pid: int, run: str) -> float | None:
+        """Of all tasks of this run of the launcher, also of those that have ended, by the kernel's own count."""
+        path = self._cgroup(pid, "")
+        stat = text_of(self._root / f"sys/fs/cgroup/{path}/{ROOT_PREFIX}{run}/cpu.stat") if path is not None else ""
+        found = dict(words for words in map(str.split, stat.splitlines()) if len(words) == 2)  # noqa: PLR2004 -- name and number
+        usage = found.get("usage_usec", "")
+        return int(usage) / 1e6 if usage.isdecimal() else None
+
+    def _frozen_apart(self, pid: int, run: str) -> set[int]:
+        """The processes in freezer cgroups of version 1, where orphans do not come to the launcher."""
+        path = self._cgroup(pid, "freezer")
+        if path is None:
+            return set()
+        units = self._root / f"sys/fs/cgroup/freezer/{path}/{ROOT_PREFIX}{run}"
+        return {
+            int(word) for procs in units.glob("**/cgroup.procs") for word in text_of(procs).split() if word.isdecimal()
+        }
+
+    def _cgroup(self, pid: int, controller: str) -> str | None:
+        """The cgroup of a process, for a controller of version 1 or ("") of version 2."""
+        for line in text_of(self._root / f"proc/{pid}/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                return path.strip("/")
+        return None
+
+    def _processes(self, launcher: int, also: set[int]) -> list[list[bytes]]:
+        """The times of what descends from the launcher, or is among these or descends from them."""
+        table: dict[int, tuple[int, list[bytes]]] = {}
+        for name in os.listdir("/proc"):  # noqa: PTH208 -- names are enough
+            if name.isdecimal() and (fields := process_fields(int(name))):
+                table[int(name)] = int(fields[_PARENT]), fields[_USED_WITH_CHILDREN]
+        children: dict[int, list[int]] = {}
+        for pid, (parent, _) in table.items():
+            children.setdefault(parent, []).append(pid)
+        found: set[int] = set()
+        left = [launcher, *(pid for pid in also if pid in table)]
+        while left:
+            pid = left.pop()
+            if pid not in found:
+                found.add(pid)
+                left += children.get(pid, [])
+        return [table[pid][1] for pid in found - {launcher} if pid in table]
+
+
+def _sum_s(used: Iterable[list[bytes]]) -> float:
+    return sum(int(ticks) for fields in used for ticks in fields) / _TICKS
+
+
+def text_of(path: Path) -> str:
+    """All of a file of the kernel's; nothing if it is not there."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,115 @@
+"""Foreign load: what other programs keep busy occupies slots, and keeps no task of this node from starting."""
+
+from __future__ import annotations
+
+import pytest
+
+from peerload.core.foreign_load import foreign_slots
+from peerload.model import actions, events, messages
+from peerload.model.config import CoreConfig
+from peerload.model.load import LoadReport, Region
+from peerload.model.resources import ResourceRequest
+from tests.core.given import RECEIVER, SENDER, Given
+
+
+def sampled(foreign: float, cpus: float = 0.0) -> events.LoadSampled:
+    return events.LoadSampled(foreign, foreign, 0, cpus=cpus)
+
+
+def report(given: Given) -> LoadReport:
+    return given.node.sharing.shown()
+
+
+@pytest.mark.parametrize(
+    ("before", "cores", "cpus", "slots", "after"),
+    [
+        (0, 0.7, 2.0, 2, 0),
+        (0, 0.75, 2.0, 2, 1),
+        (1, 0.3, 2.0, 2, 1),
+        (1, 0.25, 2.0, 2, 0),
+        (0, 1.98, 2.0, 2, 2),
+        (2, 9.0, 2.0, 2, 2),
+        (0, 4.0, 8.0, 2, 1),
+        (0, 2.0, 2.0, 8, 8),
+        (3, 1.0, 0.0, 2, 0),
+        (3, 1.0, 2.0, 0, 0),
+    ],
+)
+def test_foreign_cores_are_rounded_to_slots_with_hysteresis(
+    before: int, cores: float, cpus: float, slots: int, after: int
+) -> None:
+    assert foreign_slots(before, cores, cpus, slots) == after
+
+
+def test_a_node_that_others_keep_busy_is_loaded_says_so_and_accepts_nothing() -> None:
+    given = Given(slots=2)
+    given.when(sampled(2.0))
+    told = report(given)
+    assert (told.load_tasks, told.slots_foreign, told.cpus_foreign, told.load) == (2, 2, 2.0, 1.0)
+    assert told.region is Region.OVERLOADED
+    assert not told.accepts
+    given.hear("y", messages.Probe(1, messages.Need(), LoadReport()))
+    assert not given.sent(messages.ProbeReply).accepts
+    given.when(sampled(0.2))
+    told = report(given)
+    assert (told.load_tasks, told.slots_foreign, told.accepts) == (0, 0, True)
+
+
+def test_the_readings_are_about_the_cores_that_they_say() -> None:
+    given = Given(slots=8)
+    given.when(sampled(2.0, cpus=2.0))
+    assert report(given).slots_foreign == 8
+
+
+def test_where_foreign_load_is_ignored_it_is_only_told() -> None:
+    given = Given(slots=2, config=CoreConfig(counts_foreign=False))
+    given.when(sampled(2.0))
+    told = report(given)
+    assert (told.load_tasks, told.slots_foreign, told.cpus_foreign, told.accepts) == (0, 0, 2.0, True)
+
+
+def test_a_wide_task_of_another_home_is_not_accepted_beside_foreign_load() -> None:
+    given = Given(slots=4)
+    given.when(sampled(2.0))
+    for cpus, accepts in ((2.0, True), (3.0, False)):
+        need = messages.Need(ResourceRequest(cpus=cpus))
+        given.hear("y", messages.Probe(1, need, LoadReport()))
+        assert given.sent(messages.ProbeReply).accepts is accepts
+
+
+def test_on_a_busy_node_alone_its_own_tasks_start_at_once() -> None:
+    given = Given(slots=2, peers=(), policies=SENDER)
+    given.when(sampled(2.0))
+    for _ in range(2):
+        given.submit()
+        assert given.done(actions.SpawnTask)
+
+
+def test_on_a_busy_node_a_place_is_looked_for_first_and_then_the_task_starts_here() -> None:
+    given = Given(slots=1, policies=SENDER)
+    given.when(sampled(1.0))
+    given.submit()
+    probe = given.sent(messages.Probe)
+    assert not [action for action in given.last if isinstance(action, actions.SpawnTask)]
+    given.hear("y", messages.ProbeReply(probe.search, accepts=False, report=LoadReport(slots=1, load_tasks=1)))
+    assert given.done(actions.SpawnTask)
+
+
+def test_a_node_asks_for_no_work_while_others_keep_it_busy_and_at_once_when_they_stop() -> None:
+    given = Given(slots=1, policies=RECEIVER)
+    given.when(sampled(1.0))
+    given.submit()
+    given.end(given.task().key)
+    assert not [
+        one for one in given.last if isinstance(one, actions.Send) and isinstance(one.message, messages.GiveRequest)
+    ]
+    given.when(sampled(0.0))
+    assert given.sent(messages.GiveRequest)
+
+
+def test_a_busy_node_gives_what_waits_there() -> None:
+    given = Given(slots=2, policies=RECEIVER)
+    given.when(sampled(2.0))
+    for _ in range(3):
+        given.submit()
+    assert report(given).gives
