@@ -102,15 +102,17 @@ class BrokerTls:
                 context.load_verify_locations(cafile=self._ca)
             else:
                 context.load_verify_locations(cadata=self._cluster_ca.decode())
-        except OSError as error:
-            why = "it holds no certificate" if isinstance(error, ssl.SSLError) else str(error.strerror)
-            raise ConfigError("mqtt_ca", f"{self._ca} cannot be used", why=why, hint=hint) from None
+        except (OSError, ValueError) as error:  # ValueError: there is nothing in it
+            is_read = isinstance(error, ssl.SSLError | ValueError)
+            why = "it holds no certificate" if is_read else str(getattr(error, "strerror", error))
+            what = self._ca or "the certificate of the cluster's CA"
+            raise ConfigError("mqtt_ca", f"{what} cannot be used", why=why, hint=hint) from None
         if self._certificate is not None:
             try:
                 context.load_cert_chain(self._certificate)
             except OSError as error:
                 why = error.strerror or "it is damaged"
-                raise ConfigError("state", f"{self._certificate} cannot be used", why=why) from None
+                raise ConfigError("state", f"the certificate {self._certificate} cannot be used", why=why) from None
         return context
 
 

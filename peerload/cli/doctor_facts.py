@@ -92,6 +92,12 @@ class Facts:
         except OSError:
             return ""
 
+    def settings_files(self, named: str | None) -> list[Path]:
+        """The configuration files there are for an agent of this user; named: what its `--config` says. Raises ConfigError."""
+        from peerload.agent import settings
+
+        return settings.files(named, self.environment)
+
     def has(self, path: str) -> bool:
         """Whether this lies below the root."""
         return (self.root / path.lstrip("/")).exists()

@@ -40,8 +40,8 @@ def socket(facts: Facts) -> Finding:
     group = next((str(one.get("value")) for one in facts.settings if one.get("key") == "group"), GROUP)
     if is_system and status.st_mode & 0o060 and status.st_gid not in (_gid(group), owner):
         return Finding(FAIL, f"{path} is not the group {group}'s", f"chgrp {group} {shlex.quote(str(path))}")
-    if why := replaceable(path, owner):
-        return Finding(FAIL, why, f"chmod go-w {shlex.quote(str(path.parent))}")
+    if fault := replaceable(path, owner):
+        return Finding(FAIL, *fault)
     return Finding(OK, f"{path} is {f'the group {group}' if is_system else f'uid {owner}'}'s alone")
 
 

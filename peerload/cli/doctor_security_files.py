@@ -13,8 +13,8 @@ import peerload
 from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
 from peerload.cli.text import counted, duration_text, printable
 
-KEY_FILES = ("tls/node.pem", "joining.pem", "invites", "trust")
-"""In the state directory: each is its owner's alone, wherever that lies."""
+KEY_FILES = ("tls/node.pem", "joining.pem", "invites", "trust", "launcher/launcher.sock")
+"""In the state directory: each is its owner's alone, wherever that lies; also the socket by which tasks are started."""
 CLUSTER_FILES = ("cluster.toml", "ca.pem", "seal.key", "ca.key")
 LAUNCHER_PLACES = {
     "--config": "/etc/peerload/peerload.toml",
@@ -34,11 +34,11 @@ NAMED_MAX = 3
 PLAIN_CONTROLS = "\n\t"
 
 
-class Place(NamedTuple):
-    """A path and why it is not its owner's alone."""
+class Fault(NamedTuple):
+    """Why a path is not its owner's alone, and what mends that."""
 
-    path: Path
-    why: str
+    says: str
+    fix: str
 
 
 def owner_of(facts: Facts) -> int:
@@ -46,30 +46,34 @@ def owner_of(facts: Facts) -> int:
     return int(facts.security.get("user_id", facts.user_id))
 
 
-def exposed(path: Path, owner: int, others: int = 0o077) -> str:
-    """Why this is not its owner's alone; "" if it is, or is not there. others: the bits that are not to be set."""
+def exposed(path: Path, owner: int, others: int = 0o077) -> Fault | None:
+    """Why this is not its owner's alone; None if it is, or is not there. others: the bits that are not to be set."""
     try:
         status = path.lstat()
     except FileNotFoundError:
-        return ""
+        return None
+    quoted = shlex.quote(str(path))
     if stat.S_ISLNK(status.st_mode):
-        return "it is a link"
+        return Fault(f"{path}: it is a link", f"put what it leads to in its place:  ls -l {quoted}")
     if status.st_uid not in (owner, 0):
-        return f"it is somebody else's (uid {status.st_uid})"
-    if status.st_mode & others & 0o022:
-        return "others may change it"
-    return "others may read it" if status.st_mode & others else ""
+        says = f"{path}: it is somebody else's (uid {status.st_uid})"
+        return Fault(says, f"look at what is in it, then as root:  chown {owner} {quoted}")
+    if not status.st_mode & others:
+        return None
+    says = f"{path}: others may {'change' if status.st_mode & others & 0o022 else 'read'} it"
+    return Fault(says, f"chmod {'go=' if others & 0o055 else 'go-w'} {quoted}")
 
 
-def replaceable(path: Path, owner: int) -> str:
-    """The first directory above in which somebody else may put another in its place, and why; "" if there is none."""
+def replaceable(path: Path, owner: int) -> Fault | None:
+    """The first directory above in which somebody else may put another in its place, and why; None if there is none."""
     for above in Path(os.path.realpath(path)).parents:
-        status = above.stat()
+        status, quoted = above.stat(), shlex.quote(str(above))
         if status.st_uid not in (owner, 0):
-            return f"{above} is somebody else's (uid {status.st_uid})"
+            says = f"{path}: {above} is somebody else's (uid {status.st_uid})"
+            return Fault(says, f"keep it elsewhere, or as root:  chown {owner} {quoted}")
         if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-            return f"others may put another in its place in {above}"
-    return ""
+            return Fault(f"{path}: others may put another in its place in {above}", f"chmod go-w {quoted}")
+    return None
 
 
 def state(facts: Facts) -> Finding:
@@ -77,14 +81,11 @@ def state(facts: Facts) -> Finding:
     place, owner = facts.state, owner_of(facts)
     if place is None or not os.path.lexists(place):
         return Finding(SKIP, "no state directory yet")
-    why = exposed(place, owner, 0o022) or replaceable(place, owner)
-    if why:
-        return Finding(FAIL, f"{place}: {why}", f"chmod 700 {shlex.quote(str(place))}")
-    if place.stat().st_mode & 0o077:
-        return Finding(FAIL, f"{place}: others may look into it", f"chmod 700 {shlex.quote(str(place))}")
+    fault = exposed(place, owner) or replaceable(place, owner)
     for name in KEY_FILES:
-        if why := exposed(place / name, owner):
-            return Finding(FAIL, f"{place / name}: {why}", f"chmod 600 {shlex.quote(str(place / name))}")
+        fault = fault or exposed(place / name, owner)
+    if fault:
+        return Finding(FAIL, *fault)
     return Finding(OK, f"{place} and the keys in it are uid {owner}'s alone")
 
 
@@ -103,10 +104,10 @@ def cluster(facts: Facts) -> Finding:
     if place is None:
         return Finding(SKIP, "no cluster yet")
     for path in (place, *(place / name for name in CLUSTER_FILES)):
-        if why := exposed(path, owner):
-            return Finding(FAIL, f"{path}: {why}", f"chmod -R go= {shlex.quote(str(place))}")
-    if why := replaceable(place, owner):
-        return Finding(FAIL, f"{place}: {why}", f"ls -ld {shlex.quote(str(place.parent))}")
+        if fault := exposed(path, owner):
+            return Finding(FAIL, *fault)
+    if fault := replaceable(place, owner):
+        return Finding(FAIL, *fault)
     return Finding(OK, f"{place} is uid {owner}'s alone")
 
 
@@ -121,8 +122,8 @@ def ca_key(facts: Facts) -> Finding:
         return Finding(OK, "the CA's key is not on this node")
     except OSError as error:
         return Finding(SKIP, f"{place} cannot be looked into: {error.strerror}; ask as its owner")
-    if why := exposed(place / "ca.key", owner_of(facts)):
-        return Finding(FAIL, f"{place / 'ca.key'}: {why}", f"chmod 600 {shlex.quote(str(place / 'ca.key'))}")
+    if fault := exposed(place / "ca.key", owner_of(facts)):
+        return Finding(FAIL, *fault)
     runs = facts.security.get("mode", "user") == "user" and facts.info.get("slots") != 0
     if runs and not facts.info.get("cluster_local", True):
         says = "the CA's key is here, and a task of any member may read it: tasks run as the key's owner"
@@ -132,9 +133,10 @@ def ca_key(facts: Facts) -> Finding:
 
 @needs_agent
 def policy(facts: Facts) -> Finding:
-    """Whether anybody but root can say as whom tasks run, or gets at what the launcher of all users keeps."""
+    """Whether anybody but root (in user mode: the agent's user) can say as whom tasks run and what the agent believes, or
+    gets at what the launcher of all users keeps."""
     if facts.security["mode"] != "system":
-        return Finding(SKIP, "user mode: nothing is mapped")
+        return _own_settings(facts)
     words = facts.text(f"/proc/{facts.info.get('launcher_pid') or 0}/cmdline").split("\0")
     given = {**LAUNCHER_PLACES, **{flag: word for flag, word in itertools.pairwise(words) if flag in LAUNCHER_PLACES}}
     config = Path(given["--config"])
@@ -145,20 +147,35 @@ def policy(facts: Facts) -> Finding:
         *drop_ins,
         *map(Path, (given["--directory"], given["--sockets"])),
     ):
-        if why := exposed(path, 0, 0o022) or (path.exists() and replaceable(path, 0)):
-            return Finding(
-                FAIL, f"{path}: {why}", f"chown root: {shlex.quote(str(path))}; chmod go-w {shlex.quote(str(path))}"
-            )
+        if fault := exposed(path, 0, 0o022) or (replaceable(path, 0) if path.exists() else None):
+            return Finding(FAIL, *fault)
+    if fault := exposed(Path(given["--sockets"]) / "launcher.sock", owner_of(facts)):
+        return Finding(FAIL, *fault)
     return Finding(OK, f"only root can change {config} and the places of the launcher")
+
+
+def _own_settings(facts: Facts) -> Finding:
+    from peerload.model.errors import ConfigError
+
+    words = facts.text(f"/proc/{facts.info['pid']}/cmdline").split("\0")
+    named = next((after for word, after in itertools.pairwise(words) if word == "--config"), None)
+    try:
+        paths = facts.settings_files(named)
+    except ConfigError as error:
+        return Finding(SKIP, str(error))
+    for path in paths:
+        if fault := exposed(path.resolve(), owner_of(facts), 0o022) or replaceable(path, owner_of(facts)):
+            return Finding(FAIL, *fault)
+    return Finding(OK, f"its settings ({counted(len(paths), 'file')}) can be changed by its user alone")
 
 
 @needs_agent
 def invitations(facts: Facts) -> Finding:
     """Whether what is kept of invitations lets anybody in."""
     place = facts.state
-    why = exposed(place / "invites", owner_of(facts)) if place is not None else ""
-    if why:
-        return Finding(FAIL, f"{place}/invites: {why}", f"chmod 600 {shlex.quote(f'{place}/invites')}")
+    fault = exposed(place / "invites", owner_of(facts)) if place is not None else None
+    if fault:
+        return Finding(FAIL, *fault)
     number = int(facts.security.get("invitations", 0))
     return Finding(OK, f"{counted(number, 'invitation')} open here; no secret of them is kept")
 
@@ -286,13 +303,12 @@ def code(facts: Facts) -> Finding:
             for path in (Path(directory), *(Path(directory, name) for name in files if name.endswith((".py", ".so")))):
                 real = Path(os.path.realpath(path))
                 looked_at += 1
-                if why := exposed(real, owner, 0o022):
-                    fix = f"chown root {shlex.quote(str(real))}; chmod go-w {shlex.quote(str(real))}"
-                    return Finding(FAIL, f"{real}: {why}", fix)
+                if fault := exposed(real, owner, 0o022):
+                    return Finding(FAIL, *fault)
             if looked_at > FILES_LOOKED_AT_MAX:
                 break
-        if why := replaceable(top, owner):
-            return Finding(FAIL, why, "install peerload where only you can write")
+        if fault := replaceable(top, owner):
+            return Finding(FAIL, fault.says, "install peerload where only you can write")
     says = f"{counted(looked_at, 'file')} of peerload and what it stands on can be changed by their owner alone"
     return Finding(OK, says)
 

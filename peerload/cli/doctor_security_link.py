@@ -28,6 +28,8 @@ CONNECT_S_MAX = 3.0
 NO_ANSWER_S = 0.5
 """A datagram that is answered at all is answered by then."""
 LIFE_S_MAX = 92 * 86_400.0
+EXPIRED = 10
+"""X509_V_ERR_CERT_HAS_EXPIRED."""
 TLS_ALERT, TLS_RECORD_BYTES_MAX = 21, 16 << 10
 RENEW = "peerload down && peerload up        on a node without the CA's key, and if that does not help:  peerload join TOKEN"
 REPORT = "stop it (peerload down), and please report it: what starts programs must let nobody in"
@@ -119,7 +121,9 @@ def _refused(facts: Facts, context: ssl.SSLContext, who: str, *, only_for: tuple
     """only_for: the words of OpenSSL by which a refusal of the other end is known, where our own may refuse, too."""
     try:
         how_far = _let_in(facts, context)
-    except ssl.SSLCertVerificationError:
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == EXPIRED:
+            return Finding(SKIP, f"{who} cannot be tried: this node's certificate has expired")
         return Finding(FAIL, "what listens there shows no certificate of this cluster", "who is it?  ss -ltnp")
     except ssl.SSLError as error:
         if only_for and (error.reason or "") not in only_for:
@@ -177,9 +181,18 @@ def _shown(facts: Facts) -> bytes:
         return secured.getpeercert(binary_form=True) or b""
 
 
-@_readable
+@needs_agent
 def certificate(facts: Facts) -> Finding:
-    """Whether the certificate that this node shows is the cluster's, valid, and made anew in time."""
+    """Whether the certificate that this node shows is the cluster's, valid, and made anew in time. That it has expired the
+    agent says itself, also to whoever cannot read the cluster's directory."""
+    ends_at = facts.checkup.get("certificate_until") or facts.now + 1
+    if not facts.info.get("cluster_local") and ends_at <= facts.now:
+        return Finding(FAIL, "its certificate has expired", RENEW)
+    return _shown_certificate(facts)
+
+
+@_readable
+def _shown_certificate(facts: Facts) -> Finding:
     try:
         shown = certificates.proven_facts(_shown(facts))
     except ssl.SSLCertVerificationError as error:

@@ -18,13 +18,19 @@ def brokers(facts: Facts) -> list[str]:
 
 def broker(facts: Facts) -> Finding:
     """Whether what is said to brokers is encrypted, and whether they take anything from anybody."""
-    from peerload.cli.doctor_broker import Way, anybody_may_publish
+    from peerload.cli.doctor_broker import Way, anybody_may_publish, probed
 
     urls = brokers(facts)
     if not urls:
         return Finding(SKIP, "no broker is configured: nodes tell each other")
 
     way = Way.of(facts)
+    if not way.ca and not way.cluster_ca and any(url.startswith("mqtts://") for url in urls):
+        return Finding(SKIP, "the certificate of the cluster's CA cannot be read: ask as its owner")
+    for url in urls:
+        why = probed(url, way).why if url.startswith("mqtts://") else ""
+        if "certificate" in why and way.certificate is not None:
+            return Finding(FAIL, f"{_where(url)}: {why}", "peerload doctor        how a broker gets one:  docs/mqtt.md")
     plain = [url for url in urls if not url.startswith("mqtts://")]
     for url in urls:
         if anybody_may_publish(url, way, facts):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 
 from peerload.agent.trust import Revoked, Trust, _signed, _words
+from peerload.cli import doctor_security_messages
 from peerload.cli.doctor_broker import Probed, Way, anybody_may_publish, probed
 from peerload.cli.doctor_cluster import _of_tls
 from peerload.cli.doctor_facts import Facts
@@ -185,6 +187,16 @@ def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: P
     assert 729 * 86_400 < left_s < 731 * 86_400
     assert "certificate" in probed(broker.url, way._replace(certificate=None)).why
     assert "CA that is not believed" in probed(broker.url, way._replace(ca="system")).why
+    expired = TlsBroker(cluster_of(), tmp_path / "expired", made_at=datetime.now(UTC) - timedelta(days=3650))
+    expired.start()
+    try:
+        facts.checkup["broker"] = {"urls": [expired.url], "url": None, "why": ""}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Way, "of", lambda _facts: way)
+            found = doctor_security_messages.broker(facts)
+        assert (found.result, "its certificate has expired" in found.says) == ("fail", True), found
+    finally:
+        expired.stop()
     open_to_all = TlsBroker(cluster_of(), tmp_path / "open")
     lines = {"require_certificate": "#", "use_identity_as_username": "#", "acl_file": "#", "allow_anonymous": "#"}
     open_to_all.start("allow_anonymous true", **lines)

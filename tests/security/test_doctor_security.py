@@ -34,6 +34,7 @@ from peerload.cli import (
 from peerload.cli.doctor_facts import Facts
 from peerload.cli.doctor_security import LOOKS, examine, permitted
 from peerload.cli.security_rules import RULES
+from peerload.model.errors import ConfigError
 from tests.integration.cluster import program
 from tests.integration.machines import Lab
 from tests.security import careless
@@ -205,7 +206,10 @@ def test_a_ca_key_that_others_may_read(issuer: Facts) -> None:
         assert result(files.ca_key, issuer, "others may read it") == "fail"
 
 
-@pytest.mark.parametrize(("name", "bits"), [("", 0o755), ("", 0o777), ("tls/node.pem", 0o640), ("trust", 0o602)])
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("", 0o755), ("", 0o777), ("tls/node.pem", 0o640), ("trust", 0o602), ("launcher/launcher.sock", 0o777)],
+)
 def test_a_state_directory_that_is_open(facts: Facts, name: str, bits: int) -> None:
     assert result(files.state, facts) == "ok"
     assert facts.state is not None
@@ -221,6 +225,39 @@ def test_a_state_directory_that_others_may_replace(facts: Facts) -> None:
     assert facts.state is not None
     with mode(facts.state.parent, 0o777):
         assert result(files.state, facts, "put another in its place") == "fail"
+        assert files.state(facts).fix == f"chmod go-w {facts.state.parent}"
+
+
+def test_a_link_is_not_mended_by_its_mode(tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    linked.symlink_to(tmp_path)
+    fault = files.exposed(linked, os.getuid())
+    assert fault is not None
+    assert "chmod" not in fault.fix
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_what_belongs_to_somebody_else_is_not_mended_by_its_mode(facts: Facts) -> None:
+    assert facts.state is not None
+    trust = facts.state / "trust"
+    kept = trust.read_bytes() if trust.exists() else None
+    trust.write_bytes(kept or b"")
+    os.chown(trust, 65534, -1)
+    try:
+        assert result(files.state, facts, "somebody else's") == "fail"
+        assert "chown" in files.state(facts).fix
+    finally:
+        os.chown(trust, 0, -1)
+        if kept is None:
+            trust.unlink()
+
+
+def test_settings_that_others_may_change(facts: Facts, members: list[Machine]) -> None:
+    config = members[1].directory / "config" / "peerload" / "config.toml"
+    assert result(files.policy, facts) == "ok"
+    with mode(config, 0o666):
+        assert result(files.policy, facts, "others may change it") == "fail"
+        assert files.policy(facts).fix == f"chmod go-w {config}"
 
 
 @pytest.mark.parametrize("name", ["", "seal.key", "ca.pem"])
@@ -390,6 +427,12 @@ def test_a_certificate_that_is_not_as_it_should_be(facts: Facts, members: list[M
         assert result(link.certificate, facts, "should have been made anew") == "warn"
 
 
+def test_a_certificate_that_has_expired_is_told_where_nothing_can_be_read(facts: Facts) -> None:
+    facts.checkup["certificate_until"] = facts.now - 1
+    facts.info["cluster_directory"] = "/nonexistent"
+    assert result(link.certificate, facts, "expired") == "fail"
+
+
 def of_two_names(ca: certificates.Pair) -> certificates.Pair:
     """What no CA of ours makes: a certificate that is for two nodes."""
     key = Ed25519PrivateKey.generate()
@@ -549,17 +592,21 @@ def test_users_of_other_nodes_who_would_be_administrators(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="what root alone may change is to be root's")
 def test_a_policy_that_others_may_change(facts: Facts, tmp_path: Path) -> None:
-    assert result(files.policy, facts) == "skip"
     in_system_mode(facts)
     config = tmp_path / "peerload.toml"
     config.write_text("", encoding="utf-8")
-    words = ("--config", str(config), "--config-directory", str(tmp_path), "--directory", str(tmp_path))
+    flags = ("--config-directory", "--directory", "--sockets")
+    words = ("--config", str(config), *(word for flag in flags for word in (flag, str(tmp_path))))
+    sock = tmp_path / "launcher.sock"
+    sock.touch(mode=0o600)
     with process("sh", "-c", "sleep 60; :", *words) as facts.info["launcher_pid"]:
         assert result(files.policy, facts) == "ok"
         with mode(config, 0o666):
             assert result(files.policy, facts, "others may change it") == "fail"
         with mode(tmp_path, 0o777):
             assert result(files.policy, facts, "others may") == "fail"
+        with mode(sock, 0o777):
+            assert result(files.policy, facts, "launcher.sock: others may change it") == "fail"
         os.chown(config, 65534, -1)
         assert result(files.policy, facts, "somebody else's") == "fail"
 
@@ -624,6 +671,14 @@ def test_a_broker_that_takes_from_anybody(
     assert result(messages.broker, facts, "no broker") == "skip"
     with kept_port() as port:
         look_at_a_broker(facts, mosquitto, tmp_path, monkeypatch, port)
+
+
+def test_a_broker_by_tls_where_the_cluster_cannot_be_read(facts: Facts) -> None:
+    facts.checkup["broker"] = {"urls": ["mqtts://127.0.0.1:9"], "url": None, "why": ""}
+    facts.cluster = None
+    assert result(messages.broker, facts, "cannot be read") == "skip"
+    with pytest.raises(ConfigError):
+        doctor_broker.Way().tls(shows_us=False).context()
 
 
 def look_at_a_broker(facts: Facts, mosquitto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:
