@@ -24,6 +24,10 @@ ASK_ROOT = "its processes cannot be looked into: ask as its owner, or root"
 _SECRET_WORDS = re.compile(r"plj1-|://[^/\s:@]*:[^/\s@]+@")
 
 
+CLAIMS = ("@peerload-agent-", "@peerload-launcher-")
+"""Abstract sockets that claim a database for one agent on this machine: nothing is ever accepted or read there."""
+
+
 class Listening(NamedTuple):
     """A socket that waits for anybody: tcp, udp or unix, and where."""
 
@@ -70,7 +74,9 @@ def sockets_of(facts: Facts, pid: int) -> list[Listening] | None:
     for line in facts.text(f"/proc/{pid}/net/unix").splitlines()[1:]:
         words = line.split(None, 7)
         if words[6] in inodes and int(words[3], 16) & ACCEPTS:
-            found.append(Listening("unix", words[7] if len(words) > 7 else ""))  # noqa: PLR2004 -- the path, if any
+            name = words[7] if len(words) > 7 else ""  # noqa: PLR2004 -- the path, if any
+            if not name.startswith(CLAIMS):
+                found.append(Listening("unix", name))
     return found
 
 
