@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from peerload.cli.doctor_security_processes import CLAIMS
 from tests.integration.cluster import Agent, Cluster
 from tests.support import wait_until
 
@@ -106,14 +107,15 @@ def test_a_machine_with_another_directory_is_none(machines: dict[str, str]) -> N
 
 
 def listening(pid: int) -> tuple[set[tuple[str, str, int]], set[str]]:
-    """({(tcp or udp, address, port)}, paths of Unix sockets) that this process listens on."""
+    """({(tcp or udp, address, port)}, paths of Unix sockets) that this process listens on, but for its claim of a database."""
     process = psutil.Process(pid)
     inet = {
         ("udp" if found.type == 2 else "tcp", found.laddr.ip, found.laddr.port)
         for found in process.net_connections("inet")
         if found.type == 2 or found.status == psutil.CONN_LISTEN
     }
-    return inet, {path for found in process.net_connections("unix") if (path := str(found.laddr))}
+    unix = {str(found.laddr) for found in process.net_connections("unix")} - {""}
+    return inet, {path for path in unix if not path.startswith(CLAIMS)}
 
 
 @pytest.mark.rule("S2")
