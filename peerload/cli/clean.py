@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from peerload.cli.main import UsageError
@@ -9,6 +10,7 @@ from peerload.cli.options import Options, duration, whole
 from peerload.cli.tasks import collapsed
 from peerload.cli.text import counted, print_json, say, size_text
 from peerload.client import Client
+from peerload.model.errors import AgentUnavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +26,8 @@ def main(words: list[str]) -> int:
     reader = Options(
         "clean",
         "Drop ended tasks whose home is here, with their outputs. Each flag narrows which: those that ended longer ago\n"
-        "than --older, in one of these states, and none of the newest --keep. Tasks that have not ended are never dropped.",
+        "than --older, in one of these states, and none of the newest --keep. Tasks that have not ended are never dropped.\n"
+        "Where no agent runs (on a full disk none can start) the state directory itself is cleaned.",
     )
     reader.add_argument("task", nargs="*", metavar="ID")
     reader.flag("--older", type=duration, metavar="7d", help="that ended longer ago than this")
@@ -35,10 +38,20 @@ def main(words: list[str]) -> int:
     reader.switch("--all", help="every task that has ended")
     reader.switch("--outputs", help="drop their outputs alone, keep the tasks")
     reader.switch("--dry-run", help="only say what would be dropped")
+    reader.flag(
+        "--state-dir", metavar="DIR", help="where an agent that does not run keeps its tasks (default: your own's)"
+    )
     flags = reader.read(words)
     asked = _asked(flags)
-    with Client(flags.socket) as client:
-        reply = client.call("clean", **asked)
+    try:
+        client = Client(flags.socket)
+    except AgentUnavailable:
+        reply = _without_agent(flags, asked)
+        if reply is None:
+            raise
+    else:
+        with client:
+            reply = client.call("clean", **asked)
     if flags.json:
         keys = ("tasks", "removed", "outputs", "output_bytes", "in_use")
         print_json({key: reply.get(key) for key in keys} | {"dry_run": flags.dry_run})
@@ -72,6 +85,26 @@ def _asked(flags: Namespace) -> dict[str, Any]:
         "outputs_only": flags.outputs,
         "dry_run": flags.dry_run,
     }
+
+
+def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """What there is to answer where no agent runs; None if it is not known what it kept where."""
+    if flags.state_dir is None and (flags.socket is not None or os.environ.get("PEERLOAD_SOCKET")):
+        return None  # another agent than the user's own
+    from pathlib import Path
+
+    from peerload.agent.clean_alone import cleaned
+    from peerload.cli.agent_flags import located
+
+    state = located({"state": flags.state_dir} if flags.state_dir else {})["state"]
+    reply = cleaned(Path(state), asked)
+    if reply is not None:
+        say(
+            f"no agent runs; {state} itself is looked through"
+            if flags.dry_run
+            else f"no agent runs; {state} itself is cleaned"
+        )
+    return reply
 
 
 def _show(flags: Namespace, reply: dict[str, Any]) -> None:
