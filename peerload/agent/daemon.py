@@ -339,6 +339,7 @@ class Daemon:
             self.parts.members.start()
             await self.control.start(self._manager.listener(self.config.socket))
             last_words.forget(self.config.socket)
+            background.append(group.create_task(self.control.watch()))
             background.append(group.create_task(self._serves(loop, address).run()))
             await self.parts.stopping.wait()
             (self._manager.reloading if self.parts.restarts else self._manager.stopping)()
