@@ -89,6 +89,7 @@ class Launcher:
         self._guard: Guard | None = None
         self._limit_due_s = 0.0
         self._must_listen = False
+        self._is_unguarded = False
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -130,8 +131,13 @@ class Launcher:
         try:
             self._guard = Guard(self._directory, self._units, self._memory.root, self._run)
         except OSError as error:
-            say(f"no guard: if this launcher is killed, its tasks live until the next one: {error}")
+            if not self._is_unguarded:
+                say(f"no guard: if this launcher is killed, its tasks live until the next one: {error}")
+            self._is_unguarded = True
             return
+        if self._is_unguarded:
+            say("there is a guard again")
+        self._is_unguarded = False
         self._units.guard_pid = self._guard.pid
         self._epoll.register(self._guard.pidfd, select.EPOLLIN)
 
@@ -190,6 +196,8 @@ class Launcher:
         if now_s >= self._limit_due_s:
             self._limit_due_s = now_s + LIMIT_EVERY_S
             self._leases.hold_again()
+            if self._guard is None:  # there was no process to be had for it
+                self._set_guard()
             for task in self._tasks.values():
                 if task.limit_due_s <= now_s:
                     for capture in task.captures:
