@@ -7,6 +7,7 @@ told so and cut off; one that does not read is waited for, and only it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from peerload.agent.pending import Decisions, Pending
 from peerload.agent.quotas import Waited, waits_for
 from peerload.agent.requests import Requests
 from peerload.agent.routes import Routes
-from peerload.model.errors import PeerloadError, SlowDown
+from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
     import socket
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.wire import control
 
+log = logging.getLogger("peerload.agent")
+
+LOOK_EVERY_S = 1.0
+"""Whether the socket is still there is looked at so often."""
 REQUESTS_PENDING_MAX = 1024
 """Requests of one client that may be unanswered at a time."""
 
@@ -39,6 +44,7 @@ class ControlServer:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._server: asyncio.AbstractServer | None = None
+        self._place: tuple[int, int] | None = None
         self._keeps_name = False
         self._connections: set[LocalConnection] = set()
         self._pending = Pending()
@@ -56,6 +62,7 @@ class ControlServer:
         ConfigError if the place is taken by a living agent or cannot be used."""
         self._keeps_name = handed_over is not None
         listener = local_socket.listen(self._parts.config) if handed_over is None else handed_over
+        self._place = local_socket.place(self._parts.config.socket)
         loop = asyncio.get_running_loop()
         if sys.version_info >= (
             3,
@@ -67,13 +74,36 @@ class ControlServer:
         else:
             self._server = await loop.create_unix_server(lambda: LocalConnection(self), sock=listener)
 
+    async def watch(self) -> None:
+        """Make the socket anew if it is gone, until cancelled: a runtime directory goes when its user logs out, and what is
+        old in /tmp may be removed. What somebody else listens at is left alone."""
+        path, said = self._parts.config.socket, ""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            self._parts.launcher.look_for_socket()
+            if self._keeps_name or local_socket.place(path) == self._place:
+                continue
+            before = self._server
+            try:
+                await self.start()
+            except ConfigError as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.error("the socket %s is gone, and cannot be made anew: %s", path, error)  # noqa: TRY400
+                continue
+            if before is not None:
+                before.close()
+            said = ""
+            log.warning("the socket %s was gone; it was made anew", path)
+
     async def close(self) -> None:
         """Stop listening; clients that wait are told by the closed connection. That they are gone is told to nobody: it is we
         who go, and they come back to the next start."""
         if self._server is not None:
             self._server.close()
-        if self._server is not None and not self._keeps_name:
-            local_socket.remove(self._parts.config.socket)
+        path = self._parts.config.socket
+        if self._server is not None and not self._keeps_name and local_socket.place(path) == self._place:
+            local_socket.remove(path)
         for connection in list(self._connections):
             for task in list(connection.tasks):
                 task.cancel()

@@ -57,6 +57,7 @@ from peerload.agent.service_manager import ServiceManager
 from peerload.agent.speed import find_out
 from peerload.agent.spool import Spool
 from peerload.agent.store import Store
+from peerload.agent.store_schema import DATABASE
 from peerload.agent.tls import Credentials
 from peerload.agent.trust import Trust
 from peerload.agent.trust_link import TrustLink
@@ -65,7 +66,7 @@ from peerload.agent.workers import Workers
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
-from peerload.model.errors import SlowDown
+from peerload.model.errors import SlowDown, StoreError
 from peerload.model.gossip import PRESETS
 from peerload.model.messages import Identity
 from peerload.model.task import TaskState
@@ -85,7 +86,6 @@ log = logging.getLogger("peerload.agent")
 
 RESTART = -1
 """What `Daemon.run` returns when the agent is to be started again."""
-DATABASE = "peerload.db"
 FAR_ANSWER_S = 1.0
 """Where nodes are far apart (`gossip = "wan"`) answers are waited for longer than a way there and back takes."""
 STOP_S_MAX = 5.0
@@ -140,6 +140,10 @@ class Daemon:
         loop.set_default_executor(workers)
         try:
             return await self._run(loop)
+        except Exception:
+            if self._is_up and self._has_lost_its_state:  # whatever it was that needed a file there
+                raise self._state_is_gone() from None
+            raise
         finally:
             workers.shutdown()
             loop.set_default_executor(cast("Any", None))  # to end it the loop would make one more thread
@@ -194,7 +198,25 @@ class Daemon:
         if self.parts.refusal is not None:
             last_words.leave(self.config.socket, self.parts.refusal)
             raise self.parts.refusal
+        if self.parts.has_failed and self._has_lost_its_state:
+            raise self._state_is_gone()
         return RESTART if self.parts.restarts and not self.parts.has_failed else self.parts.exit_code
+
+    @property
+    def _has_lost_its_state(self) -> bool:
+        return not (Path(self.config.state) / DATABASE).exists()
+
+    def _state_is_gone(self) -> StoreError:
+        """Somebody has removed the state directory: nothing can be kept any more, and what was kept is lost."""
+        pid = self.parts.launcher.pid
+        end = f"to end the tasks that still run:  kill {pid}        " if pid and self.config.mode != "system" else ""
+        error = StoreError(
+            f"the state directory {self.config.state} is gone",
+            why="it was removed, with all that this node knew of its tasks; the agent stops",
+            hint=f"{end}a new agent:  peerload up",
+        )
+        last_words.leave(self.config.socket, error)
+        return error
 
     def _prove(self, state: Path) -> None:
         """What this node proves itself with, and whom it believes."""
@@ -304,6 +326,7 @@ class Daemon:
         self._record()
         self._recover(kept, launcher)
         self.parts.disk.changed = self.incoming.disk_changed
+        self.parts.disk.lost = self.parts.fail
         if self.parts.disk.state != "ok":
             self.incoming.disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
@@ -330,6 +353,7 @@ class Daemon:
             self.parts.members.start()
             await self.control.start(self._manager.listener(self.config.socket))
             last_words.forget(self.config.socket)
+            background.append(group.create_task(self.control.watch()))
             background.append(group.create_task(self._serves(loop, address).run()))
             await self.parts.stopping.wait()
             (self._manager.reloading if self.parts.restarts else self._manager.stopping)()

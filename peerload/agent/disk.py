@@ -94,7 +94,7 @@ class Reserve:
 
 class Disk:
     """The disk below ``directory``. ``changed(state, reason)`` is called, in the loop's thread, when it gets ``low``,
-    ``full`` or ``ok`` again (``full``: the reserve has been touched)."""
+    ``full`` or ``ok`` again (``full``: the reserve has been touched); ``lost(why)`` if it cannot be told any more."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -106,6 +106,7 @@ class Disk:
         self.reserve = Reserve(directory / "reserve", size)
         self.state = "ok"
         self.changed: Callable[[str, str], None] = lambda _state, _reason: None
+        self.lost: Callable[[str], None] = lambda _why: None
 
     @property
     def low_bytes(self) -> int:
@@ -172,8 +173,12 @@ class Disk:
         """Look every LOOK_EVERY_S, until cancelled. The reserve is filled in a thread of its own: some disks take their
         time to find that much room."""
         while True:
-            await asyncio.to_thread(self.refill)
-            self.look()
+            try:
+                await asyncio.to_thread(self.refill)
+                self.look()
+            except OSError as error:
+                self.lost(f"the disk of {self._directory} cannot be looked at: {error.strerror}")
+                return
             await asyncio.sleep(LOOK_EVERY_S)
 
     def look(self) -> None:

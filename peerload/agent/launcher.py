@@ -3,7 +3,7 @@ It is one loop over one table of tasks, and so one file; what needs no such tabl
 
 Run with ``--directory DIR``. It listens on DIR/launcher.sock for one agent; both sides send frames (4-byte length,
 MessagePack), each a list of maps. Requests have ``do``: list, spawn, signal, lease, evict (end a frozen one), forget,
-ping, input, resize, usage, stop; events have ``is``: listed, started, ended, expired (it has no process and will have none, and no exit: its
+ping, input, resize, usage, listen (make the socket anew if its name is gone), stop; events have ``is``: listed, started, ended, expired (it has no process and will have none, and no exit: its
 lease had run out, its unit could not be made, this machine is short of something (``shortage``), or it was evicted), frozen, thawed, fed, used, pong. An agent hears of events only
 after it has asked for the list, so that the list and the events after it tell everything once. Whatever an agent says,
 the launcher goes on: garbage costs it the connection.
@@ -52,7 +52,8 @@ there, no ``reason`` and ``never_started`` (always true) with expired, and no ``
 2 had no ``evict``, 3 no ``ping``; 4 had no ``memory`` there, no ``memory_bytes_max`` and ``node`` in requests to spawn, and no
 ``out_of`` in exits: memory was not limited. 5 had no ``input``, ``resize`` and ``fed``, and no ``input`` and ``terminal`` in
 requests to spawn: every task read /dev/null. 6 had no ``system`` there, and no `may`, `check`, `write` and `told`: it ran tasks
-as itself. 7 had no `usage`. 8 had no ``shortage`` with expired: such an attempt had an exit (126)."""
+as itself. 7 had no `usage`. 8 had no ``shortage`` with expired
+(such an attempt had an exit, 126), and no `listen`."""
 KEY_CHARS_MAX = 128
 NODE_CHARS_MAX = 64
 """Of the name of its node a reason has no more."""
@@ -94,6 +95,8 @@ class Launcher:
         self._stopping = False
         self._guard: Guard | None = None
         self._limit_due_s = 0.0
+        self._must_listen = False
+        self._is_unguarded = False
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -117,6 +120,7 @@ class Launcher:
         self._exits.wake_by(wake_end)
         signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._stop)
+        signal.signal(signal.SIGHUP, self._look_for_socket)
         if self._units.is_bare:
             signal.signal(signal.SIGCHLD, lambda *_: None)  # orphans come to us
         self._epoll.register(self._wake, select.EPOLLIN)
@@ -136,8 +140,13 @@ class Launcher:
         try:
             self._guard = Guard(self._directory, self._units, self._memory.root, self._run)
         except OSError as error:
-            say(f"no guard: if this launcher is killed, its tasks live until the next one: {error}")
+            if not self._is_unguarded:
+                say(f"no guard: if this launcher is killed, its tasks live until the next one: {error}")
+            self._is_unguarded = True
             return
+        if self._is_unguarded:
+            say("there is a guard again")
+        self._is_unguarded = False
         self._units.guard_pid = self._guard.pid
         self._epoll.register(self._guard.pidfd, select.EPOLLIN)
 
@@ -158,6 +167,9 @@ class Launcher:
             if self._system is not None:
                 self._system.ready(masks)
             self._agent.ready(masks)
+            if self._must_listen:
+                self._must_listen = False
+                self._agent.listen_again()
             self._enforce()
             self._endings.settle()
             self._flush()
@@ -193,6 +205,8 @@ class Launcher:
         if now_s >= self._limit_due_s:
             self._limit_due_s = now_s + LIMIT_EVERY_S
             self._leases.hold_again()
+            if self._guard is None:  # there was no process to be had for it
+                self._set_guard()
             for task in self._tasks.values():
                 if task.limit_due_s <= now_s:
                     for capture in task.captures:
@@ -290,10 +304,17 @@ class Launcher:
             )
         elif do == "ping":
             self._events.append({"is": "pong"})
+        elif do == "listen":
+            self._agent.listen_again()
         elif do == "stop":
             self._stop()
         elif self._system is None or not self._system.carry_out(do, request):
             raise ValueError("unknown request")
+
+    def _look_for_socket(self, *_: object) -> None:
+        """Another launcher was started here, since nobody can connect to us. Only noted: this may be in the midst of
+        anything; the loop wakes up."""
+        self._must_listen = True
 
     def _list(self) -> None:
         """Everything known, in parts; events follow only from here on. An end that is not on the disk yet, and is to be,
@@ -487,6 +508,20 @@ def _detach(directory: str) -> None:
     os.close(log)
 
 
+def _ask_for_socket(directory: str) -> None:
+    """Have the launcher of this directory make its socket anew if that is gone; it knows from version 9 on what SIGHUP
+    means, and those before take no notice."""
+    try:
+        with open(f"{directory}/launcher.pid", encoding="ascii") as file:  # noqa: PTH123 -- pathlib costs the launcher a megabyte
+            pid = int(file.read(20))
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 -- as above
+            words = file.read().split(b"\0")
+        if os.fsencode(directory) in words and b"--directory" in words:
+            os.kill(pid, signal.SIGHUP)
+    except (OSError, ValueError):  # it has not got that far, or has gone
+        return
+
+
 def locked(directory: str, units: str, memory: str, system: System | None = None, store: str = "") -> Launcher:
     """The launcher of this directory; ends this process if there is another."""
     tries_until_s = time.monotonic() + LOCK_S_MAX
@@ -495,6 +530,7 @@ def locked(directory: str, units: str, memory: str, system: System | None = None
             return Launcher(directory, units, memory, system, store)
         except BlockingIOError:
             if time.monotonic() >= tries_until_s:
+                _ask_for_socket(directory)
                 sys.stderr.write(f"another launcher runs in {directory}\n")
                 sys.exit(ALREADY_RUNS)
             time.sleep(LOCK_LOOK_S)

@@ -17,7 +17,7 @@ import msgpack
 
 from peerload.agent.launcher_process import GONE_S, LauncherProcess, LauncherService, is_alive, stays, wait_gone
 from peerload.agent.launcher_pulse import Pulse
-from peerload.agent.launcher_reach import LOST, LauncherError, listed, open_or_start, read_frame
+from peerload.agent.launcher_reach import LOST, SOCKET_NAME, LauncherError, listed, open_or_start, read_frame
 from peerload.agent.launcher_words import exit_of, spawn_request
 from peerload.agent.spool import FOLLOWED_BYTES_MAX
 from peerload.model.events import (
@@ -56,6 +56,8 @@ PINGED_SINCE = 4
 CUT_OFF = "its connection broke; it is there, and so are its tasks"
 MEASURES_SINCE = 8
 """The first version of its protocol that knows `usage`."""
+LISTENS_SINCE = 9
+"""The first version of its protocol that knows `listen`."""
 MEASURED_S_MAX = 2.0
 """It answers that at once, or it is busy: nobody waits longer for figures."""
 EVICTS = 3
@@ -248,6 +250,11 @@ class LauncherLink:
         """End a task that is frozen; a launcher of an earlier version cannot, and keeps it."""
         if self._protocol >= EVICTS:
             self._request({"do": "evict", "key": key, "reason": reason})
+
+    def look_for_socket(self) -> None:
+        """Have it make its socket anew if that is gone: the next agent could not reach it, nor its tasks."""
+        if self._protocol >= LISTENS_SINCE and not (self._directory / SOCKET_NAME).exists():
+            self._request({"do": "listen"})
 
     def forget(self, key: str) -> None:
         """The exit record is not needed any more."""

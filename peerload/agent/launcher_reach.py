@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("peerload.launcher")
 
+SOCKET_NAME = "launcher.sock"
 START_S_MAX = 15.0
 """A new launcher first ends what its predecessor left, then answers."""
 SERVICE_LOOK_S = 0.25
@@ -86,7 +87,7 @@ async def _open(directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWr
     """Connect by way of the directory's own descriptor: a long path does not fit into a socket's name."""
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
-        return await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/launcher.sock", limit=FRAME_BYTES_MAX + 4)
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{fd}/{SOCKET_NAME}", limit=FRAME_BYTES_MAX + 4)
     finally:
         os.close(fd)
 

@@ -79,23 +79,48 @@ class AgentSocket:
         self._unsent = bytearray()
         self._writing = False
         self.listed = False
-        os.chdir(directory)  # a path within it is never too long for a socket
-        if os.path.lexists(NAME):
-            os.unlink(NAME)  # noqa: PTH108 -- pathlib costs the launcher a megabyte
+        self._directory = directory
+        self._listener = self._listening()
+
+    def _listening(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(NAME)
-        self._listener.listen(16)
-        self._listener.setblocking(False)
-        os.umask(before)
-        if system is not None:
-            os.chown(NAME, system.access.uid, -1)
-        os.chdir("/")
-        epoll.register(self._listener, select.EPOLLIN)
+        try:
+            os.chdir(self._directory)  # a path within it is never too long for a socket
+            if os.path.lexists(NAME):
+                os.unlink(NAME)  # noqa: PTH108 -- pathlib costs the launcher a megabyte
+            listener.bind(NAME)
+            listener.listen(16)
+            listener.setblocking(False)
+            if self._system is not None:
+                os.chown(NAME, self._system.access.uid, -1)
+            self._epoll.register(listener, select.EPOLLIN)
+        except OSError:
+            listener.close()
+            raise
+        finally:
+            os.umask(before)
+            os.chdir("/")
+        return listener
+
+    def listen_again(self) -> None:
+        """Make the socket anew if its name is gone: nobody could connect any more. Connections stay."""
+        if os.path.lexists(self._path):
+            return
+        try:
+            listener = self._listening()
+        except OSError as error:
+            say(f"{self._path} is gone, and cannot be made anew: {error}")
+            return
+        self._epoll.unregister(self._listener)
+        self._listener.close()
+        self._listener = listener
+        say(f"{self._path} was gone; it was made anew")
 
     def close(self) -> None:
         """Nobody shall look for us here any more."""
-        os.unlink(self._path)  # noqa: PTH108 -- as above
+        if os.path.lexists(self._path):
+            os.unlink(self._path)  # noqa: PTH108 -- as above
 
     def ready(self, masks: dict[int, int]) -> None:
         """What epoll said of our descriptors: a new agent, or words of the one there is."""

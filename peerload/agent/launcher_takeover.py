@@ -136,7 +136,13 @@ class Guard:
         finally:
             os.close(theirs)
         self._pipe = mine
-        self.pidfd = os.pidfd_open(self.pid)
+        try:
+            self.pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            os.kill(self.pid, signal.SIGKILL)  # before its pipe ends
+            os.waitpid(self.pid, 0)
+            os.close(mine)
+            raise
 
     def close(self) -> None:
         """It has ended: let go of it."""

@@ -55,6 +55,15 @@ def listen(config: AgentConfig) -> socket.socket:
     return listener
 
 
+def place(path: str) -> tuple[int, int] | None:
+    """What tells a socket from another that was made at its path later; None if nothing is there."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def remove(path: str) -> None:
     """Take a socket's name away; where that is not allowed it stays, and nobody answers there."""
     with contextlib.suppress(OSError):

@@ -13,6 +13,8 @@ VERSION = 4
 
 _UNFINISHED = ", ".join(f"'{state.value}'" for state in TaskState if not state.is_final)
 
+DATABASE = "peerload.db"
+"""Its name in the state directory."""
 _EVENTS = """
 CREATE TABLE events (
     number INTEGER PRIMARY KEY, at REAL NOT NULL, what TEXT NOT NULL, state TEXT NOT NULL, counter INTEGER,

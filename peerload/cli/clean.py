@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from peerload.cli import selection
@@ -10,6 +11,7 @@ from peerload.cli.options import Options, duration, whole
 from peerload.cli.tasks import collapsed
 from peerload.cli.text import counted, print_json, say, size_text
 from peerload.client import Client
+from peerload.model.errors import AgentUnavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,7 +27,8 @@ def main(words: list[str]) -> int:
     reader = Options(
         "clean",
         "Drop ended tasks whose home is here, with their outputs. Each flag narrows which: those that ended longer ago\n"
-        "than --older, in one of these states, and none of the newest --keep. Tasks that have not ended are never dropped.",
+        "than --older, in one of these states, and none of the newest --keep. Tasks that have not ended are never dropped.\n"
+        "Where no agent runs (on a full disk none can start) the state directory itself is cleaned.",
     )
     selection.add(reader, changes=True, has_state=False)
     reader.flag("--older", type=duration, metavar="7d", help="that ended longer ago than this")
@@ -36,26 +39,49 @@ def main(words: list[str]) -> int:
     reader.switch("--all", help="every task that has ended")
     reader.switch("--outputs", help="drop their outputs alone, keep the tasks")
     reader.switch("--dry-run", help="only say what would be dropped")
+    reader.flag(
+        "--state-dir", metavar="DIR", help="where an agent that does not run keeps its tasks (default: your own's)"
+    )
     flags = reader.read(words)
     chosen_by = selection.Selection(flags, "clean", needed=False)
     asked = _asked(flags, chosen_by)
-    with Client(flags.socket) as client:
-        parts = [asked]
-        if chosen_by.words or chosen_by.is_narrowed:
-            parts = [asked | {"tasks": refs} for refs in selection.batches(_refs(client, chosen_by, asked["states"]))]
-        if chosen_by.would_ask() and not flags.dry_run:
-            count = sum(int(client.call("clean", **part | {"dry_run": True}).get("removed") or 0) for part in parts)
-            if not selection.agreed("clean", count):
-                return CANNOT
-        reply: dict[str, Any] = {"tasks": [], "removed": 0, "outputs": 0, "output_bytes": 0, "in_use": 0}
-        for part in parts:
-            answer = client.call("clean", **part)
-            reply = {key: value + (answer.get(key) or type(value)()) for key, value in reply.items()}
+    try:
+        client = Client(flags.socket)
+    except AgentUnavailable:
+        selects = chosen_by.is_narrowed or bool(chosen_by.words and not chosen_by.is_plain)
+        answer = None if selects else _without_agent(flags, asked | {"tasks": chosen_by.words})
+        if answer is None:
+            raise
+        reply = answer
+    else:
+        with client:
+            found = _cleaned(client, flags, chosen_by, asked)
+        if found is None:
+            return CANNOT
+        reply = found
     if flags.json:
         print_json(reply | {"dry_run": flags.dry_run})
     else:
         _show(flags, reply)
     return 0
+
+
+def _cleaned(
+    client: Client, flags: Namespace, chosen_by: selection.Selection, asked: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What the agent has dropped, or would; None if the user at the terminal said no."""
+    parts = [asked]
+    if chosen_by.words or chosen_by.is_narrowed:
+        parts = [asked | {"tasks": refs} for refs in selection.batches(_refs(client, chosen_by, asked["states"]))]
+    if chosen_by.would_ask() and not flags.dry_run:
+        count = sum(int(client.call("clean", **part | {"dry_run": True}).get("removed") or 0) for part in parts)
+        if not selection.agreed("clean", count):
+            return None
+    reply: dict[str, Any] = {"tasks": [], "removed": 0, "outputs": 0, "output_bytes": 0, "in_use": 0}
+    for part in parts:
+        answer = client.call("clean", **part)
+        reply = {key: value + (answer.get(key) or type(value)()) for key, value in reply.items()}
+    return reply
 
 
 def _refs(client: Client, chosen_by: selection.Selection, states: list[str]) -> list[str]:
@@ -95,6 +121,26 @@ def _asked(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]:
         "outputs_only": flags.outputs,
         "dry_run": flags.dry_run,
     }
+
+
+def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """What there is to answer where no agent runs; None if it is not known what it kept where."""
+    if flags.state_dir is None and (flags.socket is not None or os.environ.get("PEERLOAD_SOCKET")):
+        return None  # another agent than the user's own
+    from pathlib import Path
+
+    from peerload.agent.clean_alone import cleaned
+    from peerload.cli.agent_flags import located
+
+    state = located({"state": flags.state_dir} if flags.state_dir else {})["state"]
+    reply = cleaned(Path(state), asked)
+    if reply is not None:
+        say(
+            f"no agent runs; {state} itself is looked through"
+            if flags.dry_run
+            else f"no agent runs; {state} itself is cleaned"
+        )
+    return reply
 
 
 def _show(flags: Namespace, reply: dict[str, Any]) -> None:

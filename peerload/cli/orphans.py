@@ -27,6 +27,17 @@ def end_launcher(state: str) -> int | None:
         os.close(lock)
 
 
+def is_worked_in(state: str) -> bool:
+    """Whether an agent works in this state directory."""
+    try:
+        lock = _locked(state)
+    except PeerloadError:
+        return True
+    if lock is not None:
+        os.close(lock)
+    return False
+
+
 def _locked(state: str) -> int | None:
     """The agent's lock on its state, so that none starts meanwhile; None if no agent ever worked there."""
     try:

@@ -13,6 +13,7 @@ import time
 import peerload
 from peerload.cli.agent_flags import agent_options, as_words, given_settings, located, make_private
 from peerload.cli.down import await_end, watch
+from peerload.cli.orphans import is_worked_in
 from peerload.cli.text import counted, number_text, print_json, printable, say, size_text, terminal_columns
 from peerload.client import ANSWERS_WITHIN_S, Client, default_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 STARTS_WITHIN_S = 60.0
 """A home with a million tasks reads for longer than ten seconds."""
+SOCKET_WITHIN_S = 3.0
+"""An agent that runs looks for its socket more often than that."""
 LOOK_EVERY_S = 0.02
 PEER_WITHIN_S = 3.0
 """So long the first peer may take to answer before it is said that there is none yet."""
@@ -42,7 +45,7 @@ def main(words: list[str]) -> int:
         "up", "Start an agent for me on this machine, in the background; no config file needed."
     ).read(words)
     settings = located(given_settings(flags))
-    info = _info(settings["socket"], ANSWERS_WITHIN_S)
+    info = _info(settings["socket"], ANSWERS_WITHIN_S) or _running(settings)
     already = info is not None
     if info is not None and (ignored := _not_in_force(given_settings(flags), settings, info)):
         said = " ".join(f"--{key}" for key in ignored)
@@ -71,6 +74,17 @@ def _shared_machine(info: dict[str, Any]) -> list[str]:
     with Client(info["socket"]) as client:
         shared = on_one_machine(client.call("nodes")["nodes"])
     return [f"{', '.join(names)}: {ONE_MACHINE}" for names in shared if info.get("node") in names]
+
+
+def _running(settings: dict[str, Any]) -> dict[str, Any] | None:
+    """What the agent that works in this state directory says of itself, once it has made its socket anew: the runtime
+    directory may have gone when its user logged out. None if none works there, or it listens elsewhere."""
+    pause, deadline = threading.Event(), time.monotonic() + SOCKET_WITHIN_S
+    while is_worked_in(settings["state"]) and time.monotonic() < deadline:
+        pause.wait(LOOK_EVERY_S)
+        if (info := _info(settings["socket"], ANSWERS_WITHIN_S)) is not None:
+            return info
+    return None
 
 
 def _not_in_force(given: dict[str, Any], settings: dict[str, Any], info: dict[str, Any]) -> list[str]:

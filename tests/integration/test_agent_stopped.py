@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import signal
 import time
 
 import pytest
 
-from tests.integration.cluster import Cluster, ended
+from tests.integration.cluster import Cluster, ended, is_alive
 from tests.support import wait_until
 
 
@@ -43,3 +46,21 @@ def test_a_stopped_agent_is_named_and_who_follows_waits_on() -> None:
             agent.resume()
         assert following.communicate(timeout=60) == (b"ended\n", b"")
         assert following.returncode == 0
+
+
+def test_an_agent_whose_state_directory_is_removed_ends_and_says_why() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent()
+        task = agent.submit("sleep", "1000")
+        agent.await_state(task, "running")
+        launcher = agent.launcher_pid
+        shutil.rmtree(agent.state)
+        assert agent.reap() == 125
+        why = f"the state directory {agent.state} is gone"
+        assert why in agent.log_end()
+        assert "a bug" not in agent.log_end()
+        told = agent.cli("ls").stderr.decode()
+        assert why in told
+        assert f"kill {launcher}" in told
+        os.kill(launcher, signal.SIGTERM)
+        wait_until(lambda: not is_alive(launcher), what="its launcher to end with the task")

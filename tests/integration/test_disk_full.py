@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -175,6 +176,38 @@ def test_without_a_reserve_what_is_decided_waits_for_room(cluster: Cluster) -> N
     found = agent.wait(tasks)
     assert {task["state"] for task in found.values()} == {"done"}
     assert agent.runs
+
+
+def test_where_no_agent_can_start_clean_makes_room_by_itself(cluster: Cluster) -> None:
+    agent = on_small_disk(cluster)
+    disk = cluster.directory / "disk"
+    written = agent.submit("head", "-c", "5000000", "/dev/zero", array=[(1, 3, 1)])
+    quiet = agent.submit("true")
+    agent.wait(written, quiet)
+    agent.kill()
+    for log in agent.state.glob("*.log*"):
+        log.unlink()
+    fill(disk)
+    (agent.state / "reserve").write_bytes(b"")
+    fill(disk)
+    assert free_bytes(disk) == 0
+    words = ("clean", "--state-dir", str(agent.state))
+    assert agent.spawn().reap() == 125
+    assert agent.cli("clean", "--all").returncode == 125  # whose agent's tasks these are is not for it to guess
+    tried = agent.cli(*words, "--all", "--outputs", "--dry-run", "--json")
+    assert tried.returncode == 0, tried.stderr
+    assert json.loads(tried.stdout)["outputs"] == 3
+    assert agent.cli(*words, "n1/99").returncode == 125
+    done = agent.cli(*words, "--all", "--outputs", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["outputs"], found["removed"], found["in_use"]) == (3, 3, 0)
+    assert free_bytes(disk) > 14_000_000
+    agent.start()
+    assert set(agent.states().values()) == {"done"}
+    assert agent.cli("logs", f"{written}.1").returncode != 0
+    assert agent.cli(*words, "--all").returncode == 0  # by the agent at the socket
+    assert agent.states() == {}
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,33 @@ def test_a_launcher_without_processes_says_that_nothing_has_started(bench: Bench
     agent.spawn("a", b"true")
     assert agent.lost("a")["shortage"]
     assert launcher.poll() is None
+
+
+def test_a_launcher_that_could_have_no_guard_has_one_as_soon_as_it_can(bench: Bench, pids: Pids) -> None:
+    launcher = bench.launcher()
+    agent = bench.agent()
+    agent.spawn("a", b"sleep", b"1000")
+    agent.started("a")
+    first = guard_of(launcher.pid)
+    assert first
+    pids.add(launcher.pid)
+    pids.limit(1)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not guard_of(launcher.pid), what="the guard to be gone")
+    pids.limit(None)
+    wait_until(lambda: guard_of(launcher.pid), what="another guard")
+    launcher.kill()
+    launcher.wait()
+
+
+def guard_of(launcher: int) -> int:
+    """The guard of this launcher, 0 if it has none."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text(encoding="ascii").split()
+    for child in children:
+        with contextlib.suppress(OSError):
+            if b"peerload-guard" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    return 0
 
 
 def test_tasks_wait_while_no_process_can_be_made_and_the_node_says_so(cluster: Cluster, pids: Pids) -> None:

@@ -1,0 +1,175 @@
+"""`peerload clean` where no agent runs: ended tasks are dropped from the state directory itself.
+
+An agent cannot start on a disk that is full to the last byte. So nothing here needs room to begin with: the database is
+opened for this process alone, without a file for its shared memory, and where there is no room for the rows that say what
+is removed, the files go first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Any
+
+from peerload.agent import store_schema as schema
+from peerload.agent.disk import has_no_room
+from peerload.agent.naming import REF
+from peerload.agent.spool import Spool
+from peerload.agent.store_removal import (
+    FINAL,
+    FilesRemoved,
+    Removable,
+    RemoveOutputs,
+    RemoveTasks,
+    Wanted,
+    apply,
+    keys_of,
+)
+from peerload.agent.store_rows import SINGLE
+from peerload.agent.store_schema import DATABASE
+from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from peerload.agent.store_removal import Ended, Upkeep
+
+AT_A_TIME = 100
+"""Tasks removed in one commit."""
+REASON = "peerload clean"
+
+
+def cleaned(state: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Do what a request `clean` asks → its answer, with all names in it; None if there is no database of this user's. Raises
+    AgentUnavailable if an agent works there, StoreError if the database cannot be used, BadRequest, NoSuchTask."""
+    path = state / DATABASE
+    try:
+        if path.stat().st_uid != os.geteuid():  # what we write there its agent could not use
+            return None
+    except OSError:
+        return None
+    with _locked(state):
+        try:
+            return _cleaned(state, path, asked)
+        except sqlite3.Error as error:
+            raise StoreError(f"the database {path} cannot be used", why=str(error)) from None
+
+
+@contextlib.contextmanager
+def _locked(state: Path) -> Iterator[None]:
+    """No agent starts there meanwhile."""
+    lock = os.open(state / "lock", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        hint = "ask that one:  peerload clean --socket PATH"
+        raise AgentUnavailable(f"an agent works in {state}, and listens at another socket", hint=hint) from None
+    finally:
+        os.close(lock)
+
+
+def _cleaned(state: Path, path: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+    outputs_only, is_tried = bool(asked["outputs_only"]), bool(asked["dry_run"])
+    gone: dict[str, Any] = {"tasks": [], "removed": 0, "outputs": 0, "output_bytes": 0, "in_use": 0}
+    with contextlib.closing(Alone(path)) as database:
+        wanted = Wanted(
+            before=time.time() - asked["older_s"] if asked["older_s"] else float("inf"),
+            states=tuple(asked["states"]),
+            keep=asked["keep"],
+            named=tuple(database.ended_task(ref) for ref in asked["tasks"]),
+            with_output=outputs_only,
+        )
+        spool, kept = Spool(state), database.unfinished()
+        bounded, after = database.bounded(wanted), None
+        while bounded is not None and (page := database.page(bounded, kept, after, AT_A_TIME)):
+            after = page[-1]
+            if not is_tried:
+                _remove(database, spool, page, outputs_only=outputs_only)
+            gone["removed"] += len(page)
+            gone["outputs"] += sum(task.output_bytes > 0 for task in page)
+            gone["output_bytes"] += sum(task.output_bytes for task in page)
+            gone["tasks"] += [_name(database.node, task) for task in page]
+    return gone
+
+
+def _remove(database: Alone, spool: Spool, page: list[Ended], *, outputs_only: bool) -> None:
+    """The rows, then the files, as an agent does it; the other way round where there is no room for the rows."""
+    keys = tuple(key for task in page for key in keys_of(task))
+    rows = RemoveOutputs(tuple(page), time.time(), REASON) if outputs_only else RemoveTasks(tuple(page))
+    is_kept = database.keep(rows)
+    for key in keys:
+        spool.drop(key)
+    if not is_kept and not database.keep(rows):
+        raise StoreError(
+            "the disk is full: what was removed cannot be noted down",
+            why=f"the outputs of {len(page)} tasks are removed, and their tasks are still listed",
+            hint="make some room by other means, then the same again",
+        )
+    database.keep(FilesRemoved(keys))
+
+
+class Alone(Removable):
+    """The database, for this process alone. Raises sqlite3.Error, StoreError."""
+
+    def __init__(self, path: Path) -> None:
+        self._directory = path.parent
+        self._reader = sqlite3.connect(path, isolation_level=None)
+        self._reader.execute(
+            "PRAGMA locking_mode = EXCLUSIVE"
+        )  # before anything is read: then it needs no shared memory
+        if self._reader.execute("PRAGMA user_version").fetchone()[0] != schema.VERSION:
+            self.close()
+            raise StoreError(
+                f"the database {path} is of another version of peerload", hint="start its agent:  peerload up"
+            )
+        self._reader.execute("PRAGMA synchronous = FULL")
+        self.node = str(self._reader.execute("SELECT value FROM meta WHERE key = 'node'").fetchone()[0])
+
+    def unfinished(self) -> tuple[int, ...]:
+        """The submissions of which something has not ended."""
+        states = ", ".join("?" * len(FINAL))
+        found = self._reader.execute(f"SELECT DISTINCT counter FROM tasks WHERE state NOT IN ({states})", FINAL)  # noqa: S608 -- placeholders
+        return tuple(int(row[0]) for row in found)
+
+    def ended_task(self, ref: str) -> tuple[int, int | None]:
+        """The ended task or array that a user names. Raises BadRequest, NoSuchTask."""
+        parsed = REF.fullmatch(ref.replace("@", str(self._last()), 1) if ref.startswith("@") else ref)
+        if parsed is None or parsed["home"] not in (None, self.node):
+            raise BadRequest(f"{ref!r} is no task of {self.node}", why=f"ids look like 42, 42.7, {self.node}/42 or @")
+        counter, member = int(parsed["counter"]), int(parsed["index"]) if parsed["index"] else None
+        found = self._reader.execute(
+            "SELECT count(*), coalesce(sum(ended_at = 0), 0) FROM tasks WHERE counter = ? AND ? IN (member, -2)",
+            (counter, -2 if member is None else member),
+        ).fetchone()
+        if not found[0]:
+            raise NoSuchTask(f"no task {ref} here")
+        if found[1]:
+            raise BadRequest(f"{ref} has not ended", why="tasks are ended by an agent alone", hint="peerload up")
+        return counter, member
+
+    def _last(self) -> int:
+        return int(self._reader.execute("SELECT coalesce(max(counter), 0) FROM submissions").fetchone()[0])
+
+    def keep(self, upkeep: Upkeep) -> bool:
+        """Whether there was room for these rows."""
+        self._reader.execute("BEGIN IMMEDIATE")
+        try:
+            apply(self._reader, upkeep)
+            self._reader.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._reader.in_transaction:
+                self._reader.execute("ROLLBACK")
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and has_no_room(self._directory)):
+                return False
+            raise
+        return True
+
+
+def _name(node: str, task: Ended) -> str:
+    return f"{node}/{task.counter}" + (f".{task.member}" if task.member != SINGLE else "")
