@@ -7,6 +7,7 @@ told so and cut off; one that does not read is waited for, and only it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.wire import control
+
+log = logging.getLogger("peerload.agent")
 
 REQUESTS_PENDING_MAX = 1024
 """Requests of one client that may be unanswered at a time."""
@@ -56,6 +59,11 @@ class ControlServer:
         ConfigError if the place is taken by a living agent or cannot be used."""
         self._keeps_name = handed_over is not None
         listener = local_socket.listen(self._parts.config) if handed_over is None else handed_over
+        config = self._parts.config
+        if config.mode == "system" and config.admin_group != config.group:
+            why = local_socket.let_in(config.socket, config.admin_group)
+            if why:
+                log.warning("members of %s alone cannot connect to %s: %s", config.admin_group, config.socket, why)
         loop = asyncio.get_running_loop()
         if sys.version_info >= (
             3,
