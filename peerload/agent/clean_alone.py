@@ -28,7 +28,7 @@ from peerload.agent.store_removal import (
     apply,
     keys_of,
 )
-from peerload.agent.store_rows import SINGLE
+from peerload.agent.store_rows import MEMBER_MAX, SINGLE
 from peerload.agent.store_schema import DATABASE
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, StoreError
 
@@ -81,7 +81,7 @@ def _cleaned(state: Path, path: Path, asked: Mapping[str, Any]) -> dict[str, Any
             before=time.time() - asked["older_s"] if asked["older_s"] else float("inf"),
             states=tuple(asked["states"]),
             keep=asked["keep"],
-            named=tuple(database.ended_task(ref) for ref in asked["tasks"]),
+            named=tuple(_span(*database.ended_task(ref)) for ref in asked["tasks"]),
             with_output=outputs_only,
         )
         spool, kept = Spool(state), database.unfinished()
@@ -95,6 +95,11 @@ def _cleaned(state: Path, path: Path, asked: Mapping[str, Any]) -> dict[str, Any
             gone["output_bytes"] += sum(task.output_bytes for task in page)
             gone["tasks"] += [_name(database.node, task) for task in page]
     return gone
+
+
+def _span(counter: int, member: int | None) -> tuple[int, int, int]:
+    """The members that are meant: one, or all of a submission."""
+    return (counter, SINGLE, MEMBER_MAX) if member is None else (counter, member, member)
 
 
 def _remove(database: Alone, spool: Spool, page: list[Ended], *, outputs_only: bool) -> None:
@@ -159,7 +164,7 @@ class Alone(Removable):
         """Whether there was room for these rows."""
         self._reader.execute("BEGIN IMMEDIATE")
         try:
-            apply(self._reader, upkeep)
+            apply(self._reader, upkeep, remembered_from=0.0)  # tokens are forgotten by an agent alone
             self._reader.execute("COMMIT")
         except sqlite3.Error as error:
             if self._reader.in_transaction:

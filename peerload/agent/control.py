@@ -63,6 +63,11 @@ class ControlServer:
         self._keeps_name = handed_over is not None
         listener = local_socket.listen(self._parts.config) if handed_over is None else handed_over
         self._place = local_socket.place(self._parts.config.socket)
+        config = self._parts.config
+        if config.mode == "system" and config.admin_group != config.group:
+            why = local_socket.let_in(config.socket, config.admin_group)
+            if why:
+                log.warning("members of %s alone cannot connect to %s: %s", config.admin_group, config.socket, why)
         loop = asyncio.get_running_loop()
         if sys.version_info >= (
             3,

@@ -151,7 +151,7 @@ def check_handed_over(listener: socket.socket, path: str) -> None:
         raise _unusable(f"{path}: {error.strerror}") from None
     ours = (0, os.getuid())
     if not stat.S_ISSOCK(status.st_mode) or status.st_uid not in ours or status.st_mode & 0o002:
-        raise _unusable(f"{path} is not ours alone, or open to everybody", hint="SocketUser=root SocketMode=0660")
+        raise _unusable(f"{path} is not ours alone, or open to everybody", hint="SocketUser=peerload SocketMode=0660")
     if above.st_uid not in ours or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
         raise _unusable(f"others may replace {path}", hint=f"chmod 755 {Path(path).parent}")
 

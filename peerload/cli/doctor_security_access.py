@@ -36,7 +36,9 @@ def socket(facts: Facts) -> Finding:
     if status.st_uid not in (owner, 0):
         return Finding(FAIL, f"{path} is somebody else's (uid {status.st_uid})", "peerload up --socket PATH")
     if status.st_mode & (0o007 if is_system else 0o077):
-        return Finding(FAIL, f"others may connect to {path}", f"chmod o=,g= {shlex.quote(str(path))}; peerload up")
+        return Finding(
+            FAIL, f"others may connect to {path}", f"chmod {'o=' if is_system else 'go='} {shlex.quote(str(path))}"
+        )
     group = next((str(one.get("value")) for one in facts.settings if one.get("key") == "group"), GROUP)
     if is_system and status.st_mode & 0o060 and status.st_gid not in (_gid(group), owner):
         return Finding(FAIL, f"{path} is not the group {group}'s", f"chgrp {group} {shlex.quote(str(path))}")

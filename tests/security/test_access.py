@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.model.errors import BadRequest
-from tests.security.users import GROUP, SystemCluster, User, needs_root
+from tests.security.users import ADMINS, GROUP, SystemCluster, User, needs_root
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -164,6 +164,9 @@ def test_the_socket_is_the_groups_and_admin_verbs_are_the_admins(cluster: System
         "alice"
     }
     assert [part["events"] for part in alice.stream("events", what=["security"])] == []
+    administrator = User(agent.socket, 20003, (ADMINS,))  # carol, whose process is not in the group of users
+    assert administrator.call("info")["node"] == "n1"
+    administrator.close()
     outside = User(agent.socket, 20005, ())  # has no group at all: the file itself is shut
     assert "you may not connect" in outside.refused("info")[1]
     outside.close()
