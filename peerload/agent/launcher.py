@@ -44,7 +44,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.agent.launcher_system import System
 
-PROTOCOL = 8
+PROTOCOL = 9
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
 there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing.
 2 had no ``evict``, 3 no ``ping``; 4 had no ``memory`` there, no ``memory_bytes_max`` and ``node`` in requests to spawn, and no

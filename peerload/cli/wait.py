@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.command import exit_code_of, say_unknown
+from peerload.cli.command import exit_code_of, say_unknown, say_unsaved
 from peerload.cli.options import Options, duration
 from peerload.cli.text import print_json, printable, say
 from peerload.client import Client
@@ -17,7 +17,7 @@ def main(words: list[str]) -> int:
     reader = Options(
         "wait",
         "Block until these tasks have ended. Exit code: 0 if all succeeded, else that of the first that failed;\n"
-        "124 if the time was up. A task whose outcome is unknown is waited for, and that is said.",
+        "124 if the time was up, 125 if the output of one is not\nin the file that it was to go to (-o). A task whose outcome is unknown is waited for, and that is said.",
         json_says="one object a task, as each ends",
     )
     reader.add_argument("task", nargs="+", metavar="ID")
@@ -26,7 +26,10 @@ def main(words: list[str]) -> int:
     flags = reader.read(words)
     code = 0
     with Client(flags.socket) as client:
-        for task in client.stream("wait", tasks=flags.task, any=flags.any, timeout_s=flags.timeout):
+        for task in client.stream("wait", tasks=flags.task, any=flags.any, timeout_s=flags.timeout, files=True):
+            if "files" in task:
+                code = code or say_unsaved(task["files"])
+                continue
             if task.get("state") == "unknown":
                 say_unknown(task)
                 continue

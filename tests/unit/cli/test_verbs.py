@@ -321,7 +321,7 @@ def test_logs(agent: FakeAgent) -> None:
     def output(request: control.Output, reply: Reply) -> None:
         for stream, data in ((1, b"one\x1b[31m\n"), (2, b"x\ny\n")):
             if stream in request.streams:
-                reply.more(stream=stream, offset=8, data=data)
+                reply.more(stream=stream, offset=0, data=data)
         reply.ok(**ENDED)
 
     agent.handlers["output"] = output
@@ -333,7 +333,7 @@ def test_logs(agent: FakeAgent) -> None:
     asked = agent.asked(control.Output)[-1]
     assert (asked.task, asked.follow, asked.tail_lines, asked.at) == ("ws2/42", True, 1, "ws3")
     lines = [json.loads(line) for line in peerload("logs", "42", "--json", agent=agent).stdout.splitlines()]
-    assert lines[1] == {"v": 1, "stream": 2, "offset": 8, "data": "x\ny\n"}
+    assert lines[1] == {"v": 1, "stream": 2, "offset": 0, "data": "x\ny\n"}
 
 
 def test_output_for_a_terminal_can_do_it_no_harm() -> None:
