@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from peerload.agent import result_files, store_chores
 from peerload.agent.notices import Notices
 from peerload.agent.store_removal import ChoreDone, ChorePostponed
-from peerload.agent.store_rows import SINGLE
+from peerload.agent.store_rows import SINGLE, order_of
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
 from peerload.model.task import execution_key
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.store_chores import Owed
     from peerload.agent.store_removal import Upkeep
+    from peerload.model.task import TaskRecord
 
 log = logging.getLogger("peerload.agent")
 
@@ -40,6 +41,10 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 60.0
 ENDS_SOON_S = 0.5
 """A cancelled task whose process has not gone yet is looked at again after this: that is no try."""
 IDLE_S_MAX = 3600.0
+OUTCOMES_MAX = 4096
+"""What has become of files is remembered of so many tasks; of others the events tell, …"""
+EVENTS_LOOKED_AT_MAX = 16
+"""… the last so many of a task."""
 
 
 class Failed(Exception):
@@ -58,6 +63,8 @@ class Chores:
         self._news = asyncio.Event()
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._kinds: dict[int, Chore] = {}
+        self._tried = asyncio.Event()
+        self._outcomes: dict[tuple[int, int], tuple[str, str]] = {}
         self.notices = Notices(parts)
 
     def wake(self) -> None:
@@ -108,9 +115,34 @@ class Chores:
         del self._under_way[number]
         del self._kinds[number]
         self._news.set()
+        self._tried.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a bug", exc_info=error)
             self._parts.fail(f"a bug: {error!r}")
+
+    async def saved(self, record: TaskRecord) -> tuple[str, str]:
+        """What has become of the files with the output of an ended task, when that was tried: the state of the event, and why.
+        "": it wrote none."""
+        counter, member = order_of(record.task)
+        while True:
+            self._tried.clear()
+            owed = store_chores.owed_for(self._parts.store, counter, member)
+            ours = [one for one in owed if one.kind is Chore.FILES and one.member == member]
+            if not ours:
+                return self._outcome(record.task, (counter, member))
+            if ours[0].tries:
+                return "postponed", ours[0].why
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_S):
+                    await self._tried.wait()
+
+    def _outcome(self, task: str, place: tuple[int, int]) -> tuple[str, str]:
+        if place in self._outcomes:
+            return self._outcomes[place]
+        found = self._parts.store.events(0, EVENTS_LOOKED_AT_MAX, newest=True, what=("chore",), tasks=(task,))
+        return next(
+            ((one.state, one.reason) for one in reversed(found) if _is_of_files(one.state, one.reason)), ("", "")
+        )
 
     async def _carry_out(self, owed: Owed, work: Coroutine[Any, Any, tuple[str, str]]) -> None:
         try:
@@ -137,7 +169,17 @@ class Chores:
         await self._keep(ChorePostponed(owed.number, tries, time.time() + pause_s, why[:500]))
 
     def _tell(self, owed: Owed, state: str, reason: str) -> None:
-        log.log(logging.WARNING if state == "abandoned" else logging.INFO, "%s: %s %s", self._name(owed), state, reason)
+        if _is_of_files(state, reason):
+            self._outcomes[owed.counter, owed.member] = state, reason
+            if len(self._outcomes) > OUTCOMES_MAX:
+                del self._outcomes[next(iter(self._outcomes))]
+        log.log(
+            logging.WARNING if state in ("abandoned", "incomplete") else logging.INFO,
+            "%s: %s %s",
+            self._name(owed),
+            state,
+            reason,
+        )
         self._parts.journal.note(PutEvent(time.time(), "chore", state, task=self._name(owed), reason=reason))
 
     def _name(self, owed: Owed) -> str:
@@ -166,20 +208,30 @@ class Chores:
         spec = parts.store.spec(owed.counter)
         terms = parts.store.terms(owed.counter)
         files = result_files.targets(terms, record, spec, place)
-        for path, streams in files.items():
-            captured = [parts.spool.path(key, stream) for stream in streams]
-            shown = path.decode("utf-8", "backslashreplace")
-            try:
-                await parts.users.write(spec, terms, path, captured, key)
-            except OSError as error:
-                raise Failed(f"{shown}: {error.strerror or error}") from None
-            except PeerloadError as error:
-                raise Failed(f"{shown}: {error}") from None
         names = ", ".join(path.decode("utf-8", "backslashreplace") for path in files)
+        if not parts.users.appends:
+            for path, streams in files.items():
+                captured = [parts.spool.path(key, stream) for stream in streams]
+                await parts.users.write(spec, terms, path, captured, key)
+            return "saved", f"its output is in {names}"
+        try:
+            missing_bytes = await parts.saving.finish(record, spec, terms)
+        except OSError as error:
+            raise Failed(f"{names}: {error.strerror or error}") from None
+        except PeerloadError as error:
+            raise Failed(f"{names}: {error}") from None
+        parts.saving.forget(key)
+        await parts.output.cut(key)
+        if missing_bytes:
+            return "incomplete", f"{missing_bytes} bytes of its output are missing in {names}"
         return "saved", f"its output is in {names}"
 
     async def _notify(self, owed: Owed) -> tuple[str, str]:
         return await self.notices.give(owed)
+
+
+def _is_of_files(state: str, reason: str) -> bool:
+    return state in ("saved", "incomplete") or reason.startswith(_WHAT[Chore.FILES])
 
 
 _WHAT = {Chore.FILES: "its output could not be saved", Chore.NOTIFY: "its user could not be notified"}

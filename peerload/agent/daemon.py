@@ -50,6 +50,7 @@ from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
 from peerload.agent.retention import Retention
+from peerload.agent.saving import Saving
 from peerload.agent.sensors.host import Sensors
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.service import Service
@@ -316,6 +317,7 @@ class Daemon:
                 password_file=self.config.mqtt_password_file,
                 words=self.parts.trust.on_bus(),
             )
+        self.parts.saving = Saving(self.parts)
         self.parts.output.adopt(self.parts.links, launcher.running)
         self.input_server = InputServer(self.parts)
         self.parts.links.streams.inputs = self.input_server
@@ -434,6 +436,7 @@ class Daemon:
                     await self.performer.drained()
         except TimeoutError:
             log.warning("the stop took longer than %g s; the rest is cut", STOP_S_MAX)
+        await self.parts.saving.close()
         await self.parts.output.close()
         await self.parts.pulls.close()
         await self.input_server.close()

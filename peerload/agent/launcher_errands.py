@@ -33,6 +33,7 @@ SECONDS_MAX = 300.0
 KILL_AGAIN_S = 60.0
 """… and again, while it hangs where nothing can be killed."""
 FILES_MAX = 4
+PARTS_MAX = 1024
 _LOOKED = "there is no such directory here, or it may not be entered"
 
 
@@ -114,6 +115,28 @@ class Errands:
                 sources = [launcher_results.source(name) for name in captured[:FILES_MAX]]
             self._forge.become(account)
             launcher_results.write(path, [fd for fd in sources if fd >= 0], umask, tag)
+
+        self._begin(asked, account, work)
+
+    def append(
+        self,
+        asked: Asked,
+        account: Account,
+        path: bytes,
+        parts: list[tuple[str, int, int]],
+        umask: int,
+        at: int,
+        *,
+        ends: bool,
+    ) -> None:
+        """Put parts of what the agent has captured into a file of that account's, from that place on."""
+
+        def work() -> None:
+            with self._forge.access:
+                sources = {name: launcher_results.source(name) for name, _, _ in parts[:PARTS_MAX]}
+            self._forge.become(account)
+            segments = [(sources[name], first, end) for name, first, end in parts[:PARTS_MAX] if sources[name] >= 0]
+            launcher_results.append(path, segments, umask, at, ends=ends)
 
         self._begin(asked, account, work)
 

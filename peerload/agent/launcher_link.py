@@ -51,6 +51,8 @@ FRAME_FILL_BYTES = 1 << 20
 
 FEEDS_SINCE = 6
 """The first version of its protocol that knows `input` and `resize`."""
+APPENDS_SINCE = 9
+"""The first version of its protocol that knows `append`."""
 PINGED_SINCE = 4
 """The first version of its protocol that knows `ping`."""
 CUT_OFF = "its connection broke; it is there, and so are its tasks"
@@ -233,6 +235,11 @@ class LauncherLink:
     def feeds(self) -> bool:
         """Whether it passes standard input on, and makes terminals; one of an earlier version does neither."""
         return self._protocol >= FEEDS_SINCE
+
+    @property
+    def appends(self) -> bool:
+        """Whether it writes to the files of users piece by piece."""
+        return self._protocol >= APPENDS_SINCE
 
     def feed(self, key: str, size_bytes: int, *, has_ended: bool) -> None:
         """The file that a task's stdin is fed from has so many bytes; ``has_ended``: that is all. `fed` answers."""

@@ -1,5 +1,5 @@
-"""Writing a file that a user wants the output of a task in, as that user: what a child of a launcher that runs as root does when
-it has become the user. See result_files.py for what users are promised; here links to files are not followed.
+"""Writing to a file that a user wants the output of a task in: by a child of a launcher that runs as root, when it has become the
+user, and by the agent of one user (result_files.py, which follows links to files first; here they are not followed).
 
 The directory is opened once, by the user, and everything else happens beneath it, by names without a slash.
 """
@@ -12,8 +12,10 @@ import stat
 
 COPY_BYTES = 1 << 20
 NAME_BYTES_MAX = 255
+GONE = "changed: it was emptied, removed or replaced meanwhile"
 NULL = os.makedev(1, 3)
 """`/dev/null`: what goes there need not be written."""
+_SET_ID = stat.S_ISUID | stat.S_ISGID
 _PART = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -42,6 +44,67 @@ def check(pattern: bytes) -> None:
             raise Unwritable("you may not write to its directory")
     finally:
         os.close(directory)
+
+
+class Changed(Unwritable):
+    """The file is not as it was left: somebody has emptied, removed or replaced it."""
+
+
+def append(path: bytes, segments: list[tuple[int, int, int]], umask: int, at: int, *, ends: bool) -> None:
+    """Put these parts (descriptor, first, end) of captured files, one after the other, into the file, from the place ``at`` on;
+    0 = the file is made, or emptied. What is there beyond that place is cut off first, so that it may be done again. ends:
+    the file is on disk afterwards. Raises Changed, Unwritable, OSError."""
+    directory, name = _opened(path)
+    try:
+        found = _found(directory, name)
+        if found is None:
+            return
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        if found is _ABSENT and at:
+            raise Changed(GONE)
+        fd = os.open(name, flags | (os.O_CREAT if found is _ABSENT else 0), 0o600, dir_fd=directory)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise Unwritable("it is no regular file")
+            if status.st_size < at:
+                raise Changed(GONE)
+            if found is _ABSENT:
+                os.fchmod(fd, 0o666 & ~umask)
+            elif status.st_mode & _SET_ID:
+                _clear_set_id(fd, status.st_mode)
+            os.ftruncate(fd, at)
+            os.lseek(fd, at, os.SEEK_SET)
+            for captured, first, end in segments:
+                _copy_part(captured, first, end, fd)
+            if ends:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        if ends:
+            os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _clear_set_id(fd: int, mode: int) -> None:
+    """What is written becomes no set-user-id program. Of a file of somebody else's the kernel sees to that."""
+    try:
+        os.fchmod(fd, mode & 0o777)
+    except PermissionError:
+        return
+
+
+def _copy_part(captured: int, first: int, end: int, fd: int) -> None:
+    """All of a part, which is whole. Raises OSError if something was cut out of it meanwhile: its place would be zeros."""
+    while first < end:
+        data = os.pread(captured, min(COPY_BYTES, end - first), first)
+        if not data or os.lseek(captured, first, os.SEEK_HOLE) < first + len(data):
+            raise OSError(errno.EAGAIN, "the output was cut meanwhile")
+        first += len(data)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
 
 
 def write(path: bytes, sources: list[int], umask: int, tag: str) -> None:

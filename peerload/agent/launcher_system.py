@@ -169,7 +169,7 @@ class System:
 
     def carry_out(self, do: str, request: dict[str, Any]) -> bool:
         """What only such a launcher is asked → whether this is that. Raises what means that it is no request."""
-        if do not in {"may", "check", "write"}:
+        if do not in {"may", "check", "write", "append"}:
             return False
         number = int(request["id"])
         asked, errand = Asked(number, _share(request)), f"errand {number}"
@@ -193,6 +193,10 @@ class System:
             if "/" in tag:
                 raise ValueError("tag")
             self.errands.write(asked, account, bytes(request["path"]), captured, umask, tag)
+        elif do == "append":
+            parts = [(str(name), int(first), int(end)) for name, first, end in request["parts"]]
+            umask, at = int(request["umask"]) & 0o777, max(int(request["at"]), 0)
+            self.errands.append(asked, account, bytes(request["path"]), parts, umask, at, ends=bool(request["ends"]))
         elif do == "may" and request["directory"] == SCRATCH:
             self._guests.give_back(errand)
             self.errands.refuse(number, "")

@@ -66,11 +66,12 @@ class Output:
     # -- followers -----------------------------------------------------------------------------------------------------
 
     async def follow_paced(
-        self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool
+        self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
     ) -> AsyncGenerator[tuple[int, int, bytes], None]:
-        """As `follow`; the task waits for this reader, who has done with a piece when it asks for the next."""
+        """As `follow`; the task waits for this reader (is_awaited: as `Pace.reader` has it), who has done with a piece when it
+        asks for the next."""
         async with (
-            self.pace.reader(key, stdout_from, stderr_from, runs_here=runs_here) as reader,
+            self.pace.reader(key, stdout_from, stderr_from, runs_here=runs_here, is_awaited=is_awaited) as reader,
             contextlib.aclosing(self.follow(key, stdout_from, stderr_from)) as pieces,
         ):
             async for stream, offset, data in pieces:

@@ -31,11 +31,12 @@ HARMLESS = frozenset((signal.SIGWINCH, signal.SIGCONT, signal.SIGURG, signal.SIG
 
 
 class Reader:
-    """One reader of an attempt that its task waits for: how far each stream was read."""
+    """One reader of an attempt that its task waits for: how far each stream was read. is_awaited: whoever else reads."""
 
-    __slots__ = ("read",)
+    __slots__ = ("is_awaited", "read")
 
-    def __init__(self, stdout_from: int, stderr_from: int) -> None:
+    def __init__(self, stdout_from: int, stderr_from: int, *, is_awaited: bool = False) -> None:
+        self.is_awaited = is_awaited
         self.read = [stdout_from, stderr_from]
 
 
@@ -62,10 +63,12 @@ class Pace:
         self._held: dict[str, _Held] = {}
 
     @contextlib.asynccontextmanager
-    async def reader(self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool) -> AsyncIterator[Reader]:
-        """Within, this reader is waited for; the task goes on when the last has left. Of several the foremost counts, so that
-        nobody who only looks on stops what another reads."""
-        reader = Reader(stdout_from, stderr_from)
+    async def reader(
+        self, key: str, stdout_from: int, stderr_from: int, *, runs_here: bool, is_awaited: bool = False
+    ) -> AsyncIterator[Reader]:
+        """Within, this reader is waited for; the task goes on when the last has left. Those that are awaited count, all of them;
+        where there is none of these, the foremost counts, so that nobody who only looks on stops what another reads."""
+        reader = Reader(stdout_from, stderr_from, is_awaited=is_awaited)
         held = self._held.setdefault(key, _Held())
         held.readers.append(reader)
         watch = asyncio.get_running_loop().create_task(self._watch(key, held)) if runs_here else None
@@ -128,12 +131,14 @@ class Pace:
             inotify.remove(names, held.changed.set)
 
     def _behind(self, key: str, held: _Held) -> int:
-        """How far the foremost reader is behind what is written here."""
+        """How far the last reader that is awaited, or else the foremost of all, is behind what is written here."""
         sizes = self._spool.sizes(key)
-        return min(
-            (max(size - read for size, read in zip(sizes, reader.read, strict=True)) for reader in held.readers),
-            default=0,
-        )
+        behind = [
+            (reader.is_awaited, max(size - read for size, read in zip(sizes, reader.read, strict=True)))
+            for reader in held.readers
+        ]
+        awaited = [size for is_awaited, size in behind if is_awaited]
+        return max(awaited) if awaited else min((size for _, size in behind), default=0)
 
     def _go_on(self, key: str, held: _Held) -> None:
         held.room.set()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from peerload.agent.peer_link import PeerLinks
     from peerload.agent.release import Release
     from peerload.agent.retention import Retention
+    from peerload.agent.saving import Saving
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.spool import Spool
     from peerload.agent.store import Store
@@ -103,6 +104,7 @@ class Parts:
     clients: Clients
     retention: Retention
     chores: Chores
+    saving: Saving
     gpus: Gpus
 
     REFUSED_BY_MAX = 16

@@ -350,6 +350,7 @@ class Requests:
     def changed(self, action: TaskChanged) -> None:
         """Tell whoever watches this task."""
         self.attending.changed(action)
+        self._parts.saving.changed(action)
         for watch in list(self._watches.get(action.record.task, ())):
             watch.tell(action.record, running=action.running)
         if action.record.state.is_final and action.record.exit is not None:

@@ -1,8 +1,8 @@
 """The files that a user wants the output of a task in (`submit -o FILE -e FILE`): what they are called, whether they can be
 written, and writing them.
 
-They are written as a whole: to a name beside the file first, which then takes its place, so that nobody ever reads half a
-result. A link is followed, as a shell's ``>`` would; the permissions of a file that was there are kept.
+They grow while the task runs (`saving.py`). A link is followed, as a shell's ``>`` would; what was in a file is cut off, and its
+permissions are kept.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import threading
 from typing import TYPE_CHECKING
 
 from peerload.agent import launcher_results
+from peerload.agent.launcher_results import Changed, Unwritable
 from peerload.agent.own_turns import comes_within
 from peerload.agent.spool import open_output
 from peerload.agent.store_rows import SINGLE
-from peerload.model.errors import BadRequest, SlowDown
+from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 CHECK_S_MAX = 2.0
 """A directory that cannot be looked at for so long is refused."""
 CHECKS_MAX = 32
-NAME_BYTES_MAX = 255
 NULL = os.makedev(1, 3)
 """`/dev/null`: what goes there need not be written."""
+Segment = tuple["Path", int, int]
+"""A part of a captured file: the file, and from where to where."""
 _LETTERS = re.compile(rb"%(.?)", re.DOTALL)
 _KNOWN = b"jAaxN%"
 _SAYS = (
@@ -173,33 +175,23 @@ def _check(wanted: Sequence[bytes]) -> None:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def write(path: bytes, captured: Sequence[Path], umask: int, tag: str) -> None:
-    """Put what these captured files have, one after the other, into the file ``path``. What the capture limit has cut out
-    of their middle is left out. Raises OSError. ``tag``: the same for each try, so that no try leaves anything behind."""
+def append(path: bytes, segments: Sequence[Segment], umask: int, at: int, *, ends: bool) -> None:
+    """Put these parts of captured files into the file ``path``, as `launcher_results.append` does. Raises Changed, OSError."""
     target = _target(path)
     if target is None:
         return
-    directory, name = os.path.split(target)
-    end = os.fsencode(f".peerload-{tag}")
-    part = os.path.join(directory, b"." + name[: NAME_BYTES_MAX - len(end) - 1] + end)  # noqa: PTH118 -- bytes
-    mode = 0o666 & ~umask
-    with contextlib.suppress(FileNotFoundError):
-        mode = os.stat(target).st_mode & 0o777  # noqa: PTH116 -- never set-user-id: it may be another's file
-    try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with contextlib.ExitStack() as opened:
+        parts: list[tuple[int, int, int]] = []
+        for source, first, end in segments:
+            captured = open_output(source)
+            opened.callback(os.close, captured)
+            parts.append((captured, first, end))
         try:
-            for source in captured:
-                _copy(source, fd)
-            os.fchmod(fd, mode)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(part, target)  # noqa: PTH105
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(part)  # noqa: PTH108
-        raise
-    _sync_directory(directory)
+            launcher_results.append(target, parts, umask, at, ends=ends)
+        except Changed:
+            raise
+        except Unwritable as error:
+            raise PeerloadError(str(error)) from None
 
 
 def _target(path: bytes) -> bytes | None:
@@ -218,25 +210,6 @@ def _target(path: bytes) -> bytes | None:
     if not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, "the file that is there may not be written to")
     return target
-
-
-def _copy(source: Path, fd: int) -> None:
-    try:
-        captured = open_output(source)
-    except FileNotFoundError:  # it has written nothing
-        return
-    try:
-        launcher_results.copy(captured, fd)
-    finally:
-        os.close(captured)
-
-
-def _sync_directory(directory: bytes) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def targets(terms: Terms, record: TaskRecord, spec: TaskSpec, place: tuple[int, int]) -> dict[bytes, list[int]]:

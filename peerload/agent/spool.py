@@ -28,7 +28,7 @@ from peerload.agent.launcher_access import OwnAccess
 from peerload.agent.launcher_spawn import Capture, Holes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
     from peerload.model.task import Exit
@@ -50,6 +50,14 @@ _SUFFIX = {1: ".out", 2: ".err"}
 _NAMES = {1: "stdout", 2: "stderr"}
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """What the agent itself runs out of: says nothing about the file."""
+
+
+class Ranges(msgspec.Struct, frozen=True):
+    """The parts (first, end) of a stream that are there, up to ``end``; missing_bytes: of what lies before that."""
+
+    ranges: tuple[tuple[int, int], ...]
+    end: int
+    missing_bytes: int
 
 
 class Spool:
@@ -144,6 +152,51 @@ class Spool:
         """How much of one stream of a task is kept while it runs. followed: its output is wanted in full."""
         return max(self._output_bytes_max, FOLLOWED_BYTES_MAX) if followed else self._output_bytes_max
 
+    def saved_path(self, key: str) -> Path:
+        """Where is noted how far the files that a user wants the output of an attempt in have come."""
+        return self._directory / f"{key}.saved"
+
+    def data_ranges(self, key: str, stream: int, first: int, size: int | None, bytes_max: int) -> Ranges:
+        """What there is of a stream from this offset on, no further than ``size`` and no more than ``bytes_max``; nothing where
+        there is no such file. Raises OSError for want of descriptors or memory, and where the disk cannot give it."""
+        ranges: list[tuple[int, int]] = []
+        at = first
+        try:
+            fd = open_output(self.path(key, stream))
+        except OSError as error:
+            if error.errno in _SHORT_OF:
+                raise
+            return Ranges((), first, 0)
+        try:
+            there = os.fstat(fd).st_size
+            last = min(there if size is None else min(size, there), first + bytes_max)
+            while at < last:
+                try:
+                    start = min(os.lseek(fd, at, os.SEEK_DATA), last)
+                except OSError as error:
+                    if error.errno != errno.ENXIO:
+                        raise
+                    start = last  # nothing more but a hole
+                end = min(os.lseek(fd, start, os.SEEK_HOLE), last) if start < last else last
+                if start < end:
+                    ranges.append((start, end))
+                at = end
+        finally:
+            os.close(fd)
+        return Ranges(tuple(ranges), at, at - first - sum(end - start for start, end in ranges))
+
+    @contextlib.contextmanager
+    def watched(self, key: str, call: Callable[[], None]) -> Iterator[None]:
+        """Within, ``call`` is called when more of the output of an attempt is here."""
+        if self.inotify is None:
+            self.inotify = Inotify(asyncio.get_running_loop(), self._directory)
+        names = {path.name for path in self.paths(key)}
+        self.inotify.add(names, call)
+        try:
+            yield
+        finally:
+            self.inotify.remove(names, call)
+
     def cut(self, key: str, bytes_max: int | None = None) -> None:
         """Give back to the disk the middle of each stream of an attempt that has more than ``bytes_max``; without it, of an
         ended one, more than is kept."""
@@ -205,7 +258,7 @@ class Spool:
 
     def drop(self, key: str) -> None:
         """Forget the output of an attempt."""
-        for path in (*self.paths(key), self.input_path(key)):
+        for path in (*self.paths(key), self.input_path(key), self.saved_path(key)):
             remove(path)
 
     def make_scratch(self, key: str) -> Path:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from peerload.agent import answers
+from peerload.agent import answers, result_files
+from peerload.agent.store_rows import order_of
 from peerload.agent.tails import tail_start
 from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
@@ -89,8 +90,12 @@ class OutputStream:
                 **answers.output_gone(self._parts.store, record),
             },
         )
-        if self._request.done_with and record.state.is_final:
+        if self._request.done_with and record.state.is_final and not self._is_to_be_saved(record):
             await self._parts.output.cut(key)
+
+    def _is_to_be_saved(self, record: TaskRecord) -> bool:
+        """Whether its user wants its output in files, too; those who write these cut it."""
+        return bool(result_files.patterns(self._parts.store.terms(order_of(record.task)[0])))
 
     def _size_now(self, key: str, record: TaskRecord) -> tuple[int, int]:
         """How much is here; no more than the result says, less where it was cleaned away."""
@@ -157,7 +162,12 @@ class OutputStream:
         output, sent = self._parts.output, self._sent.setdefault(key, [0, 0])
         if not runs_here:
             output.mirror(record.node, record.task, record.uid, record.attempt, key, paced=is_paced)
-        pieces = output.follow_paced(key, *sent, runs_here=runs_here) if is_paced else output.follow(key, *sent)
+        is_run = self._request.done_with
+        pieces = (
+            output.follow_paced(key, *sent, runs_here=runs_here, is_awaited=is_run)
+            if is_paced
+            else output.follow(key, *sent)
+        )
         await self._send(pieces, sent)
 
     async def _pump(self, key: str, end: tuple[int, int]) -> None:

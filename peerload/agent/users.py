@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.agent import result_files
 from peerload.agent.directories import Stalled, stalled
+from peerload.agent.launcher_results import GONE, Changed
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.task import SCRATCH
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.parts import Parts
+    from peerload.agent.result_files import Segment
     from peerload.model.task import TaskSpec
     from peerload.model.terms import Terms
 
@@ -105,11 +107,29 @@ class Users:
             shown = wanted[0].decode("utf-8", "backslashreplace")
             raise BadRequest(f"{shown} cannot be written", why=why.removeprefix(POLICY))
 
-    async def write(self, spec: TaskSpec, terms: Terms, path: bytes, captured: Sequence[Path], tag: str) -> None:
-        """Put captured files into a file of the submitter's. Raises OSError, PeerloadError."""
+    @property
+    def appends(self) -> bool:
+        """Whether files can be written piece by piece; a launcher of an earlier version writes them as a whole (`write`)."""
+        return not self.is_system or self._parts.launcher.appends
+
+    async def append(
+        self, spec: TaskSpec, terms: Terms, path: bytes, segments: Sequence[Segment], at: int, *, ends: bool
+    ) -> None:
+        """Put parts of captured files into a file of the submitter's, from the place ``at`` on (launcher_results.append). Raises
+        Changed, OSError, PeerloadError."""
         if not self.is_system:
-            await result_files.in_own_thread(lambda: result_files.write(path, captured, spec.umask, tag))
+            await result_files.in_own_thread(lambda: result_files.append(path, segments, spec.umask, at, ends=ends))
             return
+        parts = [[str(source), first, end] for source, first, end in segments]
+        request = {"do": "append", "path": path, "parts": parts, "umask": spec.umask, "at": at, "ends": ends}
+        why = await self._parts.launcher.ask({**request, **self.submitter(spec, terms).words()})
+        if why == GONE:
+            raise Changed(why)
+        if why:
+            raise PeerloadError(why.removeprefix(POLICY).removeprefix(BUSY))
+
+    async def write(self, spec: TaskSpec, terms: Terms, path: bytes, captured: Sequence[Path], tag: str) -> None:
+        """Put captured files into a file of the submitter's, in system mode. Raises PeerloadError."""
         request = {"do": "write", "path": path, "captured": [str(one) for one in captured], "umask": spec.umask}
         why = await self._parts.launcher.ask({**request, "tag": tag, **self.submitter(spec, terms).words()})
         if why:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from peerload.agent import answers
+from peerload.agent import answers, result_files
+from peerload.agent.store_rows import order_of
 from peerload.model.task import TaskState, execution_key
 from peerload.wire import control
 
@@ -39,9 +40,26 @@ class Waiting:
         self._begin = begin
         self._left: set[str] = set()
         self._unknown: set[str] = set()
+        self._saved: list[TaskRecord] = []
 
     async def run(self) -> bool:
-        """Tell each end as it comes, and of which task it has become unknown, once; False if time ran out first."""
+        """Tell each end as it comes, of which task it has become unknown, once, and at last, if that is asked, what has become of
+        the files with their output; False if time ran out first."""
+        loop, timeout_s = asyncio.get_running_loop(), self._request.timeout_s
+        until_s = None if timeout_s is None else loop.time() + timeout_s
+        if not await self._ends():
+            return False
+        try:
+            async with asyncio.timeout_at(until_s):
+                for record in self._saved:
+                    state, why = await self._parts.chores.saved(record)
+                    await self._connection.drain()
+                    self._connection.more(self._request.id, {"files": {"id": record.task, "state": state, "why": why}})
+        except TimeoutError:
+            return False
+        return True
+
+    async def _ends(self) -> bool:
         if await self._ended_by_now():
             return True
         try:
@@ -96,9 +114,14 @@ class Waiting:
     def _tell(self, record: TaskRecord) -> None:
         """How a task ended, with what it wrote if that is asked; or that it is unknown."""
         told = answers.ended_object(record)
+        if self._request.files and record.state.is_final and self._has_files(record):
+            self._saved.append(record)
         if self._request.outputs and record.state.is_final:
             told |= self._with_output(record)
         self._connection.more(self._request.id, told)
+
+    def _has_files(self, record: TaskRecord) -> bool:
+        return bool(result_files.patterns(self._parts.store.terms(order_of(record.task)[0])))
 
     def _with_output(self, record: TaskRecord) -> dict[str, object]:
         exit_ = record.exit

@@ -8,7 +8,7 @@ import os
 import sys
 
 from peerload.cli import device_flags, environment, mistakes, options, terms_flags
-from peerload.cli.main import UsageError
+from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.text import number_text, printable, say, shortened, size_text
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable
 
@@ -295,6 +295,19 @@ def say_unknown(task: dict[str, Any]) -> None:
         f"nobody knows how {name} ended, or whether it has" + (f": {reason}" if reason else ""),
         f"{outlook}; run it again:  peerload retry {name}        give it up:  peerload cancel {name}",
     )
+
+
+def say_unsaved(files: dict[str, Any]) -> int:
+    """On stderr, of a task whose output is not (all) in the file that it was to go to → CANNOT; 0 if all of it is."""
+    name, state, why = (printable(files.get(key) or "") for key in ("id", "state", "why"))
+    if state in ("", "saved"):
+        return 0
+    again = "; it is tried again" if state == "postponed" else ""
+    say(
+        f"the output of {name} is not saved as it should be: {why}{again}",
+        f"what is kept of it:  peerload logs {name}        more:  peerload show {name}",
+    )
+    return CANNOT
 
 
 def say_away(away: dict[str, Any]) -> None:

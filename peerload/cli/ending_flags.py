@@ -25,7 +25,7 @@ def add(reader: Options) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="write its stdout there when it has ended; %%j is its number, %%A its array's, %%a its member's, %%x its name",
+        help="write its stdout there as it comes; %%j is its number, %%A its array's, %%a its member's, %%x its name",
     )
     reader.flag("-e", "--error", metavar="FILE", help="the same of its stderr; both may be one file")
     reader.flag(

@@ -98,6 +98,11 @@ class Following:
         self._wakeup = (-1, -1, -1)
         self.interrupts = 0
 
+    @property
+    def client(self) -> Client:
+        """The connection to the agent: another one, if the agent went away meanwhile."""
+        return self._client
+
     def __enter__(self) -> Self:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wakeup = (reading, writing, signal.set_wakeup_fd(writing, warn_on_full_buffer=False))

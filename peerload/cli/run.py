@@ -56,6 +56,7 @@ def main(words: list[str]) -> int:
     spec["followed"] = True
     if flags.dry_run:
         return command.print_dry_run(spec, secret, flags, **terms)
+    unsaved = 0
     with Client(flags.socket) as client:
         writer = OutputWriter(is_json=flags.json)
         following = Following(
@@ -77,6 +78,8 @@ def main(words: list[str]) -> int:
                 ended = following.follow(reply["id"])
             except Detached:
                 return say_detached(reply["id"])
+        if "output_file" in terms or "error_file" in terms:
+            unsaved = _unsaved(following.client, reply["id"])
     if flags.json:
         keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
         print_json({key: ended.get(key) for key in keys})
@@ -84,7 +87,16 @@ def main(words: list[str]) -> int:
     code = told(ended, interrupted=following.interrupts > 0)
     if code:
         command.say_left_out(secret)
-    return told_missing(ended, code, writer.missing_bytes)
+    return told_missing(ended, code, writer.missing_bytes) or unsaved
+
+
+def _unsaved(client: Client, task: str) -> int:
+    """Wait for the files that its output goes to → CANNOT, which is said, if not all of it is there."""
+    unsaved = 0
+    for body in client.stream("wait", tasks=[task], files=True):
+        if "files" in body:
+            unsaved = command.say_unsaved(body["files"])
+    return unsaved
 
 
 def told_missing(ended: dict[str, Any], code: int, missing_bytes: int) -> int:

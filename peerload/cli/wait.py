@@ -6,7 +6,7 @@ import sys
 import time
 
 from peerload.cli import selection
-from peerload.cli.command import exit_code_of, say_unknown
+from peerload.cli.command import exit_code_of, say_unknown, say_unsaved
 from peerload.cli.map_show import Bar
 from peerload.cli.options import Options, duration
 from peerload.cli.tasks import array_of
@@ -31,7 +31,8 @@ def main(words: list[str]) -> int:
     reader = Options(
         "wait",
         "Block until these tasks have ended. Exit code: 0 if all succeeded, else that of the first that failed;\n"
-        "124 if the time was up. A task whose outcome is unknown is waited for, and that is said.",
+        "124 if the time was up, 125 if the output of one is not\n"
+        "in the file that it was to go to (-o). A task whose outcome is unknown is waited for, and that is said.",
         json_says="one object a task, as each ends",
     )
     selection.add(reader)
@@ -47,7 +48,7 @@ def main(words: list[str]) -> int:
         for number, part in enumerate(selection.batches(refs or [])):
             if number and flags.timeout is not None:
                 left_s = max(began_s + flags.timeout - time.monotonic(), 0.0)
-            for task in client.stream("wait", tasks=part, any=flags.any, timeout_s=left_s):
+            for task in client.stream("wait", tasks=part, any=flags.any, timeout_s=left_s, files=True):
                 progress.told(task)
             timed_out = timed_out or bool(client.last.get("timed_out"))
             if flags.any and not client.last.get("timed_out"):
@@ -89,7 +90,11 @@ class Progress:
             return None
 
     def told(self, task: dict[str, Any]) -> None:
-        """One has ended, or is unknown."""
+        """One has ended, or is unknown, or its output is in its file, or is not."""
+        if "files" in task:
+            self._clear()
+            self.code = self.code or say_unsaved(task["files"])
+            return
         name = str(task.get("id", ""))
         is_single = self._lines or self._is_single(_short(name))
         if task.get("state") == "unknown":

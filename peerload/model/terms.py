@@ -38,7 +38,7 @@ class Terms(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     group: whose slots they take, "" = none; after: ids of tasks and arrays that have to have ended before they start,
     however that was; after_ok: of those that have to have succeeded; retries: how often one that failed is tried again.
-    output_file, error_file: where home writes the output of each when it has ended, absolute paths in which %j, %A, %a, %x, %N
+    output_file, error_file: where home writes the output of each as it comes, absolute paths in which %j, %A, %a, %x, %N
     and %% stand for something, b"" = nowhere; notify: what a shell is given at home when all of them have ended, b"" = nothing.
     owner: the uid whose tasks they are at a home in system mode, which knows it from the operating system, -1 = that of the
     agent. tags: one `key=value` for each key.

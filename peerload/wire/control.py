@@ -161,11 +161,13 @@ class Wait(_Request, frozen=True, tag="wait"):
     """Block until tasks ended → a ``more`` for each that ended (id state exit_code signal node reason), and at once for one
     that is, or becomes, ``unknown``: that may go on; then ok with ``timed_out``. any: the first that ended is enough. outputs:
     each that ended is told with started_at, ended_at, stdout_bytes, stderr_bytes, and, where they have no more than
-    OUTPUT_TOLD_BYTES_MAX together and are here, stdout and stderr."""
+    OUTPUT_TOLD_BYTES_MAX together and are here, stdout and stderr. files: of those whose output goes into files it is waited
+    until that was tried → ``more`` {files: {id state why}} for each, where state is that of its chore's event; "" = it never ran."""
 
     tasks: TaskRefs
     any: bool = False
     outputs: bool = False
+    files: bool = False
     timeout_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
 
 

@@ -57,6 +57,7 @@ DECODERS = {
     "agent/sensors/gpu_health.py:Illnesses._kept": "state",
     "agent/sensors/played_nvml.py:PlayedNvml._machine": USERS_OWN,
     "agent/settings.py:_file": "config",
+    "agent/saving.py:Saving._noted": OUR_OWN,
     "agent/settings.py:converted_value": "config",
     "agent/settings_check.py:_plain": OUR_OWN,
     "agent/settings_check.py:mistakes_in": "settings",

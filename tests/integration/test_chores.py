@@ -219,6 +219,67 @@ def test_a_task_that_ran_elsewhere_has_its_files_at_home(cluster: Cluster) -> No
     wait_until(lambda: len(content(home, "n2") or b"") == 300_000, 20)
 
 
+def test_a_file_grows_while_its_task_runs_and_gets_all_of_it(cluster: Cluster) -> None:
+    home, _ = cluster.linked(2)
+    go = cluster.directory / "go"
+    script = f"echo begun; until [ -e {go} ]; do sleep 0.02; done; head -c 40000000 /dev/zero; echo >&2; echo ended"
+    terms = {"output_file": place(home, "%N"), "error_file": place(home, "%N.err")}
+    tasks = [submit(home, "sh", "-c", script, terms=terms, placement={"node": node}) for node in ("n1", "n2")]
+    for node in ("n1", "n2"):
+        wait_until(lambda node=node: content(home, node) == b"begun\n", what=f"the beginning from {node}")  # type: ignore[misc]
+    go.touch()
+    assert home.cli("wait", *tasks).returncode == 0
+    for node in ("n1", "n2"):
+        assert content(home, node) == b"begun\n" + bytes(40_000_000) + b"ended\n"
+        assert content(home, f"{node}.err") == b"\n"
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_the_next_agent_goes_on_with_a_file(cluster: Cluster, node: str) -> None:
+    home, _ = cluster.linked(2)
+    go = cluster.directory / "go"
+    waits = f"until [ -e {go} ]; do sleep 0.02; done"
+    script = f"i=0; while [ $i -lt 3000 ]; do i=$((i + 1)); echo line $i; [ $i = 1500 ] && {waits}; done; :"
+    task = submit(home, "sh", "-c", script, terms={"output_file": place(home, "out")}, placement={"node": node})
+    wait_until(lambda: (content(home, "out") or b"").endswith(b"\nline 1500\n"), what="the first half")
+    home.kill()
+    with (cluster.directory / "out" / "out").open("ab") as file:
+        file.write(b"half a piece that nobody has noted")
+    home.start()
+    go.touch()
+    assert home.cli("wait", task).returncode == 0
+    assert content(home, "out") == b"".join(b"line %d\n" % number for number in range(1, 3001))
+
+
+def test_what_is_missing_in_a_file_is_said(cluster: Cluster) -> None:
+    agent = cluster.agent("n1")
+    cuts = "echo a; truncate -s 1M /proc/$$/fd/1; echo b"
+    task = submit(agent, "sh", "-c", cuts, terms={"output_file": place(agent, "out")})
+    waited = agent.cli("wait", task)
+    assert (waited.returncode, content(agent, "out")) == (125, b"a\n" + bytes(4094) + b"b\n"), waited.stderr
+    ((state, reason),) = told(agent, task)
+    assert (state, str((1 << 20) - 4096) in reason) == ("incomplete", True), reason
+
+
+def test_a_file_that_is_removed_while_its_task_runs_is_made_again(cluster: Cluster) -> None:
+    agent = cluster.agent("n1")
+    go = cluster.directory / "go"
+    script = f"echo begun; until [ -e {go} ]; do sleep 0.02; done; echo ended"
+    task = submit(agent, "sh", "-c", script, terms={"output_file": place(agent, "out")})
+    wait_until(lambda: content(agent, "out") == b"begun\n", what="its beginning")
+    (cluster.directory / "out" / "out").unlink()
+    go.touch()
+    assert agent.cli("wait", task).returncode == 0
+    assert content(agent, "out") == b"begun\nended\n"
+
+
+def test_run_returns_when_its_file_is_complete(cluster: Cluster) -> None:
+    agent = cluster.agent("n1")
+    done = agent.cli("run", "-o", "file", "head", "-c", "20000000", "/dev/zero", cwd=cluster.directory / "out")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len(done.stdout) == len(content(agent, "file") or b"") == 20_000_000
+
+
 def test_the_flags_of_submit(cluster: Cluster) -> None:
     agent = cluster.agent("n1")
     here = cluster.directory / "out" / "100%"
@@ -245,7 +306,7 @@ def test_the_flags_of_submit(cluster: Cluster) -> None:
     assert len(agent.states()) == 2
 
 
-def test_a_disk_that_is_full_is_tried_again_and_leaves_nothing_behind(cluster: Cluster) -> None:
+def test_a_disk_that_is_full_is_no_success_and_is_tried_again(cluster: Cluster) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may mount a small disk")
     agent = cluster.agent("n1")
@@ -261,7 +322,9 @@ def test_a_disk_that_is_full_is_tried_again_and_leaves_nothing_behind(cluster: C
         task = submit(agent, "sh", "-c", "head -c 20000 /dev/zero", terms=terms)
         wait_until(lambda: agent.show(task)["owed"] and agent.show(task)["owed"][0]["tries"], 20)
         assert "No space left" in agent.show(task)["owed"][0]["why"]
-        wait_until(lambda: [path.name for path in disk.iterdir()] == ["filler"], what="nothing to be left of the try")
+        assert agent.cli("wait", task).returncode == 125
+        ran = agent.cli("run", "-o", str(disk / "run"), "head", "-c", "20000", "/dev/zero")
+        assert (ran.returncode, len(ran.stdout)) == (125, 20_000), ran.stderr
         (disk / "filler").unlink()
         wait_until(lambda: (disk / "out").exists() and (disk / "out").stat().st_size == 20_000, 20)
     finally:

@@ -97,9 +97,9 @@ def test_no_two_users_have_the_launchers_keys() -> None:
 def test_no_result_becomes_a_set_user_id_program(tmp_path: Path) -> None:
     """The file whose place it takes may be another's, who made it so."""
     source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(b"#!/bin/sh\nid\n")
+    size = source.write_bytes(b"#!/bin/sh\nid\n")
     ways: list[Callable[[], None]] = [
-        lambda: result_files.write(bytes(target), [source], 0o022, "x"),
+        lambda: result_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True),
         lambda: launcher_results.write(bytes(target), [os.open(source, os.O_RDONLY)], 0o022, "x"),
     ]
     for write in ways:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from peerload.agent.launcher_results import copy, empty
+from peerload.agent.launcher_results import Changed, append, copy, empty
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,6 +41,35 @@ def test_a_disk_that_cannot_give_it_is_no_end_of_it(tmp_path: Path, monkeypatch:
         pytest.raises(OSError, match="the disk is broken"),
     ):
         copy(source.fileno(), made.fileno())
+
+
+def test_a_part_goes_to_its_place_however_often_it_is_written(tmp_path: Path) -> None:
+    captured, target = tmp_path / "captured", tmp_path / "target"
+    captured.write_bytes(b"0123456789")
+    with captured.open("rb") as source:
+        fd = source.fileno()
+        append(bytes(target), [(fd, 0, 4)], 0o027, 0, ends=False)
+        for _ in range(2):
+            append(bytes(target), [(fd, 4, 6), (fd, 8, 10)], 0o027, 4, ends=True)
+            assert target.read_bytes() == b"01234589"
+        assert target.stat().st_mode & 0o777 == 0o640
+        target.write_bytes(b"012")
+        with pytest.raises(Changed):
+            append(bytes(target), [(fd, 4, 6)], 0o027, 4, ends=False)
+        target.unlink()
+        with pytest.raises(Changed):
+            append(bytes(target), [(fd, 4, 6)], 0o027, 4, ends=False)
+
+
+def test_a_part_that_was_cut_meanwhile_is_not_written_as_zeros(tmp_path: Path) -> None:
+    captured, target = tmp_path / "captured", tmp_path / "target"
+    with captured.open("wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 20)
+        file.write(b"end")
+    with captured.open("rb") as source, pytest.raises(OSError, match="cut meanwhile"):
+        append(bytes(target), [(source.fileno(), 0, 1 << 20)], 0o022, 0, ends=False)
+    assert target.read_bytes() == b""
 
 
 def test_a_directory_is_emptied_whatever_was_put_there(tmp_path: Path) -> None:

@@ -56,6 +56,24 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace_module, "NEAR_BYTES", 50)
 
 
+def test_a_reader_that_is_awaited_is_not_left_behind_by_another(tmp_path: Path) -> None:
+    async def scene() -> None:
+        made = Scene(tmp_path)
+        async with (
+            made.pace.reader(KEY, 0, 0, runs_here=True, is_awaited=True) as saves,
+            made.pace.reader(KEY, 0, 0, runs_here=True) as looks_on,
+        ):
+            looks_on.read[0] = 101
+            made.write(101)
+            await made.tells(STOP)
+            saves.read[0], looks_on.read[0] = 101, 0
+            made.pace.moved(KEY)
+            assert made.told == [STOP, CONT]
+        made.close()
+
+    asyncio.run(scene())
+
+
 def test_it_is_stopped_when_far_ahead_and_goes_on_when_near(tmp_path: Path) -> None:
     async def scene() -> None:
         made = Scene(tmp_path)

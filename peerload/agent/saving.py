@@ -1,0 +1,282 @@
+"""The files that users want the output of tasks in (`submit -o FILE -e FILE`), written while the tasks run.
+
+Home copies the output from its spool into the file, in full and piece by piece, as that user (`users.py`). Where the task runs
+elsewhere its output comes here as it is written. A task waits for its file as it waits for a reader (`pace.py`), so that nothing
+is cut out of its output before that was copied. When the task has ended, its chore (`chores.py`) has the rest copied, and learns
+what is missing. A file that cannot be written holds no task up: it is tried again while the task runs, and after its end.
+
+How far each file has come is noted beside the output (STATE/spool/KEY.saved), so that the next agent goes on from there. Each
+piece is written at its place in the file, so that a piece may be written twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.agent import result_files
+from peerload.agent.launcher_results import Changed
+from peerload.agent.spool import STREAMS, remove
+from peerload.agent.store_rows import order_of
+from peerload.model.errors import PeerloadError
+from peerload.model.task import TaskState, execution_key
+
+if TYPE_CHECKING:
+    from peerload.agent.parts import Parts
+    from peerload.agent.result_files import Segment
+    from peerload.core.work import HomeTask
+    from peerload.model.actions import TaskChanged
+    from peerload.model.task import TaskRecord, TaskSpec
+    from peerload.model.terms import Terms
+
+log = logging.getLogger("peerload.agent")
+
+LIVE_MAX = 128
+"""Tasks whose files grow while they run; of others the files are written when they have ended. Each that runs elsewhere takes
+one of the streams (peer_streams.STREAMS_MAX) that results need, too."""
+WRITES_AT_A_TIME = 4
+START_AFTER_S = 0.1
+"""A task that has ended by then is left to its chore."""
+EVERY_S, SYSTEM_EVERY_S = 0.1, 1.0
+"""A file is written to this often at most; in system mode each time takes a process."""
+STEP_BYTES_MAX = 32 << 20
+"""Copied in one step."""
+STEP_S_MAX = 30.0
+"""A task is not held up by its file any longer than this."""
+LOOK_AGAIN_S = 5.0
+"""A connection to the node that runs the task, should it have broken, is made again after this."""
+SAVED_MAX = 1024
+"""Attempts whose progress is kept in memory; of others it is read from where it is noted."""
+RETRY_S, RETRY_S_MAX = 1.0, 60.0
+"""The pause after a failure while the task runs; it doubles, up to the other."""
+
+
+class Progress(msgspec.Struct):
+    """How far the files of one attempt have come. boot: the machine's; what another boot has written may not be on the disk.
+    read: so much of each stream was copied or found missing; at: the size of each file; missing: so many bytes were cut out."""
+
+    boot: str
+    read: list[int]
+    at: dict[bytes, int]
+    missing: int = 0
+
+
+class Saved:
+    """The files of one attempt. ``work``: the copying that is under way or was last, which goes on if nobody waits for it any
+    more: two at a time would disturb one another."""
+
+    def __init__(
+        self, key: str, spec: TaskSpec, terms: Terms, files: dict[bytes, list[int]], progress: Progress
+    ) -> None:
+        self.key = key
+        self.spec = spec
+        self.terms = terms
+        self.files = files
+        self.progress = progress
+        self.work: asyncio.Task[bool] | None = None
+        self.begun = {path for path, size in progress.at.items() if size}
+        """Those that are there."""
+
+
+class _Live:
+    """An attempt whose files grow while it runs. grown: there is more of its output; over: it runs no more."""
+
+    def __init__(self, task: HomeTask, attempt: int) -> None:
+        self.task = task
+        self.attempt = attempt
+        self.grown = asyncio.Event()
+        self.over = asyncio.Event()
+        self.work: asyncio.Task[None] | None = None
+
+
+class Saving:
+    """One per agent; from the loop's thread only."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._boot = parts.identity.machine_boot
+        self._saved: dict[str, Saved] = {}
+        self._live: dict[str, _Live] = {}
+        self._writes = asyncio.Semaphore(WRITES_AT_A_TIME)
+
+    # -- while the task runs -------------------------------------------------------------------------------------------
+
+    def changed(self, action: TaskChanged) -> None:
+        """A task of this home has a new record, or runs."""
+        record = action.record
+        live = self._live.get(execution_key(record.uid, record.attempt)) if self._live else None
+        if live is not None:
+            self._look(live)
+        elif action.running:
+            task = self._parts.node.home.tasks.get(record.uid)
+            if task is not None and result_files.patterns(task.terms):
+                self._begin(task)
+
+    def _look(self, live: _Live) -> None:
+        if not self._runs(live):
+            live.over.set()
+            live.grown.set()
+
+    def _runs(self, live: _Live) -> bool:
+        """Whether this attempt is the current one, and there is no result of it yet."""
+        task, record = live.task, live.task.record
+        is_current = record.state is TaskState.LEASED and record.attempt == live.attempt and task.exit is None
+        return is_current and self._parts.node.home.tasks.get(task.uid) is task
+
+    def _begin(self, task: HomeTask) -> None:
+        key = task.key
+        if len(self._live) >= LIVE_MAX or not self._parts.users.appends:
+            return
+        live = self._live[key] = _Live(task, task.record.attempt)
+        live.work = asyncio.get_running_loop().create_task(self._follow(live, key))
+        live.work.add_done_callback(lambda work: self._over(key, work))
+
+    def _over(self, key: str, work: asyncio.Task[None]) -> None:
+        del self._live[key]
+        if not work.cancelled() and (error := work.exception()) is not None:
+            log.error("a bug", exc_info=error)
+            self._parts.fail(f"a bug: {error!r}")
+
+    async def _follow(self, live: _Live, key: str) -> None:
+        """Copy what a running task writes until it runs no more."""
+        pause_s = RETRY_S
+        while self._runs(live):
+            try:
+                await self._follow_paced(live, key)
+            except (OSError, PeerloadError) as error:
+                log.info("the output of %s cannot be saved while it runs: %s", live.task.task, error)
+                await _wait(live.over, pause_s)
+                pause_s = min(pause_s * 2, RETRY_S_MAX)
+
+    async def _follow_paced(self, live: _Live, key: str) -> None:
+        """The same, the task waiting for its files. Raises OSError, PeerloadError, when it waits no longer."""
+        task, record, output = live.task, live.task.record, self._parts.output
+        is_here = record.node == self._parts.config.node
+        known = self._saved.get(key)
+        read = known.progress.read if known is not None else [0, 0]
+        async with output.pace.reader(key, *read, runs_here=is_here, is_awaited=True) as reader:
+            await _wait(live.over, START_AFTER_S)
+            if not self._runs(live):
+                return
+            saved = await self._of(key, record, task.spec, task.terms)
+            with self._parts.spool.watched(key, live.grown.set):
+                while self._runs(live):
+                    live.grown.clear()
+                    self._look(live)
+                    if not is_here:
+                        output.mirror(record.node, record.task, record.uid, record.attempt, key, paced=True)
+                    has_more = await self._step(saved, within_s=STEP_S_MAX)
+                    reader.read = list(saved.progress.read)
+                    output.pace.moved(key)
+                    if not has_more:
+                        await _wait(live.grown, LOOK_AGAIN_S)
+                        await _wait(live.over, SYSTEM_EVERY_S if self._parts.users.is_system else EVERY_S)
+
+    # -- when it has ended ---------------------------------------------------------------------------------------------
+
+    async def finish(self, record: TaskRecord, spec: TaskSpec, terms: Terms) -> int:
+        """Copy the rest of the output of an ended task, as far as it is here; its files are on disk then. → how many bytes of the
+        output are missing there. Raises OSError, PeerloadError."""
+        key, exit_ = execution_key(record.uid, record.attempt), record.exit
+        live = self._live.get(key)
+        if live is not None and live.work is not None:
+            self._look(live)
+            await asyncio.wait({live.work})
+        saved = await self._of(key, record, spec, terms)
+        sizes = (exit_.stdout_bytes, exit_.stderr_bytes) if exit_ is not None else self._parts.spool.sizes(key)
+        while await self._step(saved, sizes):
+            pass
+        wanted = {stream for streams in saved.files.values() for stream in streams}
+        short = sum(max(sizes[stream - 1] - saved.progress.read[stream - 1], 0) for stream in wanted)
+        return saved.progress.missing + short
+
+    def forget(self, key: str) -> None:
+        """The files of this attempt are complete."""
+        self._saved.pop(key, None)
+        remove(self._parts.spool.saved_path(key))
+
+    async def close(self) -> None:
+        """Stop copying; the next agent goes on."""
+        work = [live.work for live in self._live.values() if live.work is not None]
+        work += [saved.work for saved in self._saved.values() if saved.work is not None]  # type: ignore[misc]
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    # -- copying -------------------------------------------------------------------------------------------------------
+
+    async def _of(self, key: str, record: TaskRecord, spec: TaskSpec, terms: Terms) -> Saved:
+        if key not in self._saved:
+            files = result_files.targets(terms, record, spec, order_of(record.task))
+            noted = await asyncio.to_thread(self._noted, key)
+            if noted is None or noted.at.keys() != files.keys():
+                noted = Progress(self._boot, [0, 0], dict.fromkeys(files, 0))
+            self._saved.setdefault(key, Saved(key, spec, terms, files, noted))
+            while len(self._saved) > SAVED_MAX:  # of the others, what is noted tells
+                self._saved.pop(next(iter(self._saved)))
+        return self._saved[key]
+
+    def _noted(self, key: str) -> Progress | None:
+        """What was noted before, if that was since the machine was started."""
+        try:
+            noted = msgspec.msgpack.decode(self._parts.spool.saved_path(key).read_bytes(), type=Progress)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return noted if noted.boot == self._boot and len(noted.read) == len(STREAMS) else None
+
+    async def _step(self, saved: Saved, sizes: tuple[int, int] | None = None, *, within_s: float | None = None) -> bool:
+        """Copy one part, no further than ``sizes``; with these, the files are on disk when nothing is left. → whether there may
+        be more. Raises TimeoutError if it takes longer than that; then it goes on."""
+        while saved.work is not None and not saved.work.done():
+            if not (await asyncio.wait({saved.work}, timeout=within_s))[0]:
+                raise TimeoutError(f"the last part was not written within {within_s:g} s")
+        saved.work = asyncio.get_running_loop().create_task(self._copy(saved, sizes))
+        if not (await asyncio.wait({saved.work}, timeout=within_s))[0]:
+            raise TimeoutError(f"nothing was written within {within_s:g} s")
+        return saved.work.result()
+
+    async def _copy(self, saved: Saved, sizes: tuple[int, int] | None) -> bool:
+        async with self._writes:
+            before = list(saved.progress.read)
+            for path, streams in saved.files.items():
+                try:
+                    await self._append(saved, path, streams, sizes)
+                except Changed:  # somebody has emptied or removed it: it begins anew, with what is kept
+                    saved.progress.at[path] = saved.progress.missing = 0
+                    for stream in streams:
+                        saved.progress.read[stream - 1] = 0
+                    await self._append(saved, path, streams, sizes)
+            has_more = saved.progress.read != before
+            if has_more and sizes is None:
+                raw = msgspec.msgpack.encode(saved.progress)
+                await asyncio.to_thread(self._parts.spool.saved_path(saved.key).write_bytes, raw)
+            return has_more
+
+    async def _append(self, saved: Saved, path: bytes, streams: list[int], sizes: tuple[int, int] | None) -> None:
+        progress, spool = saved.progress, self._parts.spool
+        segments: list[Segment] = []
+        read, missing = list(progress.read), 0
+        for stream in streams:
+            first, size = progress.read[stream - 1], None if sizes is None else sizes[stream - 1]
+            part = await asyncio.to_thread(spool.data_ranges, saved.key, stream, first, size, STEP_BYTES_MAX)
+            segments += [(spool.path(saved.key, stream), *one) for one in part.ranges]
+            read[stream - 1] = part.end
+            missing += part.missing_bytes
+        ends = sizes is not None and read == progress.read
+        if segments or ends or path not in saved.begun:
+            await self._parts.users.append(saved.spec, saved.terms, path, segments, progress.at[path], ends=ends)
+            saved.begun.add(path)
+        progress.at[path] += sum(end - first for _, first, end in segments)
+        progress.read = read
+        progress.missing += missing
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until it is set, and no longer than that."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
