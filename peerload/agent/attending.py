@@ -52,6 +52,7 @@ class Attending:
         self._take_over(connection, record, source, request)
         source.uid = record.uid
         source.add(request.data, request.offset)
+        self._parts.feeding.came(record, source)
         if request.ends:
             await source.finish()
         self._parts.feeding.sent(record.uid)
@@ -146,9 +147,12 @@ class Attending:
         """This agent was restarted: clients that were sending the input of tasks which nobody has to attend have a while to
         come back; then it ends there. What was left open by its client stays so."""
         for task in list(self._parts.node.home.tasks.values()):
-            if not task.record.input or task.record.attended:
+            if not task.record.input:
                 continue
             source = self._parts.inputs.get(task.record.input)
+            self._parts.feeding.came(task.record, source)
+            if task.record.attended:
+                continue
             if not (source.has_ended or source.was_left):
                 loop = asyncio.get_running_loop()
                 self._expected.append(loop.call_later(FEEDER_GRACE_S, self._not_back, task.uid))

@@ -136,8 +136,10 @@ class Changes:
         spec, each = self._parts.store.spec(counter), self._parts.store.each(counter)
         terms = self._parts.store.terms(counter).again()
         if spec.takes_input:
-            hint = "submit it again, with its input"
-            raise BadRequest(f"{name} cannot be repeated", why="its standard input is not kept", hint=hint)
+            if any(record.input_came for record in records):
+                hint = "submit it again, with its input"
+                raise BadRequest(f"{name} cannot be repeated", why="its standard input is not kept", hint=hint)
+            spec = msgspec.structs.replace(spec, takes_input=False, terminal=None, followed=False)
         chosen = _to_retry(name, records, self._parts.node.home.tasks, request)
         self._parts.access.queues(connection.caller, len(chosen))
         indices = tuple(int(record.task.rpartition(".")[2]) for record in chosen if "." in record.task)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from peerload.core.work import GuestPhase, HomePhase
 from peerload.model.errors import PeerloadError
-from peerload.model.events import InputCut
+from peerload.model.events import InputCame, InputCut
 
 if TYPE_CHECKING:
     from peerload.agent.inputs import HomeInput
     from peerload.agent.parts import Parts
     from peerload.model.actions import SpawnTask, TaskChanged
+    from peerload.model.task import TaskRecord
 
 
 class Feeding:
@@ -110,6 +111,11 @@ class Feeding:
         else:
             self._parts.pulls.fed(key, offset, is_closed=is_closed)
 
+    def came(self, record: TaskRecord, source: HomeInput) -> None:
+        """Have the record say that something has come, if it has."""
+        if source.size_bytes and not record.input_came:
+            self._parts.inbox.put(InputCame(record.uid))
+
     def changed(self, action: TaskChanged) -> None:
         """A task of this home has another record: what was fed from its input is over if it does not run here any more."""
         record = action.record
@@ -122,6 +128,7 @@ class Feeding:
             source = self._parts.inputs.get(record.input)
             source.uid = record.uid
             source.is_cut = record.input_is_cut
+            self.came(record, source)
         current = f"{record.uid.hex()}-{record.attempt}" if record.node == self._parts.config.node else ""
         for key in [key for key in self._here if key.startswith(record.uid.hex()) and key != current]:
             del self._here[key]

@@ -53,6 +53,7 @@ class More(msgspec.Struct, frozen=True, omit_defaults=True):
     failures: int = 0
     priority: int | None = None
     is_freed: bool = False
+    input_came: bool = False
 
 
 NO_MORE = More()
@@ -195,6 +196,7 @@ def decoded_record(row: Found, home: str) -> TaskRecord:
         failures=more.failures,
         priority=more.priority,
         is_freed=more.is_freed,
+        input_came=more.input_came,
     )
 
 
@@ -219,6 +221,7 @@ def task_values(record: TaskRecord, kept_bytes: int) -> tuple[object, ...]:
         record.failures,
         record.priority,
         record.is_freed,
+        record.input_came,
     )
     return (
         counter,

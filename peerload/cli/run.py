@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from peerload.cli import command, terms_flags
+from peerload.cli import command, interactive, terms_flags
 from peerload.cli.following import Detached, Following
 from peerload.cli.main import CANNOT, INTERRUPTED
 from peerload.cli.output import OutputWriter
@@ -45,6 +45,7 @@ def main(words: list[str]) -> int:
     flags, rest = reader.read_command(words)
     if flags.pty:
         flags.env = _with_term(flags.env)
+    flags.env = interactive.with_colours(flags.env, has_terminal=flags.pty)
     spec, secret = command.specification(flags, rest, "run")
     terms = terms_flags.terms(flags, "run")
     stdin = StandardInput() if takes_input() else None
@@ -57,6 +58,8 @@ def main(words: list[str]) -> int:
     if flags.dry_run:
         return command.print_dry_run(spec, secret, flags, **terms)
     unsaved = 0
+    if not flags.pty:
+        interactive.say_if_it_needs_a_terminal(spec["argv"])
     with Client(flags.socket) as client:
         writer = OutputWriter(is_json=flags.json)
         following = Following(

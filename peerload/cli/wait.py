@@ -78,8 +78,8 @@ class Progress:
         self._unknown: set[str] = set()
         self._bar = Bar() if sys.stderr.isatty() and not flags.json and not flags.any else None
         self._total = self._count(client, refs) if self._bar is not None else None
-        if self._total == 1:
-            self._bar = None
+        if self._total == 1 or (self._is_by_id and self._total == len(refs)):
+            self._bar = None  # each of them has its line
 
     @staticmethod
     def _count(client: Client, refs: list[str]) -> int | None:

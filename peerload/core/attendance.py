@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.core.clients import WAITS
 from peerload.model.actions import Answer
 
@@ -163,6 +165,12 @@ class Attendance:
         task = self._home.tasks.get(uid)
         if task is not None and not task.record.state.is_final and not task.record.input_is_cut:
             self._home.become(task, CUT, input_is_cut=True)
+
+    def input_came(self, uid: bytes) -> None:
+        """Its record says so from its next state on, and at the latest when it has ended: nobody asks before."""
+        task = self._home.tasks.get(uid)
+        if task is not None and not task.record.input_came:
+            task.record = msgspec.structs.replace(task.record, input_came=True)
 
     def _end(self, task: HomeTask | None, reason: str) -> None:
         if task is not None and task.record.attended and not task.record.state.is_final:

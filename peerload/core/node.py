@@ -205,6 +205,8 @@ class Node:
                 self.attendance.gone(event.client)
             case events.InputCut():
                 self.attendance.cut(event.uid)
+            case events.InputCame():
+                self.attendance.input_came(event.uid)
             case events.EndAsked():
                 self.endings.asked(event)
             case events.SignalRequested():

@@ -149,6 +149,12 @@ class InputCut(_Event, frozen=True):
     uid: bytes
 
 
+class InputCame(_Event, frozen=True):
+    """The first bytes of the standard input of a task of this home have come. Not answered."""
+
+    uid: bytes
+
+
 class CancelRequested(_Event, frozen=True):
     """A client wants tasks of this home stopped: ids of tasks or of whole arrays."""
 
@@ -478,10 +484,12 @@ Event = (
     | DetachRequested
     | ClientGone
     | InputCut
+    | InputCame
     | AttendRequested
     | DetachRequested
     | ClientGone
     | InputCut
+    | InputCame
     | CancelRequested
     | EndAsked
     | SignalRequested

@@ -237,7 +237,8 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     gpu_mem_bytes: of each GPU, in place of what it asked for at first, 0 = as that; gpu_alone: it shares them with nobody by
     now; memory_retries: how often it was queued again because it had run out of their memory. attended: it is cancelled when
     its client is gone; input: the name of its standard input in this home's spool, "" = none; input_is_cut: the beginning of
-    that is not kept any more, so that no other attempt can read it. failures: how often it has
+    that is not kept any more, so that no other attempt can read it; input_came: some of it has come, so that who repeats the
+    task needs it again. failures: how often it has
     failed and was tried again; priority: in place of the one it was submitted with, None = that; is_freed: it does not wait
     for other tasks any more, as nobody can tell what has become of them.
     """
@@ -273,6 +274,7 @@ class TaskRecord(msgspec.Struct, frozen=True, gc=False):
     failures: int = 0
     priority: int | None = None
     is_freed: bool = False
+    input_came: bool = False
 
 
 class FloorKind(enum.IntEnum):

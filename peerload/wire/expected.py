@@ -36,6 +36,7 @@ _FORMS = {
     r"^[a-z][a-z0-9-]{0,30}:[!-~]{1,80}\Z": "the name of a device, such as nvidia:GPU-1 or fpga:0,",
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}\Z": "the name of a group (letters, digits, . _ and -, at most 40 characters)",
     r"^([A-Za-z0-9][A-Za-z0-9._-]{0,39})?\Z": "the name of a group (letters, digits, . _ and -, at most 40 characters), or none,",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}=[^\x00-\x1f\x7f]{0,128}\Z": "a tag, such as project=mnist,",
     r"^[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z": "the name of an account (no space, / : or comma, at most 64 characters)",
     r"^[a-z0-9-]{1,40}:[^\x00-\x20/:,\x7f-\x9f]{1,64}\Z": "a user of a node, such as ws1:alice,",
     r"^/[^\x00]*\Z": "a whole path",

@@ -14,6 +14,7 @@ from peerload.model.events import (
     AttendRequested,
     ClientGone,
     DetachRequested,
+    InputCame,
     InputCut,
     TaskRow,
     TaskSubmitted,
@@ -124,6 +125,17 @@ def test_a_task_whose_input_is_cut_fails_instead_of_being_repeated() -> None:
     assert task.record.state is TaskState.FAILED
     assert "its machine went down" in task.record.reason
     assert "standard input is not kept" in task.record.reason
+
+
+def test_that_input_has_come_is_in_the_record_of_an_ended_task() -> None:
+    given = Given()
+    record = submitted(given)
+    task = given.node.home.tasks[record.uid]
+    assert does(given, InputCame(record.uid)) == []
+    assert does(given, InputCame(record.uid)) == []
+    given.node.home.fail(task, "for a test")
+    assert (task.record.state, task.record.input_came) == (TaskState.FAILED, True)
+    assert does(given, InputCame(record.uid)) == []
 
 
 def again(request: int, client: int, **event: Any) -> TaskSubmitted:

@@ -489,6 +489,18 @@ def test_a_submission_with_its_whole_input(agents: list[Agent]) -> None:
     assert b"its standard input is not kept" in refused.stderr
 
 
+def test_what_was_typed_nothing_to_can_be_repeated(agents: list[Agent]) -> None:
+    spec = agents[0].cluster.spec("sh", "-c", "wc -c; exit 4", takes_input=True, followed=True)
+    with agents[0].client() as client:
+        task = client.call("submit", token="nothing typed", spec=spec, input_ends=False)["id"]
+        client.call("input", task=task, ends=True)
+    assert agents[0].wait(task)[task]["exit_code"] == 4
+    again = agents[0].cli("retry", task).stdout.decode().strip()
+    assert agents[0].wait(again)[again]["exit_code"] == 4
+    assert agents[0].output(again)[0] == b"0\n"
+    assert not agents[0].show(again)["takes_input"]
+
+
 # -- agents that are stopped politely, and inputs that are silent ------------------------------------------------------
 
 
