@@ -44,13 +44,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from peerload.agent.launcher_system import System
 
-PROTOCOL = 8
+PROTOCOL = 9
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``
 there, no ``reason`` and ``never_started`` (always true) with expired, and no ``ts``, ``run``, ``once``, ``frozen_s_max`` and ``on_expiry`` in requests: all of them may be missing.
 2 had no ``evict``, 3 no ``ping``; 4 had no ``memory`` there, no ``memory_bytes_max`` and ``node`` in requests to spawn, and no
 ``out_of`` in exits: memory was not limited. 5 had no ``input``, ``resize`` and ``fed``, and no ``input`` and ``terminal`` in
 requests to spawn: every task read /dev/null. 6 had no ``system`` there, and no `may`, `check`, `write` and `told`: it ran tasks
-as itself. 7 had no `usage`."""
+as itself. 7 had no `usage`, 8 no ``inside`` in requests to spawn."""
 KEY_CHARS_MAX = 128
 NODE_CHARS_MAX = 64
 """Of the name of its node a reason has no more."""
