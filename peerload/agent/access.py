@@ -70,6 +70,7 @@ RIGHTS: dict[type[msgspec.Struct], Right] = {
     control.Hold: Right.OWN,
     control.Release: Right.OWN,
     control.Prio: Right.OWN,
+    control.Exec: Right.OWN,
     control.Signal: Right.OWN,
     control.Input: Right.OWN,
     control.Resize: Right.OWN,

@@ -32,6 +32,7 @@ from peerload.agent.incoming import Incoming
 from peerload.agent.input_pull import InputPulls
 from peerload.agent.input_serve import InputServer
 from peerload.agent.inputs import Inputs
+from peerload.agent.inside import InsideCommands
 from peerload.agent.introduction import Introduction
 from peerload.agent.joining import Joining
 from peerload.agent.journal import Journal
@@ -256,7 +257,8 @@ class Daemon:
             store=self.parts.store.store_id,
         )
         self.parts.chores = Chores(self.parts)
-        launcher = self.parts.chores.notices.listed(await self.parts.launcher.start())
+        self.parts.inside = InsideCommands(self.parts)
+        launcher = self.parts.inside.listed(self.parts.chores.notices.listed(await self.parts.launcher.start()))
         ended = await settled(self.parts, launcher.ended)  # nobody may rely on a result before its output is on disk
         try:
             await self._serve_clients_and_peers(loop, msgspec.structs.replace(launcher, ended=ended))

@@ -59,7 +59,7 @@ WORDS_MAX = 2000
 """Characters of what another node says of an error that are passed on."""
 
 
-STREAMED = (control.Wait, control.Output, control.Events)
+STREAMED = (control.Wait, control.Output, control.Events, control.Exec)
 """What their answers tell the client takes as it comes: it may be without end."""
 WITH_A_TASK = (control.Attend, control.Input)
 """After these the other end minds whether the client is still there."""

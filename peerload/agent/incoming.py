@@ -34,10 +34,10 @@ class Incoming:
 
     def from_launcher(self, event: Event) -> None:
         """Into the inbox, ends only with their output on disk; nothing overtakes a launcher's list of what it has."""
-        if self._parts.chores.notices.heard(event):
+        if self._parts.chores.notices.heard(event) or self._parts.inside.heard(event):
             return
         if isinstance(event, events.LauncherReady):
-            event = self._parts.chores.notices.listed(event)
+            event = self._parts.inside.listed(self._parts.chores.notices.listed(event))
         self._take(event)
 
     def _take(self, event: Event) -> None:

@@ -53,7 +53,7 @@ there, no ``reason`` and ``never_started`` (always true) with expired, and no ``
 ``out_of`` in exits: memory was not limited. 5 had no ``input``, ``resize`` and ``fed``, and no ``input`` and ``terminal`` in
 requests to spawn: every task read /dev/null. 6 had no ``system`` there, and no `may`, `check`, `write` and `told`: it ran tasks
 as itself. 7 had no `usage`. 8 had no ``shortage`` with expired
-(such an attempt had an exit, 126), and no `listen`."""
+(such an attempt had an exit, 126), and no `listen` and no ``inside`` in requests to spawn."""
 KEY_CHARS_MAX = 128
 NODE_CHARS_MAX = 64
 """Of the name of its node a reason has no more."""

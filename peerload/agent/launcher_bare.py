@@ -60,7 +60,7 @@ class Bare:
         """What the processes of this unit have as their mark."""
         return unit_mark(self._run, key)
 
-    def enter(self, key: str, *, is_fresh: bool = False) -> None:
+    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "") -> None:
         """Nothing to be made: the mark does it."""
 
     def leave(self) -> None:

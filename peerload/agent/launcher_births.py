@@ -11,9 +11,9 @@ import os
 import sys
 
 from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
-from peerload.agent.launcher_spawn import CannotStart, spawn
+from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, spawn
 from peerload.agent.launcher_takeover import SPAWNS_NAME
-from peerload.agent.launcher_units import PREFIX
+from peerload.agent.launcher_units import PREFIX, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,15 +71,16 @@ class Births:
         limit_bytes = memory_bytes_max(request)
         if len(self._tasks) + self._standard_input.descriptors >= self._tasks_max:
             raise OSError(errno.EMFILE, f"{len(self._tasks)} tasks run already, as many as this system allows")
+        inside = self._inside(key, request)
         environment = request["environment"]
         if isinstance(environment, dict):
             environment[b"PEERLOAD_UNIT"] = f"{self._run}/{PREFIX}{key}".encode()
         if self._units.is_bare:  # were we killed now, its output would give it away
             self._spawns.append([[key, 0, 0, self._boot, paths, self._run]])
         try:
-            self._units.enter(key, is_fresh=limit_bytes > 0)
+            self._units.enter(key, is_fresh=limit_bytes > 0, inside=inside)
             try:
-                pid = self._spawn(key, request, paths)
+                pid = self._spawn(key, request, paths, inside)
             finally:
                 self._units.leave()
         except (CannotStart, OSError):
@@ -95,10 +96,26 @@ class Births:
             self._limit(key, pid, limit_bytes)
         return pid
 
-    def _spawn(self, key: str, request: dict[str, Any], paths: list[str]) -> int:
+    def _inside(self, key: str, request: dict[str, Any]) -> str:
+        """The key of the task that it is to be inside of, "" if of none; its directory and environment are that task's then.
+        Raises CannotStart, NotAllowed."""
+        inside = str(request.get("inside", ""))
+        if not inside:
+            return ""
+        task = self._tasks.get(inside)
+        if task is None or task.ended_at:
+            raise CannotStart(NOT_EXECUTABLE, "the task has ended")
+        if self._system is not None:
+            self._system.check_inside(key, inside)
+        raw = read(f"/proc/{task.pid}/environ")
+        request["environment"] = dict(pair.split(b"=", 1) for pair in raw.split(b"\0") if b"=" in pair)
+        request["directory"] = b"/proc/%d/cwd" % task.pid
+        return inside
+
+    def _spawn(self, key: str, request: dict[str, Any], paths: list[str], inside: str = "") -> int:
         reads = self._standard_input.open(key, request, paths[0])
         try:
-            self._memory.enter(key, memory_bytes_max(request))
+            self._memory.enter(key, memory_bytes_max(request), inside=inside)
             if self._system is not None:
                 return self._system.spawn(key, request, paths, reads)
             return spawn(

@@ -87,13 +87,13 @@ class Cgroups:
         """The directory of this unit. Raises KeyError if there is none."""
         return self._paths[key]
 
-    def enter(self, key: str, *, is_fresh: bool = False) -> None:
+    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "") -> None:
         """See `Units`. The launcher goes in itself, since a child is born where its parent is."""
         if key in self._paths:
             raise FileExistsError(errno.EEXIST, "its unit is there")
         if is_fresh:
             self._fresh.add(key)
-        while self._idle and not is_fresh:
+        while self._idle and not is_fresh and not inside:
             path = self._idle.pop()
             try:
                 write(path + "/cgroup.procs", b"0")
@@ -102,10 +102,14 @@ class Cgroups:
             self._paths[key] = path
             return
         self._made += 1
-        path = f"{self.root}/{self._made}"
+        path = f"{self._paths[inside] if inside else self.root}/{self._made}"
+        if inside:
+            self._fresh.add(key)
         try:
             os.mkdir(path)  # noqa: PTH102 -- as above
         except FileNotFoundError:
+            if inside:
+                raise
             self._make_root()
             os.mkdir(path)  # noqa: PTH102 -- as above
         self._paths[key] = path
@@ -152,7 +156,7 @@ class Cgroups:
         path = self._paths.get(key)
         if path is None:
             return True
-        if not self.is_empty(path):
+        if os.path.isdir(path) and not self.is_empty(path):  # noqa: PTH112 -- as above; gone: with the unit it was inside of
             self.kill_path(path)
             return False
         if key in self._frozen:
@@ -217,10 +221,10 @@ class Cgroup2(Cgroups):
         self._used_before: dict[str, float] = {}
         super().__init__(own, root_name)
 
-    def enter(self, key: str, *, is_fresh: bool = False) -> None:
+    def enter(self, key: str, *, is_fresh: bool = False, inside: str = "") -> None:
         """See `Cgroups`. What it was used for before is not this one's."""
         made = self._made
-        super().enter(key, is_fresh=is_fresh)
+        super().enter(key, is_fresh=is_fresh, inside=inside)
         if self._made == made:
             self._used_before[key] = _cpu_s(self._paths[key])
 

@@ -58,6 +58,8 @@ PINGED_SINCE = 4
 CUT_OFF = "its connection broke; it is there, and so are its tasks"
 MEASURES_SINCE = 8
 """The first version of its protocol that knows `usage`."""
+INSIDE_SINCE = 9
+"""The first version of its protocol that starts a command inside of a task."""
 LISTENS_SINCE = 9
 """The first version of its protocol that knows `listen`."""
 MEASURED_S_MAX = 2.0
@@ -210,9 +212,11 @@ class LauncherLink:
         extra: dict[bytes, bytes],
         source: str = "",
         owner: int = -1,
+        inside: str = "",
     ) -> None:
         """Start a process; ``extra`` is added to its environment; ``source``: the file that its stdin is fed from; ``owner``: the
-        uid that its submitter has on this node, -1 = not known."""
+        uid that its submitter has on this node, -1 = not known; ``inside``: the key of the running attempt whose working
+        directory, environment and unit it gets."""
         request = spawn_request(action, (str(stdout), str(stderr)), extra, source)
         if self._service_of:
             request |= {"node": self._service_of, "home": action.home, "user": action.spec.user, "uid": owner}
@@ -221,6 +225,8 @@ class LauncherLink:
                 "devices": bool(action.devices),
                 "cpus": action.spec.request.cpus,
             }
+        if inside:
+            request["inside"] = inside
         limit = self._output_bytes_max
         request["output_bytes_max"] = max(limit, FOLLOWED_BYTES_MAX) if action.spec.followed else limit
         if self._run:
@@ -240,6 +246,11 @@ class LauncherLink:
     def appends(self) -> bool:
         """Whether it writes to the files of users piece by piece."""
         return self._protocol >= APPENDS_SINCE
+
+    @property
+    def goes_inside(self) -> bool:
+        """Whether it can start a command inside of a task; one of an earlier version cannot."""
+        return self._protocol >= INSIDE_SINCE
 
     def feed(self, key: str, size_bytes: int, *, has_ended: bool) -> None:
         """The file that a task's stdin is fed from has so many bytes; ``has_ended``: that is all. `fed` answers."""

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         root: str
         """Where it makes directories of its own; "" if it makes none."""
 
-        def enter(self, key: str, limit_bytes: int) -> None:
-            """What the launcher starts from here on is counted for this key, whose unit it is in. Raises OSError if that
-            cannot be."""
+        def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
+            """What the launcher starts from here on is counted for this key, whose unit it is in; ``inside``: it is counted
+            for that key as well. Raises OSError if that cannot be."""
 
         def leave(self) -> None:
             """Until here."""
@@ -95,7 +95,7 @@ class MemoryOfUnits:
         self._units = units
         self._before: dict[str, tuple[int, int]] = {}
 
-    def enter(self, key: str, limit_bytes: int) -> None:
+    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:  # noqa: ARG002 -- as the others have it
         """See `Memory`. It is there; kills of those that were in it before are not ours."""
         self._before[key] = limit_bytes, _count(self._units.path(key) + "/memory.events", b"oom_kill")
 
@@ -175,9 +175,13 @@ class MemoryGroups:
             raise OSError(errno.ENOTSUP, "memory cannot be limited, or it is not told who was killed for it")
         self.close(key)
 
-    def enter(self, key: str, limit_bytes: int) -> None:
+    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:
         """See `Memory`. The launcher goes in itself, since a child is born where its parent is; the limit comes later, so
-        that the launcher is never under it."""
+        that the launcher is under none but that of a task which it starts something inside of."""
+        if inside in self._paths:
+            self._is_inside = True
+            write(self._paths[inside] + "/cgroup.procs", b"0")
+            return
         if not limit_bytes:
             return
         self._made += 1
@@ -259,7 +263,7 @@ class MemoryOfProcesses:
         self._limits: dict[str, int] = {}
         self._before: tuple[int, int] | None = None
 
-    def enter(self, key: str, limit_bytes: int) -> None:
+    def enter(self, key: str, limit_bytes: int, *, inside: str = "") -> None:  # noqa: ARG002 -- as the others have it
         """See `Memory`. The launcher needs some itself: a smaller limit is set when the process is there."""
         if not limit_bytes:
             return

@@ -236,6 +236,12 @@ class System:
             request["memory_bytes_max"] = self._policies.now().memory_bytes_max(asked_bytes, cpus)
         self._accounts[key] = account
 
+    def check_inside(self, key: str, inside: str) -> None:
+        """Raises NotAllowed unless both run as one and the same account, which is no guest's: that has another each time."""
+        own, other = self._accounts.get(key), self._accounts.get(inside)
+        if own is None or other is None or own.is_guest or own.uid != other.uid:
+            raise NotAllowed("commands go inside of tasks of the same user alone, and not of guests'")
+
     def spawn(self, key: str, request: dict[str, Any], captures: list[str], reads: int | str) -> int:
         """The process of a task that was admitted → its pid. Raises CannotStart."""
         account, policy = self._accounts[key], self._policies.now()

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
         def orphans(self) -> set[int]:
             """The children of the launcher, where orphans come to it."""
 
-        def enter(self, key: str, *, is_fresh: bool = False) -> None:
+        def enter(self, key: str, *, is_fresh: bool = False, inside: str = "") -> None:
             """What the launcher starts from here on is in the unit of this key, from its first instruction on. Raises
             OSError if there can be no such unit, or there is one already. ``is_fresh``: nothing was ever in what holds it,
-            nor will be."""
+            nor will be; ``inside``: it is a part of that unit, where units can have parts."""
 
         def leave(self) -> None:
             """Until here."""

@@ -51,23 +51,10 @@ class LiveUsage:
     async def about(self, refs: Sequence[str]) -> list[dict[str, object]]:
         """Of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes, null for what is not
         known. Raises NoSuchTask and BadRequest for a name that no task of this home has."""
-        keys = {key: task for ref in refs for key, task in [self._here(ref)] if key}
+        keys = {key: task for ref in refs for key, task in [running_here(self._parts, self._names, ref)] if key}
         async with self._lock:  # who comes meanwhile finds it fresh
             await self._look([key for key in keys if not self._is_fresh(key)])
         return [self._told(task, self._last[key]) for key, task in keys.items() if self._is_fresh(key)]
-
-    def _here(self, ref: str) -> tuple[str, str]:
-        """The key and the whole id of the attempt that runs here; no key if none does."""
-        guest = guest_views.find(self._parts, ref)
-        if guest is not None:
-            return (guest.key if guest.phase is GuestPhase.HERE else ""), guest.task
-        parsed = REF.fullmatch(ref)
-        if parsed is not None and parsed["home"] not in (None, self._parts.config.node):
-            return "", ref
-        record = self._names.single(ref)
-        task = self._parts.node.home.tasks.get(record.uid)
-        is_here = task is not None and task.phase is HomePhase.HERE and task.running_at
-        return (execution_key(record.uid, record.attempt) if is_here else ""), record.task
 
     def _is_fresh(self, key: str) -> bool:
         last = self._last.get(key)
@@ -97,6 +84,21 @@ class LiveUsage:
             "memory_bytes": reading.memory_bytes if reading.memory_bytes >= 0 else None,
             "processes": reading.processes,
         }
+
+
+def running_here(parts: Parts, names: Names, ref: str) -> tuple[str, str]:
+    """The key and the whole id of the attempt of this task that runs here; no key if none does. Raises NoSuchTask and
+    BadRequest for a name that no task of this home has."""
+    guest = guest_views.find(parts, ref)
+    if guest is not None:
+        return (guest.key if guest.phase is GuestPhase.HERE else ""), guest.task
+    parsed = REF.fullmatch(ref)
+    if parsed is not None and parsed["home"] not in (None, parts.config.node):
+        return "", ref
+    record = names.single(ref)
+    task = parts.node.home.tasks.get(record.uid)
+    is_here = task is not None and task.phase is HomePhase.HERE and task.running_at
+    return (execution_key(record.uid, record.attempt) if is_here else ""), record.task
 
 
 def _busy(before: Reading | None, now: Reading) -> float | None:

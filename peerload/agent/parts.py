@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
     from peerload.agent.input_pull import InputPulls
     from peerload.agent.inputs import Inputs
+    from peerload.agent.inside import InsideCommands
     from peerload.agent.joining import Joining
     from peerload.agent.journal import Journal
     from peerload.agent.launcher_link import LauncherLink
@@ -93,6 +94,7 @@ class Parts:
     release: Release
     journal: Journal
     launcher: LauncherLink
+    inside: InsideCommands
     inputs: Inputs
     feeding: Feeding
     pulls: InputPulls

@@ -92,6 +92,7 @@ class Requests:
             control.Events: lambda: spawn(request.id, self._events(connection, request)),  # type: ignore[arg-type]
             control.Wait: lambda: spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
             control.Output: lambda: spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
+            control.Exec: lambda: spawn(request.id, self._parts.inside.run(connection, request)),  # type: ignore[arg-type]
             control.Cancel: lambda: spawn(request.id, changes.cancel(connection, request)),  # type: ignore[arg-type]
             control.Remote: lambda: spawn(request.id, self._remote(connection, request)),  # type: ignore[arg-type]
             control.CancelRemote: lambda: changes.cancel_remote(connection, request),  # type: ignore[arg-type]

@@ -34,6 +34,7 @@ VERBS = (
     ("events", "what happened: every change with its reason and time"),
     ("logs", "the output of a task"),
     ("attach", "join a running task: its output, its input, its end"),
+    ("exec", "run a command inside a running task"),
     ("wait", "block until tasks have ended"),
     ("cancel", "stop tasks"),
     ("hold", "keep waiting tasks back"),

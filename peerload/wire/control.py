@@ -275,6 +275,15 @@ class Output(_Request, frozen=True, tag="output"):
     done_with: bool = False
 
 
+class Exec(_Request, frozen=True, tag="exec"):
+    """Run a command inside a task that runs on the node asked: in its working directory, with its environment, in its cgroup
+    → ``more`` {stream: 1|2, offset, data: bytes}, the first at once, then ok {exit_code signal reason}. It reads nothing, and is
+    killed when the client hangs up."""
+
+    task: TaskRef
+    argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
+
+
 class Signal(_Request, frozen=True, tag="signal"):
     """Send a signal to the processes of a running task → ok."""
 
@@ -437,6 +446,7 @@ Request = (
     | Drain
     | Undrain
     | Output
+    | Exec
     | Signal
     | Input
     | Resize

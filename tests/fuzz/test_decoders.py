@@ -73,6 +73,7 @@ DECODERS = {
     "cli/command.py:print_dry_run": OUR_OWN,
     "cli/doctor_security_link.py:_context": "certificate",
     "cli/doctor_security_link.py:certificate_says_node": "certificate",
+    "cli/installing.py:lines": "what the installer of this very program has written down",
     "client.py:Client._pid": OUR_OWN,
     "policy/parameters.py:made": "preset",
     "policy/parameters.py:why_not": "preset",

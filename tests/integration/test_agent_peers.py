@@ -15,6 +15,7 @@ from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +140,34 @@ def test_a_shell_on_another_node(agents: list[Agent]) -> None:
     assert (done.returncode, node, done.stderr) == (3, b"n2", b"err\n")
     assert directory.startswith(b"/")
     assert agents[0].cli("sh", "-d", "/tmp", "n3", stdin=None, input=b"pwd\n").stdout == b"/tmp\n"
+
+
+@pytest.mark.parametrize("node", ["n1", "n2"])
+def test_a_command_inside_of_a_running_task(agents: list[Agent], node: str, tmp_path: Path) -> None:
+    home = agents[0]
+    task = (
+        home.cli("submit", "-w", node, "-d", str(tmp_path), "--env", "MINE=yes", "sleep", "600").stdout.decode().strip()
+    )
+    home.await_state(task, "running")
+    script = "pwd; echo $MINE $PEERLOAD_TASK_ID $PEERLOAD_NODE; echo err >&2; exit 3"
+    done = home.cli("exec", task, "sh", "-c", script)
+    assert (done.returncode, done.stderr) == (3, b"err\n")
+    assert done.stdout.decode() == f"{tmp_path}\nyes {task} {node}\n"
+    assert home.cli("exec", task, "head", "-c", "300000", "/dev/zero").stdout == bytes(300_000)
+    assert home.cli("exec", task, "no-such-program").returncode == 127
+    gate = tmp_path / "pid"
+    with ended(
+        home.spawn_cli("exec", task, "sh", "-c", f"echo $$ > {gate}.new; mv {gate}.new {gate}; exec sleep 600")
+    ) as left:
+        wait_until(gate.exists, what="the command to run")
+        pid = int(gate.read_text(encoding="ascii"))
+        left.send_signal(signal.SIGINT)
+        assert left.wait(60) == 130
+    wait_until(lambda: not is_alive(pid), what="the command to end with its client")
+    assert home.show(task)["state"] == "running"
+    home.cli("cancel", "--wait", task)
+    done = home.cli("exec", task, "true")
+    assert (done.returncode, b"is cancelled" in done.stderr) == (125, True)
 
 
 def test_an_excluded_node_is_not_used(agents: list[Agent]) -> None:

@@ -632,3 +632,35 @@ set -- leader
     assert _state(pid) in GONE
     agent.spawn("b", b"true")
     assert agent.ended("b")["exit_code"] == 0
+
+
+def test_a_command_inside_of_a_task_has_its_place_and_ends_with_it(bench: Bench, kind: str, tmp_path: Path) -> None:
+    bench.launcher()
+    agent = bench.agent()
+    changed = {"environment": {b"PATH": b"/usr/bin:/bin", b"MINE": b"yes"}, "directory": os.fsencode(tmp_path)}
+    agent.spawn("a", b"sleep", b"1000", **changed)
+    outer = agent.started("a")
+    script = b'pwd; echo "$MINE"; [ "$1" ] || exec sleep 1000; exit 3'
+    agent.spawn("b", b"sh", b"-c", script, b"sh", b"ends", inside="a")
+    assert agent.ended("b")["exit_code"] == 3
+    assert (bench.directory / "b.out").read_text(encoding="utf-8") == f"{tmp_path}\nyes\n"
+    agent.spawn("c", b"sh", b"-c", script, inside="a")
+    inner = agent.started("c")
+    if kind == "bare":
+        agent.send({"do": "signal", "key": "c", "signal": signal.SIGKILL})
+        assert agent.ended("c")["signal"] == signal.SIGKILL
+    else:
+        names = {"cgroup2": "0::", "cgroup1": ":freezer:"}
+        places = [
+            line
+            for pid in (outer, inner)
+            for line in Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8").splitlines()
+            if names[kind] in line
+        ]
+        assert places[1].startswith(places[0] + "/")
+        agent.send({"do": "signal", "key": "a", "signal": signal.SIGKILL})
+        ends = {event["key"] for event in (agent.next(), agent.next()) if event["is"] == "ended"}
+        assert ends == {"a", "c"}
+        wait_until(lambda: _state(inner) in GONE, what="it ends with the task")
+    agent.spawn("d", b"true", inside="gone")
+    assert agent.ended("d")["reason"] == "the task has ended"

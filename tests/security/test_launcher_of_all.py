@@ -151,6 +151,21 @@ def test_a_database_that_hangs_stops_neither_freezes_nor_kills_nor_exits(machine
 
 
 @pytest.mark.rule("X1")
+def test_a_command_goes_inside_of_tasks_of_its_own_user_alone(machine: Machine) -> None:
+    agent = machine.agent
+    machine.spawn("outer", "alice", b"cd /usr && echo there; exec sleep 600")
+    agent.started("outer")
+    out = machine.directory / "run" / "outer.out"
+    wait_until(lambda: out.exists() and out.read_text() == "there\n", what="it is there")
+    machine.spawn("inner", "alice", b"id -u; pwd", inside="outer")
+    assert agent.ended("inner")["exit_code"] == 0
+    assert (machine.directory / "run" / "inner.out").read_text() == f"{UIDS['alice']}\n/usr\n"
+    machine.spawn("other", "bob", b"id -u", inside="outer")
+    assert "of the same user" in agent.lost("other")["reason"]
+    agent.send({"do": "signal", "key": "outer", "signal": signal.SIGKILL})
+    assert agent.ended("outer")["signal"] == signal.SIGKILL
+
+
 def test_users_of_other_nodes_are_no_administrators_here(machine: Machine) -> None:
     """A name is enough for an account, not for one that this node's agent obeys; who has it here is not hindered."""
     machine.spawn("of n2", "carol", b"id", home="n2")

@@ -86,6 +86,7 @@ def request(kind: Any, ref: str) -> Any:
         control.Retry: {"token": "t" * 16},
         control.Prio: {"priority": 1},
         control.Group: {"name": "g"},
+        control.Exec: {"argv": (b"true",)},
         control.Signal: {"signal": 1},
         control.Resize: {"rows": 1, "columns": 1},
         control.Forget: {"node": "n9"},
