@@ -99,6 +99,7 @@ FAULTS = (
     "PoliteStop",
     "RebootAtAccept",
     "ReplayAtReturn",
+    "Shortage",
     "Suspend",
     "Suspend, announced",
     "Verb cancel",

@@ -21,7 +21,7 @@ NEAR = 30
 """Where a change of the core has moved the seed that finds a variant out, so many after it are tried."""
 
 
-@pytest.mark.parametrize("seed", range(1, SEEDS + 1, 10))
+@pytest.mark.parametrize("seed", [*range(1, SEEDS + 1, 10), 7])  # 7: nodes are short of processes
 def test_no_promise_is_broken(seed: int) -> None:
     outcome = run(seed)
     assert not outcome.broken, f"seed {seed}: {outcome.broken}; again: make chaos SEED={seed} TRACE=1; {outcome.story}"

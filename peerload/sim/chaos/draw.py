@@ -10,7 +10,7 @@ from peerload.sim.chaos import plan
 from peerload.sim.chaos.disk import POINTS
 from peerload.sim.chaos.gates import gated
 from peerload.sim.chaos.plan import Evils, Job, Machine, Plan
-from peerload.sim.chaos.shortage import short_of_memory
+from peerload.sim.chaos.shortage import short_of_memory, short_of_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ QUIET_S = 4.0
 def draw(seed: int, presets: Sequence[str], *, nodes_min: int = 3, nodes_max: int = 7, minutes: float = 5.0) -> Plan:
     """The plan of a seed; ``presets``: the names to choose from, in the first half of them those which look for a place for a
     task as soon as it has none."""
-    return gated(short_of_memory(_Draw(seed, minutes * 60.0).plan(presets, nodes_min, nodes_max)))
+    return short_of_processes(gated(short_of_memory(_Draw(seed, minutes * 60.0).plan(presets, nodes_min, nodes_max))))
 
 
 class _Draw:

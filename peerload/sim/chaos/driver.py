@@ -48,6 +48,7 @@ class Driver:
             plan.MachineCrash: self._machine_crash,
             plan.MachineGone: self._machine_gone,
             plan.PoliteStop: self._polite_stop,
+            plan.Shortage: self._shortage,
             plan.Suspend: self._suspend,
         }
         """How a fault that befalls one node is carried out."""
@@ -250,6 +251,10 @@ class Driver:
 
     def _disk_room_again(self, machine: Machine) -> None:
         self._disk_room(machine, has_room=True)
+
+    def _shortage(self, machine: Machine, fault: plan.Shortage) -> bool:
+        machine.short_until_s = max(machine.short_until_s, self._cluster.now_s + fault.for_s)
+        return True
 
     # -- the network ---------------------------------------------------------------------------------------------------
 

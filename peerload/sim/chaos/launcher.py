@@ -25,6 +25,7 @@ SURVIVES = 0.5
 SHORT_AFTER = 0.5
 """What has too little memory fails after this part of its time."""
 SIGKILL = 9
+SHORT = "no more processes can be made"
 FOREVER_S = float("inf")
 
 
@@ -130,6 +131,10 @@ class Launcher:
             return
         if 0 < action.deadline_s <= self._machine.clock.boot_s(now_s):
             self._tell(events.TaskLost(key, "its lease ran out before it could be started", never_started=True))
+            return
+        if now_s < self._machine.short_until_s:
+            self._cluster.gauges.count("attempts not started for want of a process")
+            self._tell(events.TaskLost(key, SHORT, never_started=True, shortage=SHORT))
             return
         process = Process(action, self._cluster.next_serial(), now_s)
         self.running[key] = process

@@ -67,6 +67,7 @@ class Machine:
         self.launcher_dies: plan.LauncherCrash | None = None
         self.fsync_fails: plan.FsyncError | None = None
         self.stalled_until_s = 0.0
+        self.short_until_s = 0.0
         self.has_room = True
         self.boot = 0
         self.addresses: dict[str, Identity] = {}
@@ -181,7 +182,7 @@ class Machine:
     def heal(self) -> None:
         """Nothing is to befall it any more, and it is up."""
         self.launcher_dies = self.fsync_fails = None
-        self.stalled_until_s = 0.0
+        self.stalled_until_s = self.short_until_s = 0.0
         self.wake()
         self.unpause()
         self.launcher.resume()

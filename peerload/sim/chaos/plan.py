@@ -200,6 +200,13 @@ class DiskFull(Fault, frozen=True):
     for_s: float
 
 
+class Shortage(Fault, frozen=True):
+    """No process can be made for so long: what is to be started never starts."""
+
+    node: str
+    for_s: float
+
+
 class Cut(Fault, frozen=True):
     """A partition. ``kind``: split, one-way or partial; ``pairs``: what is cut."""
 
@@ -370,6 +377,7 @@ class Plan(msgspec.Struct, frozen=True):
         | FsyncError
         | DiskStall
         | DiskFull
+        | Shortage
         | Cut
         | LinkReset
         | BrokerDown

@@ -1,5 +1,5 @@
-"""Which tasks of a run need more GPU memory than they ask for. Drawn apart from all else of a plan, so that a seed has the same
-faults with them and without."""
+"""Which tasks of a run need more GPU memory than they ask for, and when nodes are short of processes. Drawn apart from all else
+of a plan, so that a seed has the same other faults with them and without."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import random
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from peerload.sim.chaos.plan import Shortage
 
 if TYPE_CHECKING:
     from peerload.sim.chaos.plan import Plan
@@ -19,6 +21,28 @@ GPU_GIB = (0.5, 1.4, 2.0, 3.0, 99.0)
 """What they need; they ask for 1, then for half as much again each time: enough, after one, two or three times, never."""
 LATE, TWICE = (0.0, 0.2, 0.4), (0.0, 0.2, 0.4)
 """The least share of words that come late, and twice."""
+
+
+PROCESSES_EVERY, PROCESSES_FIRST = 10, 7
+"""One seed in so many has nodes that are short of processes, …"""
+SHORTAGES = (2, 12)
+"""… so often, …"""
+SHORT_S = (0.5, 90.0)
+"""… and for so long."""
+
+
+def short_of_processes(plan: Plan) -> Plan:
+    """The same plan, in some seeds with nodes that can start nothing for a while."""
+    if plan.seed % PROCESSES_EVERY != PROCESSES_FIRST:
+        return plan
+    rng = random.Random(f"{plan.seed} processes")  # noqa: S311 -- a seeded simulation
+    names = [machine.name for machine in plan.machines]
+    faults = [
+        Shortage(rng.uniform(2.0, plan.healed_s * 0.9), rng.choice(names), rng.uniform(*SHORT_S))
+        for _ in range(rng.randint(*SHORTAGES))
+    ]
+    everything = sorted([*plan.faults, *faults], key=lambda fault: fault.at_s)
+    return msgspec.structs.replace(plan, faults=tuple(everything))
 
 
 def short_of_memory(plan: Plan) -> Plan:
