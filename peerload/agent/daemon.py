@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import cluster, joined, last_words, own_address, settings, store_claim, store_notices
+from peerload.agent import cluster, joined, last_words, memory, own_address, settings, store_claim, store_notices
 from peerload.agent.chores import Chores
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
@@ -347,6 +347,7 @@ class Daemon:
                 self.parts.retention.run(),
                 self.parts.chores.run(),
                 own_address.watch(self.parts),
+                memory.give_back(self.parts),
             )
             background = [group.create_task(one) for one in work]
             if self.introduction.speed() is None:

@@ -40,6 +40,8 @@ INLINE_BYTES_MAX = 48 << 10
 """Output up to this rides along with the RESULT; more is fetched over a connection of its own."""
 FOUND_AT_A_TIME = 25
 """Tasks looked up on disk, some microseconds each, before others get their turn."""
+BULK_TIMERS = frozenset(("request", "gates"))
+"""They go on with what is done for many tasks, some at a time; while the disk is behind they wait for it."""
 ADVICE_UNANSWERED_MAX = 6
 """So much advice sent to a peer over MQTT without a word from it there: the peer link is used until it is heard again."""
 
@@ -69,6 +71,8 @@ class Performer:
                     self._parts.output.guests_left()
                 if any(isinstance(row, actions.PutChores) for row in action.rows):
                     release.outward(self._parts.chores.wake)
+            elif uids := actions.granted(action):
+                release.renewal(uids, lambda action=action: self._outward_or_stop(action))  # type: ignore[misc]
             elif isinstance(action, actions.OUTWARD):
                 release.outward(lambda action=action: self._outward_or_stop(action))  # type: ignore[misc]
             else:
@@ -197,6 +201,8 @@ class Performer:
         del self._timers[timer]
         if self._parts.now().boot_s < at_s - 0.001:  # the loop's clock does not count suspend; BOOTTIME decides
             self._set_timer(actions.SetTimer(timer, at_s))
+        elif timer[0] in BULK_TIMERS:
+            self._parts.release.when_room(lambda: self._parts.inbox.put(events.TimerExpired(timer)))
         else:
             self._parts.inbox.put(events.TimerExpired(timer))
 

@@ -2,7 +2,10 @@
 
 Rows of one turn are kept together. An outward action that comes after a row goes out when that row is durable, and
 never overtakes another: a client is not told, a peer is not answered and no process is started on the strength of
-something a power cut could take back.
+something a power cut could take back. Only renewed leases overtake: they wait for rows of their own tasks alone.
+
+Whoever decides about many tasks is held back (`when_room`) while ROWS_AHEAD_MAX rows wait for the disk, so that what others
+ask for does not wait for all of that: back pressure from the disk to the decisions.
 """
 
 from __future__ import annotations
@@ -10,10 +13,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from peerload.model.actions import PutTask
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from peerload.model.actions import Row
+
+ROWS_AHEAD_MAX = 1000
+"""Rows on their way to the disk beyond which bulk requests wait: two or three commits, some hundredths of a second."""
 
 
 class Release:
@@ -27,12 +35,17 @@ class Release:
         self._durable = 0
         self._broken = False
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
+        self._turn: set[bytes] = set()
+        self._under_way: deque[tuple[int, int, set[bytes]]] = deque()
+        self._rows_under_way = 0
+        self._waits_for_room: deque[Callable[[], None]] = deque()
         self.committed: Callable[[], None] = lambda: None
         """Called when rows have become durable."""
 
     def keep(self, rows: tuple[Row, ...]) -> None:
         """Rows to make durable with this turn."""
         self._rows.extend(rows)
+        self._turn.update(row.record.uid for row in rows if type(row) is PutTask)
 
     def note(self, row: Row) -> None:
         """A row that nothing waits for: kept with the next rows, before them, or when `settle` says so."""
@@ -53,6 +66,21 @@ class Release:
         else:
             self._held.append((ticket, act))
 
+    def renewal(self, uids: Iterable[bytes], act: Callable[[], None]) -> None:
+        """The same of renewed leases of these tasks: now, unless rows of these very tasks are not durable yet."""
+        waiting = [self._turn, *(batch for _, _, batch in self._under_way)]
+        if self._broken or any(uid in batch for uid in uids for batch in waiting):
+            self.outward(act)
+        else:
+            act()
+
+    def when_room(self, act: Callable[[], None]) -> None:
+        """Do it as soon as no more than ROWS_AHEAD_MAX rows wait for the disk, in turn."""
+        if self._rows_under_way <= ROWS_AHEAD_MAX and not self._waits_for_room:
+            act()
+        else:
+            self._waits_for_room.append(act)
+
     def flush(self) -> None:
         """The end of a turn: hand its rows over. Once that has failed nothing is kept and nothing goes out any more:
         what was decided on top of lost rows must not be seen."""
@@ -61,6 +89,9 @@ class Release:
         rows, self._rows, self._notes = [*self._notes, *self._rows], [], []
         self._given += 1
         ticket = self._given
+        self._under_way.append((ticket, len(rows), self._turn))
+        self._rows_under_way += len(rows)
+        self._turn = set()
         try:
             self._persist(rows, lambda: self._done(ticket))
         except BaseException:
@@ -69,9 +100,13 @@ class Release:
 
     def _done(self, ticket: int) -> None:
         self._durable = max(self._durable, ticket)
+        while self._under_way and self._under_way[0][0] <= self._durable:
+            self._rows_under_way -= self._under_way.popleft()[1]
         while self._held and self._held[0][0] <= self._durable:
             self._held.popleft()[1]()
         self.committed()
+        while self._waits_for_room and self._rows_under_way <= ROWS_AHEAD_MAX:
+            self._waits_for_room.popleft()()
 
     @property
     def held(self) -> int:

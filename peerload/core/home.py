@@ -8,7 +8,7 @@ lost is `losses.py`; only what a user wants of a running task, a cancel or a sig
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -80,6 +80,10 @@ class Home:
         if array:
             self.arrays.setdefault(array, {})[task.task] = task
         self._moved(task, "")
+
+    def tables(self) -> tuple[dict[Any, Any], ...]:
+        """Those that grow with the number of tasks."""
+        return self.tasks, self.by_id, self.arrays, *self.elsewhere.values()
 
     def begin_making(self, array: str) -> None:
         """The members of this array are adopted one by one; until all of them are durable no user can mean one of them, as

@@ -157,6 +157,13 @@ class Node:
         self.sharing.settle()
         return state.actions
 
+    def shrink(self) -> None:
+        """Make the tables of tasks as small as what is in them: a dictionary keeps the size that it had at most."""
+        for table in (*self.home.tables(), *self.queue.tables()):
+            kept = list(table.items())
+            table.clear()
+            table.update(kept)
+
     def holds(self, key: str) -> bool:
         """Whether this attempt is to run here."""
         return self.runs.holds(key)

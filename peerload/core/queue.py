@@ -88,6 +88,10 @@ class WaitingQueue:
         if self._backlog is not None:
             self._backlog.add(work)
 
+    def tables(self) -> tuple[dict[bytes, Work], ...]:
+        """Those that grow with the number of tasks."""
+        return self._work, *(line for level in self._levels.values() for line in level)
+
     def prioritize(self, work: Work, priority: int) -> None:
         """It has another priority; if it waits here, it goes behind those that have this one already."""
         is_queued, is_withheld = self.remove(work), work.withheld

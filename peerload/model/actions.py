@@ -1,7 +1,8 @@
 """What a node wants done, in the imperative. `Node.handle` returns these; a driver carries them out in order.
 
 *Outward* actions (`OUTWARD`) can be seen from outside. Those that follow a `Persist` are released only when it is
-durable, in order; the consumer of events does not wait for the disk.
+durable, in order; the consumer of events does not wait for the disk. A granted lease waits for rows of its own tasks
+alone (`granted`): it is worth nothing when it comes late.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import msgspec
 
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
-from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership
+from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
 from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
 from peerload.model.terms import Chore, Fate, GroupSettings
 
@@ -420,3 +421,11 @@ Action = (
     | Note
     | Decided
 )
+
+
+def granted(action: Action) -> tuple[bytes, ...]:
+    """The tasks (uids) whose leases this action renews, and nothing else: rows of other tasks it may overtake. () for any
+    other action, which overtakes nothing."""
+    if type(action) is Send and type(action.message) is RenewOk:
+        return tuple(extension.uid for extension in action.message.extensions)
+    return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import msgspec
@@ -189,3 +190,22 @@ def test_nothing_is_timed_that_never_comes() -> None:
         config=CoreConfig(settle_s=FOREVER_S), policies={**SENDER, "information": {"policy": "region-change"}}
     )
     assert "timer region" not in " ".join(never.submit())
+
+
+def test_the_tables_of_tasks_become_small_again_and_keep_their_order() -> None:
+    x = Given(slots=1, peers=())
+    x.submit(indices=tuple(range(3000)))
+    x.finish(1)
+    x.submit(token="the other")
+    x.when(events.CancelRequested(9, ("x/1",)))
+    x.finish(9)
+    node = x.node
+    order = [work.task for work in node.queue.oldest_first()]
+    known = dict(node.home.tasks)
+    sizes = [sys.getsizeof(table) for table in (node.home.tasks, node.home.by_id)]
+    node.shrink()
+    assert dict(node.home.tasks) == known
+    assert [work.task for work in node.queue.oldest_first()] == order
+    assert all(
+        sys.getsizeof(table) < size / 10 for table, size in zip((node.home.tasks, node.home.by_id), sizes, strict=True)
+    )

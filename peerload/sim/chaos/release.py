@@ -40,9 +40,14 @@ class Release:
             self._machine.perform(action)
 
     def must_wait(self, action: actions.Action) -> bool:
-        """Whether what can be seen from outside waits for the rows before it: always."""
-        del action
-        return True
+        """Whether what can be seen from outside waits for the rows before it: but for renewed leases of other tasks, always."""
+        uids = actions.granted(action)
+        return not uids or any(
+            type(row) is actions.PutTask and row.record.uid in uids
+            for held in self._held
+            if isinstance(held, actions.Persist)
+            for row in held.rows
+        )
 
     def end_turn(self) -> None:
         """Let the disk begin with all that waits, if it is free."""

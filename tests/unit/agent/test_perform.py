@@ -100,3 +100,28 @@ def test_many_that_are_looked_up_come_a_few_at_a_time_and_each_once() -> None:
     assert [task for some in told for task in some] == looked_up
     assert len(looked_up) == 3 * FOUND_AT_A_TIME
     assert looked_up[0] == looked_up[-1] == "x/1"
+
+
+async def _expired(*timers: tuple[str, str]) -> tuple[list[str], int]:
+    """These timers expire while the disk is behind → the events that come of them at once, and how many wait for room."""
+    put: list[str] = []
+    waits: list[Any] = []
+    parts = SimpleNamespace(
+        now=lambda: SimpleNamespace(boot_s=5.0),
+        release=SimpleNamespace(when_room=waits.append),
+        inbox=SimpleNamespace(put=lambda event: put.append(event.timer[0])),
+    )
+    performer = Performer(cast("Any", parts))
+    for timer in timers:
+        performer._set_timer(actions.SetTimer(timer, 5.0))
+        performer._expire(timer, 5.0)
+    at_once = list(put)
+    for act in waits:
+        act()
+    assert sorted(put) == sorted(name for name, _ in timers)
+    await performer.close()
+    return at_once, len(waits)
+
+
+def test_what_goes_on_for_many_tasks_waits_for_the_disk_and_leases_do_not() -> None:
+    assert asyncio.run(_expired(("request", "1"), ("lease", "00"), ("gates", ""))) == (["lease"], 2)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.agent.release import Release
-from peerload.model.actions import PutFloor, Row
+from peerload.agent.release import ROWS_AHEAD_MAX, Release
+from peerload.model.actions import PutFloor, PutTask, Row
 from peerload.model.errors import StoreError
+from peerload.model.task import TaskRecord, TaskState
 
 
 def row(number: int) -> PutFloor:
@@ -129,3 +130,53 @@ def test_after_a_turn_that_could_not_be_kept_nothing_goes_out() -> None:
     release.flush()
     disk.commit()
     assert (gone, disk.durable) == (["kept"], [row(1)])
+
+
+def task_row(number: int) -> PutTask:
+    return PutTask(TaskRecord(f"x/{number}", number.to_bytes(16, "big"), TaskState.QUEUED, 0.0), 0.0, "")
+
+
+def test_a_renewed_lease_waits_for_rows_of_its_own_tasks_alone() -> None:
+    disk, gone = Disk(), list[str]()
+    release = Release(disk.persist)
+    release.keep(tuple(task_row(number) for number in range(9)))
+    release.flush()
+    release.keep((task_row(20),))
+    release.outward(lambda: gone.append("answer"))
+    release.renewal([task_row(30).record.uid], lambda: gone.append("of another"))
+    release.renewal([task_row(30).record.uid, task_row(4).record.uid], lambda: gone.append("under way"))
+    release.renewal([task_row(20).record.uid], lambda: gone.append("of this turn"))
+    release.flush()
+    assert gone == ["of another"]
+    disk.commit()
+    assert gone == ["of another"]
+    disk.commit()
+    assert gone == ["of another", "answer", "under way", "of this turn"]
+    release.renewal([task_row(20).record.uid], lambda: gone.append("durable by now"))
+    assert gone[-1] == "durable by now"
+
+
+def test_bulk_requests_wait_while_the_disk_is_behind() -> None:
+    disk, gone = Disk(), list[str]()
+    release = Release(disk.persist)
+    release.when_room(lambda: gone.append("a"))
+    for first in (0, ROWS_AHEAD_MAX):
+        release.keep(tuple(row(first + number) for number in range(ROWS_AHEAD_MAX)))
+        release.flush()
+    release.when_room(lambda: gone.append("b"))
+    release.when_room(lambda: gone.append("c"))
+    assert gone == ["a"]
+    disk.commit()
+    assert gone == ["a", "b", "c"]
+
+
+def test_no_renewal_goes_out_once_rows_could_not_be_kept() -> None:
+    def full(_rows: list[Row], _done: Callable[[], None]) -> None:
+        raise StoreError("the disk does not keep up")
+
+    release, gone = Release(full), list[str]()
+    release.keep((task_row(1),))
+    with pytest.raises(StoreError):
+        release.flush()
+    release.renewal([task_row(30).record.uid], lambda: gone.append("renewed"))
+    assert gone == []
