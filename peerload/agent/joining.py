@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from peerload.agent.connection import Connection
     from peerload.agent.invites import Invite
     from peerload.agent.parts import Parts
+    from peerload.core.membership import Peer
     from peerload.wire import control
 
 INVITES_FILE = "invites"
@@ -76,7 +77,8 @@ class Joining:
         membership, trust = self._parts.node.membership, self._parts.trust.trust
         known = membership.get(node)
         revoked = trust.was_revoked(node)
-        if time.time() - let_in_at < ARRIVES_WITHIN_S and let_in_at > trust.revoked_at(node):
+        is_awaited = time.time() - let_in_at < ARRIVES_WITHIN_S and let_in_at > trust.revoked_at(node)
+        if is_awaited and not (known is not None and self._has_gone_since(known, let_in_at)):
             return "it has just been given to another machine"
         is_free = revoked or is_meant
         meant = f"peerload invite --node {node}  if that is the one meant"
@@ -92,6 +94,12 @@ class Joining:
                 return f"a member is called so, and is dead ({meant})"
             case _:
                 return f"a member is called so, and is {known.state.value}"
+
+    def _has_gone_since(self, peer: Peer, let_in_at: float) -> bool:
+        """Whether the machine that was let in then (Unix s) has come, and left or died meanwhile."""
+        now = self._parts.now()
+        changed_at = now.wall_s - (now.boot_s - peer.since_s)
+        return peer.state in (PeerState.LEFT, PeerState.DEAD) and changed_at > let_in_at
 
     def _welcome(self, invite: Invite, key: Ed25519PublicKey, node: str) -> JoinWelcome:
         parts, trust = self._parts, self._parts.trust.trust

@@ -96,7 +96,9 @@ class Executor(concurrent.futures.Executor):
     ``wanted``: what each call asks for, as with `peerload.Client.submit`: cpus, mem, gpus, node, labels, group, retries, time_limit_s …
     ``python``: the interpreter, which must be there on the nodes, with peerload, and of the same minor version (default:
     this one). ``tasks_max``: so many calls are under way at most. ``keep``: tasks go on when this program ends; otherwise
-    they are cancelled then, even if it is killed.
+    they are cancelled then, even if it is killed. ``serializer``: how results come back. Reading a pickle runs what the node
+    that made it has put there, in this program; with "json" nothing is unpickled here: results are what JSON has words for
+    (tuples come back as lists), and what a function raises comes back as `RemoteError`.
 
     A call is pickled by cloudpickle: functions of `__main__`, lambdas and closures travel; modules have to be there on the
     nodes, in the same directories or installed. What raises here: AgentUnavailable and BadRequest (through the future),
@@ -110,10 +112,14 @@ class Executor(concurrent.futures.Executor):
         python: str = "",
         tasks_max: int = TASKS_MAX,
         keep: bool = False,
+        serializer: call.Serializer = "pickle",
         **wanted: Unpack[request.Wanted],
     ) -> None:
         if not 1 <= tasks_max <= TASKS_MAX_LIMIT:
             raise ValueError(f"tasks_max is {tasks_max}; from 1 to {TASKS_MAX_LIMIT} calls can be under way")
+        if serializer not in call.SERIALIZERS:
+            raise ValueError(f"serializer is {serializer!r}; there are: {', '.join(call.SERIALIZERS)}")
+        self._serializer = serializer
         argv = [os.fsencode(python or sys.executable), b"-m", b"peerload.api.function"]
         self._fields = request.submission(argv, wanted)
         self._fields["spec"]["takes_input"] = True
@@ -137,13 +143,14 @@ class Executor(concurrent.futures.Executor):
         future: TaskFuture[Any] = TaskFuture()
         mark = secrets.token_hex(16)
         try:
-            raw = call.packed_call(mark, fn, args, kwargs, [entry for entry in sys.path if entry])
+            path = [entry for entry in sys.path if entry]
+            raw = call.packed_call(mark, fn, args, kwargs, path, self._serializer)
         except Exception as error:  # noqa: BLE001 -- whatever pickling raises, as in the executors of the standard library
             future.set_exception(error)
             return future
         fields = {**self._fields, "token": secrets.token_hex(16)}
         fields["spec"] = {**self._fields["spec"], "name": self._named or _name(args[0] if fn is _called else fn)}
-        made = Call(future, mark, fields, raw)
+        made = Call(future, mark, fields, raw, self._serializer)
         future._call = made  # noqa: SLF001 -- they belong together
         future._stop = lambda: self._link.cancel(made)  # noqa: SLF001 -- as above
         future._aside = self._link.aside  # noqa: SLF001 -- as above

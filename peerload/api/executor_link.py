@@ -43,8 +43,11 @@ _NO_MODULE = re.compile(rb"No module named '?(?:peerload|cloudpickle)\b")
 class Call:
     """One call. ``task``: "" until the agent has named it; ``sent``: bytes of what it reads that the agent has."""
 
-    def __init__(self, future: TaskFuture[Any], mark: str, fields: dict[str, Any], raw: bytes) -> None:
+    def __init__(
+        self, future: TaskFuture[Any], mark: str, fields: dict[str, Any], raw: bytes, serializer: call.Serializer
+    ) -> None:
         self.future = future
+        self.serializer = serializer
         self.mark = mark
         self.fields = fields
         self.raw = raw
@@ -378,13 +381,13 @@ class _Session:
             self._ended(made)
             return
         try:
-            outcome = call.outcome_in(self._stdout(made, body), made.mark)
+            outcome = call.outcome_in(self._stdout(made, body), made.mark, made.serializer)
         except AgentUnavailable:
             raise  # it is fetched when the agent is there again
         except PeerloadError as error:
             self._set(made, error=error)
         except Exception as error:  # noqa: BLE001 -- whatever unpickling raises
-            error.add_note(f"raised while the result of {made.task} was unpickled here")
+            error.add_note(f"raised while the result of {made.task} was read here")
             self._set(made, error=error)
         else:
             if outcome is None:

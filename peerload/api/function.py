@@ -31,6 +31,7 @@ def main() -> int:
     head, _, body = raw.partition(b"\n")
     told = json.loads(head)
     mark = str(told["mark"])
+    serializer: call.Serializer = "json" if told.get("serializer") == "json" else "pickle"
     del raw
     if told["v"] != call.VERSION or told["python"] != call.PYTHON:
         ours, theirs = (".".join(map(str, version)) for version in (call.PYTHON, told["python"]))
@@ -38,7 +39,7 @@ def main() -> int:
             f"the call was made by Python {theirs} (format {told['v']}), and {os.uname().nodename} has Python {ours}"
             f" (format {call.VERSION}) at {sys.executable}: name an interpreter that all nodes have with python="
         )
-        _tell(private, mark, call.failure_of(error, ""))
+        _tell(private, mark, serializer, call.failure_of(error, ""))
         return OTHER_PYTHON
     for directory in told["path"]:
         if directory not in sys.path:
@@ -46,7 +47,7 @@ def main() -> int:
     outcome = _outcome(body)
     for stream in (sys.stdout, sys.stderr):
         _flush(stream)
-    _tell(private, mark, outcome)
+    _tell(private, mark, serializer, outcome)
     return 1 if "error" in outcome else 0
 
 
@@ -71,13 +72,13 @@ def _failure(error: BaseException) -> dict[str, Any]:
     return call.failure_of(error, text)
 
 
-def _tell(descriptor: int, mark: str, outcome: dict[str, Any]) -> None:
+def _tell(descriptor: int, mark: str, serializer: call.Serializer, outcome: dict[str, Any]) -> None:
     """Write the outcome; of one that cannot be sent why that is."""
     try:
-        line = call.packed_outcome(mark, outcome)
-        call.outcome_in(line, mark)  # some exceptions can be pickled, and not read again
+        line = call.packed_outcome(mark, outcome, serializer)
+        call.outcome_in(line, mark, serializer)  # some exceptions can be pickled, and not read again
     except BaseException as error:  # noqa: BLE001 -- whatever a class's own code raises
-        line = call.packed_outcome(mark, _unsendable(outcome, error))
+        line = call.packed_outcome(mark, _unsendable(outcome, error), serializer)
     view = memoryview(line)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -19,7 +19,7 @@ import pytest
 
 from peerload import AsyncClient, Client, Executor
 from peerload.api import executor_link
-from peerload.api.call import RESULT_BYTES_MAX, RemoteTraceback, TaskFailed
+from peerload.api.call import RESULT_BYTES_MAX, RemoteError, RemoteTraceback, TaskFailed
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, OutputIncomplete
 from tests.integration.cluster import ROOT, Agent, Cluster
 from tests.support import in_short, wait_until
@@ -202,6 +202,24 @@ def test_exceptions_carry_the_remote_traceback(executor: Executor) -> None:
         return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
 
     assert executor.submit(fibonacci, 12).result(60) == 144
+
+
+@pytest.mark.rule("C1")
+def test_results_come_back_as_json_where_that_is_wanted(agent: Agent) -> None:
+    def divide(by: int) -> float:
+        return 1 / by
+
+    with Executor(agent.socket, serializer="json") as executor:
+        assert list(executor.map(lambda number: {"twice": 2 * number}, [1, 2])) == [{"twice": 2}, {"twice": 4}]
+        with pytest.raises(RemoteError) as caught:
+            executor.submit(divide, 0).result(60)
+        assert caught.value.kind == "ZeroDivisionError"
+        assert "return 1 / by" in str(caught.value.__cause__)
+        with pytest.raises(RemoteError) as caught:
+            executor.submit(bytes, 3).result(60)
+        assert (caught.value.kind, "bytes" in caught.value.text) == ("TypeError", True)
+    with pytest.raises(ValueError, match="serializer"):
+        Executor(agent.socket, serializer="yaml")  # type: ignore[arg-type]
 
 
 def test_what_cannot_travel_is_said(executor: Executor) -> None:

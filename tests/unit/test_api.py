@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import subprocess
 import sys
 from typing import Any
@@ -43,6 +45,35 @@ def test_the_bounds_of_calls_and_results(monkeypatch: pytest.MonkeyPatch) -> Non
         call.packed_call(MARK, len, (b"x" * 2000,), {}, [])
     with pytest.raises(ValueError, match="at most 1000 come back"):
         call.packed_outcome(MARK, {"value": b"x" * 2000})
+
+
+@pytest.mark.rule("C1")
+def test_with_json_nothing_is_unpickled() -> None:
+    class Payload:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return pytest.fail, ("it was unpickled",)
+
+    line = call.packed_outcome(MARK, {"value": Payload()})
+    with pytest.raises(ValueError, match=r"utf-8|Expecting|JSON"):
+        call.outcome_in(line, MARK, "json")
+
+
+def test_with_json_plain_results_and_what_was_raised_come_back() -> None:
+    def back(outcome: dict[str, Any]) -> Any:
+        return call.outcome_in(call.packed_outcome(MARK, outcome, "json"), MARK, "json")
+
+    assert back({"value": {"a": [1, 2.5, None, True, "x"]}}) == {"value": {"a": [1, 2.5, None, True, "x"]}}
+    assert back({"value": (1, (2,))}) == {"value": [1, [2]]}
+    told = back(call.failure_of(ZeroDivisionError("no"), "where"))
+    assert (told["error"].kind, told["error"].text, told["traceback"]) == ("ZeroDivisionError", "no", "where")
+    for odd in (b"bytes", {1: "x"}, {0: "x"}, {"a": object()}):
+        with pytest.raises(TypeError):
+            back({"value": odd})
+    for told in ([], {"error": "x", "traceback": ""}, {"other": 1}):
+        data = base64.b64encode(json.dumps(told).encode())
+        line = b"\n%s %s %d %s\n" % (call.WORD, MARK.encode(), len(data), data)
+        with pytest.raises(ValueError, match="no outcome"):
+            call.outcome_in(line, MARK, "json")
 
 
 @given(st.sets(st.integers(0, 200), max_size=50))

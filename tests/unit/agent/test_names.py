@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +10,16 @@ import pytest
 
 from peerload.agent.joining import Joining
 from peerload.core.membership import PeerState
+from peerload.model.instant import Instant
 
 
-def joining(state: PeerState | None, known: tuple[str, ...] = (), revoked_at: float = 0.0) -> Joining:
-    """Of a node that believes this of ws2, and remembers these members of its last start."""
+def joining(
+    state: PeerState | None, known: tuple[str, ...] = (), revoked_at: float = 0.0, since_s: float = 0.0
+) -> Joining:
+    """Of a node that believes this of ws2, since then (boot time), and remembers these members of its last start."""
     contacts = SimpleNamespace(known=dict.fromkeys(known))
     membership: Any = SimpleNamespace(
-        get=lambda _node: None if state is None else SimpleNamespace(state=state),
+        get=lambda _node: None if state is None else SimpleNamespace(state=state, since_s=since_s),
         gossip=SimpleNamespace(contacts=contacts),
     )
     trust = SimpleNamespace(was_revoked=lambda _node: revoked_at > 0, revoked_at=lambda _node: revoked_at)
@@ -24,6 +28,7 @@ def joining(state: PeerState | None, known: tuple[str, ...] = (), revoked_at: fl
         config=SimpleNamespace(node="ws1"),
         node=SimpleNamespace(membership=membership),
         trust=SimpleNamespace(trust=trust),
+        now=lambda: Instant(1000.0, time.time()),
     )
     return made
 
@@ -56,3 +61,14 @@ def test_one_that_is_there_keeps_it_whatever_was_said(state: PeerState) -> None:
     for revoked_at in (0.0, 1.0):
         assert state.value in joining(state, revoked_at=revoked_at)._objection("ws2", is_meant=True)
     assert joining(None)._objection("ws1", is_meant=True)
+
+
+@pytest.mark.rule("J2")
+@pytest.mark.parametrize("state", [PeerState.LEFT, PeerState.DEAD])
+def test_a_name_that_was_just_given_away_is_free_when_that_machine_has_come_and_gone(state: PeerState) -> None:
+    let_in_at = time.time() - 30.0
+    gone = joining(state, since_s=990.0)
+    assert gone._objection("ws2", let_in_at, is_meant=True) == ""
+    on_its_way = joining(state, since_s=900.0)  # it is the one of before that has left
+    assert "just been given" in on_its_way._objection("ws2", let_in_at, is_meant=True)
+    assert "just been given" in joining(None)._objection("ws2", let_in_at, is_meant=True)
