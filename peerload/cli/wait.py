@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli.command import exit_code_of, say_unknown, say_unsaved
+from peerload.cli.command import exit_code_of, say_missing, say_unknown, say_unsaved
 from peerload.cli.options import Options, duration
 from peerload.cli.text import print_json, printable, say
 from peerload.client import Client
@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
             if task.get("state") == "unknown":
                 say_unknown(task)
                 continue
-            code = code or exit_code_of(task)
+            code = code or exit_code_of(task) or say_missing(task)
             if flags.json:
                 print_json({key: task.get(key) for key in ("id", "state", "exit_code", "signal", "node", "out_of")})
             else:
