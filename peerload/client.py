@@ -79,7 +79,7 @@ class OutputGaps:
 
     def end(self, reply: dict[str, Any]) -> int:
         """Note the final reply of an answer about both streams → how many bytes are missing at the end of them."""
-        gap = 0
+        gap = int(reply.get("missing_bytes") or 0)
         for stream, key in ((1, "stdout_bytes"), (2, "stderr_bytes")):
             came = self._next[stream]
             if came is not None:

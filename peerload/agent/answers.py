@@ -147,6 +147,7 @@ def ended_object(record: TaskRecord) -> dict[str, object]:
         "node": record.node or None,
         "reason": record.reason,
         "out_of": (exit_.out_of or None) if exit_ is not None else None,
+        "missing_bytes": exit_.missing_bytes if exit_ is not None else 0,
     }
 
 

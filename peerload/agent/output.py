@@ -57,6 +57,7 @@ class Output:
         self._mirrors: dict[str, asyncio.Task[OutputEnd]] = {}
         self._ends: dict[str, tuple[int, int]] = {}
         self._served: collections.Counter[str] = collections.Counter()
+        self._cuts: set[asyncio.Task[None]] = set()
 
     def adopt(self, links: PeerLinks, running: Running) -> None:
         """What is fetched comes over these links; this ran before this agent was started."""
@@ -198,21 +199,24 @@ class Output:
             await self.pace.room(key)
         raise PeerloadError(f"the output of {task} broke off", why=f"{node} closed the connection")
 
-    async def bring_home(self, action: FetchOutput) -> str:
-        """All of it, on disk. → "" or why not; that is known SILENCE_S_MAX after the last piece at the latest."""
+    async def bring_home(self, action: FetchOutput) -> tuple[str, tuple[int, int]]:
+        """All of it that its node can give, on disk. → "" or why not; that is known SILENCE_S_MAX after the last piece at the
+        latest; and how many bytes of stdout and stderr are missing."""
         self.pace.let_go(action.key)  # the end of a task is not to wait for who reads it
         try:
             mirror = self.mirror(action.node, action.task, action.uid, action.attempt, action.key)
             await self._arrival(mirror, action)
             await asyncio.to_thread(self._spool.sync, action.key)
         except TimeoutError as error:
-            return str(error)
+            return str(error), (0, 0)
         except OSError as error:
-            return cannot_write(error)
+            return cannot_write(error), (0, 0)
         except PeerloadError as error:
-            return str(error)
-        self.ended(action.key, action.stdout_bytes, action.stderr_bytes)
-        return ""
+            return str(error), (0, 0)
+        came = self._spool.sizes(action.key)
+        here = min(came[0], action.stdout_bytes), min(came[1], action.stderr_bytes)
+        self.ended(action.key, *here)
+        return "", (action.stdout_bytes - here[0], action.stderr_bytes - here[1])
 
     async def _arrival(self, mirror: asyncio.Task[OutputEnd], action: FetchOutput) -> None:
         """Return when the copy is whole. Raises what it raises, or PeerloadError when nothing comes any more."""
@@ -233,6 +237,12 @@ class Output:
         if not self.is_busy(key):
             await asyncio.to_thread(self._spool.cut, key)
 
+    def cut_soon(self, key: str) -> None:
+        """The same, whoever asked for it being gone meanwhile."""
+        work = asyncio.get_running_loop().create_task(self.cut(key))
+        self._cuts.add(work)
+        work.add_done_callback(self._cuts.discard)
+
     async def cut_old(self) -> None:
         """The same of all attempts that have ended and were wanted in full long ago (FOLLOWED_S_MAX)."""
         unfinished = {task.key for task in self._node.home.tasks.values()} | self._node.executor.guests.keys()
@@ -246,7 +256,7 @@ class Output:
 
     async def close(self) -> None:
         """Stop all copies."""
-        mirrors = list(self._mirrors.values())
-        for mirror in mirrors:
-            mirror.cancel()
-        await asyncio.gather(*mirrors, return_exceptions=True)
+        work = [*self._mirrors.values(), *self._cuts]
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)

@@ -430,13 +430,17 @@ class Performer:
         self._output_arrived(action, error)
 
     async def _fetch_output(self, action: actions.FetchOutput) -> None:
-        error = await self._parts.output.bring_home(action)
-        self._output_arrived(action, error)
+        error, missing = await self._parts.output.bring_home(action)
+        if any(missing):
+            self._parts.counters["outputs that cannot be read"] += 1
+        self._output_arrived(action, error, missing)
 
-    def _output_arrived(self, action: actions.KeepOutput | actions.FetchOutput, error: str) -> None:
+    def _output_arrived(
+        self, action: actions.KeepOutput | actions.FetchOutput, error: str, missing: tuple[int, int] = (0, 0)
+    ) -> None:
         if error:
             self._parts.clients.waits(action.task, error)
-        self._parts.inbox.put(events.OutputArrived(action.uid, action.attempt, error))
+        self._parts.inbox.put(events.OutputArrived(action.uid, action.attempt, error, missing))
 
     # -- background ----------------------------------------------------------------------------------------------------
 

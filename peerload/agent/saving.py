@@ -192,7 +192,8 @@ class Saving:
             pass
         wanted = {stream for streams in saved.files.values() for stream in streams}
         short = sum(max(sizes[stream - 1] - saved.progress.read[stream - 1], 0) for stream in wanted)
-        return saved.progress.missing + short
+        lost = exit_.missing_bytes if exit_ is not None else 0
+        return saved.progress.missing + short + lost
 
     def forget(self, key: str) -> None:
         """The files of this attempt are complete."""

@@ -26,6 +26,7 @@ import msgspec
 from peerload.agent.inotify import Inotify
 from peerload.agent.launcher_access import OwnAccess
 from peerload.agent.launcher_spawn import Capture, Holes
+from peerload.model.task import without_missing
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -45,7 +46,6 @@ FOLLOWED_S_MAX = 3600.0
 """… and no longer than this after the last that was written."""
 STREAMS = (1, 2)
 HELD_BEYOND_BYTES = 64 << 10
-REASON_CHARS_MAX = 512
 _SUFFIX = {1: ".out", 2: ".err"}
 _NAMES = {1: "stdout", 2: "stderr"}
 _SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
@@ -225,29 +225,27 @@ class Spool:
 
     def settle(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:
         """The output of these ended attempts and its names are on disk afterwards. → the same, where a stream cannot be
-        had with size 0 and a reason that says so. Raises OSError if that is for want of descriptors or memory."""
+        had (in full) with the size it has, and a reason that says what is missing. Raises OSError if that is for want of descriptors or memory."""
         settled = tuple((key, self._settled(key, exit_)) for key, exit_ in ended)
         if any(exit_.stdout_bytes or exit_.stderr_bytes for _, exit_ in settled):
             self._sync_directory()
         return settled
 
     def _settled(self, key: str, exit_: Exit) -> Exit:
-        sizes = {1: exit_.stdout_bytes, 2: exit_.stderr_bytes}
-        reasons = [exit_.reason] if exit_.reason else []
-        for stream in STREAMS:
-            if not sizes[stream]:
+        settled = exit_
+        for stream, size in zip(STREAMS, (exit_.stdout_bytes, exit_.stderr_bytes), strict=True):
+            if not size:
                 continue
+            why = ""
             try:
-                _sync(self.path(key, stream))
+                missing = size - min(_sync(self.path(key, stream)), size)
             except OSError as error:
                 if error.errno in _SHORT_OF:
                     raise
-                sizes[stream] = 0
-                reasons.append(f"its {_NAMES[stream]} cannot be read: {error.strerror}")
-        if (sizes[1], sizes[2]) == (exit_.stdout_bytes, exit_.stderr_bytes):
-            return exit_
-        reason = "; ".join(reasons)[:REASON_CHARS_MAX]
-        return msgspec.structs.replace(exit_, stdout_bytes=sizes[1], stderr_bytes=sizes[2], reason=reason)
+                missing, why = size, f": {error.strerror}"
+            of_both = (missing, 0) if stream == 1 else (0, missing)
+            settled = without_missing(settled, of_both, f"its {_NAMES[stream]} cannot be read{why}")
+        return settled
 
     def _sync_directory(self) -> None:
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -401,10 +399,12 @@ def open_output(path: Path) -> int:
     return fd
 
 
-def _sync(path: Path) -> None:
+def _sync(path: Path) -> int:
+    """It is on disk afterwards. → how many bytes it has. Raises OSError."""
     fd = open_output(path)
     try:
         os.fsync(fd)
+        return os.fstat(fd).st_size
     finally:
         os.close(fd)
 

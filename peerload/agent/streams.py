@@ -91,7 +91,7 @@ class OutputStream:
             },
         )
         if self._request.done_with and record.state.is_final and not self._is_to_be_saved(record):
-            await self._parts.output.cut(key)
+            self._parts.output.cut_soon(key)
 
     def _is_to_be_saved(self, record: TaskRecord) -> bool:
         """Whether its user wants its output in files, too; those who write these cut it."""

@@ -297,6 +297,18 @@ def say_unknown(task: dict[str, Any]) -> None:
     )
 
 
+def say_missing(task: dict[str, Any]) -> int:
+    """On stderr, of a task that has succeeded, and whose output was lost in part → CANNOT; 0 if none of it was."""
+    if not task.get("missing_bytes"):
+        return 0
+    name, why = (printable(task.get(key) or "") for key in ("id", "reason"))
+    say(
+        f"exit code {CANNOT}: {name} succeeded, and not all of its output is here: {why}",
+        f"what is:  peerload logs {name}",
+    )
+    return CANNOT
+
+
 def say_unsaved(files: dict[str, Any]) -> int:
     """On stderr, of a task whose output is not (all) in the file that it was to go to → CANNOT; 0 if all of it is."""
     name, state, why = (printable(files.get(key) or "") for key in ("id", "state", "why"))

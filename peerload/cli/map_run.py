@@ -290,6 +290,8 @@ class Mapping:
             if len(self.failures) < FAILURES_KEPT_MAX:
                 told = {key: value for key, value in body.items() if key not in ("stdout", "stderr")}
                 self.failures.append((told, line))
+        if missing_bytes := body.get("missing_bytes"):
+            self._note_incomplete(str(body["id"]), f"{size_text(missing_bytes)} of its output are missing")
         if self._joblog is not None and not is_cancelled:
             self._joblog.add(task.number, body, line)
         self.ended(Ended(task.number, b" ".join(task.values), {**body, "command": line}))
@@ -444,7 +446,7 @@ class Mapping:
             self._note_incomplete(task, f"{size_text(gaps.missing_bytes)} of its output are missing")
 
     def _note_incomplete(self, task: str, why: str) -> None:
-        self.incomplete_count += 1
+        self.incomplete_count += task not in self.incomplete
         if len(self.incomplete) < FAILURES_KEPT_MAX:
             self.incomplete[task] = why
 

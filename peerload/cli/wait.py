@@ -6,7 +6,7 @@ import sys
 import time
 
 from peerload.cli import selection
-from peerload.cli.command import exit_code_of, say_unknown, say_unsaved
+from peerload.cli.command import exit_code_of, say_missing, say_unknown, say_unsaved
 from peerload.cli.map_show import Bar
 from peerload.cli.options import Options, duration
 from peerload.cli.tasks import array_of
@@ -103,7 +103,7 @@ class Progress:
                 self._clear()
                 say_unknown(task)
             return
-        self.code = self.code or exit_code_of(task)
+        self.code = self.code or exit_code_of(task) or say_missing(task)
         self._unknown.discard(name)
         state = str(task.get("state", ""))
         self._states[state] = self._states.get(state, 0) + 1

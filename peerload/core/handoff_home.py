@@ -19,7 +19,7 @@ from peerload.core.retries import Retries
 from peerload.core.work import HomePhase
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
-from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState
+from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -267,6 +267,10 @@ class Handoff:
         task.collected_from = src
         task.exit = message.exit
         if message.inline:
+            came = len(message.stdout), len(message.stderr)
+            short = message.exit.stdout_bytes - came[0], message.exit.stderr_bytes - came[1]
+            missing = max(short[0], 0), max(short[1], 0)
+            task.exit = without_missing(message.exit, missing, f"{src} has not sent its output")
             self._state.actions.append(
                 KeepOutput(task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr)
             )
@@ -299,7 +303,7 @@ class Handoff:
         self._state.count("results that are not recorded")
         return True
 
-    def output_arrived(self, uid: bytes, attempt: int, error: str) -> None:
+    def output_arrived(self, uid: bytes, attempt: int, error: str, missing: tuple[int, int] = (0, 0)) -> None:
         """Its output lies here, synced: record the result (D5), then acknowledge it."""
         task = self._home.tasks.get(uid)
         if (
@@ -316,7 +320,8 @@ class Handoff:
             self.leases.resumed(task)
             return
         other = task.record.node
-        self._home.finish(task, task.exit, why=task.why_over, node=task.collected_from)
+        exit_ = without_missing(task.exit, missing, f"{task.collected_from} could not read its output")
+        self._home.finish(task, exit_, why=task.why_over, node=task.collected_from)
         if task.record.attempt != attempt and other:
             reason = "another attempt has ended"
             self._state.send(other, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))

@@ -177,7 +177,7 @@ class Node:
             case events.TaskEnded():
                 self.runs.ended(event.key, event.exit)
             case events.OutputArrived():
-                self.handoff.output_arrived(event.uid, event.attempt, event.error)
+                self.handoff.output_arrived(event.uid, event.attempt, event.error, event.missing)
             case events.TimerExpired():
                 self._timer(event.timer)
             case events.TaskLost():

@@ -422,11 +422,13 @@ class LauncherReady(_Event, frozen=True):
 
 
 class OutputArrived(_Event, frozen=True):
-    """The output of an attempt is complete at home and synced. ``error`` is set if it could not be had."""
+    """The output of an attempt is complete at home and synced. ``error`` is set if it could not be had; ``missing``: so many bytes
+    of stdout and stderr its node could not give."""
 
     uid: bytes
     attempt: int
     error: str = ""
+    missing: tuple[int, int] = (0, 0)
 
 
 class LoadSampled(_Event, frozen=True):

@@ -169,7 +169,8 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     The sizes are those of the captured output; the capture's own limit is in the config. ``speed`` is that of the node
     where it ran. ``out_of``: what it had too little of, as far as can be told; "" if that is not why it ended; ``had_bytes``:
     how much of that it could have had, 0 if that is not known, or others had taken what it was promised. ``failed_device``: the
-    device of the node that failed under it, which is why it ended so; "" if none did."""
+    device of the node that failed under it, which is why it ended so; "" if none did. ``missing_bytes``: so much more of its output was captured, and could not be
+    read or brought home."""
 
     exit_code: Annotated[int, Meta(ge=0, le=255)]
     signal: Annotated[int, Meta(ge=0, le=255)] = 0
@@ -183,6 +184,24 @@ class Exit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     out_of: Literal["", "memory", "gpu memory"] = ""
     had_bytes: Annotated[int, Meta(ge=0, le=1 << 60)] = 0
     failed_device: Annotated[str, Meta(max_length=128)] = ""
+    missing_bytes: Annotated[int, Meta(ge=0, le=1 << 61)] = 0
+
+
+REASON_CHARS_MAX = 512
+
+
+def without_missing(exit_: Exit, missing: tuple[int, int], why: str) -> Exit:
+    """The same, when so many bytes of stdout and stderr are not there; the reason says so."""
+    if not any(missing):
+        return exit_
+    words = "; ".join(filter(None, (exit_.reason, f"{why} ({sum(missing)} bytes are missing)")))
+    return msgspec.structs.replace(
+        exit_,
+        reason=words[:REASON_CHARS_MAX],
+        stdout_bytes=max(exit_.stdout_bytes - missing[0], 0),
+        stderr_bytes=max(exit_.stderr_bytes - missing[1], 0),
+        missing_bytes=exit_.missing_bytes + sum(missing),
+    )
 
 
 SIGNALS = {

@@ -305,6 +305,18 @@ def test_long_output_is_fetched_and_fetched_again_after_an_error() -> None:
     assert x.hear("y", result) == ["FetchOutput"]
 
 
+def test_output_that_did_not_come_is_recorded_as_missing() -> None:
+    x = away()
+    task = x.task(2)
+    exit_ = replace(RESULT, stdout_bytes=100, stderr_bytes=10)
+    x.hear("y", messages.Result(task.task, task.uid, 1, exit_))
+    x.when(events.OutputArrived(task.uid, 1, missing=(100, 0)))
+    kept = task.record.exit
+    assert kept is not None
+    assert (kept.stdout_bytes, kept.stderr_bytes, kept.missing_bytes) == (0, 10, 100)
+    assert "100 bytes" in task.record.reason
+
+
 def test_the_first_result_of_any_granted_attempt_counts() -> None:
     x = away(peers=("y", "z"))
     task = x.task(2)

@@ -100,6 +100,31 @@ def test_a_task_that_spoils_its_output_is_recorded_all_the_same(agents: list[Age
     assert agents[int(node[1]) - 1].counters()["outputs that cannot be read"] == before + 1
 
 
+def test_output_that_its_node_cannot_read_any_more_is_no_success(agents: list[Agent]) -> None:
+    home, executor = agents
+    gate = home.directory / "lost"
+    task = home.submit(*_until(gate, "head -c 200000 /dev/zero; "), placement={"node": "n2"})
+    home.await_state(task, "running")
+    spool = executor.state / "spool"
+    wait_until(lambda: [path for path in spool.glob("*.out") if path.stat().st_size == 200_000], what="its output")
+    home.pause()
+    try:
+        gate.touch()
+        wait_until(lambda: not executor.call("nodes")["nodes"][0]["tasks_running"], what="it to end")
+        for path in spool.glob("*.out"):
+            path.unlink()
+    finally:
+        home.resume()
+    waited = home.cli("wait", task)
+    assert waited.returncode == 125, waited
+    assert home.cli("logs", task).returncode == 125
+    shown = home.show(task)
+    assert (shown["exit_code"], shown["stdout_bytes"], "200000 bytes" in shown["reason"]) == (0, 0, True)
+    again = home.cli("map", "--no-bar", "-w", "n1", f"head -c 9 /dev/zero; {SPOIL} : {{}}", ":::", "x")
+    assert again.returncode == 125, again
+    assert b".1  " in again.stderr
+
+
 @pytest.mark.rule("F1")
 def test_a_pipe_in_the_place_of_the_output_stops_nobody(agents: list[Agent]) -> None:
     script = "file=$(readlink /proc/$$/fd/1); rm $file; mkfifo $file; sleep 0.3; exit 4"

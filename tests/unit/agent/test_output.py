@@ -122,12 +122,16 @@ def test_bringing_home_what_never_comes_ends(tmp_path: Path, monkeypatch: pytest
         links = Links(OutputChunk(1, 0, b"part"))
         output.links = cast("Any", links)
         async with asyncio.timeout(PATIENCE_S):
-            why = await output.bring_home(FetchOutput(KEY, "n1/1", UID, 1, "n2", 8, 0))
-        assert "nothing came for" in why
+            why, missing = await output.bring_home(FetchOutput(KEY, "n1/1", UID, 1, "n2", 8, 0))
+        assert ("nothing came for" in why, missing) == (True, (0, 0))
         assert not links.open
         monkeypatch.setattr(output_module, "SILENCE_S_MAX", PATIENCE_S)
         links.pieces = (OutputChunk(1, 4, b"rest"), OutputEnd(8, 0))
-        assert await output.bring_home(FetchOutput(KEY, "n1/1", UID, 1, "n2", 8, 0)) == ""
+        assert await output.bring_home(FetchOutput(KEY, "n1/1", UID, 1, "n2", 8, 0)) == ("", (0, 0))
+
+        short = execution_key(UID, 2)
+        links.pieces = (OutputChunk(1, 0, b"part"), OutputEnd(8, 3))
+        assert await output.bring_home(FetchOutput(short, "n1/1", UID, 2, "n2", 8, 3)) == ("", (4, 3))
 
     asyncio.run(story())
 
