@@ -70,9 +70,7 @@ class Selection:
         self.narrowing: dict[str, Any] = {key: value for key, value in given.items() if value}
         self._all_users = bool(getattr(flags, "all_users", False))
         if needed and not (self.words or self.means_all or self.is_narrowed):
-            hint = (
-                f"peerload {verb} ID ...        or all that match:  --state S  --name GLOB  --group G  --tag K=V  {ALL}"
-            )
+            hint = f"ids, {ALL}, or flags such as  --state S  --name GLOB  --tag K=V;  more:  peerload {verb} --help"
             raise UsageError(f"{verb}: which tasks?", hint=hint)
 
     @property

@@ -80,6 +80,9 @@ def test_a_sound_agent_fails_nothing(cluster: Cluster) -> None:
     (peer,) = second.call("checkup")["peers"]
     assert peer["node"] == first.node
     assert abs(peer["clock_ahead_s"]) < 60
+    with first.client() as client:
+        told = [event for part in client.stream("events", what=["security"]) for event in part["events"]]
+    assert [event for event in told if event["state"] == "J3"] == [], "doctor is no stranger to the agent"
 
 
 def test_without_an_agent_what_can_be_looked_at_is(cluster: Cluster) -> None:

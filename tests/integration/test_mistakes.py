@@ -110,7 +110,7 @@ MISTAKES = [
     Mistake(["submit", "--each-line", "/nowhere", "echo", "{}"], USAGE, "/nowhere cannot be read", "--each-line FILE"),
     Mistake(["submit", "--notify", "", "true"], USAGE, "--notify needs a command", "--notify"),
     Mistake(["prio", "high", "1"], USAGE, "'high' is no whole number", "prio --help"),
-    Mistake(["prio", "5"], USAGE, "prio: which tasks?", "peerload prio ID"),
+    Mistake(["prio", "5"], USAGE, "prio: which tasks?", "prio --help"),
     Mistake(["group", "pause", "nosuch"], CANNOT, "there is no group nosuch", "peerload group set nosuch --slots N"),
     Mistake(["group", "set", "g"], USAGE, "set it to how many slots?", "--slots none"),
     Mistake(["map"], USAGE, "what is to be run?", "peerload map 'gzip {}' ::: *.log"),
