@@ -183,6 +183,8 @@ class Node:
                 self.sharing.information.cpus_foreign = event.cpus_busy_foreign
                 self.sharing.information.mem_used_bytes = event.mem_used_bytes
                 self.sharing.information.pressure = event.cpu_pressure, event.mem_pressure
+            case events.DirectoryFound():
+                self.arrivals.directory_found(event.directory)
             case events.DevicesSampled():
                 for key, device in self.ledger.devices.read(event.readings, event.at_s, self.state.now.boot_s):
                     self.runs.strayed(key, device)
