@@ -53,7 +53,10 @@ class Stalled(SlowDown):
 class SeenDirectories:
     """Looks at directories, each once at a time for all who ask, and remembers for a moment those that were there."""
 
-    def __init__(self) -> None:
+    def __init__(self, found_late: Callable[[bytes], None] = lambda _directory: None) -> None:
+        """found_late: called with a directory that is there, when that is known only after a look has failed."""
+        self._found_late = found_late
+        self._late: set[bytes] = set()
         self._seen: dict[bytes, float] = {}
         self._looks: dict[bytes, asyncio.Future[bool]] = {}
 
@@ -74,6 +77,7 @@ class SeenDirectories:
                 raise SlowDown("too many working directories at once", why=f"{LOOKS_MAX} are being looked for")
             found = self._start(directory)
         if not await comes_within(found, CHECK_S_MAX):  # others may wait for the same look
+            self._late.add(directory)
             raise stalled(directory)
         return found.result()
 
@@ -88,6 +92,10 @@ class SeenDirectories:
                     self._seen.clear()
                 self._seen[directory] = time.monotonic()
             found.set_result(here)
+            if directory in self._late:
+                self._late.discard(directory)
+                if here:
+                    self._found_late(directory)
 
         def look() -> None:
             here = _may_enter(directory)

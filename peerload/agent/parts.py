@@ -14,6 +14,7 @@ from peerload.agent.directories import SeenDirectories
 from peerload.agent.peer_facts import PeerFacts
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.claims import Claims
+from peerload.model.events import DirectoryFound
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Parts:
         self.bus = None
         self.counters: collections.Counter[str] = collections.Counter()
         self.security = SecurityEvents(self.counters)
-        self.directories = SeenDirectories()
+        self.directories = SeenDirectories(lambda directory: self.inbox.put(DirectoryFound(directory)))
         self.access = Access(self)
         self.peer_facts = PeerFacts()
         self.origins: dict[str, str] = {}

@@ -72,9 +72,14 @@ def main(words: list[str]) -> int:
             for node in nodes
             if node.get("no_gpus_because")
         ]
-        lines += [f"{printable(', '.join(names))}: {ONE_MACHINE}" for names in on_one_machine(nodes)]
+        lines += shared_machines(nodes)
         sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
+
+
+def shared_machines(nodes: Sequence[dict[str, Any]]) -> list[str]:
+    """A line about each machine that has several agents."""
+    return [f"{printable(', '.join(names))}: {ONE_MACHINE}" for names in on_one_machine(nodes)]
 
 
 def on_one_machine(nodes: Sequence[dict[str, Any]]) -> list[list[str]]:

@@ -90,7 +90,7 @@ def lines(shown: dict[str, Any], now: float) -> list[str]:
         [row[0], _slots_bar(node), _cpu_bar(node), *row[1:]] for node in shown["nodes"] for row in [nodes.row(node)]
     ]
     drawn = [coloured(line, "bold", sys.stdout) for line in _filled([printable(fact) for fact in facts], columns)]
-    drawn += ["", *_fitted(headings, rows, columns)]
+    drawn += ["", *_fitted(headings, rows, columns), *nodes.shared_machines(shown["nodes"])]
     if shown["tasks"]:
         headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
         drawn += ["", *table(headings_tasks, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]

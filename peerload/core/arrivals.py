@@ -169,6 +169,17 @@ class Arrivals:
                 sender.strand(task, cannot)
         self._executor.give_unrunnable_back()
 
+    def directory_found(self, directory: bytes) -> None:
+        """A working directory is here after all: the tasks that wait elsewhere for want of it may run here, too."""
+        stranded = self._sharing.sender.stranded
+        for task in [
+            task for task in self._home.tasks.values() if task.cannot_here and task.spec.directory == directory
+        ]:
+            task.cannot_here = ""
+            if task.uid in stranded and task.phase is HomePhase.WAITING:
+                self._home.take_out(task)
+                self.arrives(task)
+
     def requeued(self, task: HomeTask, reason: str) -> None:
         """Back in the queue: as an arrival, after the queue has it already."""
         del reason

@@ -187,6 +187,8 @@ class Node:
             case events.LoadSampled():
                 if self.sharing.information.sampled(event):
                     self.sharing.completed()  # a slot is free, as after the end of a task
+            case events.DirectoryFound():
+                self.arrivals.directory_found(event.directory)
             case events.DevicesSampled():
                 for key, device in self.ledger.devices.read(event.readings, event.at_s):
                     self.runs.strayed(key, device)

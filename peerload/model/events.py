@@ -450,6 +450,12 @@ class DevicesFound(_Event, frozen=True):
     devices: tuple[Device, ...]
 
 
+class DirectoryFound(_Event, frozen=True):
+    """A file system that had not answered in time has answered: this working directory exists on this node."""
+
+    directory: bytes
+
+
 class DevicesSampled(_Event, frozen=True):
     """What was read of devices, at ``at_s`` (CLOCK_BOOTTIME)."""
 
@@ -528,6 +534,7 @@ Event = (
     | LoadSampled
     | DevicesFound
     | DevicesSampled
+    | DirectoryFound
     | SpeedMeasured
     | BusChanged
     | LoadTold

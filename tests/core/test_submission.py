@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerload.model import messages
+from peerload.model import events, messages
 from peerload.model.actions import Answer
 from peerload.model.config import CoreConfig
 from peerload.model.errors import NeverRunnable, SlowDown
@@ -127,3 +127,14 @@ def test_a_file_system_that_does_not_answer_may_answer_later() -> None:
     told_of_directory(x, "y", "stalled")
     assert x.submit(spec(directory=b"/data"), directory_here=False)[-1] != "refuse NeverRunnable"
     assert x.done(Answer).reply["declining"] == {"y": "the file system of /data does not answer there"}
+
+
+def test_a_task_runs_at_home_once_the_file_system_of_its_directory_answers() -> None:
+    x = Given(peers=("y", "z"))
+    x.submit(spec(directory=b"/data"), directory_here=False)
+    x.submit(spec(directory=b"/other"), directory_here=False)
+    did = x.when(events.DirectoryFound(b"/data"))
+    assert "spawn 1" in did
+    assert "spawn 2" not in did
+    assert x.task(2).uid in x.node.sharing.sender.stranded
+    assert not x.task(1).cannot_here

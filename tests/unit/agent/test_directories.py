@@ -120,8 +120,10 @@ def test_a_dead_mount_is_told_apart_from_a_missing_directory_and_stops_nobody(
 ) -> None:
     monkeypatch.setattr(directories, "CHECK_S_MAX", 0.05)
 
+    late: list[bytes] = []
+
     async def story() -> None:
-        seen = SeenDirectories()
+        seen = SeenDirectories(late.append)
         dead = [b"/dead/%d" % number for number in range(LOOKS_MAX)]
         answers = await asyncio.gather(*map(seen.look, dead), return_exceptions=True)
         assert all(isinstance(answer, Stalled) for answer in answers)
@@ -137,6 +139,7 @@ def test_a_dead_mount_is_told_apart_from_a_missing_directory_and_stops_nobody(
         for thread in looks():  # who has ended has told before
             await asyncio.to_thread(thread.join, PATIENCE_S)
         await asyncio.sleep(0)
+        assert sorted(late) == sorted(dead), "who asked for these is told that they are there after all"
         assert await seen.look(b"/")
 
     asyncio.run(story())  # ends although the looks do not

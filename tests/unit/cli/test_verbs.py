@@ -266,7 +266,10 @@ def test_nodes_tells_which_agents_share_a_machine(agent: FakeAgent) -> None:
     shared = [NODE | {"node": name, "machine": "m1"} for name in ("ws1", "ws1b")]
     others = [NODE | {"node": "ws2", "machine": "m2"}, NODE | {"node": "gone", "machine": "m1", "state": "dead"}]
     agent.answer("nodes", nodes=[*shared, *others])
-    assert "\nws1, ws1b: one machine" in peerload("nodes", agent=agent).stdout.decode()
+    agent.answer("info", node="ws1", cluster="default", policy="symmetric", mqtt=None)
+    agent.answer("tasks", tasks=[], truncated=False)
+    for words in (["nodes"], ["top", "--once"]):
+        assert "\nws1, ws1b: one machine" in peerload(*words, agent=agent).stdout.decode()
     agent.answer("nodes", nodes=[shared[0], *others])
     assert "one machine" not in peerload("nodes", agent=agent).stdout.decode()
 
