@@ -30,14 +30,16 @@ if TYPE_CHECKING:
     from peerload.core.state import CoreState
     from peerload.core.work import Work
     from peerload.model.instant import Instant
-    from peerload.model.resources import ResourceRequest
+    from peerload.model.resources import Profile, ResourceRequest
     from peerload.policy.api import TransferPolicy
 
     Standing = tuple[Region, bool, bool]
 
 MARKS_AT_FIRST = Marks(send_at=1.0, accept_below=1.0, receive_below=1.0, give_above=1.0)
 """Until the transfer policy has spoken, and while it fails."""
-NOT_SETTLED = (-1, 0, 0)
+NOT_SETTLED = (-1, 0, 0, 0)
+LEVEL_DIGITS = 6
+"""The load index in slots is rounded to so many decimals: n / c · c is to be n."""
 
 
 class Information:
@@ -76,12 +78,16 @@ class Information:
         self._own: View | None = None
         self.running: Callable[[], Iterable[Work]] = tuple
         self._sensed = LoadSampled(0.0, 0.0, 0)
+        self._samples = 0
+        self._level = 0.0
+        self._level_at: tuple[int, int, Profile] | None = None
 
     # -- asked by the other parts --------------------------------------------------------------------------------------
 
     def sampled(self, event: LoadSampled) -> bool:
         """The sensors have read again. → whether foreign programs have left a slot that they occupied."""
         self._sensed = event
+        self._samples += 1
         ledger = self._ledger
         before = ledger.foreign_slots
         if self._state.config.counts_foreign:
@@ -91,10 +97,13 @@ class Information:
         return ledger.foreign_slots < before
 
     def view(
-        self, peers: Sequence[str] | None = None, uncounted: int = 0, request: ResourceRequest | None = None
+        self,
+        peers: Sequence[str] | None = None,
+        uncounted: Work | None = None,
+        request: ResourceRequest | None = None,
     ) -> View:
-        """What a policy sees of this node, and the peers in question (None: all). n leaves ``uncounted`` tasks out.
-        request: of the task that is to be placed."""
+        """What a policy sees of this node, and the peers in question (None: all). ``uncounted``: a waiting task that the load
+        leaves out. request: of the task that is to be placed."""
         view = self._view(peers, uncounted)
         view.for_request = request if request is not None and request.gpus else None
         view.marks = self.marks()
@@ -102,7 +111,7 @@ class Information:
             view.told = KnownReport(self._told, self._state.now.boot_s - self._told_s)
         return view
 
-    def _view(self, peers: Sequence[str] | None, uncounted: int) -> View:
+    def _view(self, peers: Sequence[str] | None, uncounted: Work | None) -> View:
         return View(
             self._state,
             self._ledger,
@@ -120,7 +129,7 @@ class Information:
         policy = self._state.policies.transfer
         if policy is self._steady or self._marks_at is self._state.now:
             return self._marks
-        view = self._view(None, 0)
+        view = self._view(None, None)
         view.marks = self._marks
         try:
             marks = policy.marks(view)
@@ -130,6 +139,57 @@ class Information:
             self._state.count("policy errors")
         self._marks_at = self._state.now
         return self._marks
+
+    # -- the marks, which are on the load index ------------------------------------------------------------------------
+    #
+    # A mark of at most one task per slot counts tasks as well: whatever the index says, a node with a task in every slot
+    # asks for and accepts no more, and sends and gives what it cannot start.
+
+    def level(self, uncounted: Work | None = None) -> float:
+        """The load index in slots, which the marks are compared with: of the index `tasks` it is n. ``uncounted``: a waiting
+        task that is left out."""
+        at = self._ledger.version, self._samples, self._ledger.profile
+        if uncounted is None and at == self._level_at:
+            return self._level
+        view = self._own_view(self._marks) if uncounted is None else self._view(None, uncounted)
+        level = round(view.load / view.load_unit * max(view.slots, 1), LEVEL_DIGITS)
+        if uncounted is None and self._is_index_steady:
+            self._level, self._level_at = level, at
+        return level
+
+    @property
+    def _is_index_steady(self) -> bool:
+        """Whether the load index changes only with the tasks here and with what the sensors read."""
+        return bool(getattr(self._state.policies.load, "steady", False))
+
+    def sends(self, uncounted: Work | None = None) -> bool:
+        """Whether an arriving task is to go elsewhere, as far as the load tells: where it is counted, it is left out."""
+        return self.level(uncounted) >= self.marks().send_at * self._slots
+
+    def accepts(self) -> bool:
+        """Whether a task of another home is welcome, as far as the load tells."""
+        below = self.marks().accept_below
+        return self.level() < below * self._slots and (below > 1.0 or self._ledger.load_tasks < self._slots)
+
+    def wants(self, expected: int = 0) -> bool:
+        """Whether this node is to ask for a task, beside so many that it has asked for already."""
+        marks = self.marks()
+        if self.level() + expected >= marks.receive_below * self._slots + marks.prefetch:
+            return False
+        return marks.receive_below > 1.0 or self._ledger.load_tasks + expected < self._slots + marks.prefetch
+
+    def asks_ahead(self) -> bool:
+        """Whether a task that it asks for would have to wait here (`Marks.prefetch`)."""
+        return self.level() >= self.marks().receive_below * self._slots
+
+    def gives(self) -> bool:
+        """Whether there are so many tasks here that one may go, if any waits."""
+        above = self.marks().give_above
+        return self.level() > above * self._slots or (above <= 1.0 and self._ledger.load_tasks > self._slots)
+
+    @property
+    def _slots(self) -> int:
+        return self._ledger.profile.slots
 
     def report(self) -> LoadReport:
         """What this node says of itself now."""
@@ -173,10 +233,10 @@ class Information:
             running=len(ledger.running),
             waiting=ledger.waiting + stranded,
             movable=len(self._queue) + stranded,
-            load=self._load(marks),
-            region=self._region(marks),
-            accepts=n < marks.accept_below * slots and self._state.takes_guests,
-            gives=self._gives(marks),
+            load=self._own_view(marks).load,
+            region=self._region(),
+            accepts=self.accepts() and self._state.takes_guests,
+            gives=self._gives(),
             cpus_busy=sensed.cpus_busy,
             mem_used_bytes=sensed.mem_used_bytes,
             incarnation=self._state.identity.incarnation,
@@ -195,28 +255,26 @@ class Information:
         guides = self._state.policies.information.reports_guide_probing
         return report.region, report.gives and guides, report.gpus_free > 0
 
-    def _region(self, marks: Marks) -> Region:
+    def _region(self) -> Region:
         """Underloaded below the low mark, overloaded from the high one on."""
-        n, slots = self._ledger.load_tasks, self._ledger.profile.slots
-        if n >= max(marks.send_at * slots, 1):
+        if self.level() > 0 and self.sends():
             return Region.OVERLOADED
-        return Region.UNDERLOADED if n < marks.accept_below * slots else Region.NORMAL
+        if self.accepts():
+            return Region.UNDERLOADED
+        is_full = self.marks().send_at <= 1.0 and self._ledger.load_tasks >= max(self._slots, 1)
+        return Region.OVERLOADED if is_full else Region.NORMAL
 
-    def _gives(self, marks: Marks) -> bool:
+    def _gives(self) -> bool:
         """Whether it has a task that may go."""
         if self._stranded or self._ledger.waits_for_devices:
             return True
-        return len(self._queue) > 0 and self._ledger.load_tasks > marks.give_above * self._ledger.profile.slots
-
-    def _load(self, marks: Marks) -> float:
-        """The load policy's word."""
-        return self._own_view(marks).load
+        return len(self._queue) > 0 and self.gives()
 
     def _own_view(self, marks: Marks) -> View:
         """A report goes with every probe and reply, so one view is kept for it."""
         view = self._own
         if view is None:
-            view = self._own = self._view(None, 0)
+            view = self._own = self._view(None, None)
         view.sensed = self._sensed
         view.marks = marks
         return view
@@ -238,13 +296,14 @@ class Information:
     def _settle_standing(self, told: LoadReport, before: LoadReport) -> None:
         """Another standing counts if it holds."""
         devices = self._ledger.devices
-        version = self._ledger.version, devices.version if devices.states else 0, len(self._stranded)
-        if version == self._settled_version and self._state.policies.transfer is self._steady:
-            return  # neither a task nor a mark has changed since
+        seen = devices.version if devices.states else 0
+        version = self._ledger.version, seen, len(self._stranded), self._samples
+        is_steady = self._state.policies.transfer is self._steady and self._is_index_steady
+        if version == self._settled_version and is_steady:
+            return  # neither a task nor a reading nor a mark has changed since
         self._settled_version = version
-        marks = self.marks()
         guides = self._state.policies.information.reports_guide_probing
-        standing = self._region(marks), guides and self._gives(marks), bool(devices.states and devices.gpus_free())
+        standing = self._region(), guides and self._gives(), bool(devices.states and devices.gpus_free())
         if standing == self._standing(before) == self._standing(told) and self._said is None:
             if self._due is not None:
                 self._due = None

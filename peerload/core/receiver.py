@@ -58,7 +58,7 @@ class Receiver:
         profile = self._state.profile
         if not self._state.takes_guests or not profile.slots:
             return False
-        return self._ledger.load_tasks + self._in_flight < self._receives_below()
+        return self._information.wants(self._in_flight)
 
     def pull(self, first: str = "", probes_max: int | None = None) -> None:
         """Ask for a waiting task, if this node is below its mark; ``first`` is asked first."""
@@ -71,10 +71,6 @@ class Receiver:
             self._ask(search, first)
         else:
             self.step(search)
-
-    def _receives_below(self) -> float:
-        marks = self._information.marks()
-        return marks.receive_below * self._ledger.profile.slots + marks.prefetch
 
     def step(self, search: Search) -> None:
         """Ask the policy whom to ask next, and do it."""
@@ -104,8 +100,7 @@ class Receiver:
         if self._memory.take_busy(node):
             search.remembered.add(node)
         report, profile = self._information.report(), self._state.profile
-        ahead = report.load_tasks >= self._information.marks().receive_below * profile.slots
-        self._state.send(node, GiveRequest(search.id, report, profile, ahead=ahead))
+        self._state.send(node, GiveRequest(search.id, report, profile, ahead=self._information.asks_ahead()))
         self._searches.wait(search)
 
     def give_replied(self, src: str, reply: GiveReply) -> None:
@@ -126,7 +121,7 @@ class Receiver:
     def settle(self) -> None:
         """After every event: while this node is below its mark it asks again, at the policy's rate."""
         rate = self._state.policies.receiver.retry_rate
-        if self._retrying or not rate or self._ledger.load_tasks >= self._receives_below():
+        if self._retrying or not rate or not self._information.wants():
             return
         if not self._state.takes_guests or not self._membership.has_any():
             return
@@ -166,8 +161,7 @@ class Receiver:
             waiting = self._giver.waits_for_room_there(request.profile, request.report)
             if waiting is not None:
                 return waiting
-        give_above = self._information.marks().give_above * self._ledger.profile.slots
-        if self._ledger.load_tasks <= give_above or request.profile.node != src:
+        if not self._information.gives() or request.profile.node != src:
             return None
         if request.ahead and not self._evens_out(request):
             return None

@@ -91,11 +91,9 @@ class Sender:
         if task.spec.request.takes_devices:
             fits = self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
             return not fits or bool(self._with_good_gpus(task))
-        marks = self._information.marks()
-        n, slots = self._ledger.load_tasks, self._ledger.profile.slots
-        if n >= marks.send_at * slots:
+        if self._information.sends():
             return True
-        return marks.send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
+        return self._information.marks().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
 
     def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
         """Its home cannot run it: it is placed elsewhere, asked about again until it is. ``searches``: at once, too."""
@@ -168,10 +166,9 @@ class Sender:
         if task.spec.request.takes_devices:
             fits = self._ledger.fits(asked_of(self._state, task, self._state.profile))
             return not fits or bool(self._with_good_gpus(task))
-        marks = self._information.marks()
-        return self._ledger.load_tasks - 1 >= marks.send_at * self._ledger.profile.slots or (
-            marks.send_at <= 1.0 and not self._ledger.fits(task.spec.request)
-        )
+        if self._information.sends(uncounted=task):
+            return True
+        return self._information.marks().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
 
     def _with_good_gpus(self, task: HomeTask) -> list[str]:
         """The nodes that have better GPUs for it than this one now: such as it prefers, and that are not crowded. None if it can
@@ -236,7 +233,7 @@ class Sender:
     def _ask_policy(
         self, search: Search, task: HomeTask, peers: Sequence[str]
     ) -> ProbeStep | Broadcast | Transfer | Keep:
-        uncounted = 0 if task.stranded_because else 1
+        uncounted = None if task.stranded_because else task
         view = self._information.view(peers, uncounted, asked_of(self._state, task))
         shown = task_view(task, self._state)
         search.steps += 1
@@ -377,11 +374,10 @@ class Sender:
         """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
         if not self.passes_on or not guest.may_move:
             return
-        marks = self._information.marks()
-        if self._ledger.load_tasks - 1 < marks.send_at * self._ledger.profile.slots:
+        if not self._information.sends(uncounted=guest):
             return
         view = self._information.view(
-            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=1
+            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
         )
         shown = task_view(guest, self._state)
         try:
@@ -431,10 +427,9 @@ class Sender:
             return is_little or self._ledger.fits_beside_all(need.request)
         if self._ledger.load_tasks <= load_tasks_max:
             return True
-        marks = self._information.marks()
-        if self._ledger.load_tasks >= marks.accept_below * profile.slots:
+        if not self._information.accepts():
             return False
-        return marks.accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
+        return self._information.marks().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
 
 
 def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:

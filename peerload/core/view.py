@@ -54,9 +54,9 @@ class View:
         running: Callable[[], Iterable[Work]],
         sensed: LoadSampled,
         peers: Sequence[str] | None,
-        uncounted: int,
+        uncounted: Work | None,
     ) -> None:
-        """peers: None = all that are usable; uncounted: tasks that n leaves out. `for_request`: that of the task in question,
+        """peers: None = all that are usable; uncounted: a waiting task that is left out. `for_request`: that of the task in question,
         if it asks for GPUs: then loads are in GPUs (`gpu_terms.py`)."""
         self._state = state
         self._ledger = ledger
@@ -95,7 +95,13 @@ class View:
             return sound_load(self._state.policies.load.load(self))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
-            return self.load_tasks / max(self.slots, 1)
+            return self.load_tasks / max(self.slots, 1) * self.load_unit
+
+    @property
+    def load_unit(self) -> float:
+        """What one task per slot amounts to in the load index."""
+        is_in_seconds = self.for_request is None and getattr(self._state.policies.load, "in_seconds", False)
+        return self.mean_s or 1.0 if is_in_seconds else 1.0
 
     @property
     def gpu_load(self) -> float:
@@ -132,10 +138,10 @@ class View:
     def load_tasks(self) -> int:
         """n."""
         if self.for_request is not None:
-            own = self.for_request.gpus if self._uncounted else 0
+            own = self.for_request.gpus if self._uncounted is not None else 0
             return max(self.gpu_tasks - own, 0)
         n = self._ledger.load_tasks
-        return max(n - self._uncounted, 0) if self._uncounted else n
+        return n if self._uncounted is None else max(n - 1, 0)
 
     @property
     def slots(self) -> int:
@@ -165,7 +171,8 @@ class View:
     @property
     def cpus_requested(self) -> float:
         """Cores asked for by the tasks here."""
-        return self._ledger.cpus_requested
+        own = 0.0 if self._uncounted is None else self._uncounted.spec.request.cpus
+        return max(self._ledger.cpus_requested - own, 0.0)
 
     @property
     def speed(self) -> float:
@@ -180,8 +187,11 @@ class View:
     @property
     def waiting_s(self) -> float:
         """The durations expected of what waits and is on its way, together."""
-        inbound_s = len(self._ledger.inbound) * self._state.history.mean_s
-        return (self._queue.expected_s + inbound_s) / self.speed
+        history = self._state.history
+        work_s = self._queue.expected_s + len(self._ledger.inbound) * history.mean_s
+        if self._uncounted is not None:
+            work_s = max(work_s - (history.expected_s(history.keys_of(self._uncounted)) or history.mean_s), 0.0)
+        return work_s / self.speed
 
     @property
     def running(self) -> Sequence[Running]:

@@ -63,9 +63,9 @@ class LoadReport(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Marks(msgspec.Struct, frozen=True, gc=False):
-    """The four marks of a transfer policy, in tasks per slot.
+    """The four marks of a transfer policy, on the load index: in tasks per slot.
 
-    On a node with c slots and n tasks: it *sends* an arriving task if n ≥ send_at·c, *accepts* one if
+    On a node with c slots and a load index of n / c, which is the tasks per slot unless the load policy counts otherwise: it *sends* an arriving task if n ≥ send_at·c, *accepts* one if
     n < accept_below·c, *asks* for one if n < receive_below·c, *gives* one if n > give_above·c. prefetch: it asks for so
     many tasks more, but only of nodes that have more than itself even then.
     """

@@ -148,6 +148,10 @@ class NodeView(LoadView, Protocol):
         """This node's load index per slot, as the load policy gives it."""
 
     @property
+    def load_unit(self) -> float:
+        """What one task per slot amounts to in the load index: 1; `mean_s` where it is in seconds."""
+
+    @property
     def marks(self) -> Marks:
         """The four marks of the transfer policy, per slot."""
 
@@ -213,9 +217,11 @@ class LoadPolicy(Protocol):
     """How busy is this node? The number compared between nodes."""
 
     def load(self, view: LoadView) -> float:
-        """The load index per slot, ≥ 0.
+        """The load index per slot, ≥ 0. The marks of the transfer policy are compared with it: 1 is one task per slot.
 
-        A policy may have ``gpu_load(view)`` besides: the load index per GPU, by which nodes are compared for tasks that ask
+        A policy with ``in_seconds = True`` counts expected seconds of work instead: one task per slot is `mean_s`. One with
+        ``steady = True`` depends on nothing but the tasks of the node, by number and by what they ask for, and on what the
+        sensors read; it is asked again only when these have changed. A policy may have ``gpu_load(view)`` besides: the load index per GPU, by which nodes are compared for tasks that ask
         for GPUs. Without one it is the GPUs asked for by the tasks of a node, per GPU."""
 
 
@@ -224,7 +230,7 @@ class TransferPolicy(Protocol):
     """Whether to send, accept, ask for or give a task."""
 
     def marks(self, view: NodeView) -> Marks:
-        """The four marks, in tasks per slot.
+        """The four marks, on the load index: in tasks per slot.
 
         A policy with ``steady = True`` gives the same marks always and is asked for them only once."""
 

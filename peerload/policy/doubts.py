@@ -29,8 +29,8 @@ class Doubt(msgspec.Struct, frozen=True):
         return f"{place}{self.key}: {self.says}"
 
 
-class _Empty:
-    """An idle node without peers, as much of one as a transfer policy is shown."""
+class IdleNode:
+    """An idle node without peers, as policies are shown one."""
 
     node = ""
     load_tasks = 0
@@ -49,6 +49,7 @@ class _Empty:
     waiting_s = 0.0
     running: Sequence[RunningView] = ()
     load = 0.0
+    load_unit = 1.0
     marks = Marks(1.0, 1.0, 1.0, 1.0)
     peers: Sequence[str] = ()
     reports_guide_probing = False
@@ -76,7 +77,7 @@ def _about_marks(preset: PolicySet, places: Places) -> _Found:
         return ("transfer", mark) in places.lines
 
     try:
-        marks = preset.transfer.marks(_Empty())
+        marks = preset.transfer.marks(IdleNode())
     except Exception as error:  # noqa: BLE001 -- a user's policy may fail in any way
         return [(("transfer", "policy"), f"it fails on an idle node: {error!r}")]
     goes = {"send_at": ("sends", marks.send_at), "give_above": ("gives", marks.give_above)}

@@ -17,6 +17,7 @@ from peerload.model.config import CoreConfig
 from peerload.model.resources import Profile
 from peerload.model.task import SCRATCH, TaskSpec
 from peerload.sim.checker import Checker
+from peerload.sim.cpu_use import check_modelled
 from peerload.sim.host import EPOCH_S, Host
 from peerload.sim.network import Network, NetworkOptions
 from peerload.sim.report import Report, percentile
@@ -56,6 +57,7 @@ class Simulation:
         trace: Trace | None = None,
         codec: Codec | None = None,
     ) -> None:
+        check_modelled(policies, 0, ())
         self.policies = policies
         self.seed = seed
         self.config = config or CoreConfig()

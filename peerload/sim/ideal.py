@@ -33,6 +33,7 @@ from peerload.model.instant import Instant
 from peerload.model.messages import Commit, Identity, Result
 from peerload.model.resources import Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
+from peerload.sim.cpu_use import SAMPLE, CpuUse, check_modelled, readings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -180,6 +181,7 @@ class IdealCluster:
         self._timers: dict[str, dict[Timer, float]] = {}
         self._new_timers: list[tuple[str, Timer]] = []
         self._armed: dict[tuple[str, Timer], float] = {}
+        self._cpu_use: CpuUse | None = None
         self._unfinished: dict[str, _Unfinished] = {}
         self._arriving: Arrival | None = None
         self._hearers: tuple[str, ...] = ()
@@ -195,6 +197,10 @@ class IdealCluster:
             rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
             self.nodes[name] = Node(config, policies, identity, profile, rng)
             self._timers[name] = {}
+        gpus_max = max((profile.gpus for profile in profiles), default=0)
+        check_modelled(policies, gpus_max, ("cpus_busy",))
+        if readings_of(policies, gpus_max):
+            self._cpu_use = CpuUse(self.nodes, lambda at_s, name: self._at(at_s, name, SAMPLE))
         names = tuple(self.nodes)
         for number, name in enumerate(names):
             self._hearers = names if number < FIRST_WORDS else ()
@@ -262,6 +268,8 @@ class IdealCluster:
             if isinstance(event, events.TimerExpired) and not self._is_due(name, event.timer, due_s):
                 continue
             self._move_to(due_s)
+            if event is SAMPLE and self._cpu_use is not None:
+                event = self._cpu_use.sample(name, due_s)
             self._handle(name, event)
             self._finish_instant()
         self._move_to(at_s)
@@ -321,9 +329,13 @@ class IdealCluster:
 
     def _handle(self, name: str, event: events.Event) -> None:
         node = self.nodes[name]
+        if self._cpu_use is not None:
+            self._cpu_use.before(name, self.now_s)
         for action in node.handle(self._instant, event):
             if type(action) not in WITHOUT_MEANING:
                 self._perform(name, action)
+        if self._cpu_use is not None:
+            self._cpu_use.after(name, self.now_s)
         if self._watch is not None:
             self._watch.look(self.now_s, name, node.ledger)
 

@@ -11,6 +11,7 @@ import msgspec
 from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
+from peerload.sim.cpu_use import check_modelled
 from peerload.sim.ideal import IDEAL_CONFIG
 from peerload.sim.player import WARM_UP_S, Player, Setup, measure, warm_up_of
 from peerload.sim.recorded import TaskTrace
@@ -166,7 +167,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
                         f"{self.trace.source} has a task of {most:g} {column}, and no node has more than {had}",
                         hint=f"give the nodes as many:  --{flag} {math.ceil(most)}",
                     )
-        load_preset(self.policy, is_reference=not self.is_live)
+        check_modelled(load_preset(self.policy, is_reference=not self.is_live), self.gpus, ("cpus_busy",))
 
 
 def tasks_for(nodes: int, slots: int, load: float, *, several: bool = False) -> tuple[int, int]:

@@ -18,6 +18,8 @@ class Composite(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Bad: what is foreign is measured, and so seconds old; follows each change of it.
     """
 
+    steady = True
+
     def load(self, view: LoadView) -> float:
         """Tasks / c + foreign cores / cores."""
         foreign = view.cpus_foreign / view.cpus if view.cpus else 0.0

@@ -11,15 +11,18 @@ if TYPE_CHECKING:
 
 
 class Cpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The busy share of the cores (0 … 1), sampled every second and averaged over 5 s; above 1, the waiting tasks
-    decide, since a machine cannot be busier than busy.
+    """The busy share of the cores (0 … 1), sampled every second, averaged over 5 s, in whole percent; above 1, the tasks
+    that have no slot beside foreign load decide, since a machine cannot be busier than busy. Goes with marks below 1, such
+    as those of a double threshold of 0.5 and 0.9.
 
     Good: sees foreign programs.
     Bad: lags seconds behind, so that nodes look idle just after they were given work.
     """
 
+    steady = True
+
     def load(self, view: LoadView) -> float:
         """Busy share, plus the tasks beyond the slots per slot."""
         busy = view.cpus_busy / view.cpus if view.cpus else 0.0
         beyond = max(view.load_tasks - view.slots, 0) / max(view.slots, 1)
-        return min(busy, 1.0) + beyond
+        return round(min(busy, 1.0), 2) + beyond  # an average comes near 1, and never there

@@ -18,6 +18,8 @@ class Demand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Bad: believes what users ask for.
     """
 
+    steady = True
+
     def load(self, view: LoadView) -> float:
         """(Requested cores + foreign cores) / cores."""
         return (view.cpus_requested + view.cpus_foreign) / (view.cpus or 1.0)
@@ -29,6 +31,8 @@ class Weighted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Good: of two nodes that are equally full the faster is preferred.
     Bad: speed is measured on one kind of work, and yours may be of another.
     """
+
+    steady = True
 
     def load(self, view: LoadView) -> float:
         """(Requested cores + foreign cores) / (cores · speed)."""

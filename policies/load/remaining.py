@@ -24,6 +24,8 @@ class Memoryless(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Bad: compares nodes just as ``tasks`` does.
     """
 
+    in_seconds = True
+
     def load(self, view: LoadView) -> float:
         """n · mean / c."""
         return view.load_tasks * view.mean_s / max(view.slots, 1)
@@ -36,6 +38,8 @@ class PastRepeats(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Good: where a few tasks are very long it keeps away from the nodes that hold them.
     Bad: a task that was just started weighs nothing.
     """
+
+    in_seconds = True
 
     def load(self, view: LoadView) -> float:
         """(Σ time used by running tasks + expected durations of the others) / c."""
@@ -50,6 +54,8 @@ class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Good: the best guess where the same commands come again.
     Bad: as good as the history; a new command counts as the mean of all.
     """
+
+    in_seconds = True
 
     def load(self, view: LoadView) -> float:
         """(Σ expected remaining time of running tasks + expected durations of the others) / c."""

@@ -18,6 +18,8 @@ class Tasks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Bad: foreign load is measured, and so seconds old.
     """
 
+    steady = True
+
     def load(self, view: LoadView) -> float:
         """n / c."""
         return view.load_tasks / max(view.slots, 1)

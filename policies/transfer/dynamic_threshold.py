@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """T = ``factor`` times the average number of tasks per slot, over this node and every unexpired report, but never
+    """T = ``factor`` times the average load index, over this node and every unexpired report, but never
     below ``threshold_min``. Evens loads out at any level; wrong when reports are old. Needs an information policy that
     tells. Any mark may be set by hand.
 
@@ -38,7 +38,7 @@ class DynamicThreshold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def marks(self, view: NodeView) -> Marks:
         """All four at T, unless set by hand."""
         known = [view.report(peer) for peer in view.peers]
-        loads = [told.report.load_tasks / max(told.report.slots, 1) for told in known if told is not None]
-        threshold = max(self.factor * fmean([view.load_tasks / max(view.slots, 1), *loads]), self.threshold_min)
+        loads = [told.report.load for told in known if told is not None]
+        threshold = max(self.factor * fmean([view.load, *loads]) / view.load_unit, self.threshold_min)
         chosen = (self.send_at, self.accept_below, self.receive_below, self.give_above)
         return Marks(*(threshold if mark is None else mark for mark in chosen))

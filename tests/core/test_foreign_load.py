@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from peerload.core.foreign_load import foreign_slots
@@ -112,4 +114,81 @@ def test_a_busy_node_gives_what_waits_there() -> None:
     given.when(sampled(2.0))
     for _ in range(3):
         given.submit()
+    assert report(given).gives
+
+
+# -- the load index is what the marks are compared with ----------------------------------------------------------------
+
+
+def indexed(index: str, location: dict[str, Any], **transfer: object) -> dict[str, Any]:
+    return {"load": {"policy": index}, "transfer": transfer, "location": location}
+
+
+BOTH = {**SENDER["location"], **RECEIVER["location"]}
+UTILIZATION = indexed("cpu", BOTH, policy="double-threshold", low=0.5, high=0.9)
+
+
+def busy(cores: float) -> events.LoadSampled:
+    return events.LoadSampled(cores, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("cores", "region", "accepts"),
+    [
+        (0.9, Region.UNDERLOADED, True),
+        (1.0, Region.NORMAL, False),
+        (1.7, Region.NORMAL, False),
+        (1.8, Region.OVERLOADED, False),
+    ],
+)
+def test_a_double_threshold_on_cpu_utilization_makes_the_regions(
+    cores: float, region: Region, *, accepts: bool
+) -> None:
+    given = Given(slots=2, policies=UTILIZATION)
+    given.when(busy(cores))
+    assert (report(given).region, report(given).accepts) == (region, accepts)
+    given.hear("y", messages.Probe(1, messages.Need(), LoadReport()))
+    assert given.sent(messages.ProbeReply).accepts is accepts
+
+
+def test_foreign_programs_on_all_cores_leave_no_node_underloaded_by_cpu_utilization() -> None:
+    given = Given(slots=2, policies=indexed("cpu", BOTH, policy="double-threshold"))
+    given.when(sampled(1.995))
+    assert report(given).region is not Region.UNDERLOADED
+    assert not report(given).accepts
+
+
+def test_the_index_decides_whether_an_arriving_task_looks_for_a_place() -> None:
+    for cores, sends in ((0.0, False), (2.0, True)):
+        given = Given(slots=2, policies=UTILIZATION)
+        given.when(busy(cores))
+        given.submit()
+        probes = [
+            one for one in given.last if isinstance(one, actions.Send) and isinstance(one.message, messages.Probe)
+        ]
+        assert bool(probes) is sends
+
+
+def test_a_node_that_is_full_accepts_nothing_however_idle_its_cores_are() -> None:
+    given = Given(slots=2, policies=indexed("cpu", BOTH, policy="single-threshold", threshold=1.0))
+    for _ in range(3):
+        given.submit()
+    told = report(given)
+    assert (told.accepts, told.gives, told.region) == (False, True, Region.OVERLOADED)
+
+
+@pytest.mark.parametrize("policy", ["tasks", "demand", "memoryless", "composite"])
+def test_indices_that_agree_on_equal_tasks_agree_with_every_mark(policy: str) -> None:
+    """Whatever unit an index has, a mark of 1 is one task per slot."""
+    given = Given(slots=3, policies=indexed(policy, BOTH, policy="single-threshold", threshold=1.0))
+    for number in range(1, 5):
+        assert report(given).accepts
+        assert report(given).region is Region.UNDERLOADED
+        given.submit()
+        if number == 3:
+            break
+    told = report(given)
+    assert (told.load_tasks, told.accepts, told.region) == (3, False, Region.OVERLOADED)
+    assert not told.gives
+    given.submit()
     assert report(given).gives

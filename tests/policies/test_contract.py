@@ -289,6 +289,7 @@ VIEWS = st.builds(
     waiting_s=st.floats(0.0, 1e12),
     running=st.lists(st.builds(Running, st.floats(0.0, 1e6), ASCENDING), max_size=3).map(tuple),
     load=st.floats(0.0, 1e12),
+    load_unit=POSITIVE,
     marks=st.builds(Marks, *[st.floats(0.0, 1e6)] * 4),
     reports_guide_probing=st.booleans(),
     idle_list=LISTS,

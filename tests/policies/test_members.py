@@ -30,6 +30,7 @@ class View:
         told: Mapping[str, KnownReport] | None = None,
     ) -> None:
         self.load_tasks, self.peers, self.slots = load_tasks, peers, slots
+        self.load, self.load_unit = load_tasks / slots, 1.0
         self.idle_list, self.busy_list = idle, ()
         self.reports_guide_probing = False
         self._told = told or {}
@@ -126,10 +127,13 @@ def test_all_or_nothing() -> None:
 
 
 def test_dynamic_threshold_follows_the_average_of_what_is_known() -> None:
-    told = {node: KnownReport(LoadReport(load_tasks=n, slots=2), 1.0) for node, n in (("a", 2), ("b", 6))}
+    told = {node: KnownReport(LoadReport(load=n), 1.0) for node, n in (("a", 1.0), ("b", 3.0))}
     policy = made("transfer", "dynamic-threshold", factor=1.5)
     assert policy.marks(View(5, told=told)) == Marks(4.5, 4.5, 4.5, 4.5)
     assert policy.marks(View(0)) == Marks(1, 1, 1, 1)
+    in_seconds = View(5, told=told)
+    in_seconds.load_unit = 0.5
+    assert policy.marks(in_seconds) == Marks(9, 9, 9, 9), "the marks are in tasks per slot whatever the index is in"
 
 
 def test_prefetch_is_beside_the_marks() -> None:

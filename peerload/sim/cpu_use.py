@@ -1,0 +1,104 @@
+"""CPU utilization of simulated nodes, as an agent's sensors would read it.
+
+A running task keeps as many cores busy as it asked for, and nothing else runs. What was busy is sampled every SAMPLE_S and
+averaged exponentially over AVERAGE_S, as by `agent/sensors/host.py`; in simulated seconds. It is sampled for load
+policies that look at it, and only while it changes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from peerload.model import events
+from peerload.model.errors import ConfigError
+from peerload.policy.doubts import IdleNode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from peerload.core.node import Node
+    from peerload.policy.preset import PolicySet
+
+SAMPLE_S = 1.0
+AVERAGE_S = 5.0
+LITTLE = 0.005
+"""Cores below which nothing is busy any more."""
+READINGS = ("cpus_busy", "gpus_busy")
+SAMPLE = events.LoadSampled(0.0, 0.0, 0)
+"""Stands in the heap for the reading of that moment."""
+
+
+class _Looks(IdleNode):
+    """A node that notes which of its readings a load policy looks at."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
+        self.seen: set[str] = set()
+
+    def __getattribute__(self, name: str) -> Any:  # noqa: ANN401 -- whatever a node has
+        """As ever; that it was asked for is noted."""
+        if name in READINGS:
+            self.seen.add(name)
+        return super().__getattribute__(name)
+
+
+def readings_of(policies: PolicySet, gpus: int) -> set[str]:
+    """The readings of sensors that the load policy looks at on a node with so many GPUs: `cpus_busy`, `gpus_busy`."""
+    node = _Looks(gpus)
+    for index in (policies.load.load, getattr(policies.load, "gpu_load", None) if gpus else None):
+        if index is not None:
+            try:
+                index(node)
+            except Exception:  # noqa: BLE001, S112 -- a policy may fail in any way; that is counted when it is played
+                continue
+    return node.seen
+
+
+def check_modelled(policies: PolicySet, gpus: int, modelled: tuple[str, ...]) -> None:
+    """Raises ConfigError if the load policy goes by a reading that the simulation has not."""
+    missing = sorted(readings_of(policies, gpus) - set(modelled))
+    if missing:
+        raise ConfigError(
+            "load.policy",
+            f"{policies.names['load']!r} cannot be simulated",
+            why=f"it goes by {' and '.join(missing)}, which this simulation does not model",
+            hint='peerload sim --policy PRESET, whose table [load] has  policy = "tasks"',
+        )
+
+
+class CpuUse:
+    """Of all nodes of a simulation. ``at(at_s, name)`` asks for `sample(name)` to be called then."""
+
+    def __init__(self, nodes: Mapping[str, Node], at: Callable[[float, str], object]) -> None:
+        self._nodes = nodes
+        self._at = at
+        self._busy_s = dict.fromkeys(nodes, 0.0)
+        self._since_s = dict.fromkeys(nodes, 0.0)
+        self._sampled_s = dict.fromkeys(nodes, 0.0)
+        self._average = dict.fromkeys(nodes, 0.0)
+        self._is_sampled = dict.fromkeys(nodes, False)
+
+    def before(self, name: str, now_s: float) -> None:
+        """What runs on this node may change at this moment: until now it was so."""
+        self._busy_s[name] += self._nodes[name].ledger.cpus_running * (now_s - self._since_s[name])
+        self._since_s[name] = now_s
+
+    def after(self, name: str, now_s: float) -> None:
+        """What runs there has changed perhaps: sample, if anything does."""
+        if not self._is_sampled[name] and self._nodes[name].ledger.cpus_running:
+            self._is_sampled[name] = True
+            self._sampled_s[name], self._busy_s[name] = now_s, 0.0
+            self._at(now_s + SAMPLE_S, name)
+
+    def sample(self, name: str, now_s: float) -> events.LoadSampled:
+        """The reading of this moment, and when there is to be another one."""
+        self.before(name, now_s)
+        busy = self._busy_s[name] / max(now_s - self._sampled_s[name], SAMPLE_S)
+        average = self._average[name] + (1.0 - math.exp(-SAMPLE_S / AVERAGE_S)) * (busy - self._average[name])
+        self._is_sampled[name] = bool(self._nodes[name].ledger.cpus_running) or average >= LITTLE
+        self._average[name] = average if self._is_sampled[name] else 0.0
+        self._sampled_s[name], self._busy_s[name] = now_s, 0.0
+        if self._is_sampled[name]:
+            self._at(now_s + SAMPLE_S, name)
+        return events.LoadSampled(self._average[name], 0.0, 0)
