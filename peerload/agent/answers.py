@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from peerload.core.gpu_history import ANY_MODEL
+from peerload.core.history import RUNS_KNOWN_MIN
 from peerload.core.membership import PeerState
 from peerload.core.reasons import uncollected_words
 from peerload.core.work import HomePhase
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from peerload.agent.store_gathered import Row
     from peerload.agent.store_read import StoreReader
     from peerload.agent.store_rows import Damage, Happened
+    from peerload.core.history import History
     from peerload.core.node import Node
     from peerload.core.work import HomeTask
     from peerload.model.devices import Device
@@ -225,6 +228,15 @@ def asked_devices(request: ResourceRequest) -> dict[str, object]:
         "gpu_share": request.gpu_share.value,
         "gpu_oom_retries": request.gpu_oom_retries,
         "other_devices": dict(request.devices),
+    }
+
+
+def learned(history: History, spec: TaskSpec) -> dict[str, object]:
+    """What a node has learned of the GPU memory that such a command needs, and from how many runs; null, 0: nothing."""
+    runs = history.gpu.past(history.keys(spec), ANY_MODEL, RUNS_KNOWN_MIN) if spec.request.gpus else None
+    return {
+        "gpu_mem_learned_bytes": runs.need_bytes if runs else None,
+        "gpu_runs_learned": len(runs) if runs else 0,
     }
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
+    from peerload.core.devices import DeviceState, Grant
 
 FRESH_S = 0.5
 """What was read so short a time ago is told again."""
@@ -49,12 +50,12 @@ class LiveUsage:
         self._last: dict[str, Reading] = {}
 
     async def about(self, refs: Sequence[str]) -> list[dict[str, object]]:
-        """Of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes, null for what is not
+        """Of those of these tasks that run here: id node cpu_s cpus_busy memory_bytes processes gpus, null for what is not
         known. Raises NoSuchTask and BadRequest for a name that no task of this home has."""
         keys = {key: task for ref in refs for key, task in [running_here(self._parts, self._names, ref)] if key}
         async with self._lock:  # who comes meanwhile finds it fresh
             await self._look([key for key in keys if not self._is_fresh(key)])
-        return [self._told(task, self._last[key]) for key, task in keys.items() if self._is_fresh(key)]
+        return [self._told(task, key, self._last[key]) for key, task in keys.items() if self._is_fresh(key)]
 
     def _is_fresh(self, key: str) -> bool:
         last = self._last.get(key)
@@ -75,7 +76,7 @@ class LiveUsage:
         while len(self._last) > KEPT_MAX:
             del self._last[next(iter(self._last))]
 
-    def _told(self, task: str, reading: Reading) -> dict[str, Any]:
+    def _told(self, task: str, key: str, reading: Reading) -> dict[str, Any]:
         return {
             "id": task,
             "node": self._parts.config.node,
@@ -83,6 +84,7 @@ class LiveUsage:
             "cpus_busy": reading.cpus_busy,
             "memory_bytes": reading.memory_bytes if reading.memory_bytes >= 0 else None,
             "processes": reading.processes,
+            "gpus": [_gpu(state, state.grants[key]) for state in self._parts.node.ledger.devices.of_grant(key)],
         }
 
 
@@ -99,6 +101,21 @@ def running_here(parts: Parts, names: Names, ref: str) -> tuple[str, str]:
     task = parts.node.home.tasks.get(record.uid)
     is_here = task is not None and task.phase is HomePhase.HERE and task.running_at
     return (execution_key(record.uid, record.attempt) if is_here else ""), record.task
+
+
+def _gpu(state: DeviceState, grant: Grant) -> dict[str, Any]:
+    """One GPU of a task. util: how busy the card is, whoever keeps it so; the memory is the task's own."""
+    return {
+        "id": state.device.name,
+        "index": state.device.index,
+        "model": state.device.model,
+        "util": state.reading.busy,
+        "mem_bytes": grant.now_bytes,
+        "mem_peak_bytes": grant.peak_bytes,
+        "mem_promised_bytes": grant.promised_bytes,
+        "tasks": len(state.grants),
+        "health": state.reading.health.name.lower(),
+    }
 
 
 def _busy(before: Reading | None, now: Reading) -> float | None:

@@ -284,7 +284,7 @@ class Requests:
             task["reason"] = self._why_waiting(record)
         task |= answers.detail(spec, record, answers.devices_of(self._parts.node, record))
         task |= answers.output_gone(store, record) | endings_object(store, record, spec, terms)
-        task |= answers.agreed(terms, record)
+        task |= answers.agreed(terms, record) | answers.learned(self._parts.node.state.history, spec)
         task["history"] = [answers.step(event) for event in store.history(record.task)]
         task["decision"] = self._decisions.about(record.task)
         return task

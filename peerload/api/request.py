@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 Word = str | bytes
+GPU_WAITS = ("schedule", "queue")
+GPU_SHARES = ("auto", "exclusive", "time")
+"""As peerload.model has them."""
 INTERPRETERS = ("python", "bash", "sh", "env")
 
 
 class Wanted(TypedDict, total=False):
     """What a task asks for, as the flags of `peerload submit` do: cpus (1), mem (bytes, or ``"8G"``), gpus, gpu_mem (of each
-    GPU), time_limit_s, name, node (on this one only), exclude (not on these), labels (only where all of these are), directory
+    GPU), gpu_prefer (these first: numbers, names or patterns of models), gpu_wait (``"schedule"`` or ``"queue"``), gpu_share
+    (``"auto"``, ``"exclusive"`` or ``"time"``), time_limit_s, name, node (on this one only), exclude (not on these), labels (only where all of these are), directory
     (default: the current one; ``"-"``: a fresh one), environment (default: the variables that `submit` sends), priority,
     local (do not move it), migrations_max, once, fast, lease_s, wait_for_node, held, group, after, after_ok (ids), retries,
     tags (a mapping; to select tasks by:  peerload ls --tag K=V).
@@ -32,6 +36,9 @@ class Wanted(TypedDict, total=False):
     mem: int | str
     gpus: float
     gpu_mem: int | str
+    gpu_prefer: str | Sequence[str]
+    gpu_wait: str
+    gpu_share: str
     time_limit_s: float
     name: str
     node: str
@@ -87,7 +94,7 @@ def spec(argv: Sequence[bytes], wanted: Wanted) -> dict[str, Any]:
         raise BadRequest("once and fast contradict each other")
     directory = wanted.get("directory")
     here = os.fsencode(directory) if directory is not None else os.getcwdb()
-    request: dict[str, Any] = {"cpus": wanted.get("cpus", 1.0), **_devices(wanted.get("gpus", 0))}
+    request: dict[str, Any] = {"cpus": wanted.get("cpus", 1.0), **_devices(wanted)}
     for name, field in (("mem", "mem_bytes"), ("gpu_mem", "gpu_mem_bytes")):
         if wanted.get(name):
             request[field] = _size(wanted[name])  # type: ignore[literal-required]
@@ -137,10 +144,21 @@ def _umask() -> int:
     return 0o022
 
 
-def _devices(gpus: float) -> dict[str, Any]:
+def _devices(wanted: Wanted) -> dict[str, Any]:
+    gpus, terms = wanted.get("gpus", 0), _given(wanted, "gpu_prefer", "gpu_wait", "gpu_share")
     if not gpus:
+        if terms:
+            raise BadRequest(f"{min(terms)} is about GPUs, and none is asked for", hint="add  gpus=1")
         return {}
-    return {"gpus": 1, "gpu_fraction": gpus} if 0 < gpus < 1 else {"gpus": int(gpus)}
+    for name, known in (("gpu_wait", GPU_WAITS), ("gpu_share", GPU_SHARES)):
+        if terms.get(name, known[0]) not in known:
+            raise BadRequest(f"{name} is {terms[name]!r}", hint="one of  " + "  ".join(known))
+    if isinstance(terms.get("gpu_prefer"), str):
+        terms["gpu_prefer"] = [name for name in terms["gpu_prefer"].split(",") if name]
+    is_part = 0 < gpus < 1
+    if is_part and terms.get("gpu_share") == "exclusive":
+        raise BadRequest("a part of a GPU is shared with others, and gpu_share is 'exclusive'")
+    return ({"gpus": 1, "gpu_fraction": gpus} if is_part else {"gpus": int(gpus)}) | terms
 
 
 def _size(size: int | str) -> int:

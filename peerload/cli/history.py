@@ -8,7 +8,17 @@ import time
 from peerload.cli import tasks
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, whole
-from peerload.cli.text import counted, duration_text, print_json, say, shortened, size_text, table, terminal_columns
+from peerload.cli.text import (
+    counted,
+    duration_text,
+    number_text,
+    print_json,
+    say,
+    shortened,
+    size_text,
+    table,
+    terminal_columns,
+)
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -17,7 +27,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEADINGS = ("ID", "NAME", "STATE", "NODE", "ENDED", "WAITED", "RAN", "CPU", "MEMORY", "EXIT")
-RIGHT = ("WAITED", "RAN", "CPU", "MEMORY")
+RIGHT = ("WAITED", "RAN", "CPU", "MEMORY", "GPUS", "GPU MEM")
+GPU_HEADINGS = ("GPUS", "GPU MEM", "GPU")
+"""Only where any of the tasks has asked for GPUs: how many, the most memory of any one of them, and their model."""
 LIMIT = 1000
 """How many are listed unless the user says otherwise; an export has all."""
 LIMIT_MAX = 1_000_000
@@ -88,9 +100,22 @@ def _talk(flags: Namespace, reply: dict[str, Any], hidden: int) -> None:
 def _lines(shown: list[dict[str, Any]]) -> list[str]:
     if not shown and sys.stdout.isatty():
         return ["no tasks have ended        those that wait or run:  peerload ls"]
-    rows, columns = [_row(task) for task in shown], terminal_columns()
+    has_gpus, columns = any(task.get("gpus") for task in shown), terminal_columns()
+    headings = (*HEADINGS, *GPU_HEADINGS) if has_gpus else HEADINGS
+    rows = [_row(task) + (_gpu_cells(task) if has_gpus else []) for task in shown]
     paint = {"STATE": tasks.STATE_COLOURS}
-    return table(HEADINGS, rows, RIGHT, columns=columns, gives_way=("NAME", "NODE"), paint=paint)
+    return table(headings, rows, RIGHT, columns=columns, gives_way=("NAME", "NODE", "GPU"), paint=paint)
+
+
+def _gpu_cells(task: dict[str, Any]) -> list[str]:
+    usage = task.get("usage") or {}
+    if not task.get("gpus"):
+        return ["-", "-", "-"]
+    return [
+        number_text(task["gpus"]),
+        size_text(usage.get("gpu_memory_bytes_max") or None),
+        str(usage.get("gpu_model") or "-"),
+    ]
 
 
 def _row(task: dict[str, Any]) -> list[str]:

@@ -57,5 +57,20 @@ def usage_text(usage: Mapping[str, Any], ran_s: float | None) -> str:
     return ", ".join(parts) + (f"; {cpu_s:.1f} s of cpu in all" if cpu_s is not None else "")
 
 
+def gpus_text(usage: Mapping[str, Any]) -> str:
+    """``GPU 0 3.2 GiB of 8 GiB, 63 % busy with 2 tasks``, for each."""
+    gpus = usage.get("gpus")
+    return "; ".join(_gpu_text(gpu) for gpu in gpus if isinstance(gpu, dict)) if isinstance(gpus, list) else ""
+
+
+def _gpu_text(gpu: Mapping[str, Any]) -> str:
+    promised, util, tasks = _number(gpu.get("mem_promised_bytes")), _number(gpu.get("util")), gpu.get("tasks")
+    text = f"GPU {gpu.get('index')} {size_text(_number(gpu.get('mem_bytes')))}"
+    text += f" of {size_text(promised)}" if promised else ""
+    text += f", the card {100 * util:.0f} % busy" if util is not None else ""
+    text += f" with {tasks} tasks" if isinstance(tasks, int) and tasks > 1 else ""
+    return text + ("" if gpu.get("health") in ("ok", None) else f", {gpu['health']}")
+
+
 def _number(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 <= value < float("inf") else None

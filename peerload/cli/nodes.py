@@ -63,10 +63,7 @@ def main(words: list[str]) -> int:
         print_json({"nodes": nodes})
     else:
         lines = fitted(HEADINGS, [row(node) for node in nodes], terminal_columns())
-        gpus = [gpu_row(node, gpu) for node in nodes for gpu in node.get("gpus") or []]
-        if gpus:
-            columns = terminal_columns()
-            lines += ["", *table(GPU_HEADINGS, gpus, GPU_RIGHT, columns=columns, gives_way=("STATE", "MODEL"))]
+        lines += gpu_lines(nodes, terminal_columns())
         lines += [
             f"{printable(str(node.get('node', '')))} has no GPUs: {printable(str(node['no_gpus_because']))}"
             for node in nodes
@@ -102,6 +99,14 @@ def fitted(headings: Sequence[str], rows: list[list[str]], columns: int) -> list
         headings = [*headings[:at], *headings[at + 1 :]]
         rows = [row[:at] + row[at + 1 :] for row in rows]
     return table(headings, rows, RIGHT, columns=columns, gives_way=("STATE",), paint=paint)
+
+
+def gpu_lines(nodes: Sequence[dict[str, Any]], columns: int) -> list[str]:
+    """The table of the GPUs of all nodes, after an empty line; nothing where there are none."""
+    gpus = [gpu_row(node, gpu) for node in nodes for gpu in node.get("gpus") or []]
+    if not gpus:
+        return []
+    return ["", *table(GPU_HEADINGS, gpus, GPU_RIGHT, columns=columns, gives_way=("STATE", "MODEL"))]
 
 
 def gpu_row(node: dict[str, Any], gpu: dict[str, Any]) -> list[str]:

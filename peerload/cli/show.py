@@ -52,6 +52,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("devices", ", ".join(map(str, task.get("device_names") or task.get("devices") or []))),
         ("needs", _needs(task)),
         ("GPUs", _gpu_terms(task)),
+        ("learned", _learned(task)),
         ("placement", _placement(task.get("placement"))),
         ("priority", task.get("priority") or ""),
         ("time limit", duration_text(task["time_limit_s"]) if task.get("time_limit_s") else ""),
@@ -67,6 +68,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
         ("ended", _when(task.get("ended_at"), now)),
         ("took", duration_text(tasks.elapsed_s(task, now)) if task.get("started_at") else ""),
         ("uses now", live.usage_text(task["live"], tasks.elapsed_s(task, now)) if task.get("live") else ""),
+        ("GPUs now", live.gpus_text(task["live"]) if task.get("live") else ""),
         ("used", _usage(usage) if task.get("ended_at") else ""),
         ("output", _output(task)),
         ("-o", task.get("output_file") or ""),
@@ -170,6 +172,12 @@ def _gpu_terms(task: dict[str, Any]) -> str:
         "share": task.get("gpu_share") if task.get("gpu_share") != "auto" else "",
     }
     return _pairs(chosen)
+
+
+def _learned(task: dict[str, Any]) -> str:
+    """What earlier runs of this command tell of the GPU memory that it needs."""
+    need = task.get("gpu_mem_learned_bytes")
+    return f"{size_text(need)} of each GPU, from {counted(task.get('gpu_runs_learned') or 0, 'run')}" if need else ""
 
 
 def _placement(placement: object) -> str:

@@ -91,6 +91,7 @@ def lines(shown: dict[str, Any], now: float) -> list[str]:
     ]
     drawn = [coloured(line, "bold", sys.stdout) for line in _filled([printable(fact) for fact in facts], columns)]
     drawn += ["", *_fitted(headings, rows, columns), *nodes.shared_machines(shown["nodes"])]
+    drawn += nodes.gpu_lines(shown["nodes"], columns)
     if shown["tasks"]:
         headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
         drawn += ["", *table(headings_tasks, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]

@@ -69,6 +69,11 @@ class DeviceLedger:
         state.reading = DeviceReading(state.id, Health.SICK, "it is not there (any more)")
         return state
 
+    def of_grant(self, key: str) -> list[DeviceState]:
+        """The GPUs that this attempt holds, in the order granted."""
+        held = (self.states[name] for name in self.holding.get(key, ()))
+        return [state for state in held if state.device.kind == GPU]
+
     def of_kind(self, kind: str) -> list[DeviceState]:
         """Those of one kind, in order."""
         return [state for state in self.states.values() if state.device.kind == kind]

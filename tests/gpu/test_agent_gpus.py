@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +135,14 @@ def test_nodes_shows_cards_with_what_is_ours_and_foreign(cluster: Cluster, cards
     wait_until(lambda: gpus()[1]["mem_foreign_bytes"] == 3 * GIB, what="the other's memory to be seen")
     assert [gpu["tasks"] for gpu in gpus()] == [1, 0, 0, 0]
     assert [gpu["mode"] for gpu in gpus()] == ["time", "time", "free", "free"]
-    table = agent.cli("nodes").stdout.decode()
-    assert "Fake-A10" in table
+    for words in (("nodes",), ("top", "--once")):
+        table = agent.cli(*words).stdout.decode().splitlines()
+        assert [line.split()[:3] for line in table if line.startswith("n1 ") and "Fake-A10" in line] == [
+            ["n1", f"{n}", "Fake-A10"] for n in range(4)
+        ]
+    (gpu,) = json.loads(agent.cli("show", task, "--json").stdout)["live"]["gpus"]
+    assert (gpu["index"], gpu["mem_bytes"], gpu["mem_promised_bytes"], gpu["tasks"]) == (0, 2 * GIB, GIB, 1)
+    assert "GPU 0 2 GiB of 1 GiB" in agent.cli("show", task).stdout.decode()
     cards.set(2, lost=1)
     wait_until(lambda: gpus()[2]["health"] == "sick", what="the lost card to be noticed")
     assert agent.wait(agent.submit("true"))  # the cores go on

@@ -92,6 +92,7 @@ def test_a_task_that_runs_out_of_gpu_memory_runs_again_with_more(cluster: Cluste
     shown = agent.show(training.task)
     assert (shown["attempt"], shown["memory_retries"], shown["lost"]) == (2, 1, 0)
     assert (shown["usage"]["gpu_memory_bytes_max"], shown["usage"]["gpu_model"]) == (12 * GIB, "Fake-A10")
+    assert (shown["gpu_mem_learned_bytes"], shown["gpu_runs_learned"]) == (int(12 * GIB * 1.1) + GIB // 4, 1)
     words = "attempt 1 on n1 ran out of GPU memory on gpu0: limit 8.0 GiB, peak 9.0; again with 13.5 GiB"
     assert [step["reason"] for step in shown["history"] if step["state"] == "queued"] == ["submitted", words]
     told = agent.cli("show", training.task).stdout.decode()

@@ -98,11 +98,20 @@ def test_what_is_asked_for_becomes_a_spec() -> None:
         },
     )
     assert made["request"] == {"cpus": 2, "gpus": 1, "gpu_fraction": 0.5, "mem_bytes": 1 << 30, "gpu_mem_bytes": 5}
+    made_on = request.spec(
+        [b"x"], {"gpus": 2, "gpu_prefer": ["A100*", "1"], "gpu_wait": "queue", "gpu_share": "exclusive"}
+    )
+    assert made_on["request"] == {
+        "cpus": 1.0, "gpus": 2, "gpu_prefer": ["A100*", "1"], "gpu_wait": "queue", "gpu_share": "exclusive"
+    }  # fmt: skip
+    assert request.spec([b"x"], {"gpus": 1, "gpu_prefer": "0,1"})["request"]["gpu_prefer"] == ["0", "1"]
     assert made["placement"] == {"node": "n1", "exclude": ["n2"]}
     assert (made["guarantee"], made["name"]) == ("once", "true")
     fields = request.submission([b"x"], {"group": "g", "retries": 2, "held": True, "after": ("n1/3",)})
     assert (fields["terms"], fields["held"]) == ({"group": "g", "retries": 2, "after": ["n1/3"]}, True)
     wrong: list[Any] = [{"mem": "8"}, {"mem": "x"}, {"once": True, "fast": True}]
+    wrong += [{"gpu_prefer": ["0"]}, {"gpus": 1, "gpu_wait": "never"}, {"gpus": 1, "gpu_share": "all"}]
+    wrong += [{"gpus": 0.5, "gpu_share": "exclusive"}]
     for wanted in wrong:
         with pytest.raises(BadRequest):
             request.spec([b"x"], wanted)

@@ -29,6 +29,7 @@ from peerload.agent.ending_answers import endings_object
 from peerload.agent.store_rows import Happened
 from peerload.cli import main as cli
 from peerload.cli.options import Options
+from peerload.core.history import History
 from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig, CoreConfig
 from peerload.model.devices import Device
@@ -263,6 +264,7 @@ def test_the_keys_of_tasks_are_told() -> None:
     store: Any = SimpleNamespace(output_gone=lambda _task: None)
     endings = [*endings_object(store, record, spec, NO_TERMS), *answers.output_gone(store, record)]
     beyond = [*answers.detail(spec, record), *answers.agreed(NO_TERMS, record), *endings, "history", "decision"]
+    beyond += answers.learned(History(8, 8), spec)
     assert sorted(beyond) == sorted(told_keys("task, in show also"))
     assert list(answers.used(record)) == told_keys("task, in history also")
     assert set(answers.step(EVENT)) == set(told_keys("step of history"))

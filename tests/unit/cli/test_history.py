@@ -53,6 +53,13 @@ def test_a_list_for_people_and_for_programs(agent: FakeAgent) -> None:
     assert b"1 task of other users" in done.stderr
     (asked,) = agent.asked(control.History)
     assert (asked.limit, asked.oldest_first) == (3, False)
+    used = {"gpu_memory_bytes_max": 3 << 30, "gpu_model": "NVIDIA A100"}
+    has(agent, [PAST[0], PAST[3] | {"usage": PAST[3]["usage"] | used}])
+    heading, without, on_gpus = peerload("history", agent=agent).stdout.decode().splitlines()
+    assert heading.endswith("EXIT  GPUS  GPU MEM  GPU")
+    assert without.split()[-4:] == ["0", "-", "-", "-"]
+    assert on_gpus.split()[-6:] == ["0", "2", "3", "GiB", "NVIDIA", "A100"]
+    has(agent, PAST[:2], [PAST[3] | {"user": "somebody-else"}], truncated=True)
     assert 0 < asked.since < 3 * 86_400
     told = json.loads(peerload("history", "--json", "--all", agent=agent).stdout)
     assert [one["id"] for one in told["tasks"]] == ["ws1/1", "ws1/2", "ws1/4"]
