@@ -41,7 +41,7 @@ class Home:
     ``requeued(task, reason)`` is called when a task is back in the queue (it counts as an arrival), ``placed(task, node)``
     when it needs no place any more: it was accepted there, starts here, is over (node = ""), ``again(task, exit)`` when its
     process has ended (`MemoryRetries.again`), ``lost(task, reason)`` when
-    its attempt on this node has left no result, ``never_started(task, reason)`` when that had no process, either, and
+    its attempt on this node has left no result, ``never_started(task, reason, is_short)`` when that had no process, either, and
     ``is_gone(key)`` when the process of a task cancelled here is gone. ``ending(record)`` tells what else is to be kept with
     its end, ``ended(record)`` is called after that; ``kept_back(task)`` when it waits no more and is not leased, either;
     ``left(task)`` when nothing of it is left; ``left_gate(task)`` when it waits at the gate no more, and has not passed; ``regains(task)`` tells whether one that was held may be leased again.
@@ -68,7 +68,7 @@ class Home:
         self.regains: Callable[[HomeTask], bool] = lambda _task: True
         self.again: Callable[[HomeTask, Exit], str]
         self.lost: Callable[[HomeTask, str], None]
-        self.never_started: Callable[[HomeTask, str], None]
+        self.never_started: Callable[[HomeTask, str, bool], None]
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
 
@@ -339,12 +339,13 @@ class Home:
         else:
             self.lost(task, reason)
 
-    def never_started_here(self, task: HomeTask, reason: str) -> None:
-        """It was to start here, but the launcher gives its word that it had no process, and will have none."""
+    def never_started_here(self, task: HomeTask, reason: str, *, is_short: bool) -> None:
+        """It was to start here, but the launcher gives its word that it had no process, and will have none. ``is_short``:
+        since this node is short of something."""
         if task.phase is HomePhase.OVER:
             self._gone(task)
         else:
-            self.never_started(task, reason)
+            self.never_started(task, reason, is_short)
 
     def _gone(self, task: HomeTask) -> None:
         """It was cancelled, and now its process is gone."""

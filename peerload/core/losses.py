@@ -38,16 +38,17 @@ class Losses:
         else:
             self._lose(task, reason, took_down=task.record.node)
 
-    def never_started(self, task: HomeTask, reason: str) -> None:
+    def never_started(self, task: HomeTask, reason: str, is_short: bool) -> None:
         """Nothing is lost, so one that may run once only is queued again, too; after a pause, as the next start may fail
-        for the same reason."""
+        for the same reason. ``is_short``: this node is short of something, and pauses longer than this task then
+        (`shortage.py`), which looks for a place elsewhere meanwhile."""
         self._state.count("attempts that never started here")
-        task.false_starts += 1
-        self._home.requeue(task, reason, rests_s=self._pause_s(task.false_starts))
+        rests_s = self.refused(task)
+        self._home.requeue(task, reason, rests_s=rests_s if is_short else self._pause_s(task.false_starts))
 
     def refused(self, task: HomeTask) -> float:
-        """Another node had taken it, and has not started it. → how long it rests: not at all at first, since mostly a
-        reservation has ended, then longer each time, as with `never_started`."""
+        """A node had taken it, and has not started it. → how long it rests: not at all at first, since mostly a
+        reservation has ended, then longer each time, as the next start may fail for the same reason."""
         task.false_starts += 1
         return self._pause_s(task.false_starts - 1) if task.false_starts > 1 else 0.0
 

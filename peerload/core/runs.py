@@ -186,7 +186,7 @@ class Runs:
                 self._forget_exit(key)
             return
         if never_started:
-            self._never_started(key, work, reason)
+            self._never_started(key, work, reason, is_short=bool(shortage))
         else:
             self._died(key, work, reason)
         self.fill()
@@ -223,11 +223,11 @@ class Runs:
             self._executor.results.died(work, reason)
         self._state.actions.append(ForgetTask(key, output=True))  # nobody will ask for what a lost attempt wrote
 
-    def _never_started(self, key: str, work: HomeTask | Guest, reason: str) -> None:
+    def _never_started(self, key: str, work: HomeTask | Guest, reason: str, *, is_short: bool) -> None:
         del self._works[key]
         if isinstance(work, HomeTask):
             self._ledger.end(key)
-            self._home.never_started_here(work, reason)
+            self._home.never_started_here(work, reason, is_short=is_short)
         else:
             self._executor.results.never_started(work, reason)
         self._state.actions.append(ForgetTask(key, output=True))

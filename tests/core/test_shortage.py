@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from peerload.core.shortage import TIMER
+from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SpawnTask
+from peerload.model.load import LoadReport
 from peerload.model.task import FloorKind, Guarantee, TaskState
 from tests.core.given import UID, Given, Placement, offer, spec
 from tests.core.test_executor import KEY, commit
@@ -41,9 +43,7 @@ def test_a_task_that_could_not_be_started_is_queued_again_whatever_its_guarantee
     task = x.task()
     assert "persist queued" in short(x, task.key)
     assert (task.record.state, task.record.losses, task.record.failures) == (TaskState.QUEUED, 0, 0)
-    x.after(1).timer(TIMER)
-    did = x.timer("rest", task.uid.hex())
-    assert "spawn 2" in did  # the attempt that never started is burnt
+    assert "spawn 2" in x.after(1).timer(TIMER)  # the attempt that never started is burnt
     assert x.end(task.key)[0].startswith("persist done")
 
 
@@ -138,6 +138,27 @@ def test_a_task_of_a_short_node_is_offered_to_another() -> None:
     x.submit()
     x.submit()
     assert "Offer to y" in short(x, x.task(1).key)  # the only node there is to choose
+
+
+def test_a_task_that_finds_no_place_is_looked_for_one_in_each_pause_until_it_starts_somewhere() -> None:
+    x = Given()
+    x.submit()
+    task = x.task()
+    for tried in range(1, 6):
+        assert "Offer to y" in short(x, task.key) or tried > 1
+        if task.phase is HomePhase.RESTING:
+            rest_s = min(2.0 ** (tried - 2), 60.0)
+            x.after(rest_s).timer("rest", task.uid.hex())
+            pause_s = 2.0 ** (tried - 1) - rest_s
+        else:
+            pause_s = 1.0
+        assert task.uid in x.node.sharing.sender.stranded
+        decline = messages.Decline(task.task, task.uid, task.record.attempt + 1, "room", "full", LoadReport())
+        x.hear("y", decline)
+        assert f"spawn {tried + 1}" in x.after(pause_s).timer(TIMER)
+    x.when(events.TaskStarted(task.key, 0.0))
+    assert task.record.attempt == 6
+    assert not x.node.shortage.words
 
 
 def _rows(x: Given) -> list[object]:
