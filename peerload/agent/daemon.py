@@ -40,7 +40,7 @@ from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.agent.members import Members
 from peerload.agent.mqtt_tls import BrokerTls
-from peerload.agent.name_clash import name_taken
+from peerload.agent.name_clash import copied, name_taken
 from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
@@ -287,6 +287,7 @@ class Daemon:
             serve_output=self.parts.output.serve,
             counters=self.parts.counters,
             name_taken=lambda by: name_taken(self.parts, by),
+            copied=lambda other, up_s: copied(self.parts, other, up_s),
             broken=self.parts.security.tell,
             backlog=Backlog(self.parts.inbox),
         )

@@ -51,7 +51,10 @@ class Introduction:
     def hello(self) -> Hello:
         """What is said first on every link."""
         hello = self._parts.node.membership.hello(self._report())
-        return msgspec.structs.replace(hello, wall_at=self._parts.now().wall_s, trust=self._parts.trust.trust.digest)
+        parts = self._parts
+        return msgspec.structs.replace(
+            hello, wall_at=parts.now().wall_s, up_s=parts.up_s(), trust=parts.trust.trust.digest
+        )
 
     def state(self) -> State:
         """What is told by way of the broker."""

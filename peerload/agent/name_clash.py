@@ -2,7 +2,7 @@
 
 A newcomer ends: it started less than NEWCOMER_S ago and never had a task, so nothing is lost, and two of one name would
 speak for one another. Any other stays, alone as far as those peers go that refuse it, and says so: no peer's word ends an agent
-that is at work.
+that is at work. Of two agents with copies of one state directory, which have proven that to each other, the younger ends.
 """
 
 from __future__ import annotations
@@ -15,11 +15,28 @@ from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
+    from peerload.model.messages import Identity
 
 NEWCOMER_S = 60.0
 HINT = "start this one with a name of its own:  peerload up --node NAME"
 
 _log = logging.getLogger("peerload.agent")
+
+
+def copied(parts: Parts, other: Identity, up_s: float) -> None:
+    """Another agent has this node's name and its database: two copies of one state directory, both of which would run the
+    same tasks. It has proven its name to us by its certificate. The younger of the two ends, with its tasks."""
+    what = f"another agent with a copy of {parts.config.state} runs at {other.address}; both would run the same tasks"
+    if (parts.up_s(), parts.identity.boot) < (up_s, other.boot):
+        hint = (
+            "stop one of the two; a new node begins with a state of its own:  peerload up --node NAME --state NEW_DIR"
+        )
+        parts.refuse(ConfigError("state", f"{what}, and this one was started later", hint=hint))
+        return
+    said = f"{what}. It was started later than this one, and ends"
+    if said not in parts.notices:
+        parts.notices.append(said)
+    _log.error("%s", said)
 
 
 def name_taken(parts: Parts, by: str) -> None:

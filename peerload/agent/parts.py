@@ -124,6 +124,7 @@ class Parts:
         """Where each setting comes from, as far as whoever started the agent said so."""
         self.claims = Claims(Path(config.gpu_claims) if config.gpu_claims else None)
         self.started_at = time.time()
+        self._started_s = self.now().boot_s
         self.stopping = asyncio.Event()
         self.exit_code = 0
         self.has_failed = False
@@ -140,6 +141,10 @@ class Parts:
     def now(self) -> Instant:
         """This moment."""
         return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
+
+    def up_s(self) -> float:
+        """How long this agent has been up."""
+        return self.now().boot_s - self._started_s
 
     def stop(self, *, end_tasks: bool = False, leaves: bool = False, restarts: bool = False) -> None:
         """Begin to stop; running tasks run on unless ``end_tasks``; ``leaves``: the next start is to know no peer;

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from peerload.model.messages import Hello, Identity
 
 CLASHES_MAX = 16
+EARLIER_START = "a later start of this agent is here"
 
 _log = logging.getLogger("peerload.peer")
 
@@ -66,7 +67,7 @@ class Introductions:
             return "too many peers"
         if other is not None and other.boot != told.boot and told.incarnation < other.incarnation:
             self._drop("an earlier start", told.node)
-            return "a later start of this agent is here"
+            return EARLIER_START
         if self._bans.holds((told.node, told.boot), asyncio.get_running_loop().time()):
             self._drop("banned", told.node)
             return "banned for malformed frames"

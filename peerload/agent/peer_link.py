@@ -7,6 +7,7 @@ handed to the operating system counts as sent; every other one comes back throug
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,14 +16,14 @@ from peerload.agent.peer_address import join_address, parse_address
 from peerload.agent.peer_book import BROKEN_RULES, Peer
 from peerload.agent.peer_dialling import Dialling
 from peerload.agent.peer_idle import IDLE, IdleLinks, spoke
-from peerload.agent.peer_introductions import Introductions
+from peerload.agent.peer_introductions import EARLIER_START, Introductions
 from peerload.agent.peer_listen import Listener
 from peerload.agent.peer_made import MadeConnections
 from peerload.agent.peer_seeds import Seeds
 from peerload.agent.peer_streams import OutputStreams
 from peerload.agent.peer_ways import Ways
 from peerload.agent.security_events import untold
-from peerload.model.errors import LinkUnavailable, PeerloadError, ProtocolError
+from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
     STREAMED,
     DialBack,
@@ -58,7 +59,8 @@ class PeerLinks:
     (and numbers it); deliver: called with (node, message); met: a peer introduced itself on a new link; unreachable:
     (node, reason), its last link broke or none could be made; send_failed: (node, message), it never left;
     serve_output: the output of an attempt that ran here; peers_max: links beyond it are refused;
-    name_taken: by whom (`HOST:PORT`) we were refused for our own name; broken: (rule, who, what), what was refused;
+    name_taken: by whom (`HOST:PORT`) we were refused for our own name; copied: (who, how long it has been up), an agent that has
+    our name and our database; broken: (rule, who, what), what was refused;
     backlog: bounds what of each peer was not looked at yet.
     """
 
@@ -77,6 +79,7 @@ class PeerLinks:
         counters: Counter[str],
         peers_max: int = 1000,
         name_taken: Callable[[str], None] = lambda _by: None,
+        copied: Callable[[Identity, float], None] = lambda _other, _up_s: None,
         broken: Tell = untold,
         backlog: Backlog | None = None,
     ) -> None:
@@ -104,6 +107,7 @@ class PeerLinks:
             loopback_only=tls.cluster.is_local,
         )
         self._name_taken = name_taken
+        self._copied = copied
         self.ways = Ways(
             peers=self._peers,
             open_=lambda address, who, owner, back: self.made.open(address, who, owner, stream=True, back=back),
@@ -273,10 +277,15 @@ class PeerLinks:
             return False
         peer = self._peer(told.node) if told.node != self.identity.node else None
         if self.introductions.is_clash(self.identity, peer, told):
-            self._refuse_name(connection, told)
+            if told.node == self.identity.node and told.store == self.identity.store:
+                self._copied(told, hello.up_s)
+            else:
+                self._refuse_name(connection, told)
             connection.reason = f"another agent is called {told.node}"
         else:
             connection.reason = self.introductions.objection(peer, hello)
+            if connection.reason == EARLIER_START and peer is not None:
+                self._write(connection, told.node, NameTaken(peer.address))
         if connection.reason:
             return False
         if peer is not None and not connection.dialled:
@@ -289,6 +298,7 @@ class PeerLinks:
             return True
         if peer is None:
             return False
+        self._tell_earlier(peer, told)
         peer.add(connection, told)
         self.ways.met(peer, connection)
         self._counters["peer links made"] += 1
@@ -303,6 +313,28 @@ class PeerLinks:
         elif connection.dialled:
             self._name_taken(told.address or connection.address)
 
+    def _tell_earlier(self, peer: Peer, told: Identity) -> None:
+        """The links to an earlier start of this agent are about to close. If it lives all the same, it has a copy of the
+        same database: it is told where the later one is."""
+        for link in peer.links:
+            other = link.hello.identity if link.hello is not None else None
+            if other is not None and other.boot != told.boot and other.store == told.store and told.address:
+                self._write(link, told.node, NameTaken(told.address))
+
+    def _name_is_taken(self, connection: PeerConnection, message: NameTaken) -> None:
+        """We are refused. An agent that has our database, too, is dialled once: its certificate proves its name when it
+        introduces itself."""
+        connection.close(f"another agent is called {self.identity.node}")
+        if not message.at:
+            self._name_taken(connection.hello.identity.address if connection.hello is not None else "")
+        elif message.at != self.identity.address:
+            self._spawn(self._meet(message.at), f"copy {message.at}")
+
+    async def _meet(self, address: str) -> None:
+        with contextlib.suppress(LinkUnavailable, ConfigError):
+            parse_address("peer", address, loopback_only=self._tls.cluster.is_local)
+            await self.made.open(address, address, self)
+
     def received(self, connection: PeerConnection, envelope: Envelope) -> None:
         """Pass a message on, if it is for this start of this node."""
         message, node = envelope.body, envelope.src
@@ -313,8 +345,7 @@ class PeerLinks:
             if not isinstance(message, WrongBoot):
                 self._write(connection, node, WrongBoot(boot=self.identity.boot))
         elif isinstance(message, NameTaken):
-            connection.close(f"another agent is called {self.identity.node}")
-            self._name_taken(connection.hello.identity.address if connection.hello is not None else "")
+            self._name_is_taken(connection, message)
         elif connection.stream:
             self._streams.received(connection, node, message)
         elif isinstance(message, Hello):  # who speaks was said, and proven, when the link was made

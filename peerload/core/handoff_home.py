@@ -113,6 +113,7 @@ class Handoff:
         task.commits = 0
         task.deadline_s = 0.0
         task.heard_ts = message.ts
+        task.is_forgotten_there = False
         task.repeat_s = self._state.config.repeat_s
         peer = self._membership.get(src)
         known_boot = peer.identity.machine_boot if peer is not None else ""
@@ -205,11 +206,18 @@ class Handoff:
             if message.attempt > record.attempt:  # else it may be late
                 self._state.broken("P3", src, f"it speaks of attempt {message.attempt} of {task.task}; there is none")
             return False
-        if message.store and record.store and message.store != record.store:
+        if task.is_forgotten_there or (message.store and record.store and message.store != record.store):
             self._state.count("promises of another store")
             self.losses.disk_lost(task)
             return False
         return True
+
+    def peer_is_older(self, node: str) -> None:
+        """A node has come back with an older copy of its database, which may not have what is granted to it now: its word
+        that an attempt never started, or died, counts for nothing."""
+        self._state.count("peers that came back with an older database")
+        for task in self._home.at(node):
+            task.is_forgotten_there = True
 
     def commit_never_left(self, task: HomeTask, attempt: int) -> None:
         """The only COMMIT of this attempt never left this agent: nobody can have started it."""

@@ -97,7 +97,8 @@ class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
 
     has_bus: whether a broker can be reached now; ``died(node)`` is called when a peer is called
-    dead.
+    dead, ``came_back_older(node)`` when a new start of it has the database of before its last one: it was put back from a
+    copy, and what was promised since is not in it.
     """
 
     def __init__(self, state: CoreState) -> None:
@@ -115,6 +116,7 @@ class Membership:
         self.has_bus = False
         self._told_itself = state.profile.version, state.identity.boot
         self.died: Callable[[str], None] = lambda _node: None
+        self.came_back_older: Callable[[str], None] = lambda _node: None
         self.gossip = Gossip(state)
         self.gossip.changed = self._gossiped
         self.gossip.load_heard = self._load_heard
@@ -212,6 +214,7 @@ class Membership:
         known = self.get(node)
         is_new = known is None or known.identity.boot != identity.boot
         if known is not None and known.was_later_than(identity):
+            self._met_earlier(known, identity, in_person=in_person)
             return False
         if not self._is_listed(node):  # of those in a directory nobody need gossip
             was_back = list(self._back)
@@ -237,6 +240,11 @@ class Membership:
         if report is not None:
             self.heard_report(node, report)
         return is_new
+
+    def _met_earlier(self, known: Peer, identity: Identity, *, in_person: bool) -> None:
+        """A start from before the one that is known introduced itself: a late word, unless nobody has heard of that start."""
+        if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
+            self.came_back_older(identity.node)
 
     def heard(self, node: str) -> None:
         """A peer said something over its link."""

@@ -119,6 +119,7 @@ class Node:
         self.leaving.arrives = self.clients.arrives = self.gates.arrives = self.arrivals.arrives
         self.gates.inquiries.submit = self.arrivals.accepted
         self.membership.died = self.handoff.leases.peer_died
+        self.membership.came_back_older = self.handoff.peer_is_older
         self.home.is_gone = self.endings.gone
         self.home.again = self.handoff.retries.again
         self.home.lost = self.handoff.losses.died

@@ -103,7 +103,7 @@ class HomeTask(Work):
     deadline_s: when the lease of an AWAY task has run out for sure; commits: how often COMMIT was handed over; heard_ts:
     the newest that its node's clock was heard to show, 0 = nothing since this home's start;
     cannot_here: why this home can never run it, though its profile fits (no such directory);
-    false_starts: how often this node could not start it; stranded_because: why it has no place now; collected_attempt:
+    is_forgotten_there: its node came back with an older database. false_starts: how often this node could not start it; stranded_because: why it has no place now; collected_attempt:
     the one whose output is on its way, collected_from whom; uncollected_because: why its result, which its node has, could not be kept here the last time; why_over: why it is not tried again; signalled: (attempt, the signals that a user has sent it); terms: what only its home
     has to know.
     """
@@ -118,6 +118,7 @@ class HomeTask(Work):
         "exit",
         "false_starts",
         "heard_ts",
+        "is_forgotten_there",
         "offer_only",
         "offered_to",
         "on_decline_search",
@@ -149,6 +150,7 @@ class HomeTask(Work):
         self.deadline_s = 0.0
         self.repeat_s = 0.0
         self.false_starts = 0
+        self.is_forgotten_there = False
         self.backoff_s = 0.0
         self.running_at = 0.0
         self.heard_ts = 0.0

@@ -102,6 +102,8 @@ class Hello(_Message, frozen=True, tag="hello"):
     """What its clock says, so that people can be told of one that is wrong; 0: not told. Nothing is decided by it."""
     dials_back: bool = False
     """`DialBack` and `NotDialled` are understood here."""
+    up_s: Seconds = 0.0
+    """How long it has been up: of two agents with copies of one state directory the younger ends; 0: not told."""
     back: Search = 0
     """This stream is the one that was asked for by a `DialBack` of this number: who asked for it asks over it, too."""
 
@@ -615,7 +617,10 @@ class WrongBoot(_Message, frozen=True, tag="wrong-boot"):
 
 
 class NameTaken(_Message, frozen=True, tag="name-taken"):
-    """Said before the link closes: another agent, with which there is a link, is called as you are."""
+    """Said before the link closes: another agent, with which there is a link, is called as you are. ``at`` (HOST:PORT): where
+    it is, if it has your database, too: look at it yourself; a member's word alone ends no agent."""
+
+    at: Address = ""
 
 
 class DialBack(_Message, frozen=True, tag="dial-back"):

@@ -11,6 +11,8 @@ from peerload.core.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, PutFloor
 from peerload.model.config import CoreConfig
+from peerload.model.load import LoadReport
+from peerload.model.resources import Profile
 from peerload.model.task import (
     ExecutionRecord,
     ExecutionState,
@@ -370,3 +372,28 @@ def test_an_executor_promises_nothing_about_an_attempt_that_its_launcher_has_end
     started = events.AgentStarted(ended=((KEY, RESULT),))
     x = Given(peers=("h",), started=started)
     assert "Died to h" in x.hear("h", messages.Query("h/1", UID, 1))
+
+
+def test_the_word_of_a_node_that_has_come_back_with_an_older_database_counts_for_nothing() -> None:
+    x = Given(policies=SENDER, peers=())
+    x.meet("y", start=5)
+    x.submit()
+    x.submit(spec(**ONCE))
+    x.hear("y", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    task = accepted(x, 2, "y", "y-store")
+    older = messages.Identity("y", "y-boot-of-a-copy", "y-machine-1", "y-store", 3, "y:1")
+    x.when(events.PeerMet(older, Profile("y", 1, cpus=1.0, slots_fixed=True), LoadReport()))
+    x.hear("y", messages.NotStarted("x/2", task.uid, 1, "it was never started there", "y-store"))
+    assert task.phase is HomePhase.AWAY
+    x.hear("y", messages.Died("x/2", task.uid, 1, "nothing is left of it there", "y-store"))
+    assert task.phase is HomePhase.AWAY
+    x.after(65).timer("lease", task.uid.hex())
+    assert task.record.state is TaskState.UNKNOWN
+
+
+def test_a_late_word_of_an_earlier_start_is_no_older_database() -> None:
+    x, task = away(spec(**ONCE))
+    x.meet("y", start=2)
+    x.meet("y", start=1)
+    x.hear("y", messages.NotStarted("x/2", task.uid, 1, "it was never started there"))
+    assert task.phase is not HomePhase.AWAY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.integration.cluster import Cluster, is_alive
@@ -48,3 +49,28 @@ def test_tasks_that_ran_when_an_older_copy_was_put_back_are_ended_first_and_noth
         assert not is_alive(pid)
         assert any("copy" in notice for notice in agent.call("info")["notices"])
         assert agent.database("SELECT value FROM meta WHERE key = 'store_id'") != store
+
+
+def test_of_two_agents_with_copies_of_one_state_on_two_machines_the_younger_ends() -> None:
+    with Cluster() as cluster:
+        first, other = cluster.linked(2, slots=1)
+        first.wait(first.submit("true"))
+        copy = cluster.add("copy", "--peer", other.listen, slots=1)
+        copy.node = "n1"
+        _copy(first.state, copy.state)
+        elsewhere = (  # as on another machine: the claim on the database is one machine's
+            "import sys; from peerload.agent import store_claim;"
+            " store_claim.claim = lambda *_: None; store_claim.end_strange_launcher = lambda *_: False;"
+            " from peerload.cli.main import main; sys.exit(main())"
+        )
+        words = copy.words()
+        copy.words = lambda: [sys.executable, "-I", "-c", elsewhere, *words[words.index("agent") :]]  # type: ignore[method-assign]
+        copy.spawn()
+        assert copy.reap() != 0
+        assert "copy of" in copy.log_end()
+        assert first.runs
+        wait_until(
+            lambda: any("copy of" in notice for notice in first.call("info")["notices"]), what="the first to say so"
+        )
+        wait_until(lambda: {"n1", "n2"} <= other.peers_alive(), what="the first to be back")
+        first.wait(first.submit("true"))
