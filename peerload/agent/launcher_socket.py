@@ -44,8 +44,7 @@ def claim_store(store: str) -> socket.socket | None:
     name is taken, or there is none."""
     held = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        held.bind(claim_name("launcher", store))
-        held.listen(1)
+        held.bind(claim_name("launcher", store))  # nobody may connect: it does not listen
     except OSError as error:
         held.close()
         say(f"not known as the launcher of database {store}: {error}")
