@@ -267,7 +267,26 @@ class Sender:
         if left:
             return ProbeStep(left[: self._state.config.probes_per_search_max])
         willing = [reply.node for reply in search.replies if reply.accepts and reply.node not in search.offered]
-        return Transfer(willing[0]) if willing else None
+        return Transfer(willing[0]) if willing else self._beside_foreign_load(search)
+
+    def _beside_foreign_load(self, search: Search) -> Transfer | None:
+        """Foreign load delays a task that only other nodes can run, and does not keep it from running for ever: one that was
+        asked about in vain until its back-off was at its longest goes where it would have room but for that load."""
+        task = search.task
+        if task is None or task.spec.request.takes_devices:
+            return None
+        if task.backoff_s < self._state.config.stranded_backoff_s_max:
+            return None
+        room = [
+            (report.load_tasks - report.slots_foreign, reply.node, report.load_tasks)
+            for reply in search.replies
+            if (report := reply.report) is not None and reply.node not in search.offered
+            if report.slots_foreign and report.load_tasks - report.slots_foreign < report.slots
+        ]
+        if not room:
+            return None
+        _, node, load_tasks = min(room)
+        return Transfer(node, load_tasks)
 
     def _place_well(self, search: Search, task: HomeTask) -> ProbeStep | Transfer | Keep:
         """For a task that could start here, but not on GPUs as good as another node's: those nodes are asked in the order in

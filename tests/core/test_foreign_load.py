@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from peerload.core.foreign_load import foreign_slots
+from peerload.core.reasons_there import room_told
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport, Region
-from peerload.model.resources import ResourceRequest
-from tests.core.given import RECEIVER, SENDER, Given
+from peerload.model.resources import Profile, ResourceRequest
+from tests.core.given import RECEIVER, SENDER, Given, spec
 
 
 def sampled(foreign: float, cpus: float = 0.0) -> events.LoadSampled:
@@ -115,6 +116,41 @@ def test_a_busy_node_gives_what_waits_there() -> None:
     for _ in range(3):
         given.submit()
     assert report(given).gives
+
+
+def test_a_task_that_only_busy_nodes_can_run_waits_and_then_runs_beside_foreign_load() -> None:
+    given = Given(slots=1, peers=(), policies=SENDER)
+    for peer in ("y", "z"):
+        given.meet(peer, slots=4, cpus=4.0)
+    given.submit(spec(request=ResourceRequest(cpus=2.0)))
+    full = {peer: LoadReport(load_tasks=n, slots=4, slots_foreign=3) for peer, n in (("y", 5), ("z", 3))}
+
+    def offers() -> list[tuple[str, int]]:
+        """All who are asked decline → whom it is offered to, and with how many tasks at most."""
+        while asked := [
+            one for one in given.last if isinstance(one, actions.Send) and isinstance(one.message, messages.Probe)
+        ]:
+            for one in asked:
+                search = one.message.search  # type: ignore[union-attr]
+                given.hear(one.dst, messages.ProbeReply(search, accepts=False, report=full[one.dst]))
+        sent = [one for one in given.last if isinstance(one, actions.Send) and isinstance(one.message, messages.Offer)]
+        return [(one.dst, one.message.load_tasks_max) for one in sent]  # type: ignore[union-attr]
+
+    tried = 0
+    while not (offered := offers()):
+        tried += 1
+        assert tried < 10
+        given.after(15.0).timer("stranded", given.task().uid.hex())
+    assert offered == [("z", 3)], "the one with the fewest tasks"
+    assert given.task().backoff_s == given.node.state.config.stranded_backoff_s_max
+
+
+def test_why_tells_how_many_slots_other_programs_take() -> None:
+    profile = Profile("y", 4, 4.0, slots_fixed=True)
+    told = LoadReport(load_tasks=4, slots=4, slots_foreign=3, region=Region.OVERLOADED)
+    now, words = room_told(profile, told, ResourceRequest())
+    assert now is False
+    assert "4 of 4 slots taken (3 by other programs)" in words
 
 
 # -- the load index is what the marks are compared with ----------------------------------------------------------------

@@ -293,6 +293,13 @@ def test_nodes_tells_the_incarnation(agent: FakeAgent) -> None:
     assert row.split()[-2] == "41"
 
 
+def test_nodes_tells_what_other_programs_keep_busy(agent: FakeAgent) -> None:
+    agent.answer("nodes", nodes=[NODE | {"cpus_foreign": 3.26}, NODE])
+    heading, *rows = peerload("nodes", agent=agent).stdout.decode().splitlines()
+    ends = heading.index("FOREIGN") + len("FOREIGN")
+    assert [row[:ends].split()[-1] for row in rows] == ["3.3", "-"]
+
+
 def test_forget(agent: FakeAgent) -> None:
     agent.answer("forget", node="ws2", was="dead")
     assert peerload("forget", "ws2", agent=agent).stdout == b"ws2 is forgotten; it was dead\n"

@@ -48,12 +48,22 @@ def test_a_guest_says_for_whom_it_runs() -> None:
 def test_a_node_is_told_of() -> None:
     facts = node(
         "ws1", gpus=[gpu(0, 0.7), gpu(1, 0.1, health="sick")], labels=["amd"], drained=True, drain_reason="new PSU",
-        trouble="disk low",
+        trouble="disk low", cpus_foreign=1.5,
     )  # fmt: skip
     paint = painter(sample(nodes=[facts]))
     paint.look.subject = "nodes"
     text = pane(paint, "detail", 90, 30)
-    for words in ("new PSU", "disk low", "2 of 8 busy", "16 GiB of 64 GiB", "GPU  0", " 70%", "sick", "amd", "cpu 25%"):
+    for words in (
+        "new PSU",
+        "disk low",
+        "2 of 8 busy, 1.5 by other programs",
+        "16 GiB of 64 GiB",
+        "GPU  0",
+        " 70%",
+        "sick",
+        "amd",
+        "cpu 25%",
+    ):
         assert words in text, words
 
 
