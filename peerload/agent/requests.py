@@ -168,6 +168,8 @@ class Requests:
                     continue
                 if shown["state"] == "queued":
                     shown["reason"] = self._why_waiting(record)
+                if request.limit <= LISTED_HERE_MAX:
+                    shown |= answers.error_line(self._parts.spool, record)
                 tasks.append(shown)
             await self._hand_over(connection, request.id, tasks)
         if not request.states and not request.node:
@@ -253,6 +255,7 @@ class Requests:
         task = self._task_object(record, spec)
         if task["state"] == "queued":
             task["reason"] = self._why_waiting(record)
+        task |= answers.error_line(self._parts.spool, record)
         task |= answers.detail(spec, record, answers.devices_of(self._parts.node, record))
         task |= answers.output_gone(store, record) | endings_object(store, record, spec, terms)
         task |= answers.agreed(terms, record)

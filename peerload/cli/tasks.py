@@ -63,8 +63,15 @@ def row(task: dict[str, Any], now: float) -> list[str]:
         str(task.get("node") or "-"),
         duration_text(elapsed_s(task, now)),
         exit_text(task),
-        shortened(str(task.get("reason") or ""), REASON_WIDTH_MAX),
+        shortened(_reason(task), REASON_WIDTH_MAX),
     ]
+
+
+def _reason(task: dict[str, Any]) -> str:
+    """Why it is in its state: of a failed task whose reason is the exit code alone the last that it wrote to stderr."""
+    reason = str(task.get("reason") or "")
+    is_code = reason in ("", f"exit code {task.get('exit_code')}")
+    return str(task.get("error_line") or reason) if is_code else reason
 
 
 def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> list[str]:
