@@ -10,11 +10,12 @@ from peerload.core.membership import PeerState
 from peerload.core.reasons import uncollected_words
 from peerload.core.work import HomePhase
 from peerload.model.devices import GPU
-from peerload.model.task import TaskState
+from peerload.model.task import TaskState, execution_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from peerload.agent.spool import Spool
     from peerload.agent.store_gathered import Row
     from peerload.agent.store_read import StoreReader
     from peerload.agent.store_rows import Damage, Happened
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from peerload.model.terms import Terms
 
 
+ERROR_TAIL_BYTES = 1024
+"""The last line of stderr is looked for in so much of its end."""
+ERROR_LINE_CHARS_MAX = 200
 _STATES = {state: state.value for state in TaskState}
 """A list may be of very many: a member of an enum is asked for its value slowly."""
 
@@ -152,6 +156,16 @@ def ended_object(record: TaskRecord) -> dict[str, object]:
         "out_of": (exit_.out_of or None) if exit_ is not None else None,
         "missing_bytes": exit_.missing_bytes if exit_ is not None else 0,
     }
+
+
+def error_line(spool: Spool, record: TaskRecord) -> dict[str, object]:
+    """The last line that a failed task has written to stderr, where it has; nothing for others."""
+    if record.state is not TaskState.FAILED or record.exit is None or not record.exit.stderr_bytes:
+        return {}
+    tail = spool.read_tail(execution_key(record.uid, record.attempt), 2, ERROR_TAIL_BYTES)
+    lines = text(tail).split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return {"error_line": last[:ERROR_LINE_CHARS_MAX]} if last else {}
 
 
 def devices_of(node: Node, record: TaskRecord) -> tuple[str, ...]:

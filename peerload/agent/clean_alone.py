@@ -144,9 +144,10 @@ class Alone(Removable):
     def ended_task(self, ref: str) -> tuple[int, int | None]:
         """The ended task or array that a user names. Raises BadRequest, NoSuchTask."""
         parsed = REF.fullmatch(ref.replace("@", str(self._last()), 1) if ref.startswith("@") else ref)
-        if parsed is None or parsed["home"] not in (None, self.node):
+        members = "" if parsed is None else parsed["members"] or ""
+        if parsed is None or parsed["home"] not in (None, self.node) or not (members or "0").isdigit():
             raise BadRequest(f"{ref!r} is no task of {self.node}", why=f"ids look like 42, 42.7, {self.node}/42 or @")
-        counter, member = int(parsed["counter"]), int(parsed["index"]) if parsed["index"] else None
+        counter, member = int(parsed["counter"]), int(members) if members else None
         found = self._reader.execute(
             "SELECT count(*), coalesce(sum(ended_at = 0), 0) FROM tasks WHERE counter = ? AND ? IN (member, -2)",
             (counter, -2 if member is None else member),

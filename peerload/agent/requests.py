@@ -183,6 +183,8 @@ class Requests:
                     shown["reason"] = self._why_waiting(record)
                 if record.task in together:
                     shown |= answers.together(shown, together[record.task])
+                if request.limit <= LISTED_HERE_MAX:
+                    shown |= answers.error_line(self._parts.spool, record)
                 tasks.append(shown)
             await self._hand_over(connection, request.id, tasks)
         if criteria == Criteria():
@@ -282,6 +284,7 @@ class Requests:
         task = self._task_object(record, spec)
         if task["state"] == "queued":
             task["reason"] = self._why_waiting(record)
+        task |= answers.error_line(self._parts.spool, record)
         task |= answers.detail(spec, record, answers.devices_of(self._parts.node, record))
         task |= answers.output_gone(store, record) | endings_object(store, record, spec, terms)
         task |= answers.agreed(terms, record) | answers.learned(self._parts.node.state.history, spec)

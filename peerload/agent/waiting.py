@@ -114,6 +114,8 @@ class Waiting:
     def _tell(self, record: TaskRecord) -> None:
         """How a task ended, with what it wrote if that is asked; or that it is unknown."""
         told = answers.ended_object(record)
+        if self._request.outputs:
+            told |= answers.error_line(self._parts.spool, record)
         if self._request.files and record.state.is_final and self._has_files(record):
             self._saved.append(record)
         if self._request.outputs and record.state.is_final:

@@ -29,7 +29,7 @@ ARRAYS_NAMED_MAX = 10
 """In the command that retries."""
 COUNTED_FAILURES_MAX = 100
 """Exit code: the number of tasks that failed; 101 stands for more than these."""
-LINE_WIDTH_MAX = 160
+LINE_WIDTH_MAX = 240
 _JSON_KEYS = ("id", "state", "exit_code", "signal", "node", "out_of", "started_at", "ended_at")
 _JSON_KEYS_OF_OUTPUT = ("stdout_bytes", "stderr_bytes", "stdout", "stderr")
 

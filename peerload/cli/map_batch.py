@@ -6,7 +6,7 @@ import os
 
 from peerload.cli import command
 from peerload.cli.map_inputs import BadInput
-from peerload.cli.text import printable
+from peerload.cli.text import printable, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ARGV_BYTES_MAX = 1 << 20
 """As peerload.model.task has it."""
+COMMAND_WIDTH_MAX = 100
 WORD_BYTES = 5
 """What each word takes besides its own bytes."""
 
@@ -65,4 +66,9 @@ def failure_text(body: dict[str, Any], line: bytes) -> str:
     how = f"signal {signal_}" if signal_ else f"exit {command.exit_code_of(body)}"
     if (body.get("exit_code") is None and not signal_) or body.get("out_of"):
         how = f"{how} ({body.get('reason') or body.get('state')})"
-    return f"{printable(body.get('id', ''))}  {printable(how)}  {printable(line)}"
+    where = f"on {body['node']}" if body.get("node") else ""
+    said = ": ".join(filter(None, (where, str(body.get("error_line") or ""))))
+    command_line = shortened(printable(line), COMMAND_WIDTH_MAX)
+    return f"{printable(body.get('id', ''))}  {printable(how)}  {command_line}" + (
+        f"  ({printable(said)})" if said else ""
+    )

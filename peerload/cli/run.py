@@ -143,6 +143,10 @@ def told(ended: dict[str, Any], *, interrupted: bool) -> int:
         say(f"{task} is {state}: {reason or 'it has no exit code'}", f"more:  peerload show {task}")
     elif _needs_words(ended, code, reason):
         say(f"{task}: {printable(reason)}", f"it ran on {ended['node']}" if ended.get("node") else "")
+    elif (
+        state == "failed" and ended.get("node") and os.isatty(2)
+    ):  # elsewhere nothing but what the command says is read
+        say(f"{task} failed on {printable(ended['node'])}: {printable(reason or f'exit code {code}')}")
     elif state == "cancelled":
         say(f"{task} was cancelled" + (f": {reason}" if reason else ""))
     return code

@@ -41,6 +41,7 @@ def described(task: dict[str, Any], now: float) -> list[str]:
     facts = [
         ("state", _state(task)),
         ("reason", task.get("reason") or ""),
+        ("it said", task.get("error_line") or ""),
         ("command", tasks.command_text(task.get("argv"))),
         (
             "directory",

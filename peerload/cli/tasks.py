@@ -65,7 +65,7 @@ def row(task: dict[str, Any], now: float) -> list[str]:
         str(task.get("node") or "-"),
         duration_text(elapsed_s(task, now)),
         exit_text(task),
-        shortened(str(task.get("reason") or ""), REASON_WIDTH_MAX),
+        shortened(_reason(task), REASON_WIDTH_MAX),
     ]
 
 
@@ -75,6 +75,13 @@ def state_text(task: dict[str, Any], now: float) -> str:
     if not isinstance(since, (int, float)) or isinstance(since, bool):
         return str(task.get("state", ""))
     return f"unreachable {max(now - since, 0.0):.0f} s"
+
+
+def _reason(task: dict[str, Any]) -> str:
+    """Why it is in its state: of a failed task whose reason is the exit code alone the last that it wrote to stderr."""
+    reason = str(task.get("reason") or "")
+    is_code = reason in ("", f"exit code {task.get('exit_code')}")
+    return str(task.get("error_line") or reason) if is_code else reason
 
 
 def listed_table(shown: list[dict[str, Any]], now: float, columns: int = 0) -> list[str]:

@@ -62,6 +62,7 @@ DECODERS = {
     "agent/settings_check.py:_plain": OUR_OWN,
     "agent/settings_check.py:mistakes_in": "settings",
     "agent/store_removal.py:output_bytes_of": "row",
+    "agent/store_select.py:_submissions": "row",
     "agent/tls.py:_context": "cluster",
     "agent/trust.py:Trust.__init__": "state",
     "agent/trust.py:Trust._verified": "trust",

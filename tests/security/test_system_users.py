@@ -136,8 +136,13 @@ def test_result_files_are_written_as_the_user_and_no_link_is_followed(nodes: Nod
     home = cluster.home("alice")
     told = cluster.run(first, "alice", "echo result", terms={"output_file": bytes(home / "out-%j")})
     file = home / f"out-{told['id'].rpartition('/')[2]}"
-    wait_until(file.exists, 60.0, "the file")
+    wait_until(lambda: file.exists() and file.read_text(), 60.0, "the file")
     assert (file.read_text(), file.stat().st_uid, file.stat().st_mode & 0o777) == ("result\n", ACCOUNTS["alice"], 0o644)
+    grows = home / "grows"
+    waits = f"echo begun; until grep -q begun {grows}; do sleep 0.05; done; echo ended"
+    cluster.run(first, "alice", waits, terms={"output_file": bytes(grows)})
+    wait_until(lambda: grows.read_text() == "begun\nended\n", 60.0, "the end of what grew while the task ran")
+    assert grows.stat().st_uid == ACCOUNTS["alice"]
     victim = cluster.directory / "victim"
     victim.write_text("mine")
     (home / "link").symlink_to(victim)

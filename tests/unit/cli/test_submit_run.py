@@ -47,7 +47,7 @@ def produces(agent: FakeAgent, *pieces: dict[str, Any], **ended: Any) -> None:
     agent.handlers["output"] = output
 
 
-def on_a_terminal(agent: FakeAgent, *words: str, **variables: str) -> str:
+def on_a_terminal(agent: FakeAgent, *words: str, code: int = 0, **variables: str) -> str:
     """Run a verb on a terminal to its end → all that it has said there."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
@@ -58,7 +58,7 @@ def on_a_terminal(agent: FakeAgent, *words: str, **variables: str) -> str:
     with os.fdopen(leader, "rb", buffering=0) as terminal, contextlib.suppress(OSError):  # the end, of a terminal
         while piece := terminal.read(4096):
             said += piece
-    assert process.wait(60) == 0
+    assert process.wait(60) == code
     return said.decode()
 
 
@@ -231,6 +231,14 @@ def test_run_exit_codes(agent: FakeAgent, ended: dict[str, Any], code: int, says
     done = peerload("run", "x", agent=agent)
     assert done.returncode == code
     assert says in done.stderr
+
+
+def test_run_names_the_node_of_a_failure_on_a_terminal_alone(agent: FakeAgent) -> None:
+    submitted(agent)
+    agent.answer("input", offset=0, wanted=True, ended=False)
+    produces(agent, state="failed", exit_code=3)
+    assert "ws1/42 failed on ws2" in on_a_terminal(agent, "run", "x", code=3)
+    assert peerload("run", "x", agent=agent).stderr == b""
 
 
 def test_run_says_what_was_cut_out(agent: FakeAgent) -> None:
