@@ -45,6 +45,7 @@ class ControlServer:
         self._parts = parts
         self._server: asyncio.AbstractServer | None = None
         self._place: tuple[int, int] | None = None
+        self._is_closed = False
         self._keeps_name = False
         self._connections: set[LocalConnection] = set()
         self._pending = Pending()
@@ -86,6 +87,8 @@ class ControlServer:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             self._parts.launcher.look_for_socket()
+            if self._is_closed:  # the agent winds down, and has taken its socket away itself
+                return
             if self._keeps_name or local_socket.place(path) == self._place:
                 continue
             before = self._server
@@ -104,6 +107,7 @@ class ControlServer:
     async def close(self) -> None:
         """Stop listening; clients that wait are told by the closed connection. That they are gone is told to nobody: it is we
         who go, and they come back to the next start."""
+        self._is_closed = True
         if self._server is not None:
             self._server.close()
         path = self._parts.config.socket

@@ -579,8 +579,10 @@ def test_up_tells_why_an_agent_does_not_start(cluster: Cluster) -> None:
 
 
 def test_no_agent_is_there(cluster: Cluster) -> None:
-    for verb in (["ls"], ["nodes"], ["run", "true"], ["submit", "true"], ["down"], ["top", "--once"]):
-        refused(cluster.cli(str(cluster.directory / "none"), *verb), 125, "peerload up")
+    none = str(cluster.directory / "none")
+    for verb in (["ls"], ["nodes"], ["run", "true"], ["submit", "true"], ["top", "--once"]):
+        refused(cluster.cli(none, *verb), 125, "peerload up")
+    refused(cluster.cli(none, "down"), 125, "no agent is running", "peerload down --all")
 
 
 def test_an_agent_that_answers_nonsense(cluster: Cluster) -> None:

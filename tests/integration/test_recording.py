@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests import recording
 
 SHOWN = (
-    "\n1\n2\n3\non ws2\n7\n",
+    "\n1\n2\n3\non ws2\npeerload: ws1/1 failed on ws2: exit code 7\n7\n",
     "\n0.2 on ",
     "ws1/3  5 tasks  sleep",
     "ws1/4  big  ",

@@ -52,6 +52,16 @@ def test_an_agent_is_found_again_after_its_runtime_directory_was_made_anew(clust
     assert not Path(agent.socket).exists()
 
 
+@pytest.mark.long
+def test_an_agent_that_winds_down_does_not_make_its_socket_anew(cluster: Cluster) -> None:
+    agent = cluster.agent("n1")
+    task = agent.submit("sh", "-c", "trap '' TERM; sleep 4; true")  # the wind-down waits for it
+    agent.await_state(task, "running")
+    assert agent.cli("down", "--all").returncode == 0
+    assert agent.reap() == 0
+    assert not Path(agent.socket).exists()
+
+
 def test_a_socket_that_another_agent_listens_at_is_left_to_it(cluster: Cluster) -> None:
     first = cluster.agent("n1")
     second = cluster.add("n2")
