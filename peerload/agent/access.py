@@ -303,7 +303,7 @@ class Access:
 
 
 def _typed(request: control.Request) -> str:
-    """What is typed for it."""
+    """The verb and flag that a user types for a request."""
     return str(type(request).__struct_config__.tag).replace("_", " --")
 
 

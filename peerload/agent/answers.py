@@ -98,7 +98,7 @@ def unreachable_since(node: Node, record: TaskRecord, now: Instant) -> float | N
 
 
 def together(first: dict[str, object], row: Row) -> dict[str, object]:
-    """What is otherwise of a task that stands for several members of its array in a list."""
+    """The fields of a list row that stands for several members of an array, where they differ from those of its first member."""
     is_over = first["state"] in (TaskState.DONE, TaskState.CANCELLED)
     return {
         "members": {"spans": row.spans, "count": row.count, "nodes": row.nodes},
@@ -246,7 +246,7 @@ def asked_devices(request: ResourceRequest) -> dict[str, object]:
 
 
 def learned(history: History, spec: TaskSpec) -> dict[str, object]:
-    """What a node has learned of the GPU memory that such a command needs, and from how many runs; null, 0: nothing."""
+    """The GPU memory that earlier runs of this command needed, in bytes for each GPU, and their number; null and 0 if unknown."""
     runs = history.gpu.past(history.keys(spec), ANY_MODEL, RUNS_KNOWN_MIN) if spec.request.gpus else None
     return {
         "gpu_mem_learned_bytes": runs.need_bytes if runs else None,

@@ -164,8 +164,8 @@ class Changes:
         )
 
     async def _admitted(self, spec: TaskSpec, terms: Terms, tasks: int, each: Each = (), input_bytes: int = 0) -> bool:
-        """Whether its directory is here; the other nodes have been asked, too. Raises DiskFull where there is no room for so
-        many tasks of it."""
+        """Admission of a submission: true if its directory is here. Asks the other nodes about it, too. Raises DiskFull if there
+        is no room for that many tasks."""
         size = input_bytes + len(spec.environment) + sum(len(word) for argv in (spec.argv, *each) for word in argv)
         self._parts.disk.admit(max(tasks, 1), size)
         users, node = self._parts.users, self._parts.node

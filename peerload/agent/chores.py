@@ -42,9 +42,9 @@ ENDS_SOON_S = 0.5
 """A cancelled task whose process has not gone yet is looked at again after this: that is no try."""
 IDLE_S_MAX = 3600.0
 OUTCOMES_MAX = 4096
-"""What has become of files is remembered of so many tasks; of others the events tell, …"""
+"""Bound on the tasks whose file outcome is kept in memory; that of others is read from their events, …"""
 EVENTS_LOOKED_AT_MAX = 16
-"""… the last so many of a task."""
+"""… at most this many of a task, from the last on."""
 
 
 class Failed(Exception):
