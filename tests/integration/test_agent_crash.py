@@ -199,6 +199,7 @@ def test_a_kill_right_after_each_acknowledgement_loses_none(cluster: Cluster, ki
     assert len(set(acknowledged)) == kills
 
 
+@pytest.mark.long
 def test_a_kill_in_the_middle_of_a_burst_loses_no_acknowledged_task(cluster: Cluster) -> None:
     home = busy(cluster)
     acknowledged: dict[str, str] = {}

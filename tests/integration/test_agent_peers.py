@@ -204,6 +204,7 @@ def test_nodes_without_the_directory_are_named_at_once(agents: list[Agent]) -> N
     assert home.cli("submit", "-w", "n2", "-d", only_here, "true").returncode == 125
 
 
+@pytest.mark.long
 def test_a_node_that_stops_politely_leaves_its_tasks_running(agents: list[Agent]) -> None:
     cluster = agents[0].cluster
     guest = cluster.agent("n4", "--peer", agents[0].listen)

@@ -611,6 +611,7 @@ def test_an_agent_that_has_refused_us_before_we_asked_is_understood(cluster: Clu
                 client.call("info")
 
 
+@pytest.mark.long
 def test_a_full_spool_directory_is_no_end(cluster: Cluster) -> None:
     """The spool's directory is taken away from under a running agent: a task fails with a reason, the agent lives."""
     agent = cluster.agent("n1")

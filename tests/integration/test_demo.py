@@ -116,6 +116,7 @@ def test_the_small_broker_does_as_well(directory: Path) -> None:
     _assert_nothing_left(directory)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_in_the_middle_it_leaves_nothing(directory: Path, number: signal.Signals) -> None:
     with _start(directory) as process:

@@ -472,6 +472,7 @@ def _standing(agent: Agent, node: str) -> str:
     return str(state)
 
 
+@pytest.mark.long
 def test_an_output_is_there_when_the_node_that_ran_it_has_gone() -> None:
     with Cluster() as cluster:
         here, home, runs = cluster.linked(3)

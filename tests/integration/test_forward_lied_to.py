@@ -521,6 +521,7 @@ def test_empty_frames_without_end_are_stopped(agent: Agent) -> None:
     assert "MiB, and no end" in why_missing(reply, "empty")
 
 
+@pytest.mark.long
 def test_an_answer_that_is_gathered_has_a_bound(agent: Agent) -> None:
     raw = msgpack.packb({"id": 1, "more": {"tasks": [b"x" * 500_000]}})
     said = refusal(agent, *[raw] * (forward.ANSWER_BYTES_MAX // len(raw) + 1), node="vast")

@@ -355,6 +355,7 @@ def _is_whole(units: Cgroups, key: str) -> bool:
     return units.is_frozen(units.path(key))
 
 
+@pytest.mark.long
 def test_what_forks_all_the_time_stands_still_each_time(kind: str) -> None:
     units = None if kind == "bare" else cgroup_units(kind, f"{PROBE}.{os.getpid()}")
     if units is None:
@@ -444,6 +445,7 @@ def test_a_kill_ends_all_of_a_task(bench: Bench) -> None:
     assert family.are_gone()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_a_kill_ends_what_forks_all_the_time(bench: Bench, kind: str) -> None:
     """Where there is no cgroup, who forks into sessions of its own faster than it is found is ended when it comes to rest, and

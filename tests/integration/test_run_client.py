@@ -325,6 +325,7 @@ def test_an_attempt_that_is_lost_reads_all_of_its_input_again() -> None:
             assert process.wait(60) == 0
 
 
+@pytest.mark.long
 def test_an_attempt_that_is_lost_with_more_input_than_is_kept_fails_in_words() -> None:
     with Cluster() as cluster:
         home, other = cluster.linked(2)
@@ -609,6 +610,7 @@ class Frugal(Agent):
         return ["prlimit", "--nofile=64:100", *super().words()]
 
 
+@pytest.mark.long
 def test_an_input_that_its_task_closes_is_over_for_the_next_attempt_too() -> None:
     with Cluster() as cluster:
         home, other = cluster.linked(2)

@@ -66,6 +66,7 @@ def test_a_reader_that_leaves_lets_its_command_go_on(agents: list[Agent], tmp_pa
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), WITHIN_S, "its process to end")
 
 
+@pytest.mark.long
 def test_a_cancel_reaches_a_command_that_is_held_back(agents: list[Agent], tmp_path: Path) -> None:
     script = f"trap 'echo $? >told; exit 3' TERM; {SCRIPT}"
     with ended(start(agents[0], "n1", tmp_path, script)) as process:

@@ -120,6 +120,7 @@ def at_work() -> Iterator[tuple[subprocess.Popen[str], list[int], list[int]]]:
             process.communicate()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_end_it_with_all_its_workers(number: signal.Signals) -> None:
     with at_work() as (process, children, _):
@@ -133,6 +134,7 @@ def test_ctrl_c_and_sigterm_end_it_with_all_its_workers(number: signal.Signals) 
         wait_until(lambda: not any(map(is_alive, children)), 10.0, "the workers are gone")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("number", "says"),
     [

@@ -145,6 +145,7 @@ def test_a_reason_for_every_node(lab: Lab) -> None:
     lab.home.call("cancel", tasks=[own])
 
 
+@pytest.mark.long
 def test_drained_dead_and_full(lab: Lab) -> None:
     blocking = lab.submit("submit", "-d", "-", "--local", "sleep", "120")
     lab.home.await_state(blocking, "running")

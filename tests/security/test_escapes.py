@@ -210,6 +210,7 @@ def test_one_that_takes_more_memory_than_it_asked_for_is_ended(tried: Tried) -> 
     assert told["exit_code"] != 0
 
 
+@pytest.mark.long
 def test_one_that_writes_without_end_fills_nobodys_disk(tried: Tried) -> None:
     """Of its output no more is kept than the limit, with the hole that the rest has left."""
     script = "head -c 64000000 /dev/zero"
