@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 
 from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
 from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, spawn
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
 
 DESCRIPTORS_RESERVED = 64
 """Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""
+
+
+ENVIRONMENT_TRIES_MAX = 50
+ENVIRONMENT_PAUSE_S = 0.001
+
+
+def _environment_of(pid: int) -> bytes:
+    """The environment that a process was started with. The kernel shows none for a moment after `posix_spawn` has returned
+    (exec lets the parent go on before the new stack is made), so it is read again for up to 50 ms."""
+    for _ in range(ENVIRONMENT_TRIES_MAX):
+        if raw := read(f"/proc/{pid}/environ"):
+            return raw
+        time.sleep(ENVIRONMENT_PAUSE_S)
+    return b""
 
 
 class Births:
@@ -107,7 +122,9 @@ class Births:
             raise CannotStart(NOT_EXECUTABLE, "the task has ended")
         if self._system is not None:
             self._system.check_inside(key, inside)
-        raw = read(f"/proc/{task.pid}/environ")
+        raw = _environment_of(task.pid)
+        if not raw:
+            raise CannotStart(NOT_EXECUTABLE, "the environment of the task cannot be read")
         request["environment"] = dict(pair.split(b"=", 1) for pair in raw.split(b"\0") if b"=" in pair)
         request["directory"] = b"/proc/%d/cwd" % task.pid
         return inside
