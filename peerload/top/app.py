@@ -227,7 +227,10 @@ class TopApp(App[int]):
         name = str(task.get("id")) if task and is_shown else page.tail.task if page else ""
         if page is None and name != self.tail.task:
             self.tail.clear(name)
-        if (
+        if task is not None and (task.get("array") or task.get("members")):
+            self.tail.why_none = "an array: Enter shows its members, each with its output"
+            name = ""
+        elif (
             task is not None
             and not task.get("started_at")
             and task.get("state") in ("queued", "held", "promised", "leased")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MESSAGE_KEPT_S = 8.0
 """How long what came of an action stands in the last line."""
+HINTED_ALWAYS = ("help", "quit")
+"""The keys that the last line has room for before others."""
 BORDER = 2
 
 
@@ -117,10 +119,12 @@ class Main(Screen[None]):
         if text and now - said_at < MESSAGE_KEPT_S:
             return [(" ", ""), (draw.plain(text), style)]
         line: Line = [(" ", "")]
+        hints = [*self._hints(), ("1-5", "panes"), ("Tab", "next")]
         room = self.app.size.width + 1  # the last needs no gap after it
-        for shown, hint in [*self._hints(), ("1-5", "panes"), ("Tab", "next")]:
-            room -= len(shown) + len(hint) + 3
-            if room >= 0:
+        room -= sum(len(shown) + len(hint) + 3 for shown, hint in hints if hint in HINTED_ALWAYS)
+        for shown, hint in hints:
+            room -= 0 if hint in HINTED_ALWAYS else len(shown) + len(hint) + 3
+            if room >= 0 or hint in HINTED_ALWAYS:
                 line += [(shown, "key"), (f" {hint}  ", "")]
         return line
 
@@ -198,6 +202,13 @@ class Main(Screen[None]):
         """One pane alone, or all."""
         self.look.zoomed = not self.look.zoomed
         self.place_panes()
+
+    def do_open(self) -> None:
+        """The members of an array; of what has none the pane alone."""
+        if self.look.open():
+            self._chosen()
+        else:
+            self.do_zoom()
 
     def do_escape(self) -> None:
         """Out of whatever it is."""
@@ -308,6 +319,9 @@ class Main(Screen[None]):
         task = self.look.task()
         if task is None:
             self.say("no task is chosen", "warn")
+            return
+        if task.get("array") or task.get("members"):
+            self.say("an array: choose one of its members, Enter shows them", "warn")
             return
         name = str(task.get("id"))
         page = LogPage(name, f"peerload logs {draw.plain(name)}", ascii_only=self.owner.painter.ascii_only)

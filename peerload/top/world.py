@@ -242,6 +242,12 @@ class World:
         """A task of this home, or one that is here for another; None if it is gone."""
         return self.tasks.get(name) or self.guests.get(name) or self.ended.get(name)
 
+    @property
+    def more_wait(self) -> bool:
+        """Whether more tasks of this home wait than are known one by one."""
+        known = sum(task.get("state") in ("queued", "held") for task in self.tasks.values())
+        return known < self.counts.get("waiting", 0) + self.counts.get("held", 0)
+
     def is_guest(self, task: Mapping[str, Any]) -> bool:
         """Whether it is here for another home."""
         return bool(task.get("home")) and task.get("home") != self.node
