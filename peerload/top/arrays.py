@@ -42,6 +42,13 @@ def refs(task: dict[str, Any]) -> tuple[str, ...]:
     return task.get("refs") or (str(task.get("id")),)
 
 
+def running(task: dict[str, Any]) -> tuple[str, ...]:
+    """The tasks that run, of those that a row stands for."""
+    if task.get("array"):
+        return tuple(task.get("members_running") or ())
+    return (str(task.get("id")),) if task.get("state") == "running" else ()
+
+
 def key_of(task: dict[str, Any]) -> str:
     """What a row is known by while its id, which may be a list of ranges, changes."""
     return str(task.get("row") or task.get("id") or "")

@@ -66,6 +66,8 @@ class Look:
         """The table whose choice is told of in detail."""
         self.opened: set[str] = set()
         """Arrays whose members are shown as rows of their own."""
+        self.marked: set[str] = set()
+        """Rows of tasks that are acted on together. What is not shown is not marked."""
         self.numbers = dict.fromkeys(TABLES, 0)
         """How many nodes or tasks the rows stand for."""
         self._rows: dict[str, tuple[object, list[Any]]] = {}
@@ -87,6 +89,8 @@ class Look:
         rows = self._computed(pane)
         self._rows[pane] = mark, rows
         self._keep_chosen(pane, known[1] if known else [], rows)
+        if pane == "tasks" and self.marked:
+            self.marked.intersection_update(map(name_of, rows))
         return rows
 
     def _computed(self, pane: str) -> list[Any]:
@@ -175,6 +179,21 @@ class Look:
         if name not in self.opened:
             self.chosen["tasks"] = name
         return True
+
+    def mark(self) -> None:
+        """Mark the task that is chosen, or take its mark away, and go on to the next."""
+        task = self.task()
+        if task is not None and self.focus == "tasks":
+            self.marked ^= {name_of(task)}
+            self.move(1)
+
+    def acted_on(self) -> list[dict[str, Any]]:
+        """The tasks that are marked, or if none is the one that is chosen; no member besides its array."""
+        rows = [row for row in self.rows("tasks") if name_of(row) in self.marked]
+        if rows:
+            return [row for row in rows if array_of(name_of(row)) not in self.marked - {name_of(row)}]
+        task = self.task()
+        return [] if task is None else [task]
 
     def task(self) -> dict[str, Any] | None:
         """The task that is chosen."""

@@ -75,6 +75,8 @@ class Painter:
         title = self._title(key, name)
         text = self.look.filters[name]
         title.append((f" {shown} of {total}" if text else f" {total}", "dim"))
+        if name == "tasks" and self.look.marked:
+            title.append((f"  {len(self.look.marked)} marked", "warn"))
         if text:
             title.append((f"  /{draw.plain(text)}", "warn"))
         return title

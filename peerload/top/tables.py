@@ -8,6 +8,7 @@ from peerload.cli.tasks import command_text
 from peerload.cli.text import duration_text, number_text
 from peerload.top import arrays
 from peerload.top import lines as draw
+from peerload.top.actions import SIGNALS
 from peerload.top.look import NODE_ORDERS, TASK_ORDERS, name_of
 
 TYPE_CHECKING = False
@@ -211,6 +212,8 @@ def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
 
     def name_shown(task: dict[str, Any]) -> str:
         name = draw.plain(task.get("id") or "")
+        if look.marked:
+            name = ("*" if arrays.key_of(task) in look.marked else " ") + name
         if not has_arrays:
             return name
         mark = (opened if arrays.key_of(task) in look.opened else closed) if task.get("array") else " "
@@ -232,7 +235,7 @@ def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
         Column(
             "ID",
             _longest(map(name_shown, rows), 5),
-            lambda task: [(name_shown(task), "bold")],
+            lambda task: [(name_shown(task), "key" if arrays.key_of(task) in look.marked else "bold")],
             0,
             letter="i",
         ),
@@ -291,6 +294,14 @@ def _exit(task: dict[str, Any]) -> Span:
     if code is None:
         return "-", "faint"
     return draw.plain(code), "bad" if code else "dim"
+
+
+def signal_hint() -> Line:
+    """The letters that send a signal."""
+    hint: Line = [(" send  ", "bold")]
+    for letter, name in SIGNALS.items():
+        hint += [(letter, "key"), (f" {name}  ", "")]
+    return hint
 
 
 def order_hint(pane: str) -> Line:

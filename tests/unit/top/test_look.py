@@ -241,3 +241,19 @@ def test_a_filter_counts_the_members_that_match() -> None:
     seen = look(sample(tasks=array()))
     seen.filter("tasks", "state:queued")
     assert seen.rows("tasks")[0]["array"] == {"queued": 180}
+
+
+def test_what_is_not_shown_is_not_marked() -> None:
+    seen = look(sample(tasks=[task("ws1/1"), task("ws1/2", "queued"), task("ws1/3")]))
+    seen.choose("tasks", 0)
+    seen.mark()
+    seen.mark()
+    assert seen.marked == {"ws1/1", "ws1/3"}
+    seen.mark()
+    seen.mark()
+    assert seen.marked == {"ws1/1", "ws1/3"}
+    seen.filter("tasks", "ws1/3")
+    seen.rows("tasks")
+    assert seen.marked == {"ws1/3"}
+    seen.filter("tasks", "")
+    assert [row["id"] for row in seen.acted_on()] == ["ws1/3"]
