@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from peerload.cli.text import counted
 from peerload.client import Client
+from peerload.model.errors import PeerloadError
 from peerload.top import arrays
 from peerload.top.sample import ANSWERS_WITHIN_S, at
 
@@ -48,9 +49,19 @@ class Action(NamedTuple):
         return " ".join(self.words)
 
     def carry_out(self, socket_path: str | None) -> str:
-        """Do it → what came of it, in a few words. Raises PeerloadError."""
+        """Do it → what came of it, in a few words. What the agent refuses keeps nothing else from being done. Raises
+        PeerloadError if nothing was."""
+        replies, refused = [], []
         with Client(socket_path, timeout_s=2 * ANSWERS_WITHIN_S) as client:
-            return outcome(self.verb, [client.call(self.verb, **fields) for fields in self.requests])
+            for fields in self.requests:
+                try:
+                    replies.append(client.call(self.verb, **fields))
+                except PeerloadError as error:
+                    refused.append(error)
+        if not replies and refused:
+            raise refused[0]
+        done = outcome(self.verb, replies)
+        return f"{done}, {len(refused)} refused: {refused[0].what}" if refused else done
 
 
 class Refused(NamedTuple):

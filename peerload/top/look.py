@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 PANES = {"1": "cluster", "2": "nodes", "3": "tasks", "4": "detail", "5": "events"}
 TABLES = ("nodes", "tasks")
 FILTER_CHARS_MAX = 200
+MEASURED_MAX = 64
+"""Tasks of which it is asked what they use: as many as a node tells of at a time."""
 
 NODE_ORDERS: dict[str, tuple[str, Callable[[Node], object]]] = {
     "n": ("name", lambda node: node.name),
@@ -60,6 +62,8 @@ class Look:
         self.backwards = dict.fromkeys(TABLES, False)
         self.chosen = dict.fromkeys(TABLES, "")
         self.tops = dict.fromkeys(TABLES, 0)
+        self.heights = dict.fromkeys(TABLES, 0)
+        """How many rows were in sight when they were drawn last."""
         self.events_up = 0
         """How many of the newest events are below what is shown; 0 follows them."""
         self.subject = "tasks"
@@ -161,6 +165,7 @@ class Look:
     def window(self, pane: str, height: int) -> tuple[int, list[Any]]:
         """The rows that ``height`` lines show, with the chosen one among them, and the place of the first."""
         rows, place = self.rows(pane), self.place(pane)
+        self.heights[pane] = height
         top = min(self.tops[pane], max(len(rows) - height, 0))
         if place < top:
             top = place
@@ -194,6 +199,20 @@ class Look:
             return [row for row in rows if array_of(name_of(row)) not in self.marked - {name_of(row)}]
         task = self.task()
         return [] if task is None else [task]
+
+    def measured(self) -> dict[str, list[str]]:
+        """Of which tasks it is to be asked what they use, by their nodes: those that run and were in sight at last, and the one
+        that is chosen first."""
+        task = self.task()
+        top = self.tops["tasks"]
+        rows = ([task] if task is not None else []) + self.rows("tasks")[top : top + max(self.heights["tasks"], 0)]
+        names = dict.fromkeys(name for row in rows for name in arrays.running(row))
+        found: dict[str, list[str]] = {}
+        for name in list(names)[:MEASURED_MAX]:
+            node = (self.world.task(name) or {}).get("node")
+            if node:
+                found.setdefault(str(node), []).append(name)
+        return found
 
     def task(self) -> dict[str, Any] | None:
         """The task that is chosen."""

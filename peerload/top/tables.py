@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from peerload.cli.tasks import command_text
-from peerload.cli.text import duration_text, number_text
+from peerload.cli.text import duration_text, number_text, size_text
 from peerload.top import arrays
 from peerload.top import lines as draw
 from peerload.top.actions import SIGNALS
@@ -32,6 +32,7 @@ STATE_CELLS = 9
 STRETCH_CELLS_MAX = 16
 """More than so much a column does not take while another one can."""
 USER_CELLS_MAX = 8
+COMMAND_CELLS_MIN = 24
 NAME_CELLS_MAX = 22
 """Names and ids have a column as wide as the longest needs, up to this."""
 
@@ -249,6 +250,8 @@ def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
         ),
         Column("STATE", 9, state_of_task, 0, letter="s"),
         Column("WHERE", 9, where, 2, letter="w"),
+        Column("CPU%", 5, lambda task: [_cpu_used(look, task)], 2, right=True),
+        Column("MEM", 6, lambda task: [_memory_used(look, task)], 3, right=True),
         Column("TIME", 6, lambda task: [(duration_text(elapsed_s(task, now)), "")], 3, right=True, letter="t"),
         Column("EXIT", 4, lambda task: [_exit(task)], 6, right=True),
         Column("CPUS", 4, lambda task: [(number_text(task.get("cpus"), 1), "dim")], 9, right=True, letter="c"),
@@ -257,7 +260,7 @@ def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
             "PRIO", 4, lambda task: [(number_text(task.get("priority") or None), "dim")], 10, right=True, letter="p"
         ),
         Column("REASON", 12, lambda task: [(draw.plain(task.get("reason") or ""), "dim")], 7, stretches=True),
-        Column("COMMAND", 12, lambda task: _command(task, partial=look.world.more_wait), 1, stretches=True),
+        Column("COMMAND", COMMAND_CELLS_MIN, lambda task: _command(task, partial=look.world.more_wait), 1, stretches=True),
     ]
 
 
@@ -275,6 +278,17 @@ def elapsed_s(task: dict[str, Any], now: float) -> float | None:
         return None
     end = task.get("ended_at")
     return (float(end) if isinstance(end, (int, float)) and end else now) - start
+
+
+def _cpu_used(look: Look, task: dict[str, Any]) -> Span:
+    """Cores kept busy, as per cent of one."""
+    cpus, _ = look.world.usage(arrays.running(task))
+    return ("-", "faint") if cpus is None else (percent(cpus), "")
+
+
+def _memory_used(look: Look, task: dict[str, Any]) -> Span:
+    _, memory = look.world.usage(arrays.running(task))
+    return ("-", "faint") if memory is None else (size_text(memory).replace(" ", "").replace("iB", ""), "")
 
 
 def _command(task: dict[str, Any], *, partial: bool) -> Line:

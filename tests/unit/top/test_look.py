@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.top.look import NODE_ORDERS, TASK_ORDERS, Look
+from peerload.top.look import MEASURED_MAX, NODE_ORDERS, TASK_ORDERS, Look
+from peerload.wire.control import USAGE_TASKS_MAX
 from tests.unit.top.given import NOW, gpu, look, node, sample, task
 
 
@@ -257,3 +258,17 @@ def test_what_is_not_shown_is_not_marked() -> None:
     assert seen.marked == {"ws1/3"}
     seen.filter("tasks", "")
     assert [row["id"] for row in seen.acted_on()] == ["ws1/3"]
+
+
+def test_what_is_in_sight_and_runs_is_measured_where_it_runs() -> None:
+    tasks = [
+        task("ws1/5.1", node="ws2"),
+        task("ws1/5.2"),
+        task("ws1/5.3", "queued"),
+        *(task(f"ws1/{n}") for n in range(10, 90)),
+    ]
+    seen = look(sample(tasks=tasks))
+    seen.window("tasks", 3)
+    assert seen.measured() == {"ws2": ["ws1/5.1"], "ws1": ["ws1/5.2", "ws1/10", "ws1/11"]}
+    seen.window("tasks", 100)
+    assert sum(map(len, seen.measured().values())) == MEASURED_MAX == USAGE_TASKS_MAX
