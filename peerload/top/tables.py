@@ -260,7 +260,9 @@ def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
             "PRIO", 4, lambda task: [(number_text(task.get("priority") or None), "dim")], 10, right=True, letter="p"
         ),
         Column("REASON", 12, lambda task: [(draw.plain(task.get("reason") or ""), "dim")], 7, stretches=True),
-        Column("COMMAND", COMMAND_CELLS_MIN, lambda task: _command(task, partial=look.world.more_wait), 1, stretches=True),
+        Column(
+            "COMMAND", COMMAND_CELLS_MIN, lambda task: _command(task, partial=look.world.more_wait), 1, stretches=True
+        ),
     ]
 
 
