@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from typing import NamedTuple
 
+from peerload.cli.text import counted
 from peerload.client import Client
+from peerload.model.errors import PeerloadError
+from peerload.top import arrays
 from peerload.top.sample import ANSWERS_WITHIN_S, at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from peerload.top.world import Node
 
-ENDED = ("done", "failed", "cancelled")
 WAITING = ("queued",)
+NOTHING_CHOSEN = "no task is chosen"
+SIGNALS = {
+    "t": "TERM",
+    "k": "KILL",
+    "i": "INT",
+    "h": "HUP",
+    "q": "QUIT",
+    "1": "USR1",
+    "2": "USR2",
+    "s": "STOP",
+    "c": "CONT",
+}
+"""Letter → the signal that it sends."""
 
 
 class Action(NamedTuple):
-    """words: the command line that does the same; verb and fields: the request; asks: the question, "" if none is put."""
+    """words: the command line that does the same; verb and requests: what is asked of the agent, one after the other; asks:
+    the question, "" if none is put."""
 
     words: tuple[str, ...]
     verb: str
-    fields: dict[str, object]
+    requests: tuple[dict[str, object], ...]
     asks: str = ""
 
     def command(self) -> str:
@@ -31,9 +49,19 @@ class Action(NamedTuple):
         return " ".join(self.words)
 
     def carry_out(self, socket_path: str | None) -> str:
-        """Do it → what came of it, in a few words. Raises PeerloadError."""
+        """Do it → what came of it, in a few words. What the agent refuses keeps nothing else from being done. Raises
+        PeerloadError if nothing was."""
+        replies, refused = [], []
         with Client(socket_path, timeout_s=2 * ANSWERS_WITHIN_S) as client:
-            return outcome(self.verb, client.call(self.verb, **self.fields))
+            for fields in self.requests:
+                try:
+                    replies.append(client.call(self.verb, **fields))
+                except PeerloadError as error:
+                    refused.append(error)
+        if not replies and refused:
+            raise refused[0]
+        done = outcome(self.verb, replies)
+        return f"{done}, {len(refused)} refused: {refused[0].what}" if refused else done
 
 
 class Refused(NamedTuple):
@@ -42,37 +70,94 @@ class Refused(NamedTuple):
     why: str
 
 
-def cancel(task: dict[str, Any] | None) -> Action | Refused:
-    """Stop a task that has not ended."""
-    if task is None:
-        return Refused("no task is chosen")
-    name = str(task.get("id"))
-    if task.get("state") in ENDED:
-        return Refused(f"{name} has ended already")
-    return Action(("peerload", "cancel", name), "cancel", {"tasks": [name]}, f"cancel {name} ?")
+def cancel(rows: Sequence[dict[str, Any]]) -> Action | Refused:
+    """Stop what has not ended."""
+    if not rows:
+        return Refused(NOTHING_CHOSEN)
+    some = [row for row in rows if not arrays.is_over(row)]
+    if not some:
+        return Refused(f"{_called(rows)} {'has' if len(rows) == 1 else 'have'} ended already")
+    names = _refs(some)
+    return Action(
+        ("peerload", "cancel", *names), "cancel", ({"tasks": names},), f"cancel {_called(some, arrays.OVER)} ?"
+    )
 
 
-def hold(task: dict[str, Any] | None) -> Action | Refused:
-    """Keep a waiting task back."""
-    if task is None:
-        return Refused("no task is chosen")
-    name = str(task.get("id"))
-    if task.get("state") not in WAITING:
-        return Refused(f"{name} does not wait: it is {task.get('state')}")
-    return Action(("peerload", "hold", name), "hold", {"tasks": [name]})
+def hold(rows: Sequence[dict[str, Any]]) -> Action | Refused:
+    """Keep back what waits."""
+    if not rows:
+        return Refused(NOTHING_CHOSEN)
+    some = [row for row in rows if _has(row, WAITING)]
+    if not some:
+        return Refused(f"{_called(rows)} {_do(rows)} not wait: {_states(rows)}")
+    names = _refs(some)
+    return Action(("peerload", "hold", *names), "hold", ({"tasks": names},))
 
 
-def release(task: dict[str, Any] | None) -> Action | Refused:
-    """Let a held task go on, or run one that has ended again."""
-    if task is None:
-        return Refused("no task is chosen")
-    name, state = str(task.get("id")), task.get("state")
-    if state == "held":
-        return Action(("peerload", "release", name), "release", {"tasks": [name]})
-    if state in (*ENDED, "unknown"):
-        fields: dict[str, object] = {"token": secrets.token_hex(16), "task": name}
-        return Action(("peerload", "retry", name), "retry", fields, f"run {name} again?")
-    return Refused(f"{name} is neither held nor has it ended: it is {state}")
+def release(rows: Sequence[dict[str, Any]]) -> Action | Refused:
+    """Let what is held go on; if nothing is, run again what has ended."""
+    if not rows:
+        return Refused(NOTHING_CHOSEN)
+    if held := [row for row in rows if _has(row, ("held",))]:
+        names = _refs(held)
+        return Action(("peerload", "release", *names), "release", ({"tasks": names},))
+    if any(row.get("members") for row in rows):
+        return Refused("these are some members of an array: choose the row of the array")
+    over = [row for row in rows if row.get("state") in (*arrays.OVER, "unknown")]
+    if not over:
+        what = "is neither held nor has it ended" if len(rows) == 1 else "are neither held nor have they ended"
+        return Refused(f"{_called(rows)} {what}: {_states(rows)}")
+    names = _refs(over)
+    requests: tuple[dict[str, object], ...] = tuple({"token": secrets.token_hex(16), "task": name} for name in names)
+    asks = f"run {_called(over)} again?"
+    if any(row.get("array") for row in over):
+        asks = f"run {_called(over)} again, of an array what has not succeeded?"
+    return Action(("peerload", "retry", *names), "retry", requests, asks)
+
+
+def send(rows: Sequence[dict[str, Any]], name: str) -> Action | Refused:
+    """Send the signal of this name to what runs."""
+    if not rows:
+        return Refused(NOTHING_CHOSEN)
+    running = tuple(task for row in rows for task in arrays.running(row))
+    if not running:
+        return Refused(f"{_called(rows)} {_do(rows)} not run: {_states(rows)}")
+    number = int(signal.Signals[f"SIG{name}"])
+    requests: tuple[dict[str, object], ...] = tuple({"task": task, "signal": number} for task in running)
+    called = running[0] if len(running) == 1 else f"{len(running)} tasks that run"
+    return Action(("signal", name, *running), "signal", requests, f"send {name} to {called} ?")
+
+
+def _refs(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(ref for row in rows for ref in arrays.refs(row))
+
+
+def _has(row: dict[str, Any], states: Sequence[str]) -> bool:
+    """Whether a row stands for a task in one of these states."""
+    return any(state in states for state in (row.get("array") or (row.get("state"),)))
+
+
+def _called(rows: Sequence[dict[str, Any]], but: Sequence[str] = ()) -> str:
+    """One task by its id, more by their number, less those in the states ``but``."""
+    number = 0
+    for row in rows:
+        counts = row.get("array")
+        left_out = sum(count for state, count in counts.items() if state in but) if isinstance(counts, dict) else 0
+        number += arrays.number_in(row) - left_out
+    if len(rows) > 1:
+        return counted(number, "task")
+    name = str(rows[0].get("id"))
+    return f"{name} ({counted(number, 'task')})" if rows[0].get("array") else name
+
+
+def _do(rows: Sequence[dict[str, Any]]) -> str:
+    return "does" if len(rows) == 1 else "do"
+
+
+def _states(rows: Sequence[dict[str, Any]]) -> str:
+    if len(rows) == 1:
+        return f"it is {rows[0].get('state')}"
+    return "they are " + ", ".join(sorted({str(row.get("state")) for row in rows}))
 
 
 def drain(node: Node | None, asked: str) -> Action | Refused:
@@ -84,23 +169,32 @@ def drain(node: Node | None, asked: str) -> Action | Refused:
     verb = "undrain" if node.facts.get("drained") else "drain"
     there = () if node.name == asked else (node.name,)
     fields: dict[str, object] = dict(at(node.name if there else ""))
-    return Action(("peerload", verb, *there), verb, fields, f"{verb} {node.name} ?")
+    return Action(("peerload", verb, *there), verb, (fields,), f"{verb} {node.name} ?")
 
 
-def outcome(verb: str, reply: dict[str, Any]) -> str:
-    """What an answer means, in a few words."""
+def outcome(verb: str, replies: Sequence[dict[str, Any]]) -> str:
+    """What the answers mean, in a few words."""
+    reply = replies[0] if replies else {}
     match verb:
         case "cancel":
-            return "cancelled" if reply.get("cancelled") else "it had ended already"
+            return _did("cancelled", reply.get("cancelled")) or "it had ended already"
         case "hold":
-            return "held" if reply.get("held") else "it does not wait any more"
+            return _did("held", reply.get("held")) or "it does not wait any more"
         case "release":
-            return "released" if reply.get("released") else "it was not held"
+            return _did("released", reply.get("released")) or "it was not held"
         case "retry":
-            return f"queued as {reply.get('id')}"
+            return f"queued as {', '.join(str(reply.get('id')) for reply in replies)}"
+        case "signal":
+            return "sent" if len(replies) == 1 else f"sent to {len(replies)} tasks"
         case "drain":
             return f"drained: {reply.get('returned', 0)} went back, {reply.get('running', 0)} run on"
         case "undrain":
             return "takes tasks again" if reply.get("was_drained") else "it was not drained"
         case _:
             return "done"
+
+
+def _did(word: str, names: object) -> str:
+    """The word if something was done to any task, with the number of several."""
+    number = len(names) if isinstance(names, (list, tuple)) else 0
+    return "" if not number else word if number == 1 else f"{word} {number} tasks"

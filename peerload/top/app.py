@@ -20,7 +20,7 @@ from peerload.top.main_screen import Main
 from peerload.top.pages import LOG_TAIL_BYTES, LogPage, Page
 from peerload.top.panes import Painter
 from peerload.top.sample import ANSWERS_WITHIN_S, Live
-from peerload.top.watch import Once, Sampler, TailWatcher, reason
+from peerload.top.watch import Once, Sampler, TailWatcher, UsageWatcher, reason
 from peerload.top.world import World
 
 TYPE_CHECKING = False
@@ -59,11 +59,11 @@ class Output(Message):
 
 
 class Used(Message):
-    """What a task uses."""
+    """What tasks use."""
 
-    def __init__(self, task: str, usage: dict[str, object]) -> None:
+    def __init__(self, tasks: list[dict[str, object]]) -> None:
         super().__init__()
-        self.task, self.usage = task, usage
+        self.tasks = tasks
 
 
 class Broke(Message):
@@ -120,10 +120,10 @@ class TopApp(App[int]):
         self._tails = TailWatcher(
             socket_path,
             lambda task, pieces, taken_at: self._post(Output(task, pieces, taken_at)),
-            lambda task, usage: self._post(Used(task, usage)),
             lambda task, why: self._post(Output(task, [], clock(), why)),
             self._broke,
         )
+        self._usage = UsageWatcher(socket_path, lambda tasks: self._post(Used(tasks)), self._broke)
 
     def _post(self, message: Message) -> None:
         """From any thread; dropped when the program is at its end."""
@@ -143,11 +143,13 @@ class TopApp(App[int]):
         self.push_screen(self.main)
         self._sampler.start()
         self._tails.start()
+        self._usage.start()
 
     def on_unmount(self) -> None:
         """End; nobody is waited for."""
         self._sampler.end()
         self._tails.end()
+        self._usage.end()
 
     def _print_error_renderables(self) -> None:
         """What went wrong is raised again by `to_the_end`, and told as it is for every verb."""
@@ -201,8 +203,10 @@ class TopApp(App[int]):
 
     def on_used(self, event: Used) -> None:
         """It is drawn with what comes next."""
-        if self.tail.task == event.task:
-            self.tail.uses.take(event.usage)
+        self.world.take_usage(event.tasks)
+        for told in event.tasks:
+            if told.get("id") == self.tail.task:
+                self.tail.uses.take(told)
 
     def on_told(self, event: Told) -> None:
         """An answer."""
@@ -227,7 +231,10 @@ class TopApp(App[int]):
         name = str(task.get("id")) if task and is_shown else page.tail.task if page else ""
         if page is None and name != self.tail.task:
             self.tail.clear(name)
-        if (
+        if task is not None and (task.get("array") or task.get("members")):
+            self.tail.why_none = "an array: Enter shows its members, each with its output"
+            name = ""
+        elif (
             task is not None
             and not task.get("started_at")
             and task.get("state") in ("queued", "held", "promised", "leased")
@@ -236,9 +243,9 @@ class TopApp(App[int]):
             shown.why_none = "it has not started"
             name = ""
         state = task.get("state") if task is not None else ""
-        node = str(task.get("node") or "") if task is not None and state == "running" and page is None else ""
         size = LOG_TAIL_BYTES if page else self.tail.tail_bytes
-        self._tails.want(name, size, grows=state in ("running", "leased", "unknown"), node=node)
+        self._tails.want(name, size, grows=state in ("running", "leased", "unknown"))
+        self._usage.want(self.look.measured() if page is None else {})
 
     def close_log(self) -> None:
         """The page was left."""

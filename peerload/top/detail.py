@@ -7,6 +7,7 @@ import collections
 from peerload.cli.text import duration_text, number_text, size_text
 from peerload.top import lines as draw
 from peerload.top import tables
+from peerload.top.arrays import counts_text
 from peerload.top.uses import Uses
 from peerload.top.world import Series
 
@@ -135,6 +136,9 @@ def task_lines(
         _labelled("command", (draw.cut(draw.plain(command), max(width - LABEL_CELLS, 1)), "")),
         _labelled("asked", (_asked(task), "")),
     ]
+    counts = task.get("array")
+    if isinstance(counts, dict):
+        lines.insert(2, _labelled("members", (draw.plain(counts_text(counts, partial=world.more_wait)), "")))
     devices = task.get("device_names")
     if devices:
         lines.append(_labelled("devices", (draw.plain(", ".join(map(str, devices))), "accent")))
@@ -173,6 +177,8 @@ def _who_for_whom(task: dict[str, Any], here: str) -> Line:
         return [(f"here, for {draw.plain(home)}", "good")]
     moves = task.get("migrations")
     moved: Line = [(f", moved {moves} times" if moves != 1 else ", moved once", "dim")] if moves else []
+    if not node and (task.get("nodes") or 0) > 1:
+        return [(f"on {task['nodes']} nodes", "accent")]
     if not node:
         return [("nowhere yet", "dim"), *moved]
     if node == here:

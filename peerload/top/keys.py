@@ -21,7 +21,8 @@ KEYS = (
     Key(("1", "2", "3", "4", "5"), "1 … 5", "toggle", "hide or show a pane; one that there is no room for gets it"),
     Key(("tab",), "Tab", "focus_next", "the next pane: nodes, tasks, events"),
     Key(("shift+tab",), "Shift-Tab", "focus_previous", "the pane before"),
-    Key(("enter", "z"), "Enter, z", "zoom", "this pane alone, or all again", hint="zoom"),
+    Key(("enter",), "Enter", "open", "the members of an array, or its one row again; elsewhere as z", hint="open"),
+    Key(("z",), "z", "zoom", "this pane alone, or all again", hint="zoom"),
     Key(("down", "j"), "↓, j", "down", "the next row"),
     Key(("up", "k"), "↑, k", "up", "the row before"),
     Key(("pagedown", "ctrl+f"), "PgDn, Ctrl-F", "page_down", "a page down"),
@@ -30,9 +31,18 @@ KEYS = (
     Key(("end", "G"), "End, G", "last", "the last row; with events, the newest"),
     Key(("slash",), "/", "filter", "show only rows with these words; Enter keeps them, Esc drops them", hint="filter"),
     Key(("o",), "o and a letter", "sort", "sort by …; the same again turns it round", hint="sort"),
+    Key(
+        ("space",),
+        "Space",
+        "mark",
+        "mark the task, or take its mark away; c, h, r and s are for all that are marked",
+        hint="mark",
+    ),
+    Key(("U",), "U", "unmark", "take all marks away"),
     Key(("w",), "w", "why", "why the task waits, or went where it went", hint="why"),
     Key(("l",), "l", "logs", "the output of the task, as it grows", hint="logs"),
     Key(("c",), "c", "cancel", "cancel the task (asks)", changes=True, hint="cancel"),
+    Key(("s",), "s and a letter", "signal", "send a signal to the task (asks)", changes=True, hint="signal"),
     Key(("h",), "h", "hold", "keep a waiting task back", changes=True),
     Key(("r",), "r", "release", "let a held task go on; run one that has ended again", changes=True),
     Key(
@@ -40,7 +50,7 @@ KEYS = (
     ),
     Key(("a",), "a", "attach", "see the cluster from the node that is chosen"),
     Key(("question_mark",), "?", "help", "this page", hint="help"),
-    Key(("escape",), "Esc", "escape", "drop the filter, the question, the zoom"),
+    Key(("escape",), "Esc", "escape", "drop the filter, the question, the zoom, the marks"),
     Key(("q", "ctrl+c"), "q, Ctrl-C", "quit", "quit", hint="quit"),
 )
 

@@ -12,6 +12,8 @@ WIDE = 112
 """From this width on the detail stands at the right."""
 CLUSTER_HEIGHT = 5
 HEIGHTS_MIN = {"nodes": 5, "tasks": 5, "detail": 6, "events": 4}
+TASKS_HEIGHT = 12
+"""So many lines the tasks have before other panes have any, where there is not room for all."""
 WEIGHTS = {"nodes": 3, "tasks": 4, "detail": 3, "events": 2}
 IMPORTANCE = ("tasks", "nodes", "cluster", "detail", "events")
 """Where there is not room for all, the last go first."""
@@ -45,6 +47,8 @@ def layout(
     places: dict[str, Place] = {}
     y = 0
     stacked_min = min((HEIGHTS_MIN[pane] for pane in order if pane != "cluster"), default=0)
+    if "cluster" in order and "tasks" in order[: order.index("cluster")]:
+        stacked_min = TASKS_HEIGHT
     if "cluster" in order and height >= CLUSTER_HEIGHT + stacked_min:
         places["cluster"] = Place(0, 0, width, CLUSTER_HEIGHT)
         y = CLUSTER_HEIGHT
@@ -61,15 +65,15 @@ def layout(
 
 def _stacked(order: Sequence[str], height: int, nodes: int) -> dict[str, tuple[int, int]]:
     """Panes one below the other, in the order of their numbers → (top, height) of those that there is room for."""
-    fitting: list[str] = []
+    taken: dict[str, int] = {}
     room = height
     for pane in order:
         least = HEIGHTS_MIN[pane]
-        if least <= room or not fitting:
-            fitting.append(pane)
-            room -= least
-    shown = [pane for pane in ("nodes", "tasks", "detail", "events") if pane in fitting]
-    sizes = {pane: min(HEIGHTS_MIN[pane], height) for pane in shown}
+        if least <= room or not taken:
+            taken[pane] = min(max(least, TASKS_HEIGHT) if pane == "tasks" else least, room)
+            room -= taken[pane]
+    shown = [pane for pane in ("nodes", "tasks", "detail", "events") if pane in taken]
+    sizes = {pane: taken[pane] for pane in shown}
     most = dict.fromkeys(shown, height)
     if "nodes" in most and nodes and len(shown) > 1:
         most["nodes"] = max(nodes + 3, HEIGHTS_MIN["nodes"])

@@ -1,10 +1,12 @@
 """How somebody looks at the world: which panes, which rows in which order, which of them is chosen.
 
-The choice is kept by name, not by place: what moves in the table stays chosen.
+The choice is kept by name: what moves in the table stays chosen, unless it moves to those that have ended.
 """
 
 from __future__ import annotations
 
+from peerload.cli.tasks import array_of
+from peerload.top import arrays
 from peerload.top.world import Node, World, number
 
 TYPE_CHECKING = False
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 PANES = {"1": "cluster", "2": "nodes", "3": "tasks", "4": "detail", "5": "events"}
 TABLES = ("nodes", "tasks")
 FILTER_CHARS_MAX = 200
+MEASURED_MAX = 64
+"""Tasks of which it is asked what they use: as many as a node tells of at a time."""
 
 NODE_ORDERS: dict[str, tuple[str, Callable[[Node], object]]] = {
     "n": ("name", lambda node: node.name),
@@ -28,11 +32,11 @@ NODE_ORDERS: dict[str, tuple[str, Callable[[Node], object]]] = {
 }
 """Letter → (what it sorts by, key); the greatest first where it is a number."""
 
-STATE_ORDER = ("running", "leased", "unknown", "promised", "queued", "held", "ended", "failed", "cancelled", "done")
 TASK_ORDERS: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
     "s": ("state", lambda task: (_state_rank(task), _ended_last(task), *id_key(str(task.get("id") or "")))),
     "i": ("id", lambda task: id_key(str(task.get("id") or ""))),
     "n": ("name", lambda task: str(task.get("name") or "")),
+    "u": ("user", lambda task: str(task.get("user") or "")),
     "w": ("where", lambda task: (not task.get("node"), str(task.get("node") or ""))),
     "h": ("home", lambda task: str(task.get("home") or "")),
     "t": ("time", lambda task: -number(task.get("started_at") or task.get("submitted_at"))),
@@ -58,23 +62,39 @@ class Look:
         self.backwards = dict.fromkeys(TABLES, False)
         self.chosen = dict.fromkeys(TABLES, "")
         self.tops = dict.fromkeys(TABLES, 0)
+        self.heights = dict.fromkeys(TABLES, 0)
+        """How many rows were in sight when they were drawn last."""
         self.events_up = 0
         """How many of the newest events are below what is shown; 0 follows them."""
         self.subject = "tasks"
         """The table whose choice is told of in detail."""
+        self.opened: set[str] = set()
+        """Arrays whose members are shown as rows of their own."""
+        self.marked: set[str] = set()
+        """Rows of tasks that are acted on together. What is not shown is not marked."""
+        self.numbers = dict.fromkeys(TABLES, 0)
+        """How many nodes or tasks the rows stand for."""
         self._rows: dict[str, tuple[object, list[Any]]] = {}
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
     def rows(self, pane: str) -> list[Any]:
         """Nodes, or tasks of this home and those here for others, as filtered and sorted."""
-        mark = (self.world.turns[pane], self.filters[pane], self.orders[pane], self.backwards[pane])
+        mark = (
+            self.world.turns[pane],
+            self.filters[pane],
+            self.orders[pane],
+            self.backwards[pane],
+            frozenset(self.opened),
+        )
         known = self._rows.get(pane)
         if known is not None and known[0] == mark:
             return known[1]
         rows = self._computed(pane)
         self._rows[pane] = mark, rows
         self._keep_chosen(pane, known[1] if known else [], rows)
+        if pane == "tasks" and self.marked:
+            self.marked.intersection_update(map(name_of, rows))
         return rows
 
     def _computed(self, pane: str) -> list[Any]:
@@ -82,25 +102,43 @@ class Look:
         words = self.filters[pane].lower().split()
         key = ORDERS[pane][self.orders[pane]][1]
         backwards = self.backwards[pane]
-        rows: list[Any]
         if pane == "nodes":
             nodes = sorted(world.nodes.values(), key=lambda node: node.name)
-            rows = [node for node in nodes if matches(words, node_words(node))]
-        else:
-            known = {**world.ended, **world.guests, **world.tasks}
-            rows = [task for _, task in sorted(known.items(), key=lambda pair: id_key(pair[0]))]
-            if words:
-                rows = [task for task in rows if matches(words, task_words(task, guest=world.is_guest(task)))]
-        rows.sort(key=key, reverse=backwards)  # type: ignore[arg-type]
+            kept = [node for node in nodes if matches(words, node_words(node))]
+            kept.sort(key=key, reverse=backwards)  # type: ignore[arg-type]
+            self.numbers[pane] = len(kept)
+            return kept
+        known = {**world.ended, **world.guests, **world.tasks}
+        tasks = [task for _, task in sorted(known.items(), key=lambda pair: id_key(pair[0]))]
+        if words:
+            tasks = [task for task in tasks if matches(words, task_words(task, guest=world.is_guest(task)))]
+        found = arrays.gathered(tasks, world.node)
+        self.numbers[pane] = sum(arrays.number_in(row) for row, _ in found)
+        found.sort(key=lambda pair: key(pair[0]), reverse=backwards)  # type: ignore[arg-type,return-value]
+        rows: list[Any] = []
+        for row, members in found:
+            rows.append(row)
+            if members and arrays.key_of(row) in self.opened:
+                rows += sorted(members, key=key, reverse=backwards)  # type: ignore[arg-type]
         return rows
 
     def _keep_chosen(self, pane: str, before: list[Any], rows: list[Any]) -> None:
-        """The same row stays chosen; if it is gone, the one that was next to it."""
+        """The same row stays chosen. If it is gone, or has moved to those that ended, the row that is now in its place."""
         names = [name_of(row) for row in rows]
         chosen = self.chosen[pane]
-        if chosen in names or not names:
+        if not names:
             return
         place = next((place for place, row in enumerate(before) if name_of(row) == chosen), 0)
+        if chosen in names:
+            moves = pane == "tasks" and self.orders[pane] == "s" and before
+            now = rows[names.index(chosen)]
+            if (
+                not moves
+                or not arrays.is_over(now)
+                or arrays.is_over(before[place])
+                or name_of(before[place]) != chosen
+            ):
+                return
         self.chosen[pane] = names[min(place, len(names) - 1)]
 
     # -- the choice ----------------------------------------------------------------------------------------------------
@@ -127,6 +165,7 @@ class Look:
     def window(self, pane: str, height: int) -> tuple[int, list[Any]]:
         """The rows that ``height`` lines show, with the chosen one among them, and the place of the first."""
         rows, place = self.rows(pane), self.place(pane)
+        self.heights[pane] = height
         top = min(self.tops[pane], max(len(rows) - height, 0))
         if place < top:
             top = place
@@ -134,6 +173,46 @@ class Look:
             top = place - height + 1
         self.tops[pane] = max(top, 0)
         return self.tops[pane], rows[self.tops[pane] : self.tops[pane] + max(height, 0)]
+
+    def open(self) -> bool:
+        """Show the members of the array that is chosen, or that the chosen task is of, or hide them. False: it is no array."""
+        task = self.task()
+        name = array_of(str(task.get("id") or "")) if task is not None else ""
+        if task is None or self.focus != "tasks" or (not task.get("array") and name == str(task.get("id") or "")):
+            return False
+        self.opened ^= {name}
+        if name not in self.opened:
+            self.chosen["tasks"] = name
+        return True
+
+    def mark(self) -> None:
+        """Mark the task that is chosen, or take its mark away, and go on to the next."""
+        task = self.task()
+        if task is not None and self.focus == "tasks":
+            self.marked ^= {name_of(task)}
+            self.move(1)
+
+    def acted_on(self) -> list[dict[str, Any]]:
+        """The tasks that are marked, or if none is the one that is chosen; no member besides its array."""
+        rows = [row for row in self.rows("tasks") if name_of(row) in self.marked]
+        if rows:
+            return [row for row in rows if array_of(name_of(row)) not in self.marked - {name_of(row)}]
+        task = self.task()
+        return [] if task is None else [task]
+
+    def measured(self) -> dict[str, list[str]]:
+        """Of which tasks it is to be asked what they use, by their nodes: those that run and were in sight at last, and the one
+        that is chosen first."""
+        task = self.task()
+        top = self.tops["tasks"]
+        rows = ([task] if task is not None else []) + self.rows("tasks")[top : top + max(self.heights["tasks"], 0)]
+        names = dict.fromkeys(name for row in rows for name in arrays.running(row))
+        found: dict[str, list[str]] = {}
+        for name in list(names)[:MEASURED_MAX]:
+            node = (self.world.task(name) or {}).get("node")
+            if node:
+                found.setdefault(str(node), []).append(name)
+        return found
 
     def task(self) -> dict[str, Any] | None:
         """The task that is chosen."""
@@ -185,7 +264,7 @@ class Look:
 
 def name_of(row: Any) -> str:  # noqa: ANN401 -- a node or a task
     """What a row is known by."""
-    return row.name if isinstance(row, Node) else str(row.get("id") or "")
+    return row.name if isinstance(row, Node) else arrays.key_of(row)
 
 
 def id_key(name: str) -> tuple[str, int, int]:
@@ -243,10 +322,10 @@ def task_words(task: dict[str, Any], *, guest: bool) -> dict[str, str]:
 
 def _state_rank(task: dict[str, Any]) -> int:
     state = str(task.get("state") or "")
-    ended = ("done", "failed", "cancelled")
-    if state in ended:
-        return len(STATE_ORDER)
-    return STATE_ORDER.index(state) if state in STATE_ORDER else len(STATE_ORDER) - 1
+    order = arrays.STATE_ORDER
+    if state in arrays.OVER:
+        return len(order)
+    return order.index(state) if state in order else len(order) - 1
 
 
 def _ended_last(task: dict[str, Any]) -> float:

@@ -13,7 +13,7 @@ from peerload.top.keys import BY_NAME, KEYS
 from peerload.top.layout import layout
 from peerload.top.look import FILTER_CHARS_MAX, PANES, TABLES
 from peerload.top.pages import LogPage, Page, help_lines
-from peerload.top.tables import order_hint
+from peerload.top.tables import order_hint, signal_hint
 from peerload.top.widgets import Lines
 
 TYPE_CHECKING = False
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MESSAGE_KEPT_S = 8.0
 """How long what came of an action stands in the last line."""
+HINTED_ALWAYS = ("help", "quit")
+"""The keys that the last line has room for before others."""
 BORDER = 2
 
 
@@ -45,7 +47,8 @@ class Main(Screen[None]):
         self.owner = owner
         self.look = owner.look
         self.places: dict[str, Place] = {}
-        self.is_sorting = False
+        self.menu = ""
+        """What the next letter is for: sort or signal, "" for nothing."""
         self.asked: actions.Action | None = None
         self.message: tuple[str, str, float] = ("", "", 0.0)
 
@@ -111,18 +114,22 @@ class Main(Screen[None]):
         if self.asked is not None:
             return [(f" {draw.plain(self.asked.asks)} ", "warn bold"), (" y", "key"), (" yes  ", ""), ("n", "key"),
                     (" no    ", ""), (draw.plain(self.asked.command()), "accent")]  # fmt: skip
-        if self.is_sorting:
+        if self.menu == "sort":
             return order_hint(self.look.focus)
+        if self.menu == "signal":
+            return signal_hint()
         text, style, said_at = self.message
         if text and now - said_at < MESSAGE_KEPT_S:
             return [(" ", ""), (draw.plain(text), style)]
         line: Line = [(" ", "")]
+        hints = [*self._hints(), ("1-5", "panes"), ("Tab", "next")]
         room = self.app.size.width + 1  # the last needs no gap after it
-        for shown, hint in [*self._hints(), ("1-5", "panes"), ("Tab", "next")]:
-            room -= len(shown) + len(hint) + 3
-            if room >= 0:
-                line += [(shown, "key"), (f" {hint}  ", "")]
-        return line
+        room -= sum(len(shown) + len(hint) + 3 for shown, hint in hints if hint in HINTED_ALWAYS)
+        for shown, hint in hints:
+            room -= 0 if hint in HINTED_ALWAYS else len(shown) + len(hint) + 3
+            if room >= 0 or hint in HINTED_ALWAYS:
+                line += [(shown, "key"), (f" {hint}", ""), ("  ", "")]
+        return line[:-1]
 
     def _hints(self) -> list[tuple[str, str]]:
         """The keys that are shown, and the word for each; those that change something only if they may."""
@@ -148,11 +155,8 @@ class Main(Screen[None]):
         name = event.key if len(event.key) > 1 or not event.character else event.character
         if self.asked is not None:
             self._answer(event.key)
-        elif self.is_sorting:
-            self.is_sorting = False
-            if not self.look.sort(self.look.focus, name) and event.key != "escape":
-                self.say(f"{name} sorts by nothing: press o for the letters", "warn")
-            self.paint()
+        elif self.menu:
+            self._pick(name, event.key)
         elif name in BY_NAME or event.key in BY_NAME:
             key = BY_NAME.get(name) or BY_NAME[event.key]
             if key.does == "toggle":
@@ -163,9 +167,20 @@ class Main(Screen[None]):
     def _answer(self, key: str) -> None:
         asked, self.asked = self.asked, None
         if key == "y" and asked is not None:
-            self.owner.carry_out(asked)
+            self._carry_out(asked)
         else:
             self.say("nothing was done")
+        self.paint()
+
+    def _pick(self, letter: str, key: str) -> None:
+        """A letter of a menu."""
+        menu, self.menu = self.menu, ""
+        if menu == "sort" and not self.look.sort(self.look.focus, letter) and key != "escape":
+            self.say(f"{letter} sorts by nothing: press o for the letters", "warn")
+        elif menu == "signal" and letter in actions.SIGNALS:
+            self._propose(actions.send(self.look.acted_on(), actions.SIGNALS[letter]))
+        elif menu == "signal" and key != "escape":
+            self.say(f"{letter} is no signal: press s for the letters", "warn")
         self.paint()
 
     def _toggle(self, number: str) -> None:
@@ -199,6 +214,13 @@ class Main(Screen[None]):
         self.look.zoomed = not self.look.zoomed
         self.place_panes()
 
+    def do_open(self) -> None:
+        """The members of an array; of what has none the pane alone."""
+        if self.look.open():
+            self._chosen()
+        else:
+            self.do_zoom()
+
     def do_escape(self) -> None:
         """Out of whatever it is."""
         pane = self.look.focus
@@ -206,6 +228,8 @@ class Main(Screen[None]):
             self.look.filter(pane, "")
         elif self.look.zoomed:
             self.look.zoomed = False
+        elif pane == "tasks":
+            self.look.marked.clear()
         self.look.events_up = 0
         self.message = ("", "", 0.0)
         self.place_panes()
@@ -282,7 +306,7 @@ class Main(Screen[None]):
         if self.look.focus not in TABLES:
             self.say("nodes and tasks can be sorted: Tab goes there", "warn")
             return
-        self.is_sorting = True
+        self.menu = "sort"
         self.paint()
 
     # -- looking closer ------------------------------------------------------------------------------------------------
@@ -309,6 +333,9 @@ class Main(Screen[None]):
         if task is None:
             self.say("no task is chosen", "warn")
             return
+        if task.get("array") or task.get("members"):
+            self.say("an array: choose one of its members, Enter shows them", "warn")
+            return
         name = str(task.get("id"))
         page = LogPage(name, f"peerload logs {draw.plain(name)}", ascii_only=self.owner.painter.ascii_only)
         self.owner.log_page = page
@@ -328,15 +355,33 @@ class Main(Screen[None]):
 
     def do_cancel(self) -> None:
         """Stop the task."""
-        self._propose(actions.cancel(self.look.task()))
+        self._propose(actions.cancel(self.look.acted_on()))
 
     def do_hold(self) -> None:
         """Keep it back."""
-        self._propose(actions.hold(self.look.task()))
+        self._propose(actions.hold(self.look.acted_on()))
 
     def do_release(self) -> None:
         """Let it go on, or run it again."""
-        self._propose(actions.release(self.look.task()))
+        self._propose(actions.release(self.look.acted_on()))
+
+    def do_signal(self) -> None:
+        """A letter comes next."""
+        self.menu = "signal"
+        self.paint()
+
+    def do_mark(self) -> None:
+        """Act on this one, too."""
+        if self.look.focus != "tasks":
+            self.say("tasks can be marked: Tab goes there", "warn")
+            return
+        self.look.mark()
+        self._chosen()
+
+    def do_unmark(self) -> None:
+        """Act on the chosen one alone again."""
+        self.look.marked.clear()
+        self.paint()
 
     def do_drain(self) -> None:
         """No more tasks for the node, or again."""
@@ -354,7 +399,12 @@ class Main(Screen[None]):
             self.asked = action
             self.paint()
         else:
-            self.owner.carry_out(action)
+            self._carry_out(action)
+
+    def _carry_out(self, action: actions.Action) -> None:
+        self.owner.carry_out(action)
+        if action.verb not in ("drain", "undrain"):
+            self.look.marked.clear()
 
     # -- the mouse -----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from peerload.cli.array_rows import number_of
 from peerload.cli.text import duration_text, number_text, size_text
 from peerload.top import lines as draw
 from peerload.top import tables
@@ -69,10 +70,13 @@ class Painter:
         return [(key, "key"), (f" {name}", "title")]
 
     def _table_title(self, key: str, name: str, total: int) -> Line:
-        shown = len(self.look.rows(name))
+        self.look.rows(name)
+        shown = self.look.numbers[name]
         title = self._title(key, name)
         text = self.look.filters[name]
         title.append((f" {shown} of {total}" if text else f" {total}", "dim"))
+        if name == "tasks" and self.look.marked:
+            title.append((f"  {len(self.look.marked)} marked", "warn"))
         if text:
             title.append((f"  /{draw.plain(text)}", "warn"))
         return title
@@ -188,7 +192,11 @@ def _counts(world: World) -> Line:
 
 
 def _all_tasks(world: World) -> int:
-    return max(sum(world.counts.values()), len(world.tasks)) + len(world.guests) + len(world.ended)
+    return (
+        max(sum(world.counts.values()), len(world.tasks))
+        + len(world.guests)
+        + sum(map(number_of, world.ended.values()))
+    )
 
 
 def event_lines(look: Look, width: int, height: int, clock_text: Any) -> list[Line]:  # noqa: ANN401 -- a function of a moment

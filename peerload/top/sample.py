@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 ENDED_SHOWN_MAX = 100
 EVENTS_AT_ONCE_MAX = 200
+ENDED_EVER_S = 1e9
+ENDED_AGAIN_AFTER = 20.0
+"""The ended tasks are not asked for again before so many times as long as the last answer took."""
 ANSWERS_WITHIN_S = 5.0
 ENDINGS = ("done", "failed", "cancelled")
 
@@ -31,7 +34,7 @@ ENDINGS = ("done", "failed", "cancelled")
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
     """One look. at: when (Unix s); answer: what the agent said (`overview` of docs/wire.md); ended: the tasks that ended
-    last, None if these have not changed."""
+    last, members of an array that are done or were cancelled as one of each; None if these have not changed."""
 
     at: float
     answer: dict[str, Any]
@@ -49,6 +52,8 @@ class Live:
         self._revision = ""
         self._last_event = 0
         self._knows_ended = False
+        self._ended_from_s = 0.0
+        """Before this (monotonic) the ended tasks are not asked for again."""
 
     def look(self) -> Sample:
         """Raises PeerloadError; the next look connects anew, and is told everything."""
@@ -71,9 +76,14 @@ class Live:
         )
         events = answer.get("events") or []
         ended = None
-        if answer.get("complete") or not self._knows_ended or any(map(is_ending, events)):
-            ended = client.call("history", limit=ENDED_SHOWN_MAX, **there)["tasks"]
+        if answer.get("complete") or any(map(is_ending, events)):
+            self._knows_ended = False
+        if not self._knows_ended and time.monotonic() >= self._ended_from_s:
+            began_s = time.monotonic()
+            wanted = {"states": ENDINGS, "ended_within_s": ENDED_EVER_S, "limit": ENDED_SHOWN_MAX, "gathered": True}
+            ended = client.call("tasks", **wanted, **there)["tasks"]
             self._knows_ended = True
+            self._ended_from_s = time.monotonic() + ENDED_AGAIN_AFTER * (time.monotonic() - began_s)
         self._revision = str(answer.get("revision") or "")
         if events:
             self._last_event = int(events[-1].get("number") or 0)
@@ -84,7 +94,7 @@ class Live:
         if self._client is not None:
             self._client.close()
             self._client = None
-        self._revision = ""
+        self._revision, self._ended_from_s = "", 0.0
 
 
 class Played:

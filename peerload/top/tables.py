@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from peerload.cli.text import duration_text, number_text
+from peerload.cli.tasks import command_text
+from peerload.cli.text import duration_text, number_text, size_text
+from peerload.top import arrays
 from peerload.top import lines as draw
+from peerload.top.actions import SIGNALS
 from peerload.top.look import NODE_ORDERS, TASK_ORDERS, name_of
 
 TYPE_CHECKING = False
@@ -28,6 +31,8 @@ NO_DIRECTORY = "no directory"
 STATE_CELLS = 9
 STRETCH_CELLS_MAX = 16
 """More than so much a column does not take while another one can."""
+USER_CELLS_MAX = 8
+COMMAND_CELLS_MIN = 24
 NAME_CELLS_MAX = 22
 """Names and ids have a column as wide as the longest needs, up to this."""
 
@@ -202,10 +207,25 @@ def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
     here = look.world.node
     to, back = ("->", "<-") if ascii_only else ("→", "←")
 
+    opened, closed = ("-", "+") if ascii_only else ("▾", "▸")
+    rows = look.rows("tasks")
+    has_arrays = any(task.get("array") for task in rows)
+
+    def name_shown(task: dict[str, Any]) -> str:
+        name = draw.plain(task.get("id") or "")
+        if look.marked:
+            name = ("*" if arrays.key_of(task) in look.marked else " ") + name
+        if not has_arrays:
+            return name
+        mark = (opened if arrays.key_of(task) in look.opened else closed) if task.get("array") else " "
+        return f"{mark}{name}"
+
     def where(task: dict[str, Any]) -> Line:
         node, home = str(task.get("node") or ""), str(task.get("home") or "")
         if home and home != here:
             return [(f"{back} {draw.plain(home)}", "good")]
+        if not node and (task.get("nodes") or 0) > 1:
+            return [(f"{task['nodes']} nodes", "accent")]
         if not node:
             return [("-", "faint")]
         if node == here:
@@ -215,20 +235,34 @@ def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
     return [
         Column(
             "ID",
-            _longest((str(task.get("id") or "") for task in look.rows("tasks")), 5),
-            lambda task: [(draw.plain(task.get("id") or ""), "bold")],
+            _longest(map(name_shown, rows), 5),
+            lambda task: [(name_shown(task), "key" if arrays.key_of(task) in look.marked else "bold")],
             0,
             letter="i",
         ),
-        Column("NAME", 10, lambda task: [(draw.plain(task.get("name") or ""), "")], 1, stretches=True, letter="n"),
+        Column("NAME", 8, lambda task: [(draw.plain(task.get("name") or ""), "")], 5, letter="n"),
+        Column(
+            "USER",
+            min(_longest((draw.plain(task.get("user") or "") for task in rows), 4), USER_CELLS_MAX),
+            lambda task: [(draw.plain(task.get("user") or ""), "dim")],
+            4,
+            letter="u",
+        ),
         Column("STATE", 9, state_of_task, 0, letter="s"),
-        Column("WHERE", 10, where, 2, letter="w"),
+        Column("WHERE", 9, where, 2, letter="w"),
+        Column("CPU%", 5, lambda task: [_cpu_used(look, task)], 2, right=True),
+        Column("MEM", 6, lambda task: [_memory_used(look, task)], 3, right=True),
         Column("TIME", 6, lambda task: [(duration_text(elapsed_s(task, now)), "")], 3, right=True, letter="t"),
-        Column("EXIT", 4, lambda task: [_exit(task)], 5, right=True),
-        Column("CPUS", 4, lambda task: [(number_text(task.get("cpus"), 1), "dim")], 8, right=True, letter="c"),
-        Column("GPUS", 4, lambda task: [(number_text(task.get("gpus") or None, 2), "dim")], 7, right=True, letter="g"),
-        Column("PRIO", 4, lambda task: [(number_text(task.get("priority") or None), "dim")], 9, right=True, letter="p"),
-        Column("REASON", 16, lambda task: [(draw.plain(task.get("reason") or ""), "dim")], 6, stretches=True),
+        Column("EXIT", 4, lambda task: [_exit(task)], 6, right=True),
+        Column("CPUS", 4, lambda task: [(number_text(task.get("cpus"), 1), "dim")], 9, right=True, letter="c"),
+        Column("GPUS", 4, lambda task: [(number_text(task.get("gpus") or None, 2), "dim")], 8, right=True, letter="g"),
+        Column(
+            "PRIO", 4, lambda task: [(number_text(task.get("priority") or None), "dim")], 10, right=True, letter="p"
+        ),
+        Column("REASON", 12, lambda task: [(draw.plain(task.get("reason") or ""), "dim")], 7, stretches=True),
+        Column(
+            "COMMAND", COMMAND_CELLS_MIN, lambda task: _command(task, partial=look.world.more_wait), 1, stretches=True
+        ),
     ]
 
 
@@ -248,6 +282,27 @@ def elapsed_s(task: dict[str, Any], now: float) -> float | None:
     return (float(end) if isinstance(end, (int, float)) and end else now) - start
 
 
+def _cpu_used(look: Look, task: dict[str, Any]) -> Span:
+    """Cores kept busy, as per cent of one."""
+    cpus, _ = look.world.usage(arrays.running(task))
+    return ("-", "faint") if cpus is None else (percent(cpus), "")
+
+
+def _memory_used(look: Look, task: dict[str, Any]) -> Span:
+    _, memory = look.world.usage(arrays.running(task))
+    return ("-", "faint") if memory is None else (size_text(memory).replace(" ", "").replace("iB", ""), "")
+
+
+def _command(task: dict[str, Any], *, partial: bool) -> Line:
+    """What it runs; of an array before that how many members there are in each state."""
+    argv = task.get("argv")
+    command = draw.plain(task.get("command") or (command_text(argv) if isinstance(argv, list) else ""))
+    counts = task.get("array") or ({str(task.get("state")): arrays.number_in(task)} if task.get("members") else None)
+    if not isinstance(counts, dict):
+        return [(command, "")]
+    return [(draw.plain(arrays.counts_text(counts, partial=partial)), "accent"), (f"  {command}", "dim")]
+
+
 def _exit(task: dict[str, Any]) -> Span:
     if task.get("signal"):
         return f"s{draw.plain(task['signal'])}", "bad"
@@ -255,6 +310,14 @@ def _exit(task: dict[str, Any]) -> Span:
     if code is None:
         return "-", "faint"
     return draw.plain(code), "bad" if code else "dim"
+
+
+def signal_hint() -> Line:
+    """The letters that send a signal."""
+    hint: Line = [(" send  ", "bold")]
+    for letter, name in SIGNALS.items():
+        hint += [(letter, "key"), (f" {name}  ", "")]
+    return hint
 
 
 def order_hint(pane: str) -> Line:

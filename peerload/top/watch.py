@@ -25,6 +25,8 @@ AGENT_SHARE_MAX = 0.01
 """An agent with so much to look through that this part of its time would not do is asked less often."""
 USED_WITHIN_S = 1.5
 """What a task uses is told by its node within this, or not at all."""
+AWAY_S = 15.0
+"""A node that did not tell what tasks use is not asked for it again before that."""
 PAUSE_S_MAX = 5.0
 PAUSE_S_MIN = 0.2
 """Between two looks, however long the first took."""
@@ -112,29 +114,27 @@ class Sampler(Watcher):
 
 
 class TailWatcher(Watcher):
-    """Fetches the end of one task's output each second, as long as it may grow, and what it uses. ``took(task, pieces, at)``,
-    ``used(task, usage)`` and ``failed(task, why)`` are called from this thread."""
+    """Fetches the end of one task's output each second, as long as it may grow. ``took(task, pieces, at)`` and
+    ``failed(task, why)`` are called from this thread."""
 
     def __init__(
         self,
         socket_path: str | None,
         took: Callable[[str, list[dict[str, Any]], float], None],
-        used: Callable[[str, dict[str, Any]], None],
         failed: Callable[[str, str], None],
         broke: Callable[[Exception], None],
     ) -> None:
         super().__init__("tail", broke)
         self._path = socket_path
-        self._took, self._used, self._failed = took, used, failed
+        self._took, self._failed = took, failed
         self._news = threading.Condition()
-        self._wanted: tuple[str, int, bool, str] = ("", 0, False, "")
+        self._wanted: tuple[str, int, bool] = ("", 0, False)
         self._is_new = False
         self._ended = False
 
-    def want(self, task: str, tail_bytes: int, *, grows: bool, node: str = "") -> None:
-        """From now on this task's, "" for none; one that does not grow is fetched once. node: where it runs, if it is wanted what
-        it uses there."""
-        wanted = (task, tail_bytes, grows, node)
+    def want(self, task: str, tail_bytes: int, *, grows: bool) -> None:
+        """From now on this task's, "" for none; one that does not grow is fetched once."""
+        wanted = (task, tail_bytes, grows)
         with self._news:
             if wanted != self._wanted:
                 self._wanted, self._is_new = wanted, True
@@ -157,11 +157,9 @@ class TailWatcher(Watcher):
                 if self._ended:
                     return
                 self._is_new = False
-                task, tail_bytes, _, node = self._wanted
+                task, tail_bytes, _ = self._wanted
             if task:
                 self._fetch(task, tail_bytes)
-            if task and node:
-                self._measure(task, node)
 
     def _fetch(self, task: str, tail_bytes: int) -> None:
         try:
@@ -174,15 +172,56 @@ class TailWatcher(Watcher):
         else:
             self._took(task, pieces, time.time())
 
-    def _measure(self, task: str, node: str) -> None:
-        """Where the node is away, or of an earlier version, it is not told: nothing else waits for it."""
+
+class UsageWatcher(Watcher):
+    """Asks nodes each second what tasks use. ``used(tasks)`` is called from this thread."""
+
+    def __init__(
+        self,
+        socket_path: str | None,
+        used: Callable[[list[dict[str, Any]]], None],
+        broke: Callable[[Exception], None],
+    ) -> None:
+        super().__init__("usage", broke)
+        self._path = socket_path
+        self._used = used
+        self._ended = threading.Event()
+        self._news = threading.Event()
+        self._wanted: dict[str, list[str]] = {}
+        self._not_before_s: dict[str, float] = {}
+
+    def want(self, tasks: dict[str, list[str]]) -> None:
+        """From now on of these: node → tasks that run there."""
+        is_other = tasks != self._wanted
+        self._wanted = tasks
+        if is_other and tasks:
+            self._news.set()
+
+    def end(self) -> None:
+        """No more."""
+        self._ended.set()
+        self._news.set()
+
+    def work(self) -> None:
+        """Until `end`."""
+        while not self._ended.is_set():
+            self._news.clear()
+            began_s = time.monotonic()
+            for node, tasks in self._wanted.items():
+                if not self._ended.is_set() and time.monotonic() >= self._not_before_s.get(node, 0.0):
+                    self._measure(node, tasks)
+            self._ended.wait(PAUSE_S_MIN)
+            self._news.wait(max(EVERY_S - (time.monotonic() - began_s), 0.0) if self._wanted else None)
+
+    def _measure(self, node: str, tasks: list[str]) -> None:
+        """Where the node is away, or of an earlier version, it is not told, and not asked for a while."""
         try:
             with Client(self._path, timeout_s=USED_WITHIN_S) as client:
-                told = client.call("usage", at=node, tasks=[task])["tasks"]
+                told = client.call("usage", at=node, tasks=tasks)["tasks"]
         except PeerloadError:
-            return
-        if told:
-            self._used(task, told[0])
+            self._not_before_s[node] = time.monotonic() + AWAY_S
+        else:
+            self._used(told)
 
 
 class Once(Watcher):

@@ -108,6 +108,8 @@ class World:
         self.events_missed = 0
         self.cluster: dict[str, Series] = {key: Series() for key in ("cpu", "mem", "gpu", "gpu_mem")}
         self.sums: dict[str, float] = {}
+        self.used: dict[str, dict[str, Any]] = {}
+        """What tasks that run use, of those that were asked about (`usage` of docs/wire.md)."""
         self.seen_at = 0.0
         self.lost_because = ""
         self.lost_at = 0.0
@@ -148,12 +150,29 @@ class World:
     def _forget_all(self) -> None:
         """Another agent answers: nothing of what was known holds."""
         self.nodes.clear()
-        for tasks in (self.tasks, self.guests, self.ended):
+        for tasks in (self.tasks, self.guests, self.ended, self.used):
             tasks.clear()
         self.events.clear()
         for series in self.cluster.values():
             series.clear()
         self._last_event = self.events_missed = 0
+
+    def take_usage(self, told: Iterable[Mapping[str, Any]]) -> None:
+        """What some tasks use now; what is told of those that run no more is forgotten."""
+        self.used |= {str(one.get("id") or ""): dict(one) for one in told}
+        self.used = {name: one for name, one in self.used.items() if self.runs(name)}
+
+    def runs(self, name: str) -> bool:
+        """Whether a task runs."""
+        task = self.tasks.get(name) or self.guests.get(name)
+        return task is not None and task.get("state") == "running"
+
+    def usage(self, names: Iterable[str]) -> tuple[float | None, float | None]:
+        """Cores and bytes that these tasks use together; None if of none of them it is known."""
+        some = [self.used[name] for name in names if name in self.used and self.runs(name)]
+        cpus = [one["cpus_busy"] for one in some if is_number(one.get("cpus_busy"))]
+        memory = [one["memory_bytes"] for one in some if is_number(one.get("memory_bytes"))]
+        return sum(cpus) if cpus else None, sum(memory) if memory else None
 
     def _take_nodes(self, answer: Mapping[str, Any], at: float, *, is_complete: bool) -> None:
         told = answer.get("nodes") or []
@@ -241,6 +260,12 @@ class World:
     def task(self, name: str) -> dict[str, Any] | None:
         """A task of this home, or one that is here for another; None if it is gone."""
         return self.tasks.get(name) or self.guests.get(name) or self.ended.get(name)
+
+    @property
+    def more_wait(self) -> bool:
+        """Whether more tasks of this home wait than are known one by one."""
+        known = sum(task.get("state") in ("queued", "held") for task in self.tasks.values())
+        return known < self.counts.get("waiting", 0) + self.counts.get("held", 0)
 
     def is_guest(self, task: Mapping[str, Any]) -> bool:
         """Whether it is here for another home."""

@@ -6,7 +6,7 @@ import pytest
 
 from peerload.top import actions
 from peerload.top.world import Node
-from tests.unit.top.given import NOW, node, task
+from tests.unit.top.given import NOW, look, node, sample, task
 
 
 def command(action: actions.Action | actions.Refused) -> str:
@@ -20,17 +20,17 @@ def why(action: actions.Action | actions.Refused) -> str:
 
 
 def test_each_is_a_command() -> None:
-    assert command(actions.cancel(task("ws1/1"))) == "peerload cancel ws1/1"
-    assert command(actions.hold(task("ws1/1", "queued"))) == "peerload hold ws1/1"
-    assert command(actions.release(task("ws1/1", "held"))) == "peerload release ws1/1"
-    assert command(actions.release(task("ws1/1", "failed"))) == "peerload retry ws1/1"
+    assert command(actions.cancel([task("ws1/1")])) == "peerload cancel ws1/1"
+    assert command(actions.hold([task("ws1/1", "queued")])) == "peerload hold ws1/1"
+    assert command(actions.release([task("ws1/1", "held")])) == "peerload release ws1/1"
+    assert command(actions.release([task("ws1/1", "failed")])) == "peerload retry ws1/1"
     assert command(actions.drain(Node(node("ws1"), NOW), "ws1")) == "peerload drain"
     assert command(actions.drain(Node(node("ws2"), NOW), "ws1")) == "peerload drain ws2"
     assert command(actions.drain(Node(node("ws2", drained=True), NOW), "ws1")) == "peerload undrain ws2"
 
 
 def test_what_ends_or_stops_something_asks_first() -> None:
-    for action in (actions.cancel(task("ws1/1")), actions.drain(Node(node("ws1"), NOW), "ws1")):
+    for action in (actions.cancel([task("ws1/1")]), actions.drain(Node(node("ws1"), NOW), "ws1")):
         assert isinstance(action, actions.Action)
         assert action.asks
 
@@ -38,28 +38,28 @@ def test_what_ends_or_stops_something_asks_first() -> None:
 def test_another_node_is_asked_by_name() -> None:
     action = actions.drain(Node(node("ws2"), NOW), "ws1")
     assert isinstance(action, actions.Action)
-    assert action.fields == {"at": "ws2"}
+    assert action.requests == ({"at": "ws2"},)
     action = actions.drain(Node(node("ws1"), NOW), "ws1")
     assert isinstance(action, actions.Action)
-    assert action.fields == {}
+    assert action.requests == ({},)
 
 
 def test_a_retry_is_done_once() -> None:
-    one, two = actions.release(task("ws1/1", "done")), actions.release(task("ws1/1", "done"))
+    one, two = actions.release([task("ws1/1", "done")]), actions.release([task("ws1/1", "done")])
     assert isinstance(one, actions.Action)
     assert isinstance(two, actions.Action)
-    assert one.fields["token"] != two.fields["token"]
+    assert one.requests[0]["token"] != two.requests[0]["token"]
 
 
 @pytest.mark.parametrize(
     ("action", "says"),
     [
-        (actions.cancel(None), "no task is chosen"),
-        (actions.cancel(task("ws1/1", "done")), "ws1/1 has ended already"),
-        (actions.hold(None), "no task is chosen"),
-        (actions.hold(task("ws1/1")), "ws1/1 does not wait: it is running"),
-        (actions.release(None), "no task is chosen"),
-        (actions.release(task("ws1/1")), "ws1/1 is neither held nor has it ended: it is running"),
+        (actions.cancel([]), "no task is chosen"),
+        (actions.cancel([task("ws1/1", "done")]), "ws1/1 has ended already"),
+        (actions.hold([]), "no task is chosen"),
+        (actions.hold([task("ws1/1")]), "ws1/1 does not wait: it is running"),
+        (actions.release([]), "no task is chosen"),
+        (actions.release([task("ws1/1")]), "ws1/1 is neither held nor has it ended: it is running"),
         (actions.drain(None, "ws1"), "no node is chosen: Tab goes to the nodes"),
         (actions.drain(Node(node("ws2", state="dead"), NOW), "ws1"), "ws2 is dead"),
     ],
@@ -84,4 +84,51 @@ def test_what_cannot_be_done_is_said(action: actions.Action | actions.Refused, s
     ],
 )
 def test_what_came_of_it(verb: str, reply: dict[str, object], says: str) -> None:
-    assert actions.outcome(verb, reply) == says
+    assert actions.outcome(verb, [reply]) == says
+
+
+def marked(*names: str) -> list[dict[str, object]]:
+    seen = look(
+        sample(
+            tasks=[
+                task("ws1/1"), task("ws1/2", "queued"), task("ws1/3", "held"),
+                task("ws1/5.1"), task("ws1/5.2"), task("ws1/5.3", "queued"),
+            ],
+            ended=[task("ws1/4", "failed"), task("ws1/5.4", "done")],
+        )
+    )  # fmt: skip
+    seen.opened.add("ws1/5")
+    for name in names:
+        seen.choose("tasks", [row["id"] for row in seen.rows("tasks")].index(name))
+        seen.mark()
+    return seen.acted_on()
+
+
+def test_all_that_are_marked_are_acted_on_at_once() -> None:
+    action = actions.cancel(marked("ws1/1", "ws1/2", "ws1/4"))
+    assert isinstance(action, actions.Action)
+    assert action.requests == ({"tasks": ("ws1/1", "ws1/2")},)
+    assert action.asks == "cancel 2 tasks ?"
+    action = actions.release(marked("ws1/4", "ws1/3"))
+    assert isinstance(action, actions.Action)
+    assert (action.verb, action.requests) == ("release", ({"tasks": ("ws1/3",)},))
+    assert why(actions.hold(marked("ws1/1", "ws1/4"))) == "2 tasks do not wait: they are failed, running"
+
+
+def test_an_array_is_acted_on_as_a_whole() -> None:
+    rows = marked("ws1/5", "ws1/5.3")
+    assert [row["id"] for row in rows] == ["ws1/5"]
+    action = actions.cancel(rows)
+    assert isinstance(action, actions.Action)
+    assert action.requests == ({"tasks": ("ws1/5",)},)
+    assert action.asks == "cancel ws1/5 (3 tasks) ?"
+    assert command(actions.hold(rows)) == "peerload hold ws1/5"
+
+
+def test_a_signal_goes_to_what_runs() -> None:
+    action = actions.send(marked("ws1/5", "ws1/2", "ws1/1"), "HUP")
+    assert isinstance(action, actions.Action)
+    assert action.requests == tuple({"task": name, "signal": 1} for name in ("ws1/1", "ws1/5.1", "ws1/5.2"))
+    assert action.asks == "send HUP to 3 tasks that run ?"
+    assert why(actions.send(marked("ws1/2"), "KILL")) == "ws1/2 does not run: it is queued"
+    assert why(actions.send([], "KILL")) == "no task is chosen"

@@ -31,10 +31,10 @@ def test_panes_are_within_the_screen_and_never_over_one_another(
 
 
 def test_the_sizes_of_a_terminal() -> None:
-    assert list(layout(80, 22, nodes=300)) == ["cluster", "nodes", "tasks", "detail"]
+    assert list(layout(80, 22, nodes=300)) == ["cluster", "nodes", "tasks"]
     assert set(layout(120, 38, nodes=3)) == set(IMPORTANCE)
     assert set(layout(200, 58, nodes=300)) == set(IMPORTANCE)
-    assert set(layout(40, 10)) == {"cluster", "tasks"}
+    assert set(layout(40, 10)) == {"tasks"}
 
 
 def test_all_of_the_screen_is_used() -> None:
@@ -61,3 +61,12 @@ def test_what_is_asked_for_gets_room() -> None:
 
 def test_one_alone() -> None:
     assert layout(80, 22, zoomed="events") == {"events": (0, 0, 80, 22)}
+
+
+def test_the_tasks_have_room_before_all_that_was_not_asked_for() -> None:
+    assert layout(80, 22, nodes=300)["tasks"].height == 12
+    assert layout(80, 22, nodes=1)["tasks"].height == 12
+    assert set(layout(80, 16, nodes=3)) == {"tasks", "events"}
+    places = layout(80, 22, wanted_first=["detail"], nodes=300)
+    assert (places["detail"].height, places["tasks"].height) == (6, 11)
+    assert set(layout(40, 10, wanted_first=["cluster"])) == {"cluster", "tasks"}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.top.look import NODE_ORDERS, TASK_ORDERS, Look
+from peerload.top.look import MEASURED_MAX, NODE_ORDERS, TASK_ORDERS, Look
+from peerload.wire.control import USAGE_TASKS_MAX
 from tests.unit.top.given import NOW, gpu, look, node, sample, task
 
 
@@ -177,3 +178,97 @@ def test_events_scroll_and_follow_again() -> None:
     assert seen.events_up == 49
     seen.move(1000)
     assert seen.events_up == 0
+
+
+def array(*, running: int = 4, waiting: int = 180, done: int = 0) -> list[dict[str, object]]:
+    states = ["done"] * done + ["running"] * running + ["queued"] * waiting
+    return [task(f"ws1/5.{at}", state, name="sweep") for at, state in enumerate(states, 1) if state != "done"]
+
+
+def ended_members(done: int) -> dict[str, object]:
+    members = {"spans": [[1, done]], "count": done, "nodes": 1}
+    return task("ws1/5.1", "done", name="sweep", ended_at=NOW, exit_code=0, members=members)
+
+
+def test_the_cursor_does_not_go_with_a_task_to_those_that_ended() -> None:
+    seen = look(sample(tasks=[task(f"ws1/{number}") for number in (1, 2, 3)]))
+    seen.choose("tasks", 1)
+    over = [task("ws1/2", "done", ended_at=NOW)]
+    seen.world.take(sample(NOW + 1, ended=over, complete=False, tasks_gone=["ws1/2"]))
+    assert names(seen) == ["ws1/1", "ws1/3", "ws1/2"]
+    assert seen.chosen["tasks"] == "ws1/3"
+    seen.choose("tasks", 2)
+    newer = [task("ws1/1", "done", ended_at=NOW + 2), *over]
+    seen.world.take(sample(NOW + 2, ended=newer, complete=False, tasks_gone=["ws1/1"]))
+    assert names(seen) == ["ws1/3", "ws1/1", "ws1/2"]
+    assert seen.chosen["tasks"] == "ws1/2"
+
+
+def test_what_runs_and_waits_stays_in_sight_while_an_array_goes_on() -> None:
+    seen = look(sample(tasks=array(), ended=None))
+    seen.opened.add("ws1/5")
+    seen.choose("tasks", 1)
+    for done in range(1, 60):
+        seen.world.take(sample(NOW + done, ended=[ended_members(done)], tasks=array(done=done, waiting=180 - done)))
+        _, rows = seen.window("tasks", 10)
+        assert [row["state"] for row in rows[:5]] == ["running"] * 5
+        assert seen.place("tasks") == 1
+
+
+def test_an_array_is_one_row_that_opens() -> None:
+    seen = look(sample(ended=[ended_members(20)], tasks=[*array(done=20), task("ws1/7")]))
+    assert names(seen) == ["ws1/5", "ws1/7"]
+    assert seen.rows("tasks")[0]["array"] == {"running": 4, "queued": 180, "done": 20}
+    assert seen.numbers["tasks"] == 205
+    assert seen.open()
+    assert len(names(seen)) == 1 + 4 + 180 + 1 + 1
+    assert names(seen)[1] == "ws1/5.21"
+    assert names(seen)[-2] == "ws1/5.1-20"
+    seen.choose("tasks", 3)
+    assert seen.open()
+    assert names(seen) == ["ws1/5", "ws1/7"]
+    assert seen.chosen["tasks"] == "ws1/5"
+    seen.choose("tasks", 1)
+    assert not seen.open()
+
+
+def test_an_array_of_another_home_is_named_by_the_members_that_are_here() -> None:
+    seen = look(sample(tasks=array(), guests=[task("ws2/3.7", node="ws1"), task("ws2/3.9", node="ws1")]))
+    refs = {row["id"]: row["refs"] for row in seen.rows("tasks")}
+    assert refs == {"ws1/5": ("ws1/5",), "ws2/3": ("ws2/3.7", "ws2/3.9")}
+
+
+def test_a_filter_counts_the_members_that_match() -> None:
+    seen = look(sample(tasks=array()))
+    seen.filter("tasks", "state:queued")
+    assert seen.rows("tasks")[0]["array"] == {"queued": 180}
+
+
+def test_what_is_not_shown_is_not_marked() -> None:
+    seen = look(sample(tasks=[task("ws1/1"), task("ws1/2", "queued"), task("ws1/3")]))
+    seen.choose("tasks", 0)
+    seen.mark()
+    seen.mark()
+    assert seen.marked == {"ws1/1", "ws1/3"}
+    seen.mark()
+    seen.mark()
+    assert seen.marked == {"ws1/1", "ws1/3"}
+    seen.filter("tasks", "ws1/3")
+    seen.rows("tasks")
+    assert seen.marked == {"ws1/3"}
+    seen.filter("tasks", "")
+    assert [row["id"] for row in seen.acted_on()] == ["ws1/3"]
+
+
+def test_what_is_in_sight_and_runs_is_measured_where_it_runs() -> None:
+    tasks = [
+        task("ws1/5.1", node="ws2"),
+        task("ws1/5.2"),
+        task("ws1/5.3", "queued"),
+        *(task(f"ws1/{n}") for n in range(10, 90)),
+    ]
+    seen = look(sample(tasks=tasks))
+    seen.window("tasks", 3)
+    assert seen.measured() == {"ws2": ["ws1/5.1"], "ws1": ["ws1/5.2", "ws1/10", "ws1/11"]}
+    seen.window("tasks", 100)
+    assert sum(map(len, seen.measured().values())) == MEASURED_MAX == USAGE_TASKS_MAX

@@ -111,3 +111,16 @@ def test_what_was_recorded_is_the_same_as_what_is_live() -> None:
     live = world(*samples)
     assert seen.tasks == live.tasks
     assert list(seen.cluster["cpu"]) == list(live.cluster["cpu"])
+
+
+def test_what_tasks_use_is_summed_and_forgotten_when_they_end() -> None:
+    seen = world(sample(tasks=[task("ws1/5.1"), task("ws1/5.2"), task("ws1/6", "queued")]))
+    told = [{"id": f"ws1/5.{at}", "cpus_busy": 0.5, "memory_bytes": 100} for at in (1, 2)]
+    seen.take_usage([*told, {"id": "ws1/6", "cpus_busy": 9.0}, {"id": "ws1/9", "memory_bytes": 1}])
+    assert set(seen.used) == {"ws1/5.1", "ws1/5.2"}
+    assert seen.usage(["ws1/5.1", "ws1/5.2", "ws1/6"]) == (1.0, 200)
+    assert seen.usage(["ws1/6"]) == (None, None)
+    seen.take(sample(NOW + 1, complete=False, tasks_gone=["ws1/5.1"]))
+    assert seen.usage(["ws1/5.1", "ws1/5.2"]) == (0.5, 100)
+    seen.take_usage([])
+    assert set(seen.used) == {"ws1/5.2"}
