@@ -172,6 +172,7 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
         spool.keep(KEY, b"hi", b"")
         parts = SimpleNamespace(
             pulls=SimpleNamespace(end=lambda _key: None),
+            inside=SimpleNamespace(heard=lambda _event: False, listed=lambda event: event),
             spool=spool,
             output=_output(spool, {}),
             inbox=SimpleNamespace(put=take),

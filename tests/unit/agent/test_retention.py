@@ -36,6 +36,9 @@ def retention_of(opened: Opened, said: list[str] | None = None, **config: object
         if said is not None:
             said.append(reason)
 
+    async def nothing() -> None:
+        pass
+
     parts: Any = SimpleNamespace(
         config=SimpleNamespace(node="ws1", **(KEPT | config)),
         disk=SimpleNamespace(state="ok"),
@@ -46,7 +49,7 @@ def retention_of(opened: Opened, said: list[str] | None = None, **config: object
             gates=SimpleNamespace(inquiries=SimpleNamespace(is_watched=lambda _name: False)),
         ),
         clients=SimpleNamespace(follows=lambda _name: False),
-        output=SimpleNamespace(is_busy=lambda _key: False),
+        output=SimpleNamespace(is_busy=lambda _key: False, cut_old=nothing),
         spool=SimpleNamespace(drop=lambda _key: None),
     )
     return Retention(parts, opened.store.path)
