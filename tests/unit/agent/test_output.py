@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from peerload.agent import output as output_module
+from peerload.agent import spool as spool_module
 from peerload.agent.chores import Chores
 from peerload.agent.incoming import Incoming
 from peerload.agent.output import Output
@@ -86,6 +88,30 @@ def test_what_is_no_file_has_size_0_and_a_reason(tmp_path: Path, kind: str) -> N
     assert spool.read_small(KEY, 4096, 3) == (b"", b"err")
     spool.drop(KEY)
     assert not list(spool.directory.iterdir())
+
+
+def test_what_is_written_on_after_the_end_does_not_count(tmp_path: Path) -> None:
+    spool = _spool(tmp_path)
+    spool.keep(KEY, b"hi, and what its process has left behind says later", b"")
+    exit_ = Exit(0, stdout_bytes=2)
+    assert spool.settle([(KEY, exit_)]) == ((KEY, exit_),)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_for_want_of_descriptors_or_memory_no_output_is_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    spool = _spool(tmp_path)
+    spool.keep(KEY, b"hi", b"")
+
+    def refuse(_path: Path) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as short:
+        short.setattr(spool_module, "open_output", refuse)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            spool.settle([(KEY, Exit(0, stdout_bytes=2))])
+    assert spool.settle([(KEY, Exit(0, stdout_bytes=2))]) == ((KEY, Exit(0, stdout_bytes=2)),)
 
 
 class Links:
