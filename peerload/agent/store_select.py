@@ -122,7 +122,7 @@ def _submissions(criteria: Criteria, reader: Reader) -> Iterator[int]:
 
 
 def _has_tag(tags: tuple[str, ...], wanted: str) -> bool:
-    return any(tag == wanted or ("=" not in wanted and tag.partition("=")[0] == wanted) for tag in tags)
+    return any(wanted in (tag, tag.partition("=")[0]) for tag in tags)
 
 
 class Selected(msgspec.Struct):

@@ -8,7 +8,7 @@ import pytest
 from peerload.core.handoff_executor import OFFERS_MAX
 from peerload.core.work import GuestPhase
 from peerload.model import events, messages
-from peerload.model.actions import PutFloor, SetLease
+from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, execution_key
@@ -140,6 +140,19 @@ def test_a_lease_that_ran_out_in_the_queue_is_returned() -> None:
     x.hear("h", commit(x))
     assert x.after(61).timer("renew") == ["persist floor=1", "Return to h"]
     assert x.node.ledger.waiting == 0
+
+
+def test_room_that_comes_after_the_lease_ran_out_starts_nothing() -> None:
+    x = Given(peers=("h",))
+    x.submit()
+    x.hear("h", offer(only=True))
+    x.hear("h", commit(x))
+    did = x.after(60).end(x.task().key)  # before the timer by which it is given back
+    assert "Return to h" in did
+    assert "persist floor=1" in did
+    assert not [action for action in x.last if isinstance(action, SpawnTask)]
+    assert KEY not in x.node.executor.guests
+    assert x.node.ledger.load_tasks == 0
 
 
 def test_leases_count_from_when_they_were_asked_for() -> None:

@@ -317,6 +317,20 @@ def test_output_that_did_not_come_is_recorded_as_missing() -> None:
     assert "100 bytes" in task.record.reason
 
 
+@pytest.mark.parametrize(("sizes", "missing"), [((3, 3), 0), ((5, 7), 6), ((2, 5), 2)])
+def test_output_that_the_result_does_not_carry_is_recorded_as_missing(sizes: tuple[int, int], missing: int) -> None:
+    x = away()
+    task = x.task(2)
+    exit_ = replace(RESULT, stdout_bytes=sizes[0], stderr_bytes=sizes[1])
+    result = messages.Result(task.task, task.uid, 1, exit_, inline=True, stdout=b"out", stderr=b"err")
+    assert x.hear("y", result) == ["KeepOutput"]
+    x.when(events.OutputArrived(task.uid, 1))
+    kept = task.record.exit
+    assert kept is not None
+    assert (kept.stdout_bytes, kept.stderr_bytes) == (min(sizes[0], 3), min(sizes[1], 3))
+    assert kept.missing_bytes == missing
+
+
 def test_the_first_result_of_any_granted_attempt_counts() -> None:
     x = away(peers=("y", "z"))
     task = x.task(2)

@@ -134,6 +134,15 @@ def test_a_restarted_home_commits_to_the_reservation_that_it_has_granted() -> No
     assert x.hear("y", messages.Accept("x/4", UID, 3, 8, 5.0)) == []
 
 
+def test_a_restarted_home_takes_no_commit_for_the_only_one() -> None:
+    record = TaskRecord("x/4", UID, TaskState.LEASED, 1.0, attempt=3, node="y", nonce=9, lease_s=60.0)
+    x = Given(peers=(), started=events.AgentStarted((events.TaskRow(record, spec()),), counter=4))
+    x.hear("y", messages.Accept("x/4", UID, 3, 9, 5.0))
+    failed = events.SendFailed("y", x.sent(messages.Commit))
+    assert x.when(failed) == []  # one that was said before the restart may have arrived
+    assert (x.task(4).phase, x.task(4).record.state) == (HomePhase.AWAY, TaskState.LEASED)
+
+
 # -- who may end it ----------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import pytest
 from peerload.core.shortage import TIMER
 from peerload.core.work import HomePhase
 from peerload.model import events, messages
-from peerload.model.actions import PutFloor, SpawnTask
+from peerload.model.actions import Announce, PutFloor, SpawnTask
 from peerload.model.load import LoadReport
 from peerload.model.task import FloorKind, Guarantee, TaskState
 from tests.core.given import UID, Given, Placement, offer, spec
@@ -30,6 +30,11 @@ def committed() -> Given:
 
 def spawned(did: list[str]) -> int:
     return sum(line.startswith("spawn") for line in did)
+
+
+def announced(x: Given) -> list[messages.State]:
+    said = [action.message for action in x.last if isinstance(action, Announce)]
+    return [message for message in said if isinstance(message, messages.State)]
 
 
 def started(x: Given, key: str) -> list[str]:
@@ -65,6 +70,59 @@ def test_nothing_else_is_tried_until_the_pause_is_over_and_then_one_task_at_a_ti
     assert spawned(started(x, trial)) >= 1  # what fits
     assert not x.node.state.profile.trouble
     assert x.node.state.takes_guests
+
+
+def test_a_pause_is_bounded_and_starts_over_when_the_shortage_has_really_been_over() -> None:
+    x = Given(peers=())
+    for _ in range(16):
+        x.submit()
+    key = x.task(1).key
+    told = []
+    for pause_s in (1, 2, 4, 8, 16, 32, 60, 60):
+        told.append(f"timer shortage {pause_s}" in short(x, key))
+        x.after(pause_s).timer(TIMER)
+        key = x.done(SpawnTask).key
+    assert all(told)
+
+    def short_again_after(seconds: float) -> list[str]:
+        started(x, key)
+        assert not x.node.shortage.words
+        x.after(seconds).end(key)
+        return short(x, x.done(SpawnTask).key)
+
+    assert "timer shortage 60" in short_again_after(119)  # one has started, and soon none could again
+    x.after(60).timer(TIMER)
+    key = x.done(SpawnTask).key
+    assert "timer shortage 1" in short_again_after(121)
+
+
+def test_a_process_that_was_on_its_way_when_another_could_not_be_started_proves_nothing() -> None:
+    x = Given(peers=(), slots=2)
+    for _ in range(3):
+        x.submit()
+    short(x, x.task(1).key)
+    assert spawned(started(x, x.task(2).key)) == 0
+    assert x.node.shortage.words
+    assert x.node.state.profile.trouble
+
+
+def test_everybody_is_told_at_once_when_it_begins_and_when_it_is_over_and_not_between() -> None:
+    x = Given()
+    for _ in range(4):
+        x.submit(spec(placement=Placement(local=True)))
+
+    def troubles() -> list[bool]:
+        return [bool(told.profile.trouble) for told in announced(x)]
+
+    short(x, x.task(1).key)
+    assert troubles() == [True]
+    x.after(1).timer(TIMER)
+    assert True not in troubles()
+    short(x, x.done(SpawnTask).key)
+    assert troubles() == []
+    x.after(2).timer(TIMER)
+    started(x, x.done(SpawnTask).key)
+    assert troubles() == [False]
 
 
 def test_the_end_of_a_task_may_give_back_what_was_missing() -> None:

@@ -131,6 +131,18 @@ def test_the_file_is_not_replaced_while_it_is_synced(tmp_path: Path, disk: Disk,
     assert set(Exits(str(tmp_path)).ended) == {"once", "next"}
 
 
+def test_a_record_that_the_disk_has_changed_is_not_believed(tmp_path: Path, woken: tuple[int, int]) -> None:
+    exits = made(tmp_path, woken)
+    for key in ("a", "b", "c"):
+        exits.add(key, RECORD | {"reason": f"of {key}"}, is_synced=False)
+    exits.flush()
+    path = tmp_path / "exits.log"
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b"of b", b"of x"))  # as good a record, if nobody looks at its checksum
+    assert set(Exits(str(tmp_path)).ended) == {"a"}
+    assert path.read_bytes() == raw[: path.stat().st_size]
+
+
 def test_where_no_thread_can_be_made_the_launcher_waits_for_the_disk_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

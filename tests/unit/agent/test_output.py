@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from peerload.agent import output as output_module
+from peerload.agent import spool as spool_module
 from peerload.agent.chores import Chores
 from peerload.agent.incoming import Incoming
 from peerload.agent.output import Output
@@ -22,13 +24,13 @@ from peerload.agent.perform import Performer
 from peerload.agent.spool import Spool
 from peerload.core.work import GuestPhase
 from peerload.model import events
-from peerload.model.actions import FetchOutput
+from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import Exit, execution_key
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 UID = b"\x01" * 16
 KEY = execution_key(UID, 1)
@@ -86,6 +88,30 @@ def test_what_is_no_file_has_size_0_and_a_reason(tmp_path: Path, kind: str) -> N
     assert spool.read_small(KEY, 4096, 3) == (b"", b"err")
     spool.drop(KEY)
     assert not list(spool.directory.iterdir())
+
+
+def test_what_is_written_on_after_the_end_does_not_count(tmp_path: Path) -> None:
+    spool = _spool(tmp_path)
+    spool.keep(KEY, b"hi, and what its process has left behind says later", b"")
+    exit_ = Exit(0, stdout_bytes=2)
+    assert spool.settle([(KEY, exit_)]) == ((KEY, exit_),)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_for_want_of_descriptors_or_memory_no_output_is_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    spool = _spool(tmp_path)
+    spool.keep(KEY, b"hi", b"")
+
+    def refuse(_path: Path) -> int:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as short:
+        short.setattr(spool_module, "open_output", refuse)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            spool.settle([(KEY, Exit(0, stdout_bytes=2))])
+    assert spool.settle([(KEY, Exit(0, stdout_bytes=2))]) == ((KEY, Exit(0, stdout_bytes=2)),)
 
 
 class Links:
@@ -201,3 +227,86 @@ def test_nothing_overtakes_a_launchers_list(tmp_path: Path) -> None:
     ]
     asyncio.run(story())
     assert put == told
+
+
+class Disk:
+    """Writes down which files are synced, and what is told between: each under its path in the state directory."""
+
+    def __init__(self, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self._state = state
+        self._fsync = os.fsync
+        self._core_is_told = asyncio.Event()
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, fd: int) -> None:
+        """As the real one, with a note."""
+        self._fsync(fd)
+        self.log.append(str(Path(f"/proc/self/fd/{fd}").readlink().relative_to(self._state)))
+
+    def _put(self, event: events.Event) -> None:
+        self.log.append(type(event).__name__)
+        self._core_is_told.set()
+
+    def parts(self, spool: Spool, output: Output | None = None) -> Any:
+        """Those of an agent whose core is told nothing but that it was told."""
+        return SimpleNamespace(
+            spool=spool,
+            output=output,
+            inbox=SimpleNamespace(put=self._put),
+            counters=collections.Counter(),
+            config=SimpleNamespace(node="n1"),
+            disk=SimpleNamespace(is_full=False),
+            pulls=SimpleNamespace(end=lambda _key: None),
+            clients=SimpleNamespace(waits=lambda _task, _error: None),
+            release=SimpleNamespace(outward=lambda do: do()),
+        )
+
+    def told(self, parts: Any, act: Callable[[Performer], object]) -> list[str]:
+        """What was synced until the core was told something, and that."""
+
+        async def story() -> None:
+            performer = Performer(parts)
+            act(performer)
+            async with asyncio.timeout(PATIENCE_S):
+                await self._core_is_told.wait()
+            await performer.close()
+
+        self.log.clear()
+        asyncio.run(story())
+        return self.log
+
+
+def test_output_that_came_with_the_result_is_on_disk_before_the_result_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = _spool(tmp_path)
+    disk = Disk(tmp_path, monkeypatch)
+    keep = KeepOutput(KEY, "n1/1", UID, 1, b"out", b"err")
+    log = disk.told(disk.parts(spool), lambda performer: performer.perform([keep]))
+    # under the names that they have until they are renamed, then the directory with the new names
+    assert log == [f"spool/{KEY}.out.part", f"spool/{KEY}.err.part", "spool", "OutputArrived"]
+
+
+def test_output_that_was_fetched_is_on_disk_before_the_result_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = _spool(tmp_path)
+    disk = Disk(tmp_path, monkeypatch)
+    output = _output(spool, {})
+    output.links = cast("Any", Links(OutputChunk(1, 0, b"out"), OutputChunk(2, 0, b"err"), OutputEnd(3, 3)))
+    fetch = FetchOutput(KEY, "n1/1", UID, 1, "n2", 3, 3)
+    log = disk.told(disk.parts(spool, output), lambda performer: performer.perform([fetch]))
+    assert log == [f"spool/{KEY}.out", f"spool/{KEY}.err", "spool", "OutputArrived"]
+    assert spool.read_small(KEY, 3, 3) == (b"out", b"err")
+
+
+def test_output_of_an_end_is_on_disk_before_the_end_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on its RESULT may be said, and home may rely on that."""
+    spool = _spool(tmp_path)
+    spool.keep(KEY, b"out", b"err")
+    disk = Disk(tmp_path, monkeypatch)
+    ended = events.TaskEnded(KEY, Exit(0, stdout_bytes=3, stderr_bytes=3))
+    parts = disk.parts(spool, _output(spool, {}))
+    log = disk.told(parts, lambda performer: performer.settle(ended))
+    assert log == [f"spool/{KEY}.out", f"spool/{KEY}.err", "spool", "TaskEnded"]

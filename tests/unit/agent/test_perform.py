@@ -9,11 +9,13 @@ from typing import Any, cast
 
 from peerload.agent.mqtt_inbox import SOURCES_MAX
 from peerload.agent.perform import FOUND_AT_A_TIME, Performer
-from peerload.model import actions
+from peerload.model import actions, events
 from peerload.model.errors import StoreError
 from peerload.model.events import TaskFound
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Message, ProbeReply
+from tests.core.given import Given, offer
+from tests.core.test_executor import KEY, commit
 
 ADVICE = ProbeReply(1, accepts=True, report=LoadReport())
 
@@ -125,3 +127,53 @@ async def _expired(*timers: tuple[str, str]) -> tuple[list[str], int]:
 
 def test_what_goes_on_for_many_tasks_waits_for_the_disk_and_leases_do_not() -> None:
     assert asyncio.run(_expired(("request", "1"), ("lease", "00"), ("gates", ""))) == (["lease"], 2)
+
+
+def test_a_timer_that_expires_early_is_set_again() -> None:
+    """The loop's clock and the boot clock are two: the second decides."""
+    put: list[events.Event] = []
+    now = SimpleNamespace(boot_s=4.0)
+    timer = ("lease", "00")
+
+    async def story() -> None:
+        performer = Performer(cast("Any", SimpleNamespace(now=lambda: now, inbox=SimpleNamespace(put=put.append))))
+        performer._set_timer(actions.SetTimer(timer, 5.0))
+        first = performer._timers[timer]
+        performer._expire(timer, 5.0)
+        assert put == []
+        assert performer._timers[timer] is not first
+        now.boot_s = 5.0
+        performer._expire(timer, 5.0)
+        assert put == [events.TimerExpired(timer)]
+        assert not performer._timers
+        first.cancel()
+        await performer.close()
+
+    asyncio.run(story())
+
+
+def test_what_was_reported_dead_before_its_turn_to_be_spawned_is_not_spawned() -> None:
+    """The order to start it waits for its row to be durable; meanwhile its launcher has gone, and the next has nothing."""
+    x = Given(peers=("h",))
+    x.hear("h", offer())
+    x.hear("h", commit(x))
+    order = x.done(actions.SpawnTask)
+    spawned: list[str] = []
+    parts = SimpleNamespace(
+        node=x.node,
+        counters=Counter(),
+        users=SimpleNamespace(is_system=True),
+        config=SimpleNamespace(node="x", device=()),
+        spool=SimpleNamespace(paths=lambda key: (f"{key}.out", f"{key}.err")),
+        feeding=SimpleNamespace(source=lambda _action: None),
+        launcher=SimpleNamespace(spawn=lambda action, *_: spawned.append(action.key)),
+        release=SimpleNamespace(outward=lambda do: do()),
+    )
+    performer = Performer(cast("Any", parts))
+    performer.perform([order])
+    assert spawned == [KEY]
+    x.when(events.LauncherLost())
+    assert "Died to h" in x.when(events.LauncherReady())
+    performer.perform([order])
+    assert spawned == [KEY]
+    assert parts.counters["spawns dropped"] == 1

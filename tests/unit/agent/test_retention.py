@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from peerload.agent.retention import Retention
 from peerload.agent.store_removal import Upkeep
 from peerload.agent.store_rows import SINGLE
 from peerload.model.actions import Row
-from peerload.model.task import Exit, TaskState
-from tests.unit.agent.test_store import Opened, put, submission
+from peerload.model.task import Exit, TaskState, execution_key
+from tests.unit.agent.test_store import Opened, put, submission, uid
 
 DAY_S = 86_400.0
 KEPT: dict[str, Any] = {
@@ -136,3 +138,29 @@ def test_outputs_are_shared_in_the_same_way_and_the_tasks_stay(tmp_path: Path) -
         assert with_output(opened) == kept
         assert "the outputs of 2 ended tasks" in said[0]
         assert retention.early == 2
+
+
+@pytest.mark.parametrize("why", ["followed", "watched", "busy", "not over"])
+def test_what_is_in_use_stays_until_it_is_not(tmp_path: Path, why: str) -> None:
+    """Of two tasks that are old enough to go, the first is in use."""
+    now = time.time()
+    with Opened(tmp_path / "db") as opened:
+        _end(opened, 1, now - 40 * DAY_S)
+        _end(opened, 2, now - 40 * DAY_S)
+        retention = retention_of(opened)
+        parts: Any = retention._parts
+        used: set[object] = {"ws1/1", uid(1000), execution_key(uid(1000), 1)}
+        if why == "followed":
+            parts.clients.follows = used.__contains__
+        elif why == "watched":
+            parts.node.gates.inquiries.is_watched = used.__contains__
+        elif why == "busy":
+            parts.output.is_busy = used.__contains__
+        else:
+            parts.node.home.tasks = dict.fromkeys(used)
+        asyncio.run(retention.enforce())
+        assert left(opened) == [(1, SINGLE)]
+        used.clear()
+        parts.node.home.tasks = {}
+        asyncio.run(retention.enforce())
+        assert left(opened) == []

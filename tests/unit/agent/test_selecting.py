@@ -7,6 +7,7 @@ import collections
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from peerload.agent.caller import Caller
@@ -71,6 +72,29 @@ def test_running_and_leased_are_told_apart(parts: Any) -> None:
     whole = answer(parts, ALICE, tasks=("@",))
     assert whole["selected"] == ["ws1/3"]
     assert collections.Counter(whole["states"]) == {"running": 1, "leased": 1, "cancelled": 1, "queued": 1}
+
+
+def test_one_that_was_seen_running_runs_no_more_once_it_is_another_attempt(parts: Any) -> None:
+    parts.node.home.tasks[uid(3002)].record.attempt = 2
+    assert answer(parts, ALICE, states=("running",))["selected"] == []
+    assert answer(parts, ALICE, states=("leased",))["selected"] == ["ws1/3.1-2"]
+
+
+def test_a_group_and_the_name_of_a_program_without_its_directory(tmp_path: Path) -> None:
+    long = msgspec.structs.replace(SPEC, argv=(b"/usr/bin/train.py", b"x"))
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(kept(1, group="gpu"), put(1), kept(2), put(2), kept(3, group="gpus"), put(3))
+        submitted = Submission(4, "token-4", b"d" * 32, long, (), NOW, terms=Terms(group="gpu"))
+        opened.keep(PutSubmission(submitted), put(4))
+
+        def found(**asked: Any) -> list[int]:
+            return sorted(opened.store.selected_beside(opened.store.path, Criteria(**asked)).members)
+
+        assert found(group="gpu") == [1, 4]
+        assert found(name="train.py") == [4]
+        assert found(name="train*", group="gpu") == [4]
+        assert found(name="true", group="gpu") == [1]
+        assert found(name="/usr/bin/train.py") == []
 
 
 def test_names_of_ranges(parts: Any) -> None:

@@ -25,6 +25,8 @@ from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind
 from tests.support import PATIENCE_S, wait_until
 
 NOW = 4e9  # far enough ahead for every retention
+FULL = 2
+"""What SQLite calls the setting by which each commit is synced, also one that goes to the log."""
 SPEC = TaskSpec(argv=(b"true",), directory=b"/", environment=b"\x81\xc4\x01A\xc4\x01\xff")
 
 
@@ -338,6 +340,14 @@ def test_every_start_has_a_greater_incarnation(tmp_path: Path) -> None:
         with Opened(tmp_path / "db") as opened:
             seen.append(opened.store.next_incarnation())
     assert seen == [1, 2, 3]
+
+
+def test_a_commit_is_on_the_disk_when_it_returns(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        writer = opened.store._writer
+        assert writer is not None
+        assert writer.execute("PRAGMA synchronous").fetchone() == (FULL,)
+        assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_one_agent_a_directory(tmp_path: Path) -> None:

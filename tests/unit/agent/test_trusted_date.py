@@ -105,6 +105,14 @@ def test_after_a_reboot_the_time_that_the_machine_was_off_counts_when_it_has_bee
     assert machine.wall_s - date.now() < 2 * DAY_S
 
 
+def test_the_boot_clock_of_another_boot_says_nothing() -> None:
+    machine = Machine()
+    anchor = anchor_of(machine.date().anchor.packed())
+    machine.boot_id, machine.boot_s = "boot-2", 1000.0 + 5 * DAY_S
+    machine.wall_s += 40 * DAY_S
+    assert machine.date(anchor).now() == WALL_S
+
+
 def test_an_anchor_that_cannot_be_read_is_none() -> None:
     for packed in (None, "", "a b c", b"x", "boot 1 2", "boot 1 2 three"):
         assert anchor_of(packed) is None

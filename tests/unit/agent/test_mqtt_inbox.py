@@ -1,0 +1,45 @@
+"""What is believed of what a broker hands over: each node on its own topics alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from peerload.agent.mqtt_inbox import AdviceFilter, Topics
+from peerload.model.load import LoadReport
+from peerload.model.messages import Envelope, Identity, ProbeReply, State
+from peerload.model.resources import Profile
+from peerload.wire import peer
+from peerload.wire.seal import KEY_BYTES, Sealer
+
+CLUSTER = "lab"
+REPLY = ProbeReply(1, accepts=True, report=LoadReport())
+HERS = Topics(CLUSTER, "main", "n2")
+
+
+def _sealer(node: str) -> Sealer:
+    return Sealer(bytes(KEY_BYTES), "id", node, f"{node}-boot", purpose="mqtt")
+
+
+@pytest.mark.rule("M1")
+@pytest.mark.parametrize("topic", [HERS.to("me"), HERS.state], ids=["to", "state"])
+def test_a_member_may_not_speak_below_the_name_of_another(topic: str) -> None:
+    """Sealed by n3 for that very topic and signed as n3: nothing but the topic is wrong."""
+    counters: Counter[str] = Counter()
+    broken: list[tuple[str, str]] = []
+    me = Identity("me", "me-boot", "m", "s", 1)
+
+    def tell(rule: str, who: str, what: str, tolerated: int = 0) -> None:
+        del what, tolerated
+        broken.append((rule, who))
+
+    ours = AdviceFilter(Topics(CLUSTER, "main", "me"), me, _sealer("me"), counters, tell)
+    for number, node in enumerate(("n3", "n2"), start=1):
+        told = Identity(node, f"{node}-boot", "m", "s", 1)
+        body = State(told, Profile(node, 1, 1.0), LoadReport()) if topic == HERS.state else REPLY
+        envelope = Envelope(v=1, cluster=CLUSTER, src=node, src_boot=told.boot, seq=number, body=body, dst="me")
+        believed = ours.accept(topic, _sealer(node).seal(peer.encode(envelope), topic.encode()))
+        assert (believed is not None) == (node == "n2")
+    assert counters["mqtt dropped: wrong source"] == 1
+    assert broken == [("M1", "n2")]
