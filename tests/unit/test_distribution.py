@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from peerload import distribution
 
@@ -39,3 +47,45 @@ def test_nobody_is_told_to_install_a_name_that_is_not_registered() -> None:
             text = path.read_text(encoding="utf-8")
             assert f"install {distribution.NAME}=" not in text, path
             assert f"{distribution.NAME}[" not in text, path
+
+
+@pytest.mark.long
+def test_wheel_and_sdist_have_what_belongs_to_them(tmp_path: Path) -> None:
+    """The files of git, and nothing that lies about; the wheel has the units and the documents beside the program."""
+    tree = tmp_path / "tree"
+    copied = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in copied.split("\0"):
+        if name and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tree / name)
+    build = "import setuptools.build_meta as b, sys; to = sys.argv[1]; b.build_sdist(to); b.build_wheel(to)"
+    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=tree, check=True, capture_output=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        has = {name.partition("/")[2] for name in archive.getnames()}
+    for name in (
+        "tests/conftest.py",
+        "docs/cli.md",
+        "docs/adr/0001-dependencies.md",
+        "deploy/install",
+        "CHANGELOG.md",
+        "Makefile",
+    ):
+        assert name in has
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        carried = {name.partition("/data/share/peerload/")[2] for name in archive.namelist()}
+        install = next(info for info in archive.infolist() if info.filename.endswith("share/peerload/deploy/install"))
+    assert install.external_attr >> 16 & 0o100, "it can be run"
+    deployed = {name for name in copied.split("\0") if name.startswith("deploy/")}
+    assert deployed <= carried
+    assert {"docs/cli.md", "docs/security.md", "docs/adr/0018-a-system-service.md", "README.md"} <= carried
+
+
+def test_every_dependency_has_an_upper_bound_that_the_pins_keep() -> None:
+    pins = dict(re.findall(r"^([a-z][\w.-]*)==([\w.+]+)", (ROOT / ".ci/requirements.txt").read_text(), re.MULTILINE))
+    for requirement in project()["dependencies"]:
+        found = re.fullmatch(r"([\w-]+)>=([\d.]+),<([\d.]+)", requirement)
+        assert found, requirement
+        low, pin, high = ([int(part) for part in text.split(".")] for text in (found[2], pins[found[1]], found[3]))
+        assert low <= pin < high, requirement
