@@ -89,3 +89,16 @@ def test_every_dependency_has_an_upper_bound_that_the_pins_keep() -> None:
         assert found, requirement
         low, pin, high = ([int(part) for part in text.split(".")] for text in (found[2], pins[found[1]], found[3]))
         assert low <= pin < high, requirement
+
+
+def test_the_workflow_names_what_there_is() -> None:
+    yaml = pytest.importorskip("yaml", reason="there is no reader of YAML here")
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
+    told = {text.rsplit(" ", 1)[1] for text in project()["classifiers"] if re.search(r":: 3\.\d+$", text)}
+    assert told <= set(jobs["gate"]["strategy"]["matrix"]["python"])
+    assert told == set(jobs["packages"]["strategy"]["matrix"]["python"])
+    commands = " ".join(step.get("run", "") for job in jobs.values() for step in job["steps"])
+    for target in re.findall(r"\bmake ([a-z-]+)", commands):
+        assert f"\n{target}:" in (ROOT / "Makefile").read_text()
+    for name in re.findall(r"(?<!/)\b((?:\.ci|deploy)/[\w.-]+)", commands):
+        assert (ROOT / name).is_file(), name
