@@ -23,6 +23,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal, Self
 
+from peerload.distribution import how_to_add
 from peerload.model.errors import ConfigError, PeerloadError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ async def run_broker(host: str = "127.0.0.1", port: int = 0) -> tuple[str, Calla
         from amqtt.errors import BrokerError  # noqa: PLC0415
     except ImportError as error:
         raise BrokerUnavailable(
-            "the small broker is not installed", why=str(error), hint="pip install 'peerload[broker]'"
+            "the small broker is not installed", why=str(error), hint=how_to_add("broker")
         ) from error
     bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     # The plug-ins are named because the default set announces its own deprecation; without the last one no $SYS.
@@ -207,7 +208,7 @@ def start_broker(directory: Path, kind: Kind | None = None) -> Iterator[BrokerPr
     """A broker on a free loopback port for as long as the block lasts. Raises BrokerUnavailable if there is none."""
     chosen = kind or find_broker()
     if chosen is None:
-        raise BrokerUnavailable("no MQTT broker is installed", hint="pip install 'peerload[broker]'")
+        raise BrokerUnavailable("no MQTT broker is installed", hint=how_to_add("broker"))
     broker = BrokerProcess(directory, chosen)
     try:
         yield broker.start()

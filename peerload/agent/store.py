@@ -26,6 +26,7 @@ import msgspec
 from peerload.agent import store_schema as schema
 from peerload.agent.disk import has_no_room
 from peerload.agent.high_water import GAP, HighWater, LostCommits, Mark
+from peerload.agent.store_backup import back_up
 from peerload.agent.store_chores import put_chores
 from peerload.agent.store_recover import StoreRecovery
 from peerload.agent.store_removal import OUTPUT_BYTES_MAX, Upkeep, output_bytes, output_bytes_of
@@ -232,6 +233,8 @@ class Store(StoreRecovery):
             connection.executescript(f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION}; {made}; COMMIT;")
             connection.executescript(schema.OWNERS)
             return
+        if version < schema.VERSION:
+            back_up(connection, self._path, version)
         connection.create_function("output_bytes_of", 1, self._output_bytes_of)
         for number in range(version + 1, schema.VERSION + 1):
             connection.executescript(schema.migration(connection, number))

@@ -194,4 +194,5 @@ ENDED_BEFORE_LAST = "t.ended_at > 0 AND t.ended_at >= ? ORDER BY t.counter DESC,
 HIGHEST = "SELECT counter FROM {table} WHERE counter IS NOT NULL AND counter < ? ORDER BY counter DESC LIMIT 1"
 """The highest number of a submission in a table; what is no number comes after all numbers."""
 KEEP_ID = "UPDATE meta SET value = ? WHERE key = 'store_id'"
+KEEP_INCARNATION = "INSERT OR REPLACE INTO meta VALUES ('incarnation', ?)"
 KEEP_COUNTER = "INSERT OR REPLACE INTO meta VALUES ('counter', ?)"

@@ -24,6 +24,7 @@ from peerload.cli.main import INTERRUPTED
 from peerload.cli.options import Options, whole
 from peerload.cli.text import coloured, print_json, printable, say
 from peerload.client import Client
+from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 
 TYPE_CHECKING = False
@@ -130,7 +131,7 @@ class Demo:
             raise PeerloadError(
                 "there is no MQTT broker to start",
                 why="mosquitto is not installed, nor is amqtt",
-                hint="apt install mosquitto        or:  pip install 'peerload[broker]'",
+                hint=f"apt install mosquitto        or:  {how_to_add('broker')}",
             )
         broker = self._stack.enter_context(start_broker(self.directory, kind))
         self.broker = kind

@@ -13,6 +13,8 @@ from importlib.metadata import Distribution, packages_distributions
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from peerload import distribution
+
 PACKAGE = "peerload"
 TREE = "tar -C {tree} --exclude=./.venv --exclude=./.git -cz . | ssh OTHER {there}"
 """What `make setup` needs of a source tree, carried to another machine."""
@@ -56,7 +58,7 @@ def lines_for(join: str, release: str, direct_url: dict[str, object], *, is_syst
         file = shlex.quote(os.path.basename(path))  # noqa: PTH119
         ways = [f"cat > {file} && {install} ./{file} && {IN_HOME.format(join=join)}" for install in INSTALLERS]
         return [Line(f"ssh OTHER {shlex.quote(way)} < {shlex.quote(path)}", is_typed_here=True) for way in ways]
-    if path:
+    if path or not (url or distribution.IS_REGISTERED):
         return []
     what = shlex.quote(_requirement(release, url, direct_url.get("vcs_info")))
     return [Line(f"{install} {what} && {IN_HOME.format(join=join)}", is_typed_here=False) for install in INSTALLERS]

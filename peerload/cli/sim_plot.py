@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from peerload.cli.main import UsageError
 from peerload.cli.text import counted
+from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.sim.outcome import bounds
 
@@ -46,7 +47,7 @@ def check(path: str, loads: int) -> None:
     if Path(path).suffix.lower() not in ENDINGS:
         raise UsageError(f"sim: --plot {path!r} is no picture", why=f"allowed: a file ending in {', '.join(ENDINGS)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise PeerloadError("sim: --plot needs matplotlib, which is not installed", hint="pip install 'peerload[plot]'")
+        raise PeerloadError("sim: --plot needs matplotlib, which is not installed", hint=how_to_add("plot"))
     check_writable("--plot", path)
 
 

@@ -11,6 +11,7 @@ from peerload.cli.options import Options
 from peerload.cli.redraw import redrawn
 from peerload.cli.text import coloured, number_text, print_json, printable, table
 from peerload.client import Client
+from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.top.snapshot import bar, sample
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 SLOTS_HEADING = "SLOTS"
 LEFT_OUT_FIRST = ("REGION", "GPUS", "CPU", "MEMORY", "AGE")
 """Columns that a narrow terminal does without, in this order."""
-WITHOUT_VIEW = "With keys, output and graphs:  pip install 'peerload[top]'"
+WITHOUT_VIEW = f"With keys, output and graphs:  {how_to_add('top')}"
 WIDE = 10_000
 """The width of what is no terminal."""
 

@@ -37,7 +37,7 @@ def directory() -> Iterator[Path]:
 def broker_here() -> None:
     """A broker must be here, one way or the other."""
     if find_broker() is None:
-        pytest.fail("neither mosquitto nor amqtt is installed: pip install 'peerload[broker]'")
+        pytest.fail("neither mosquitto nor amqtt is installed: make setup")
 
 
 def _start(directory: Path, *words: str) -> subprocess.Popen[str]:

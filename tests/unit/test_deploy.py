@@ -148,6 +148,7 @@ def test_scripts_are_in_order(script: str, shellcheck: Path) -> None:
             ["upgrade", "--prefix", "/nonexistent/x"],
             "peerload: there is no peerload in /nonexistent/x to be upgraded\n",
         ),
+        (["install", "--from", "0.1.0"], "peerload: 0.1.0 is no wheel and no source tree\n"),
         (["uninstall", "--prefix", "/"], "peerload: --prefix / is no whole path\n"),
         (["uninstall", "--prefix", "/usr"], "peerload: /usr is not peerload's\n"),
     ],
@@ -170,7 +171,16 @@ def test_an_install_that_fails_leaves_nothing(tmp_path: Path) -> None:
     wheels.mkdir()
     (wheels / "other-1-py3-none-any.whl").touch()
     prefix = tmp_path / "opt/peerload"
-    words = [str(DEPLOY / "install"), "--no-start", "--prefix", str(prefix), "--from", "0.0.1", "--wheels", str(wheels)]
+    words = [
+        str(DEPLOY / "install"),
+        "--no-start",
+        "--prefix",
+        str(prefix),
+        "--from",
+        str(wheels / "other-1-py3-none-any.whl"),
+        "--wheels",
+        str(wheels),
+    ]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "peerload: the packages that it needs cannot be installed\n  without a network:" in done.stderr

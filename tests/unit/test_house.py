@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 REQUIREMENTS = (ROOT / ".ci/requirements.txt").read_text(encoding="utf-8")
 TOP_LEVEL = {
-    ".ci", ".git", ".gitignore", "CHANGELOG.md", "LICENSE", "Makefile", "README.md",
+    ".ci", ".git", ".github", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "Makefile", "README.md", "SECURITY.md",
     "deploy", "docs", "peerload", "policies", "pyproject.toml", "tests",
 }  # fmt: skip
 POLICY_LINES_MAX = 150

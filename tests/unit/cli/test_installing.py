@@ -5,6 +5,9 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
+import pytest
+
+from peerload import distribution
 from peerload.cli.installing import lines, lines_for
 
 if TYPE_CHECKING:
@@ -13,7 +16,9 @@ if TYPE_CHECKING:
 JOIN = "peerload join plj1-secret"
 
 
-def test_a_release_of_an_index_is_installed_by_its_version() -> None:
+def test_a_release_of_an_index_is_installed_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lines_for(JOIN, "peerload==1.2", {}, is_system=False) == [], "the name may be another's"
+    monkeypatch.setattr(distribution, "IS_REGISTERED", True)
     pipx, uv = lines_for(JOIN, "peerload==1.2", {}, is_system=False)
     assert pipx == ("pipx install peerload==1.2 && ~/.local/bin/peerload join plj1-secret", False)
     assert uv == ("uv tool install peerload==1.2 && ~/.local/bin/peerload join plj1-secret", False)

@@ -216,7 +216,7 @@ def test_without_matplotlib_a_plot_is_refused_at_once(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("peerload.cli.sim_work.run", lambda *_: pytest.fail("it was simulated"))
     assert main(["sim", "--load", "0.5:0.9", "--plot", str(tmp_path / "curves.png")]) == CANNOT
-    assert "pip install 'peerload[plot]'" in capsys.readouterr().err
+    assert "pip install 'matplotlib>=" in capsys.readouterr().err
 
 
 # -- what it says ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,152 @@
+"""deploy/install and deploy/uninstall on a machine of their own: directories of ours in the place of the system's, and a
+`systemctl` that starts what the unit would."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from peerload.agent.store import Store
+from peerload.agent.store_schema import VERSION
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+MARKER = ".peerload-install"
+PLACES = ("usr/local", "opt", "var/lib", "run", "etc")
+SYSTEMCTL = """#!/bin/sh
+case "$*" in
+--version) echo "systemd 252" ;;
+"restart peerload.service") exec /usr/local/bin/peerload ;;
+esac
+"""
+RUNUSER = '#!/bin/sh\nshift 3\nexec "$@"\n'
+AGENT = f"""#!{sys.executable} -I
+from pathlib import Path
+from peerload.agent import store_schema as schema
+from peerload.agent.store import Store
+if IS_NEW:
+    schema.VERSION += 1
+    schema.MIGRATIONS[schema.VERSION] = "CREATE TABLE later (x);"
+store = Store(Path("/var/lib/peerload/peerload.db"), "ws1")
+store.open()
+store.next_incarnation()
+store.close()
+raise SystemExit(IS_NEW)
+"""
+
+
+def _is_able() -> bool:
+    tried = ["unshare", "--mount", "--propagation", "private", "mount", "-t", "tmpfs", "none", "/opt"]
+    return os.geteuid() == 0 and subprocess.run(tried, capture_output=True, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not _is_able(), reason="only root can give itself other directories")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """What stands in the place of the system's directories."""
+    for place in PLACES:
+        (tmp_path / place).mkdir(parents=True)
+    for name in ("passwd", "group", "shadow", "gshadow", "nsswitch.conf", "ld.so.cache"):
+        if Path("/etc", name).exists():
+            shutil.copy(Path("/etc", name), tmp_path / "etc")
+    if Path("/etc/alternatives").exists():
+        shutil.copytree("/etc/alternatives", tmp_path / "etc/alternatives", symlinks=True)
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
+    script(tmp_path / "usr/local/bin/systemctl", SYSTEMCTL)
+    script(tmp_path / "usr/local/bin/runuser", RUNUSER)
+    return tmp_path
+
+
+def script(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+
+
+def play(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run one of the scripts there."""
+    mounts = " && ".join(f"mount --bind {shlex.quote(str(root / place))} /{place}" for place in PLACES)
+    inner = f"{mounts} && exec {shlex.join([str(DEPLOY / words[0]), *words[1:]])}"
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", inner]
+    environment = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+
+
+def version(prefix: Path, name: str, *, is_new: bool) -> Path:
+    """A version as install puts it there, the agent of which opens the database and, if new, does not come up."""
+    there = prefix / "versions" / name
+    script(there / "bin/peerload", AGENT.replace("IS_NEW", str(int(is_new))))
+    script(there / "bin/python", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    (there / MARKER).touch()
+    (prefix / MARKER).touch()
+    return there
+
+
+def wheel(path: Path) -> str:
+    """A file to install from → the name of the version that it makes."""
+    path.write_bytes(b"wheel")
+    pins = (DEPLOY / "requirements.txt").read_bytes()
+    return hashlib.sha256(b"wheel" + pins).hexdigest()[:12]
+
+
+def test_a_version_that_does_not_come_up_changes_neither_database_nor_units(root: Path) -> None:
+    prefix, state = root / "opt/peerload", root / "var/lib/peerload"
+    version(prefix, "first", is_new=False)
+    version(prefix, wheel(root / "opt/new.whl"), is_new=True)
+    (prefix / "current").symlink_to("versions/first")
+    unit = root / "usr/local/lib/systemd/system/peerload.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text("[Unit]\nDescription=of the first\n", encoding="utf-8")
+    state.mkdir()
+    store = Store(state / "peerload.db", "ws1")
+    store.open()
+    store.close()
+    done = play(root, "upgrade", "--from", "/opt/new.whl")
+    assert done.returncode == 1
+    assert (prefix / "current").readlink() == Path("versions/first")
+    assert unit.read_text(encoding="utf-8") == "[Unit]\nDescription=of the first\n"
+    assert [path.name for path in unit.parent.iterdir()] == ["peerload.service"], "what was not there is gone again"
+    with closing(sqlite3.connect(state / "peerload.db")) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (VERSION,)
+        assert database.execute("SELECT value FROM meta WHERE key = 'incarnation'").fetchone() == (2,), done.stderr
+
+
+def test_what_is_not_ours_stays(root: Path) -> None:
+    prefix = root / "opt/shared"
+    (prefix / "versions/mine").mkdir(parents=True)
+    (root / "opt/new.whl").touch()
+    for words in (("install", "--no-start", "--from", "/opt/new.whl"), ("uninstall",)):
+        done = play(root, *words, "--prefix", "/opt/shared")
+        assert done.returncode == 1
+        assert MARKER in done.stderr
+    assert [path.name for path in prefix.rglob("*")] == ["versions", "mine"]
+
+    version(prefix, "first", is_new=False)
+    version(prefix, "older", is_new=False)
+    version(prefix, wheel(root / "opt/new.whl"), is_new=False)
+    (prefix / "current").symlink_to("versions/first")
+    done = play(root, "install", "--from", "/opt/new.whl", "--prefix", "/opt/shared")
+    assert done.returncode == 0, done.stderr
+    assert (prefix / "versions/mine").is_dir()
+    assert (prefix / "versions/first").is_dir(), "the one before stays"
+    assert not (prefix / "versions/older").exists()
+    done = play(root, "uninstall", "--prefix", "/opt/shared")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in prefix.rglob("*")) == ["mine", "versions"]
+    assert not (root / "usr/local/bin/peerload").is_symlink()
+
+    version(root / "opt/peerload", wheel(root / "opt/new.whl"), is_new=False)
+    done = play(root, "install", "--from", "/opt/new.whl")
+    assert done.returncode == 0, done.stderr
+    assert play(root, "uninstall").returncode == 0
+    assert not (root / "opt/peerload").exists()
