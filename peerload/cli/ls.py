@@ -34,7 +34,7 @@ def main(words: list[str]) -> int:
     reader.at()
     reader.switch("--all", help="tasks of all users")
     reader.switch("--members", help="members of arrays one by one, also those that wait or are done")
-    reader.switch("-w", "--watch", help="draw it again each second, until Ctrl-C")
+    reader.switch("-w", "--watch", help="draw it again each second, until q or Ctrl-C")
     reader.flag("--limit", type=whole(1, 100_000), default=200, metavar="N", help="at most so many (200)")
     flags = reader.read(words)
     chosen = selection.Selection(flags, "ls", needed=False)

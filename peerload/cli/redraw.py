@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import sys
 import threading
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 EVERY_S = 1.0
+QUITS = b"qQ"
 _CLEAR = "\x1b[H\x1b[2J"
 
 
 def redrawn(lines: Callable[[], list[str]]) -> int:
-    """Draw until Ctrl-C. Where stdout is no terminal the screen is not cleared: one text follows the other."""
-    tick = threading.Event()
-    clear = _CLEAR if sys.stdout.isatty() else ""
+    """Draw until `q` or Ctrl-C. Where stdout is no terminal, or one that cannot be cleared, one text follows the other."""
+    is_terminal = sys.stdout.isatty()
+    clear = _CLEAR if is_terminal and os.environ.get("TERM", "dumb") != "dumb" else ""
     try:
-        while True:
-            sys.stdout.write(clear + "".join(f"{line}\n" for line in lines()))
-            sys.stdout.flush()
-            tick.wait(EVERY_S)
+        with _keys() if is_terminal and sys.stdin.isatty() else contextlib.nullcontext(_no_keys) as quits_within:
+            while True:
+                sys.stdout.write(clear + "".join(f"{line}\n" for line in lines()))
+                sys.stdout.flush()
+                if quits_within(EVERY_S):
+                    return 0
     except KeyboardInterrupt:
         return 0
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Callable[[float], bool]]:
+    """Keys come at once and unseen while this lasts. Gives a wait of so many seconds, true as soon as `q` was pressed."""
+    import termios
+    import tty
+
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+
+    def quits_within(seconds: float) -> bool:
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            if select.select([stdin], [], [], left_s)[0]:
+                pressed = os.read(stdin, 1)
+                if not pressed or pressed in QUITS:  # the terminal is gone, or q
+                    return True
+        return False
+
+    try:
+        tty.setcbreak(stdin, termios.TCSANOW)
+        yield quits_within
+    finally:
+        termios.tcsetattr(stdin, termios.TCSANOW, before)
+
+
+def _no_keys(seconds: float) -> bool:
+    """A wait where nobody can press anything."""
+    threading.Event().wait(seconds)
+    return False

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 SLOTS_HEADING = "SLOTS"
 LEFT_OUT_FIRST = ("REGION", "GPUS", "CPU", "MEMORY", "AGE")
 """Columns that a narrow terminal does without, in this order."""
-WITHOUT_VIEW = f"With keys, output and graphs:  {how_to_add('top')}"
+WITHOUT_EXTRA = f"q quits.  With keys, output and graphs:  {how_to_add('top')}"
+ON_DUMB = "q quits.  TERM={term} can show text alone.  With keys:  TERM=xterm peerload top"
 WIDE = 10_000
 """The width of what is no terminal."""
 
@@ -46,30 +47,33 @@ def main(words: list[str]) -> int:
                 sys.stdout.write("".join(f"{line}\n" for line in lines(seen, time.time())))
             return 0
         client.call("info", **({"at": flags.at} if flags.at else {}))
-    if not _has_view():
-        return redrawn(lambda: _again(flags.socket, flags.at))
+    if lacks := _lacks_view():
+        return redrawn(lambda: _again(flags.socket, flags.at, lacks))
     from peerload.top import app
 
     is_plain = flags.ascii or "utf" not in (sys.stdout.encoding or "").lower()
     return app.run(flags.socket, node=flags.at, readonly=flags.readonly, ascii_only=is_plain)
 
 
-def _again(socket_path: str | None, at: str) -> list[str]:
+def _again(socket_path: str | None, at: str, lacks: str) -> list[str]:
     """The text as it is now; where the agent is away, that."""
     try:
         with Client(socket_path) as client:
-            return [*lines(sample(client, at), time.time()), "", coloured(WITHOUT_VIEW, "dim", sys.stdout)]
+            return [*lines(sample(client, at), time.time()), "", coloured(lacks, "dim", sys.stdout)]
     except PeerloadError as error:
-        return [f"peerload: {printable(error.what)} -- trying again"]
+        return [f"peerload: {printable(error.what)} -- trying again", coloured(lacks, "dim", sys.stdout)]
 
 
-def _has_view() -> bool:
-    """Whether the extra `top` is installed and this terminal can show it."""
+def _lacks_view() -> str:
+    """What keeps the view from being shown, and what can be done; "" if nothing does."""
+    term = os.environ.get("TERM") or "dumb"
+    if term == "dumb":
+        return ON_DUMB.format(term=printable(term))
     try:
         import textual
     except ImportError:
-        return False
-    return bool(textual) and os.environ.get("TERM", "dumb") != "dumb"
+        return WITHOUT_EXTRA
+    return "" if bool(textual) else WITHOUT_EXTRA
 
 
 def lines(shown: dict[str, Any], now: float) -> list[str]:

@@ -10,6 +10,7 @@ from textual.binding import Binding
 from textual.message import Message
 
 from peerload.cli import why as why_text
+from peerload.cli.tasks import own_names
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
 from peerload.top import actions
@@ -106,6 +107,7 @@ class TopApp(App[int]):
         self.clock = clock
         self.world = World()
         self.look = Look(self.world)
+        self.look.own = own_names()
         self.tail = Tail()
         self.painter = Painter(self.look, self.tail, ascii_only=ascii_only, readonly=readonly)
         self.log_page: LogPage | None = None
@@ -171,7 +173,7 @@ class TopApp(App[int]):
     # -- what comes ----------------------------------------------------------------------------------------------------
 
     def on_sampled(self, event: Sampled) -> None:
-        """The world has moved on."""
+        """The world has moved on. One that was on its way when somebody paused is taken, too: the next tells only the rest."""
         self.world.take(event.sample)
         self.look.rows("tasks")
         self.look.rows("nodes")
@@ -244,8 +246,10 @@ class TopApp(App[int]):
             name = ""
         state = task.get("state") if task is not None else ""
         size = LOG_TAIL_BYTES if page else self.tail.tail_bytes
-        self._tails.want(name, size, grows=state in ("running", "leased", "unknown"))
-        self._usage.want(self.look.measured() if page is None else {})
+        is_paused = bool(self.look.paused_at)
+        grows = state in ("running", "leased", "unknown") and (page is not None or not is_paused)
+        self._tails.want(name, size, grows=grows)
+        self._usage.want({} if page is not None or is_paused else self.look.measured())
 
     def close_log(self) -> None:
         """The page was left."""
@@ -278,6 +282,10 @@ class TopApp(App[int]):
                 self._post(Told(f"{action.command()}:  {reason(error)}", "bad"))
 
         Once(work, self._broke).start()
+
+    def pause(self) -> None:
+        """Take samples as long as the look does not stand still."""
+        self._sampler.pause(is_paused=bool(self.look.paused_at))
 
     def attach(self, node: str) -> None:
         """See the cluster from another node."""

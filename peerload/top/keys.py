@@ -22,7 +22,6 @@ KEYS = (
     Key(("tab",), "Tab", "focus_next", "the next pane: nodes, tasks, events"),
     Key(("shift+tab",), "Shift-Tab", "focus_previous", "the pane before"),
     Key(("enter",), "Enter", "open", "the members of an array, or its one row again; elsewhere as z", hint="open"),
-    Key(("z",), "z", "zoom", "this pane alone, or all again", hint="zoom"),
     Key(("down", "j"), "↓, j", "down", "the next row"),
     Key(("up", "k"), "↑, k", "up", "the row before"),
     Key(("pagedown", "ctrl+f"), "PgDn, Ctrl-F", "page_down", "a page down"),
@@ -30,7 +29,6 @@ KEYS = (
     Key(("home", "g"), "Home, g", "first", "the first row"),
     Key(("end", "G"), "End, G", "last", "the last row; with events, the newest"),
     Key(("slash",), "/", "filter", "show only rows with these words; Enter keeps them, Esc drops them", hint="filter"),
-    Key(("o",), "o and a letter", "sort", "sort by …; the same again turns it round", hint="sort"),
     Key(
         ("space",),
         "Space",
@@ -48,6 +46,10 @@ KEYS = (
     Key(
         ("d",), "d", "drain", "have the node take no more tasks (asks), or take them again", changes=True, hint="drain"
     ),
+    Key(("o",), "o and a letter", "sort", "sort by …; the same again turns it round", hint="sort"),
+    Key(("z",), "z", "zoom", "this pane alone, or all again", hint="zoom"),
+    Key(("m",), "m", "mine", "only my tasks, or all again", hint="mine"),
+    Key(("p",), "p", "pause", "stand still, or go on", hint="pause"),
     Key(("a",), "a", "attach", "see the cluster from the node that is chosen"),
     Key(("question_mark",), "?", "help", "this page", hint="help"),
     Key(("escape",), "Esc", "escape", "drop the filter, the question, the zoom, the marks"),

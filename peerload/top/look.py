@@ -5,7 +5,7 @@ The choice is kept by name: what moves in the table stays chosen, unless it move
 
 from __future__ import annotations
 
-from peerload.cli.tasks import array_of
+from peerload.cli.tasks import array_of, is_mine
 from peerload.top import arrays
 from peerload.top.world import Node, World, number
 
@@ -72,6 +72,12 @@ class Look:
         """Arrays whose members are shown as rows of their own."""
         self.marked: set[str] = set()
         """Rows of tasks that are acted on together. What is not shown is not marked."""
+        self.own: tuple[str, ...] = ()
+        """What who looks may be called as the user of a task."""
+        self.is_mine = False
+        """Only tasks of who looks are shown."""
+        self.paused_at = 0.0
+        """Since when all stands still, 0.0 = it does not."""
         self.numbers = dict.fromkeys(TABLES, 0)
         """How many nodes or tasks the rows stand for."""
         self._rows: dict[str, tuple[object, list[Any]]] = {}
@@ -86,6 +92,7 @@ class Look:
             self.orders[pane],
             self.backwards[pane],
             frozenset(self.opened),
+            self.is_mine,
         )
         known = self._rows.get(pane)
         if known is not None and known[0] == mark:
@@ -110,6 +117,8 @@ class Look:
             return kept
         known = {**world.ended, **world.guests, **world.tasks}
         tasks = [task for _, task in sorted(known.items(), key=lambda pair: id_key(pair[0]))]
+        if self.is_mine:
+            tasks = [task for task in tasks if is_mine(task, self.own) and not world.is_guest(task)]
         if words:
             tasks = [task for task in tasks if matches(words, task_words(task, guest=world.is_guest(task)))]
         found = arrays.gathered(tasks, world.node)
@@ -184,6 +193,10 @@ class Look:
         if name not in self.opened:
             self.chosen["tasks"] = name
         return True
+
+    def pause(self, now: float) -> None:
+        """Stand still, or go on."""
+        self.paused_at = 0.0 if self.paused_at else now
 
     def mark(self) -> None:
         """Mark the task that is chosen, or take its mark away, and go on to the next."""

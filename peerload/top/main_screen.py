@@ -96,9 +96,10 @@ class Main(Screen[None]):
         """Draw what is known now."""
         if not self.is_mounted:
             return
-        owner, now = self.owner, self.owner.clock()
+        owner = self.owner
+        now = self.look.paused_at or owner.clock()
         width, _ = self.app.size
-        ends = [owner.painter.header(width, now, clock_text), draw.fitted(self._footer(now), width)]
+        ends = [owner.painter.header(width, now, clock_text), draw.fitted(self._footer(owner.clock()), width)]
         if owner.painter.ascii_only:
             ends = [draw.in_ascii(line) for line in ends]
         self.query_one("#header", Lines).show(ends[:1])
@@ -348,6 +349,8 @@ class Main(Screen[None]):
         if node is None or self.look.focus != "nodes":
             self.say("choose a node first: Tab goes to the nodes", "warn")
             return
+        if self.look.paused_at:
+            self.do_pause()
         self.owner.attach("" if node.facts.get("self") and not self.owner.at else node.name)
         self.say(f"peerload top --at {node.name}", "accent")
 
@@ -376,6 +379,18 @@ class Main(Screen[None]):
             self.say("tasks can be marked: Tab goes there", "warn")
             return
         self.look.mark()
+        self._chosen()
+
+    def do_mine(self) -> None:
+        """My tasks, or all."""
+        self.look.is_mine = not self.look.is_mine
+        self.say("only my tasks" if self.look.is_mine else "all tasks that I may see")
+        self._chosen()
+
+    def do_pause(self) -> None:
+        """Stand still, or go on."""
+        self.look.pause(self.owner.clock())
+        self.owner.pause()
         self._chosen()
 
     def do_unmark(self) -> None:

@@ -74,7 +74,10 @@ class Painter:
         shown = self.look.numbers[name]
         title = self._title(key, name)
         text = self.look.filters[name]
-        title.append((f" {shown} of {total}" if text else f" {total}", "dim"))
+        is_mine = name == "tasks" and self.look.is_mine
+        title.append((f" {shown} of {total}" if text or is_mine else f" {total}", "dim"))
+        if is_mine:
+            title.append(("  mine", "warn"))
         if name == "tasks" and self.look.marked:
             title.append((f"  {len(self.look.marked)} marked", "warn"))
         if text:
@@ -98,6 +101,8 @@ class Painter:
         broker = draw.plain(mqtt) if mqtt else "broker away" if agent.get("mqtt_configured") else "no broker"
         facts = [(draw.plain(agent.get("cluster") or "-"), "bold"), (f"from {draw.plain(world.node)}", "here")]
         facts += [(f"policy {draw.plain(agent.get('policy') or '-')}", ""), (broker, "" if mqtt else "dim")]
+        if self.look.paused_at:
+            facts.insert(0, ("paused: p goes on", "warn bold"))
         if self.readonly:
             facts.insert(0, ("read only", "warn bold"))
         for text, style in facts:

@@ -74,6 +74,8 @@ class Sampler(Watcher):
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._hurry = threading.Event()
+        self._goes = threading.Event()
+        self._goes.set()
 
     def work(self) -> None:
         """Until `end`, or until a recording is at its end."""
@@ -94,8 +96,17 @@ class Sampler(Watcher):
                     self._took(sample)
             took_s = time.monotonic() - began_s
             self._hurry.wait(max(every_s - took_s, PAUSE_S_MIN))
+            self._goes.wait()
             self._hurry.clear()
         source.close()
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Look no more until this is called again; the next look tells what has changed meanwhile."""
+        if is_paused:
+            self._goes.clear()
+        else:
+            self._goes.set()
+            self._hurry.set()
 
     def switch(self, source: Source) -> None:
         """Look at another agent from now on."""
@@ -111,6 +122,7 @@ class Sampler(Watcher):
         """No more."""
         self._ended.set()
         self._hurry.set()
+        self._goes.set()
 
 
 class TailWatcher(Watcher):

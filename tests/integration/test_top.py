@@ -53,7 +53,7 @@ def row(terminal: Terminal, start: str) -> str:
 def fills(terminal: Terminal, width: int, height: int) -> bool:
     """Whether the view is drawn anew for this size."""
     lines = terminal.lines()
-    return len(lines) == height and {len(line) for line in lines[1:-1]} == {width} and "zoom" in lines[-1]
+    return len(lines) == height and {len(line) for line in lines[1:-1]} == {width} and "quit" in lines[-1]
 
 
 def is_framed(terminal: Terminal, height: int) -> bool:

@@ -324,3 +324,37 @@ def test_a_bug_is_raised_not_drawn() -> None:
 
     with pytest.raises(TypeError):
         asyncio.run(run())
+
+
+def test_while_it_is_paused_nobody_is_asked_and_the_next_look_goes_on() -> None:
+    async def body(app: TopApp, pilot: Pilot[int]) -> None:
+        source = Scripted(SEEN)
+        app._sampler.switch(source)
+        await until(pilot, lambda: source.taken)
+        await pilot.press("p")
+        assert "paused" in screen(app)[0]
+        assert app.look.paused_at == NOW
+        taken = source.taken
+        app._sampler.hurry()
+        await pilot.press("j", "m", "m")
+        assert source.taken <= taken + 1  # one may have been on its way
+        await pilot.press("p")
+        assert "paused" not in screen(app)[0]
+        await until(pilot, lambda: source.taken > taken + 1)
+
+    play((120, 40), body)
+
+
+def test_the_signal_is_picked_from_a_menu_and_asked_for() -> None:
+    async def body(app: TopApp, pilot: Pilot[int]) -> None:
+        await pilot.press("space", "space", "s")
+        assert "KILL" in screen(app)[-1]
+        await pilot.press("h")
+        assert app.main.asked is not None
+        assert [fields["task"] for fields in app.main.asked.requests] == ["ws1/1", "ws1/2"]
+        assert app.main.asked.verb == "signal"
+        await pilot.press("n", "s", "%")
+        assert "no signal" in screen(app)[-1]
+        assert app.look.marked == {"ws1/1", "ws1/2"}
+
+    play((120, 40), body)

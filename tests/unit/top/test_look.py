@@ -272,3 +272,12 @@ def test_what_is_in_sight_and_runs_is_measured_where_it_runs() -> None:
     assert seen.measured() == {"ws2": ["ws1/5.1"], "ws1": ["ws1/5.2", "ws1/10", "ws1/11"]}
     seen.window("tasks", 100)
     assert sum(map(len, seen.measured().values())) == MEASURED_MAX == USAGE_TASKS_MAX
+
+
+def test_mine_are_those_of_who_looks_and_none_of_other_homes() -> None:
+    seen = look(sample(tasks=[task("ws1/1"), task("ws1/2", user="you")], guests=[task("ws2/1", node="ws1", user=None)]))
+    seen.own = ("me", "1000")
+    seen.is_mine = True
+    assert names(seen) == ["ws1/1"]
+    seen.is_mine = False
+    assert names(seen) == ["ws1/1", "ws1/2", "ws2/1"]

@@ -1,0 +1,60 @@
+"""A text that is drawn again each second, on a terminal of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import sys
+import termios
+from typing import TYPE_CHECKING
+
+import pytest
+
+from peerload.cli import top
+from peerload.cli.redraw import redrawn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def at_keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The other end of the terminal that stdin and stdout are."""
+    keyboard, terminal = pty.openpty()
+    with os.fdopen(terminal, "r", closefd=False) as stdin, os.fdopen(terminal, "w", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdout", stdout)
+        yield keyboard
+    os.close(terminal)
+    os.close(keyboard)
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_q_quits_and_the_terminal_is_as_before(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", term)
+    drawn: list[int] = []
+    with at_keyboard(monkeypatch) as keyboard:
+        before = termios.tcgetattr(sys.stdin.fileno())
+
+        def lines() -> list[str]:
+            drawn.append(1)
+            os.write(keyboard, b"xq")
+            return ["a line"]
+
+        assert redrawn(lines) == 0
+        assert termios.tcgetattr(sys.stdin.fileno()) == before
+        assert (b"\x1b" in os.read(keyboard, 1000)) == (term != "dumb")
+    assert drawn == [1]
+
+
+def test_a_dumb_terminal_is_told_what_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    assert "TERM=dumb" in top._lacks_view()
+    assert "pip" not in top._lacks_view()
+    monkeypatch.delenv("TERM")
+    assert "pip" not in top._lacks_view()
+    monkeypatch.setenv("TERM", "xterm")
+    assert top._lacks_view() == ""
+    monkeypatch.setitem(sys.modules, "textual", None)
+    assert "pip install" in top._lacks_view()
