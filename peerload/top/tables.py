@@ -32,7 +32,7 @@ STATE_CELLS = 9
 STRETCH_CELLS_MAX = 16
 """More than so much a column does not take while another one can."""
 USER_CELLS_MAX = 8
-COMMAND_CELLS_MIN = 24
+COMMAND_CELLS_MIN = 14
 NAME_CELLS_MAX = 22
 """Names and ids have a column as wide as the longest needs, up to this."""
 
@@ -208,7 +208,7 @@ def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
     to, back = ("->", "<-") if ascii_only else ("→", "←")
 
     opened, closed = ("-", "+") if ascii_only else ("▾", "▸")
-    rows = look.rows("tasks")
+    rows, more_wait = look.rows("tasks"), look.world.more_wait
     has_arrays = any(task.get("array") for task in rows)
 
     def name_shown(task: dict[str, Any]) -> str:
@@ -260,9 +260,7 @@ def task_columns(look: Look, now: float, *, ascii_only: bool) -> list[Column]:
             "PRIO", 4, lambda task: [(number_text(task.get("priority") or None), "dim")], 10, right=True, letter="p"
         ),
         Column("REASON", 12, lambda task: [(draw.plain(task.get("reason") or ""), "dim")], 7, stretches=True),
-        Column(
-            "COMMAND", COMMAND_CELLS_MIN, lambda task: _command(task, partial=look.world.more_wait), 1, stretches=True
-        ),
+        Column("COMMAND", COMMAND_CELLS_MIN, lambda task: _command(task, partial=more_wait), 1, stretches=True),
     ]
 
 
