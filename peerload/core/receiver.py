@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from peerload.core.search import Search, Searches
     from peerload.core.state import CoreState
     from peerload.core.work import Work
+    from peerload.model.load import LoadReport
+
+ASKERS = 1.0
+"""Nodes that are to ask, on average, when a node tells everybody that it has work."""
 
 
 class Receiver:
@@ -60,17 +64,49 @@ class Receiver:
             return False
         return self._information.wants(self._in_flight)
 
-    def pull(self, first: str = "", probes_max: int | None = None) -> None:
-        """Ask for a waiting task, if this node is below its mark; ``first`` is asked first."""
+    def pull(self, first: str = "", probes_max: int | None = None, *, asks_others: bool = True) -> None:
+        """Ask for a waiting task, if this node is below its mark; ``first`` is asked first, and without ``asks_others``
+        nobody else."""
         if not self.wants_more():
             return
         search = self._searches.open(None, probes_max)
+        search.asks_others = asks_others
         self._in_flight += 1
         self._state.count("receiver searches")
         if first:
             self._ask(search, first)
         else:
             self.step(search)
+
+    def ask_first(self, node: str, _report: LoadReport) -> None:
+        """A node has told this one that it has work: ask it first."""
+        self.pull(first=node)
+
+    def answer(self, node: str, report: LoadReport) -> None:
+        """A node has told everybody that it has work. If all that want more asked it, one of them would have a task, and the
+        number of questions would grow with the number of nodes. So a node that asks again by itself asks with the
+        probability ASKERS / (nodes that want more, as reports say), and only that node; and it does not ask where it
+        would be refused because the task would only wait here instead."""
+        if not self._state.policies.receiver.retry_rate:
+            self.pull(first=node)
+            return
+        if not self.wants_more():
+            return
+        is_ahead = self._information.asks_ahead()
+        if is_ahead and not evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots):
+            return
+        if self._state.rng.random() * (1 + self._others_that_want(is_ahead=is_ahead)) < ASKERS:
+            self.pull(first=node, asks_others=False)
+
+    def _others_that_want(self, *, is_ahead: bool) -> int:
+        """Nodes whose reports say that they have room; with ``is_ahead`` also those with no task to give."""
+        known = map(self._membership.report, self._membership.eligible(Need(), ""))
+        reports = (peer.report for peer in known if peer is not None)
+        return sum(report.accepts or (is_ahead and not report.gives) for report in reports)
+
+    @property
+    def _slots(self) -> int:
+        return max(self._state.profile.slots, 1)
 
     def step(self, search: Search) -> None:
         """Ask the policy whom to ask next, and do it."""
@@ -112,7 +148,10 @@ class Receiver:
         self._searches.wait_no_more(search)
         if not reply.task:
             search.add(src, accepts=False, report=reply.report)
-            self.step(search)
+            if search.asks_others:
+                self.step(search)
+            else:
+                self._end(search)
             return
         self._searches.decide(search, reply.task, f"{src} gives it")
         self._end(search)
@@ -163,11 +202,15 @@ class Receiver:
                 return waiting
         if not self._information.gives() or request.profile.node != src:
             return None
-        if request.ahead and not self._evens_out(request):
+        there = request.report
+        if request.ahead and not evens_out(
+            self._ledger.load_tasks, self._slots, there.load_tasks, max(request.profile.slots, 1)
+        ):
             return None
         return self._giver.choose(request.profile)
 
-    def _evens_out(self, request: GiveRequest) -> bool:
-        """A task that would only wait there instead of here stays, unless there are more here even then."""
-        there, slots_there = request.report.load_tasks + 1, max(request.profile.slots, 1)
-        return there * self._ledger.profile.slots <= (self._ledger.load_tasks - 1) * slots_there
+
+def evens_out(load_tasks: int, slots: int, load_tasks_there: int, slots_there: int) -> bool:
+    """Whether a node with so many tasks has no fewer than the asker even after it has given it one: else the task would only
+    wait there instead of here."""
+    return (load_tasks_there + 1) * slots <= (load_tasks - 1) * slots_there

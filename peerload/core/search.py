@@ -29,10 +29,12 @@ class Search:
     receiver may ask (None: as the policy says); pending: who was asked and has not answered; offered: who was offered
     the task; is_broadcast: everybody was asked at once, and with is_late time is up for answers; holds: the task could start at home and must not, since its
     home sends although it has room (``send_at`` below one task per slot), or has no GPU for it that is as good as another node's;
-    wants_good_gpus: it looks for such GPUs; remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
+    wants_good_gpus: it looks for such GPUs; asks_others: whether a
+    receiver's goes on after the first answer; remembered: who was asked because memory named it; inputs: what the decision rests on, as (node, load, age
     in s)."""
 
     __slots__ = (
+        "asks_others",
         "holds",
         "id",
         "inputs",
@@ -58,6 +60,7 @@ class Search:
         self.offered: set[str] = set()
         self.remembered: set[str] = set()
         self.steps = 0
+        self.asks_others = True
         self.holds = False
         self.wants_good_gpus = False
         self.is_broadcast = False

@@ -30,6 +30,8 @@ from peerload.core.sender import Sender
 from peerload.model.load import Region
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from peerload.core.admission import Ledger
     from peerload.core.handoff_executor import Executor
     from peerload.core.handoff_home import Handoff
@@ -96,7 +98,7 @@ class Sharing:
             self._searches,
             self.sender,
             self.receiver.wants_more,
-            self.report_met,
+            self._useful_answer,
         )
         self.information.ask = self.requests.ask
         rates = {
@@ -149,12 +151,23 @@ class Sharing:
             self.report_met(src, report)
 
     def report_met(self, src: str, report: LoadReport) -> None:
-        """A new report: its node may have work for this one, or room for a stranded task."""
+        """A new report, which others have heard, too."""
+        self._act_on(src, report, asks=self.receiver.answer)
+
+    def _useful_answer(self, src: str, report: LoadReport) -> None:
+        """A new report, which this node alone has asked for."""
+        self._act_on(src, report, asks=self.receiver.ask_first)
+
+    def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:
+        """Its node may have work for this one, or room for a stranded task."""
         is_overloaded = report.region is Region.OVERLOADED and report.movable > 0
-        if is_overloaded:
-            self._memory.is_busy(src)
         has_work = report.gives or is_overloaded
+        if not self._state.policies.information.reports_guide_probing:
+            if is_overloaded:
+                self._memory.is_busy(src)
+        elif not has_work:
+            self._memory.take_busy(src)
         if has_work and self._has_receiver:
-            self.receiver.pull(first=src)
+            asks(src, report)
         if report.accepts or report.gpus:
             self.sender.room_at(src, report)

@@ -1,6 +1,6 @@
 """Drawing peers one after the other, without replacement, as `docs/policies.md` (reports and probing) says.
 
-Whom memory names is asked first, newest first; that costs none of a search's probes. The rest are drawn by chance.
+Whom memory names is asked first, newest first, REMEMBERED_MAX of them; that costs none of a search's probes. The rest are drawn by chance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from peerload.policy.api import NodeView, Reply
 
+REMEMBERED_MAX = 2
+"""Names from memory that one search asks: with many nodes the lists are always full, mostly of hints that hold no more."""
 DIRECT_DRAWS_MAX = 16
 """Draws by rejection before the remaining peers are listed; keeps a draw O(1) among many peers."""
 
@@ -22,7 +24,7 @@ def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random, 
     reports those that said they would first, then those unheard of, never those that said otherwise. None when nobody
     is left."""
     asked = {reply.node for reply in replies}
-    named = _remembered(view.idle_list, view.peers, asked)
+    named = _remembered(view.idle_list, view.peers, replies)
     if named is not None or _spent(replies) >= probes:
         return named
     if not view.reports_guide_probing:
@@ -33,7 +35,7 @@ def draw_receiver(view: NodeView, replies: Sequence[Reply], rng: random.Random, 
 def draw_giver(view: NodeView, replies: Sequence[Reply], rng: random.Random, probes: int) -> str | None:
     """A peer to ask for a task; as `draw_receiver`, from the busy list and by whether reports say that it gives."""
     asked = {reply.node for reply in replies}
-    named = _remembered(view.busy_list, view.peers, asked)
+    named = _remembered(view.busy_list, view.peers, replies)
     if named is not None or _spent(replies) >= probes:
         return named
     if not view.reports_guide_probing:
@@ -51,8 +53,11 @@ def _spent(replies: Sequence[Reply]) -> int:
     return len({reply.node for reply in replies if not reply.remembered})
 
 
-def _remembered(names: Sequence[str], peers: Sequence[str], asked: Collection[str]) -> str | None:
+def _remembered(names: Sequence[str], peers: Sequence[str], replies: Sequence[Reply]) -> str | None:
     """The newest name that may be asked."""
+    if len({reply.node for reply in replies if reply.remembered}) >= REMEMBERED_MAX:
+        return None
+    asked = {reply.node for reply in replies}
     return next((name for name in reversed(names) if name not in asked and name in peers), None)
 
 

@@ -1,0 +1,77 @@
+"""A node that tells everybody that it has work is asked by about one of those that want more, not by all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from peerload.model import events, messages
+from peerload.model.load import LoadReport, Region
+from peerload.model.resources import Profile
+from tests.core.given import Given, identity
+
+PULLS: dict[str, Any] = {
+    "transfer": {"threshold": 1.0, "prefetch": 1},
+    "information": {"policy": "region-change"},
+    "location": {"memory": True, "receiver": {"policy": "poll", "probes": 2, "retry_rate": 0.5}},
+}
+TIMES = 200
+
+
+def told(x: Given, node: str, sequence: int, **load: Any) -> list[str]:
+    """That node tells everybody so of its load."""
+    report = LoadReport(slots=1, incarnation=1, sequence=sequence, **load)
+    return x.when(events.PeerMet(identity(node), Profile(node, 1, 1.0, slots_fixed=True), report))
+
+
+def has_work(x: Given, sequence: int, n: int = 3) -> list[str]:
+    """y tells everybody that it has n tasks. Returns whom x asks for one; nobody gives any."""
+    did = told(x, "y", sequence, load_tasks=n, waiting=n - 1, movable=n - 1, region=Region.OVERLOADED, gives=True)
+    asked = [step.rpartition(" ")[2] for step in did if step.startswith("GiveRequest")]
+    for node in asked:
+        did = x.hear(node, messages.GiveReply(x.sent(messages.GiveRequest).search, LoadReport(slots=1, incarnation=1)))
+        assert not [step for step in did if step.startswith("GiveRequest")]
+    return asked
+
+
+@pytest.mark.parametrize(("others", "least", "most"), [(0, TIMES, TIMES), (9, 8, 36), (39, 1, 14)])
+def test_about_one_of_those_with_room_asks(others: int, least: int, most: int) -> None:
+    """With 10 and 40 that want more, 20 and 5 of 200 are expected."""
+    names = [f"p{number}" for number in range(others)]
+    x = Given(policies=PULLS, peers=("y", *names))
+    for name in names:
+        told(x, name, 1, accepts=True)
+    assert least <= sum(len(has_work(x, sequence)) for sequence in range(2, TIMES + 2)) <= most
+
+
+def test_a_busy_node_does_not_ask_where_the_task_would_only_wait_here_instead() -> None:
+    x = Given(policies=PULLS)
+    x.submit()
+    assert has_work(x, 2, n=2) == []
+    assert has_work(x, 3, n=3) == ["y"]
+
+
+def test_without_a_retry_a_node_always_asks() -> None:
+    """It would not come to it later."""
+    once = {**PULLS, "location": {"receiver": {"policy": "poll", "probes": 1}}}
+    x = Given(policies=once, peers=("y", "z"))
+    told(x, "z", 1, accepts=True)
+    assert all(has_work(x, sequence) for sequence in range(2, 22))
+
+
+def test_one_search_asks_few_of_those_that_memory_names() -> None:
+    names = [f"p{number}" for number in range(8)]
+    x = Given(
+        policies={**PULLS, "location": {**PULLS["location"], "receiver": {"policy": "poll", "probes": 0}}},
+        peers=("y", *names),
+    )
+    for name in names:
+        x.hear(name, messages.Footprint(has_room=False))
+    x.submit()
+    did, asked = x.end(x.task().key), 0
+    while nodes := [step.rpartition(" ")[2] for step in did if step.startswith("GiveRequest")]:
+        asked += len(nodes)
+        search = x.sent(messages.GiveRequest).search
+        did = x.hear(nodes[0], messages.GiveReply(search, LoadReport(slots=1, incarnation=1)))
+    assert asked == 2
