@@ -19,7 +19,9 @@ SYSTEM_DIRECTORIES = "/usr/local/sbin:/usr/sbin:/sbin"
 GARBAGE_AFTER = 20_000
 """So many new objects before garbage is looked for (Python: 700)."""
 
-settings.register_profile("busy", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "busy", settings(), derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("busy")  # how long an example takes, and to draw it, says something about the machine alone
 
 for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
