@@ -46,9 +46,10 @@ class Reservation:
 
 class Backfill:
     """The reservations at one moment, made in the order in which tasks wait. A device is kept for the first that waits for
-    it. number: of those made so far; seen: how many there were when a task was looked at."""
+    it, until the first that hardens takes its place. number: of those made so far; seen: how many there were when a task
+    was looked at."""
 
-    __slots__ = ("_by_device", "_hard", "_ledger", "_soft", "now_s", "number", "seen")
+    __slots__ = ("_by_device", "_hard", "_ledger", "_replaced", "_soft", "now_s", "number", "seen")
 
     def __init__(self, ledger: DeviceLedger, now_s: float) -> None:
         self._ledger = ledger
@@ -56,6 +57,8 @@ class Backfill:
         self.number = 0
         self.seen: dict[str, int] = {}
         self._by_device: dict[str, Reservation] = {}
+        self._replaced: dict[str, Reservation] = {}
+        """By device: the reservation that a hard one took the place of, which kept the device from all looked at before."""
         self._soft = self._hard = 0
         ledger.kept = self._by_device
 
@@ -66,8 +69,11 @@ class Backfill:
 
     def kept(self, device: str, task: str) -> Reservation | None:
         """For whom this device was kept when the task was last looked at, if for anybody else."""
-        kept = self._by_device.get(device)
-        return None if kept is None or kept.task == task or kept.number >= self.seen.get(task, self.number) else kept
+        seen = self.seen.get(task, self.number)
+        for kept in (self._by_device.get(device), self._replaced.get(device)):
+            if kept is not None and kept.task != task and kept.number < seen:
+                return kept
+        return None
 
     def allows(self, state: DeviceState, ask: Ask, task: str = "") -> bool:
         """Whether a later task may start on this device; if its name is given, as when it was last looked at."""
@@ -123,6 +129,7 @@ class Backfill:
             before = self._by_device.setdefault(name, reservation)
             if is_hard and not before.is_hard:  # who came before is looked at before, all the same
                 self._by_device[name] = reservation
+                self._replaced[name] = before
         return reservation
 
     def is_hard(self, run_s: float, waited_s: float) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from peerload.core.change import smallest_change
@@ -141,6 +141,21 @@ def test_when_who_waits_longer_is_to_start_is_told() -> None:
     assert here(x, 3) == ("it waits for exactly GPU 1: kept for x/2, which waits longer and is to start in about 8 min")
     x.submit(msgspec.structs.replace(asks(1), time_limit_s=60.0))
     assert x.task(4).phase is HomePhase.HERE  # it ends before that
+
+
+def test_what_was_kept_for_who_goes_first_is_told_after_a_starving_task_has_the_device() -> None:
+    x = node(1, slots=16)
+    x.submit(asks(1, 10))
+    x.submit(asks(1, gpu_share=GpuShare.EXCLUSIVE))
+    x.after(x.node.ledger.devices.config.starve_after_s)
+    x.submit(asks(1, 20, priority=1))
+    x.submit(asks(1, 9, priority=1))
+    assert x.task(4).phase is HomePhase.WAITING
+    assert here(x, 4) == "1 of 1 GPU without room: GPU 0: kept for x/3, which waits longer (x/1)"
+    x.submit(asks(1, 9))
+    assert here(x, 5) == (
+        "1 of 1 GPU without room: GPU 0: kept for x/2, which has waited so long that nobody overtakes it (x/1)"
+    )
 
 
 def test_others_programs_and_sick_cards_are_told() -> None:
@@ -306,6 +321,9 @@ SEEDS = st.integers(0, 1 << 32)
 
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
+@example(4148)
+@example(4711)
+@example(6782)
 def test_no_task_waits_where_it_is_said_to_have_room(seed: int) -> None:
     rng = random.Random(seed)
     x = somewhere(rng, "x")
