@@ -58,6 +58,8 @@ class Listener:
         self.door: Door | None = None
         self.strangers: dict[PeerConnection | Newcomer, str] = {}
         """The connections of those who have not introduced themselves yet, and the network of each."""
+        self._accepted: set[socket.socket] = set()
+        """Accepted sockets whose handshake has not begun: of a task that is cancelled before it runs nobody else closes them."""
 
     def is_no_stranger(self, connection: PeerConnection | Newcomer) -> None:
         """It has introduced itself, or is gone."""
@@ -83,6 +85,8 @@ class Listener:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        for accepted in self._accepted:
+            accepted.close()
         for newcomer in list(self.door.newcomers) if self.door is not None else ():
             newcomer.abort()
 
@@ -106,10 +110,12 @@ class Listener:
                 else:
                     connection = self._make()
                     self.strangers[connection] = network
+                    self._accepted.add(accepted)
                     self._spawn(self._secure(accepted, address, connection), "handshake")
 
     async def _secure(self, accepted: socket.socket, address: str, connection: PeerConnection) -> None:
         """Have the other end prove who it is; `connection_made` is called when it has."""
+        self._accepted.discard(accepted)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: _Vestibule(self, connection),
