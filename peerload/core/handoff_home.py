@@ -73,7 +73,6 @@ class Handoff:
         task.voluntary = voluntary
         task.offer_only = only
         task.on_decline_search = search
-        limit = self._home.migrations_max(task)
         peer = self._membership.get(node)
         asked = asked_of(self._state, task, peer.profile if peer is not None else None)
         spec = task.spec if asked is task.spec.request else msgspec.structs.replace(task.spec, request=asked)
@@ -87,7 +86,7 @@ class Handoff:
                 spec,
                 self.leases.first_s(task.spec),
                 task.record.migrations + voluntary,
-                -1 if limit is None else limit,
+                self._home.migrations_max(task),
                 only,
                 load_tasks_max,
             ),

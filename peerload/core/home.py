@@ -105,17 +105,17 @@ class Home:
         task = self.by_id.get(name)
         return [task] if task is not None else list(self.arrays.get(name, {}).values())
 
-    def migrations_max(self, task: HomeTask) -> int | None:
-        """How often it may be placed elsewhere by choice."""
+    def migrations_max(self, task: HomeTask) -> int:
+        """How often it may be placed elsewhere by choice: `CoreConfig.migrations_max` where nobody sets a limit."""
         own = task.spec.placement.migrations_max
-        return own if own is not None else self._state.policies.migration.migrations_max
+        limit = own if own is not None else self._state.policies.migration.migrations_max
+        return limit if limit is not None else self._state.config.migrations_max
 
     def may_migrate(self, task: HomeTask) -> bool:
         """Whether one more placement by choice is allowed; none is without room on the disk for what it takes."""
         if not self._state.has_disk_room:
             return False
-        limit = self.migrations_max(task)
-        return limit is None or task.record.migrations < limit
+        return task.record.migrations < self.migrations_max(task)
 
     def withdraw(self, task: HomeTask) -> None:
         """No offer is out (any more); the task may start here again."""

@@ -1,7 +1,7 @@
 """Pairing: two nodes even out their loads and part [BF81].
 
-A node asks one other, as the policy says, by chance. Who is paired, or waits for an answer, refuses. The richer of the
-two gives: it promises waiting tasks while the policy lets one more move, and offers them. The promised count as load of
+A node asks one other, as the policy says, by chance. Who is paired, or waits for an answer, refuses; then the asker asks
+another at once, ``PARTNERS_ASKED_MAX`` of them at most before it waits for its next turn. The richer of the two gives: it promises waiting tasks while the policy lets one more move, and offers them. The promised count as load of
 the poorer at once, so the pair can part before they have come.
 """
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from peerload.model.load import LoadReport
 
 
+PARTNERS_ASKED_MAX = 8
+"""Nodes asked in one turn, one after the other, until one of them pairs."""
+
+
 class Pairing:
     """One per node; its timers are ``pair`` (time to ask) and ``paired`` (the other one has not spoken for too long)."""
 
@@ -40,6 +44,8 @@ class Pairing:
         self._pairing = 0
         self._last = 0
         self._is_armed = False
+        self._refused: list[str] = []
+        """The nodes that have refused in this turn."""
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -51,11 +57,19 @@ class Pairing:
             self._state.set_timer_in(self._pace.pause_s(rate), "pair")
 
     def ask(self) -> None:
-        """It is time: ask whom the policy names."""
+        """Begin a turn: ask the node that the policy names."""
         self._is_armed = False
-        if self._partner or self._state.profile.drained:
+        if self._partner:
             return
-        view = self._information.view()
+        self._refused.clear()
+        self._ask_next()
+
+    def _ask_next(self) -> None:
+        """Ask one of the nodes that have not refused in this turn."""
+        if self._state.profile.drained or len(self._refused) >= PARTNERS_ASKED_MAX:
+            return
+        peers = [node for node in self._information.view().peers if node not in self._refused]
+        view = self._information.view(peers)
         try:
             node = sound_partner(self._state.policies.pairing.partner(view, self._state.rng))
         except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
@@ -78,6 +92,8 @@ class Pairing:
         self._part()
         if not reply.accepts:
             self._state.count("pair requests refused")
+            self._refused.append(src)
+            self._ask_next()
         elif not reply.promised:
             chosen = self._choose(src, self._information.report(), reply.report)
             self._state.send(src, Unpair(reply.pairing, tuple(work.uid for work in chosen)))

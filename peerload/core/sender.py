@@ -23,6 +23,7 @@ from peerload.model.messages import Need, Probe, ProbeReply
 from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
+from peerload.policy.remaining import remaining_s
 from peerload.policy.sound import sound_step
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from peerload.core.information import Information
     from peerload.core.membership import Membership
     from peerload.core.memory import Memory
-    from peerload.core.pace import Pace
     from peerload.core.queue import WaitingQueue
     from peerload.core.search import Search, Searches
     from peerload.core.state import CoreState
@@ -62,7 +62,6 @@ class Sender:
         executor: Executor,
         information: Information,
         searches: Searches,
-        pace: Pace,
         stranded: dict[bytes, HomeTask],
     ) -> None:
         self._state = state
@@ -75,7 +74,7 @@ class Sender:
         self._executor = executor
         self._information = information
         self._searches = searches
-        self._pace = pace
+        self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
         self._turns: deque[HomeTask] = deque()
         self._in_flight = 0
         self.stranded = stranded
@@ -307,6 +306,8 @@ class Sender:
 
     def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
         report = self._information.report()
+        history = self._state.history
+        expected_s = (history.expected_s(history.keys_of(task)) or history.mean_s) if self._wants_bids else 0.0
         for node in nodes:
             peer = self._membership.get(node)
             asked = asked_of(self._state, task, peer.profile if peer is not None else None)
@@ -314,7 +315,7 @@ class Sender:
             self._searches.asked(search, node)
             if self._memory.take_idle(node):
                 search.remembered.add(node)
-            self._state.send(node, Probe(search.id, need, report))
+            self._state.send(node, Probe(search.id, need, report, expected_s))
         self._state.count("sender probes", len(nodes))
         self._searches.wait(search)
 
@@ -421,12 +422,23 @@ class Sender:
         """Would this node accept it now? Advice: nothing is reserved."""
         self._membership.heard_report(src, probe.report)
         accepts = self.would_accept(src, probe.need)
-        self._state.send(src, ProbeReply(probe.search, accepts, self._information.report(), self._price_s()))
+        price_s = self._price_s(probe.expected_s) if probe.expected_s else 0.0
+        self._state.send(src, ProbeReply(probe.search, accepts, self._information.report(), price_s))
 
-    def _price_s(self) -> float:
-        """When one more task would have ended here, as if all tasks took as long as those before."""
-        n, slots = self._ledger.load_tasks, max(self._ledger.profile.slots, 1)
-        return self._pace.mean_s * (1 + max(n + 1 - slots, 0) / slots)
+    def _price_s(self, expected_s: float) -> float:
+        """The expected completion of a task here, in seconds from now. expected_s: its duration on the reference machine.
+
+        With a slot free it starts at once. Else it waits until the first of the running tasks ends, which is a c-th of
+        their mean rest for c slots (exact for exponential durations), and until all c slots have done what waits. A slot
+        that foreign programs occupy counts as a running task of the mean duration.
+        """
+        view = self._information.view()
+        slots, mean_s = max(view.slots, 1), view.mean_s
+        wait_s = 0.0
+        if view.load_tasks >= slots:
+            running_s = sum(remaining_s(task, mean_s) for task in view.running) + view.foreign_slots * mean_s
+            wait_s = (running_s / slots + view.waiting_s) / slots
+        return wait_s + expected_s / view.speed
 
     def accepts_offer(self, offer: Offer) -> bool:
         """The same question, asked when it counts."""

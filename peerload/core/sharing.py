@@ -76,7 +76,6 @@ class Sharing:
             executor,
             self.information,
             self._searches,
-            self._pace,
             self.stranded,
         )
         self.giver = Giver(state, queue, ledger, membership, home, handoff, executor, self.sender)

@@ -127,6 +127,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     guests_max: Limit = 10_000
     """Tasks of other homes that this node holds at a time, waiting or running."""
     tasks_queued_max: Limit = 1_000_000
+    migrations_max: Limit = 1000
+    """Placements of one task by choice, where its migration policy sets no limit; a larger number fits in no offer."""
     attempts_max: Limit = 5
     """Attempts that may end in the loss of their node before a task is failed."""
     poison_nodes: Limit = 2

@@ -189,16 +189,18 @@ class Need(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Probe(_Message, frozen=True, tag="probe"):
-    """Would you accept this task now? ``search`` comes back in the reply."""
+    """Would you accept this task now? ``search`` comes back in the reply. expected_s: how long the task is expected to
+    take on the reference machine, as its home knows it; 0 = no bid is wanted."""
 
     search: Search
     need: Need
     report: LoadReport
+    expected_s: Seconds = 0.0
 
 
 class ProbeReply(_Message, frozen=True, tag="probe-reply"):
     """The answer to a Probe; nothing is reserved by it. price_s: when the task would have ended there, in seconds from
-    now, as far as that node can tell: its bid."""
+    now, as far as that node can tell: its bid, 0 if none was wanted."""
 
     search: Search
     accepts: bool

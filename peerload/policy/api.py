@@ -33,7 +33,7 @@ class KnownReport(msgspec.Struct, frozen=True, gc=False):
 class Reply(msgspec.Struct, frozen=True, gc=False):
     """What one peer answered in this search. No answer in time counts as ``accepts=False`` with no report, and so does
     an offer that was declined. remembered: it was asked because memory named it, which costs no probe of the search; price_s: its bid, when the
-    task would have ended there, in seconds from when it was asked, as far as it can tell."""
+    task would have ended there, in seconds from when it was asked, as far as it can tell; 0 where the policy wants no bids."""
 
     node: str
     accepts: bool
@@ -296,7 +296,8 @@ class SenderPolicy(Protocol):
         """The next step of a search; ``replies`` holds every answer so far, in order.
 
         A policy with ``passes_on = True`` is also asked about a task of another home that was placed on a node with no
-        room for it; a Transfer then proposes to that home where it might go."""
+        room for it; a Transfer then proposes to that home where it might go. One with ``wants_bids = True`` gets a price with
+        every answer (`Reply.price_s`)."""
 
 
 @runtime_checkable

@@ -73,6 +73,10 @@ WITHOUT_MEANING = frozenset(
 )
 """Actions that change nothing in a world where everything is durable, known and kept for ever."""
 
+MIGRATIONS_MAX = 32
+"""Placements of one task by choice, where the migration policy sets no limit. Where nothing takes time, a policy that
+places without asking would pass a task on among full nodes for ever, at one instant."""
+
 IDEAL_CONFIG = CoreConfig(
     lease_s=NEVER_S,
     lease_grace_s=NEVER_S,
@@ -93,6 +97,7 @@ IDEAL_CONFIG = CoreConfig(
     reports_kept_max=100_000,
     guests_max=100_000_000,
     searches_in_flight_max=100_000_000,
+    migrations_max=MIGRATIONS_MAX,
     tasks_queued_max=100_000_000,
     tokens_kept_max=1,
     gossip=GossipPreset(probe_s=NEVER_S, load_s=NEVER_S, loads_max=0, sync_s=NEVER_S),
@@ -169,6 +174,9 @@ class IdealCluster:
         self.now_s = 0.0
         self.arrived = 0
         self.messages = 0
+        self.at_migrations_max = 0
+        """Tasks that have ended and were placed as often as one without a limit may be."""
+        self._is_limited = policies.migration.migrations_max is not None
         self.nodes: dict[str, Node] = {}
         self._ended = ended
         self._transfer_s = transfer_s
@@ -370,6 +378,7 @@ class IdealCluster:
             case actions.TaskChanged():
                 if action.record.state.is_final:
                     task = self._unfinished.pop(action.record.task)
+                    self.at_migrations_max += not self._is_limited and action.record.migrations >= MIGRATIONS_MAX
                     self._ended(Finished(task.number, task.arrival, action.record.node, task.started_s, self.now_s))
             case actions.Answer():
                 if action.error is not None or self._arriving is None:

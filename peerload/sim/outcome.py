@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.sim.bounds import mmc_response
+from peerload.sim.ideal import MIGRATIONS_MAX
 from peerload.sim.player import WARM_UP_S, growth
 from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
 from peerload.sim.service import Service
@@ -138,6 +139,12 @@ def _incomplete(samples: Sequence[Sample], *, is_stable: bool | None, is_recorde
     errors = sum(sample.policy_errors for sample in samples)
     if errors:
         found.append(f"policy errors: {errors}; a node then does without the answer, and the task stays where it is")
+    wandered = sum(sample.at_migrations_max for sample in samples)
+    if wandered:
+        found.append(
+            f"{wandered} tasks moved {MIGRATIONS_MAX} times and then stayed, the most that a simulation allows where the"
+            ' policy sets no limit; a limit:  [migration] policy = "controlled"'
+        )
     return found
 
 

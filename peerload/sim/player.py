@@ -266,7 +266,16 @@ def _sample(
         home = player.homes[number]
         homes[home] = (homes[home][0] + 1, homes[home][1] + player.responses[number])
     errors = int(counts[-1].get(POLICY_ERRORS, 0))
-    return Sample(values, batches, last, cpu_s, homes, cut_off=player.cut_off, policy_errors=errors)
+    return Sample(
+        values,
+        batches,
+        last,
+        cpu_s,
+        homes,
+        cut_off=player.cut_off,
+        policy_errors=errors,
+        at_migrations_max=player.cluster.at_migrations_max,
+    )
 
 
 def _of_tasks(player: Player, first: int, last: int) -> dict[str, float]:

@@ -20,7 +20,8 @@ class Sample(msgspec.Struct, frozen=True):
 
     tasks: played, the warm-up included; homes: for each home node the number of measured tasks and the sum of their
     response times; cut_off: measured tasks that had not begun at the end and count with their age; policy_errors: how
-    often the policies failed, since the start.
+    often the policies failed, since the start; at_migrations_max: tasks, since the start, that were placed as often as a
+    task without a limit may be.
     """
 
     values: dict[str, float]
@@ -30,6 +31,7 @@ class Sample(msgspec.Struct, frozen=True):
     homes: list[tuple[int, float]] = []
     cut_off: int = 0
     policy_errors: int = 0
+    at_migrations_max: int = 0
 
 
 class Interval(msgspec.Struct, frozen=True):

@@ -7,13 +7,14 @@ that has run for a while.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.policy.remaining import remaining_s
+
 if TYPE_CHECKING:
-    from peerload.policy.api import LoadView, RunningView
+    from peerload.policy.api import LoadView
 
 
 class Memoryless(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,13 +62,3 @@ class Distribution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """(Σ expected remaining time of running tasks + expected durations of the others) / c."""
         running_s = sum(remaining_s(task, view.mean_s) for task in view.running)
         return (running_s + view.waiting_s + view.foreign_slots * view.mean_s) / max(view.slots, 1)
-
-
-def remaining_s(task: RunningView, mean_s: float) -> float:
-    """E[X - t | X > t]; with nothing seen of any command the mean, as if it had no memory."""
-    durations = task.durations
-    if not durations:
-        return mean_s
-    used_s = task.used_s
-    longer = durations[bisect_right(durations, used_s) :]
-    return sum(longer) / len(longer) - used_s if longer else used_s

@@ -22,9 +22,14 @@ class Bidding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     have ended there. The cheapest is asked to confirm and may refuse by then; then the next. Without a bid the task
     stays.
 
-    Good: one round trip for all; the price knows how long tasks take there.
+    A price is the expected rest of what runs there, the expected durations of what waits, and the task's own, by the
+    node's speed.
+
+    Good: one round trip for all; the price knows how long this task and those before it take there.
     Bad: every bidder costs a message, and two homes may want the same one, which refuses the second.
     """
+
+    wants_bids = True
 
     bidders: Annotated[int, Meta(ge=0, le=64, description="nodes asked for a bid at most")] = 3
 

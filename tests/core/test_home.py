@@ -143,6 +143,20 @@ def test_a_refused_or_dead_attempt_is_queued_again_and_its_number_is_burnt(answe
     assert task.record.node == "x"
 
 
+def test_a_task_without_a_limit_is_bounded_by_what_an_offer_can_tell() -> None:
+    policies = {"location": {"sender": {"policy": "random"}}, "migration": {"policy": "uncontrolled"}}
+    x = Given(policies=policies)
+    x.submit()
+    x.submit()
+    task = x.task(2)
+    limit = x.node.home.migrations_max(task)
+    assert limit == x.node.state.config.migrations_max
+    x.node.home.become(task, "as if it had moved so often", migrations=limit - 1)
+    assert x.node.home.may_migrate(task)
+    x.node.home.become(task, "as if it had moved so often", migrations=limit)
+    assert not x.node.home.may_migrate(task)
+
+
 def test_return_with_a_suggestion_is_offered_there_without_a_search() -> None:
     x = away(peers=("y", "z"))
     task = x.task(2)

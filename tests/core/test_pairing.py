@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from peerload.core.pairing import PARTNERS_ASKED_MAX
 from peerload.core.work import HomePhase
 from peerload.model import messages
 from peerload.model.load import LoadReport
@@ -99,6 +100,27 @@ def test_a_refusal_and_a_late_word_change_nothing() -> None:
     assert x.hear("y", messages.PairReply(1, accepts=False, report=loaded(0))) == ["clear paired"]
     assert x.hear("y", messages.PairReply(1, accepts=True, report=loaded(0))) == []
     assert x.hear("y", messages.Unpair(5)) == []
+
+
+def test_another_node_is_asked_at_once_after_a_refusal_and_none_twice_in_a_turn() -> None:
+    x = given(4, peers=("y", "z"))
+    asked = x.timer("pair")
+    first = next(name for name in ("y", "z") if f"PairRequest to {name}" in asked)
+    second = "z" if first == "y" else "y"
+    did = x.hear(first, messages.PairReply(1, accepts=False, report=loaded(0)))
+    assert f"PairRequest to {second}" in did
+    assert x.sent(messages.PairRequest).pairing == 2
+    assert x.hear(second, messages.PairReply(2, accepts=False, report=loaded(0))) == ["clear paired"]
+    assert "PairRequest" in " ".join(x.timer("pair"))  # the next turn begins anew
+
+
+def test_a_turn_asks_a_bounded_number_of_nodes() -> None:
+    x = given(4, peers=tuple(f"p{number}" for number in range(2 * PARTNERS_ASKED_MAX)))
+    did, asked = x.timer("pair"), list[str]()
+    while requests := [word.split()[-1] for word in did if word.startswith("PairRequest")]:
+        asked += requests
+        did = x.hear(asked[-1], messages.PairReply(len(asked), accepts=False, report=loaded(0)))
+    assert len(asked) == len(set(asked)) == PARTNERS_ASKED_MAX
 
 
 def test_a_task_that_may_not_go_stays_and_what_is_drained_is_left_alone() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from peerload.core.work import HomePhase
-from peerload.model import messages
+from peerload.model import events, messages
 from peerload.model.actions import Announce, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
-from tests.core.given import Given, ResourceRequest
+from peerload.model.task import Exit
+from tests.core.given import Given, ResourceRequest, spec
 
 ON_DEMAND: dict[str, Any] = {
     "transfer": {"threshold": 1.0},
@@ -212,10 +213,61 @@ def test_the_price_is_when_one_more_task_would_have_ended() -> None:
     x = Given(slots=2)
     prices = []
     for _ in range(4):
-        x.hear("y", messages.Probe(1, messages.Need(), HAS_WORK))
+        x.hear("y", messages.Probe(1, messages.Need(), HAS_WORK, expected_s=1.0))
         prices.append(x.sent(messages.ProbeReply).price_s)
         x.submit()
     assert prices == [1.0, 1.0, 1.5, 2.0]  # one second each until one has ended
+
+
+def price(x: Given, expected_s: float) -> float:
+    x.hear("y", messages.Probe(1, messages.Need(), HAS_WORK, expected_s=expected_s))
+    bid: float = x.sent(messages.ProbeReply).price_s
+    return bid
+
+
+def run_for(x: Given, seconds: float) -> None:
+    """A task of another home runs here for so long."""
+    x.node.state.history.learn(spec(), Exit(0, started_at=1.0, ended_at=1.0 + seconds))
+
+
+def test_the_price_is_the_tasks_own_duration_and_not_the_mean_of_the_node() -> None:
+    idle, crowd = Given(), Given()
+    run_for(idle, 500.0)
+    run_for(crowd, 1.0)
+    for _ in range(5):
+        crowd.submit()
+    assert price(idle, 2.0) == 2.0
+    assert price(crowd, 2.0) == 2.0 + 5 * 1.0
+    assert price(Given(facts={"speed": 2.0}), 2.0) == 1.0
+
+
+def test_the_price_knows_what_is_left_of_the_tasks_that_run() -> None:
+    x = Given()
+    run_for(x, 10.0)
+    x.submit()
+    assert price(x, 1.0) == 11.0
+    assert price(x.after(8), 1.0) == 3.0
+    assert price(x.after(4), 1.0) == 13.0  # it has outlived all that are known: as long again
+
+
+def test_a_slot_that_foreign_programs_occupy_is_in_the_price() -> None:
+    x = Given()
+    run_for(x, 3.0)
+    x.when(events.LoadSampled(1.0, 1.0, 0))
+    assert x.node.ledger.foreign_slots == 1
+    assert price(x, 2.0) == 5.0
+
+
+def test_only_a_bidding_home_asks_for_a_price_and_names_the_expected_duration() -> None:
+    for policy, expected_s in (("bidding", 7.0), ("threshold", 0.0)):
+        x = Given(policies={"transfer": {"threshold": 1.0}, "location": {"sender": {"policy": policy}}})
+        run_for(x, 7.0)
+        x.submit()
+        x.submit()
+        assert x.sent(messages.Probe).expected_s == expected_s
+    x = Given()
+    x.hear("y", messages.Probe(1, messages.Need(), HAS_WORK))
+    assert x.sent(messages.ProbeReply).price_s == 0.0
 
 
 # -- telling -----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from peerload.policy.registry import load_preset
 from peerload.sim.bounds import mmc_response
 from peerload.sim.engine import Simulation
 from peerload.sim.host import Host
-from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
+from peerload.sim.ideal import IDEAL_CONFIG, MIGRATIONS_MAX, Finished, IdealCluster
 from peerload.sim.network import NetworkOptions
 from peerload.sim.outcome import Outcome, longer, outcome
 from peerload.sim.recorded import TaskTrace, read_trace
@@ -347,6 +347,18 @@ def test_what_a_policy_could_not_do_is_said(tmp_path: Path) -> None:
     assert sample.policy_errors > 100
     assert f"policy errors: {sample.policy_errors}; a node then does without the answer" in found.warnings[-1]
     assert value(found, "transfers_per_task") == 0
+
+
+def test_tasks_that_wander_without_a_limit_come_to_an_end_which_is_said(tmp_path: Path) -> None:
+    preset = tmp_path / "mine.toml"
+    preset.write_text(
+        '[location.sender]\npolicy = "random"\n[transfer]\npolicy = "single-threshold"\nthreshold = 1.0\n'
+        '[migration]\npolicy = "uncontrolled"\n',
+        encoding="utf-8",
+    )
+    found, (sample,) = played(scenario(policy=str(preset), nodes=2, load=0.9, tasks=100))
+    assert 0 < sample.at_migrations_max <= sample.tasks
+    assert any(f"{sample.at_migrations_max} tasks moved {MIGRATIONS_MAX} times" in note for note in found.warnings)
 
 
 @pytest.mark.parametrize("pause_s", [0, 1])
