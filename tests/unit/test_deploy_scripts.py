@@ -190,3 +190,15 @@ def test_the_verb_uses_the_scripts_of_the_tree_to_be_installed(root: Path) -> No
     words = ["--from", "/opt/tree", "--prefix", "/opt/two words"]
     done = play_verb(root, "upgrade", *words)
     assert (done.returncode, done.stdout.splitlines()) == (7, words), done.stderr
+
+
+def test_the_units_are_those_that_a_wheel_brings(root: Path) -> None:
+    """An older version's script upgrades to it."""
+    there = version(root / "opt/peerload", wheel(root / "opt/new.whl"), is_new=False)
+    shutil.copytree(DEPLOY, there / "share/peerload/deploy")
+    newer = there / "share/peerload/deploy/peerload.socket"
+    newer.write_text("[Unit]\nDescription=of the newer\n", encoding="utf-8")
+    done = play(root, "install", "--from", "/opt/new.whl")
+    assert done.returncode == 0, done.stderr
+    unit = root / "usr/local/lib/systemd/system/peerload.socket"
+    assert unit.read_text(encoding="utf-8") == newer.read_text(encoding="utf-8")
