@@ -10,6 +10,7 @@ import pytest
 
 from peerload import distribution
 from peerload.cli import service
+from peerload.cli.completions import FILES, answered
 from peerload.cli.main import UsageError
 from peerload.model.errors import PeerloadError
 
@@ -94,3 +95,8 @@ def test_the_scripts_of_a_wheel_are_found(monkeypatch: pytest.MonkeyPatch, tmp_p
     there.mkdir(parents=True)
     (there / "install").touch()
     assert distribution.deploy_directory() == str(there)
+
+
+def test_completions_offer_what_it_takes() -> None:
+    assert [word for word, _ in answered(["service", ""])] == list(service.TAKES)
+    assert answered(["service", "install", "--from", ""]) == [(FILES, "")]
