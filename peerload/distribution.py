@@ -1,6 +1,9 @@
-"""The name under which peerload is distributed, and what to type for a part that is not installed."""
+"""The name under which peerload is distributed, what to type for a part that is not installed, and where its files for services lie."""
 
 from __future__ import annotations
+
+import os
+import sysconfig
 
 NAME = "peerload"
 """As `project.name` in pyproject.toml."""
@@ -20,3 +23,16 @@ def how_to_add(extra: str) -> str:
     if IS_REGISTERED:
         return f"pip install '{NAME}[{extra}]'"
     return "pip install " + " ".join(f"'{package}'" for package in EXTRAS[extra])
+
+
+def deploy_directory() -> str:
+    """The directory of the scripts, units and broker files that belong to this peerload, "" if it came without: that of the
+    source tree that it runs from, else that of the wheel."""
+    tree = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # noqa: PTH120 -- pathlib costs a quick start
+    places = (os.path.join(tree, "deploy"), os.path.join(sysconfig.get_path("data"), "share", NAME, "deploy"))  # noqa: PTH118
+    return next((place for place in places if os.path.isfile(os.path.join(place, "install"))), "")  # noqa: PTH113, PTH118
+
+
+def deployed(name: str) -> str:
+    """Where this file of `deploy/` is, for hints; its name in a source tree if it is not on this machine."""
+    return os.path.join(deploy_directory() or "deploy", name)  # noqa: PTH118

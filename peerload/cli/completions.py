@@ -43,13 +43,14 @@ WORDS: dict[tuple[str, ...], str] = {
     ("completions",): "bash zsh fish",
     ("demo",): "gpu",
     ("group",): "ls set pause resume rm",
+    ("service",): "install upgrade uninstall",
 }
 """What may follow these words."""
 PATHS = {("policy", "check"): FILES, ("config", "check"): FILES, ("cluster", "init"): DIRECTORIES, ("replay",): FILES}
 VALUES = {
     "--chdir": DIRECTORIES, "-d": DIRECTORIES, "--cluster": DIRECTORIES, "--export": FILES, "--config": FILES,
     "--record": FILES, "--socket": FILES, "--output": FILES, "-o": FILES, "--error": FILES, "-e": FILES,
-    "--each-line": FILES, "--param-file": FILES, "--joblog": FILES, "--speeds": FILES, "--plot": FILES, "--csv": FILES,
+    "--from": FILES, "--wheels": DIRECTORIES, "--prefix": DIRECTORIES, "--root": DIRECTORIES, "--each-line": FILES, "--param-file": FILES, "--joblog": FILES, "--speeds": FILES, "--plot": FILES, "--csv": FILES,
     "--gpu-wait": "queue schedule", "--gpu-share": "auto exclusive time", "--lease": "auto", "--signal": "TERM INT KILL HUP USR1",
     "--broker": "mosquitto amqtt", "--model": "reference live", "--what": "task attempt node agent launcher disk gpu store",
 }  # fmt: skip

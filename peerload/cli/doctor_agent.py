@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from peerload import __version__
-from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
+from peerload.cli.doctor_facts import AS_SERVICE, FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
 from peerload.cli.text import counted, size_text
 from peerload.model.errors import AgentSilent
 
@@ -247,7 +247,7 @@ def containment(facts: Facts) -> Finding:
     kinds = f"tasks are held by {told['units']}, their memory by {told['memory'] or 'nothing'}"
     says = kinds + (f". Not enforced: {'; '.join(told['unenforced'])}" if told["unenforced"] else "")
     if told["units"] == "bare" or told["memory"] in (None, "rlimit"):
-        return Finding(WARN, says, "run the agent as a service with Delegate=yes:  deploy/peerload-user.service")
+        return Finding(WARN, says, AS_SERVICE)
     return Finding(OK, says)
 
 

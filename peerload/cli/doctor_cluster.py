@@ -9,6 +9,7 @@ import shlex
 
 from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
 from peerload.cli.text import counted, duration_text, shortened
+from peerload.distribution import deployed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -223,9 +224,8 @@ def broker(facts: Facts) -> Finding:
     failed = [answer for answer in answers if answer.why]
     if told and told["url"] is not None and not told.get("heard", True):
         says = f"{told['url']} lets the agent in, and passes on nothing that it says"
-        return Finding(
-            FAIL, says, "its rights (acl_file) must let a node write below its own name:  deploy/mosquitto.acl"
-        )
+        rights = f"its rights (acl_file) must let a node write below its own name:  {deployed('mosquitto.acl')}"
+        return Finding(FAIL, says, rights)
     if told and told["url"] is None:
         return Finding(FAIL, f"the agent has none: {told['why']}", fix)
     if told and told.get("repeats"):
@@ -241,9 +241,8 @@ def broker(facts: Facts) -> Finding:
     delayed = [answer.url for answer in answers if _is_here(answer.url) and _may_delay(facts)]
     if delayed:
         says = f"the Mosquitto at {delayed[0]} may hold small messages back for 40 ms"
-        return Finding(
-            WARN, says, "set_tcp_nodelay true  in its configuration (deploy/mosquitto.conf), then restart it"
-        )
+        example = deployed("mosquitto.conf")
+        return Finding(WARN, says, f"set_tcp_nodelay true  in its configuration (see {example}), then restart it")
     says = "; ".join(f"{answer.url} answers" + (f" ({answer.version})" if answer.version else "") for answer in answers)
     says += "; anybody on this machine may publish there" if is_open else ""
     return Finding(OK, says or f"in use: {told['url'] if told else ''}")

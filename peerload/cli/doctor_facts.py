@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from peerload.client import Client, default_socket_path, user_socket_path
+from peerload.distribution import deployed
 from peerload.model.errors import AgentUnavailable, BadRequest, ConfigError, PeerloadError
 
 TYPE_CHECKING = False
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 AGENT_S_MAX = 5.0
 """So long the agent may take to answer."""
 OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
+AS_SERVICE = (
+    f"sudo peerload service install        or one of your own, with Delegate=yes:  {deployed('peerload-user.service')}"
+)
+"""The fix where the agent has no cgroups of its own to give to tasks."""
 
 
 class Finding(NamedTuple):

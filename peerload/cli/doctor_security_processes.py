@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import NamedTuple
 
-from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
+from peerload.cli.doctor_facts import AS_SERVICE, FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
 from peerload.cli.doctor_security_files import owner_of
 from peerload.cli.text import counted, printable
 
@@ -168,7 +168,7 @@ def whose_tasks(facts: Facts) -> Finding:
     alone = facts.info.get("cluster_local")
     if uid == 0 and not alone:
         says = "the agent runs as root, in user mode: members of the cluster may run anything here as root"
-        return Finding(WARN, says, "run it as a user of its own, or as a service:  deploy/README.md")
+        return Finding(WARN, says, "run it as a user of its own, or for everyone:  sudo peerload service install")
     who = "only agents of this user and machine" if alone else f"every member of {facts.info.get('cluster')}"
     return Finding(OK, f"tasks run as the agent's own user (uid {uid}), which {who} may have done")
 
@@ -192,7 +192,7 @@ def containment(facts: Facts) -> Finding:
         return Finding(FAIL, "tasks are not held together by a cgroup, and that is not told", REPORT)
     if told["unenforced"]:
         says = f"not enforced here, and said so: {'; '.join(told['unenforced'])}"
-        return Finding(WARN, says, "run the agent as a service with Delegate=yes:  deploy/peerload-user.service")
+        return Finding(WARN, says, AS_SERVICE)
     return Finding(OK, f"held by {told['units']}, memory by {told['memory'] or 'nothing'}")
 
 

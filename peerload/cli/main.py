@@ -57,6 +57,7 @@ VERBS = (
     ("replay", "decide a recording of an agent again, and compare"),
     ("doctor", "what usually goes wrong here, and what mends it"),
     ("config", "the settings in force and where each comes from; check a configuration file"),
+    ("service", "the service for all users of this machine: install, upgrade, uninstall"),
     ("completions", "what has a shell complete verbs, flags, ids and names"),
     ("top", "the cluster at a glance"),
     ("demo", "three agents and a broker on this machine, at work"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -73,10 +74,19 @@ def script(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def play(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def play(root: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run one of the scripts there."""
+    return play_command(root, str(DEPLOY / script), *words)
+
+
+def play_verb(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `peerload service` there."""
+    return play_command(root, sys.executable, "-m", "peerload", "service", *words)
+
+
+def play_command(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     mounts = " && ".join(f"mount --bind {shlex.quote(str(root / place))} /{place}" for place in PLACES)
-    inner = f"{mounts} && exec {shlex.join([str(DEPLOY / words[0]), *words[1:]])}"
+    inner = f"{mounts} && exec {shlex.join(words)}"
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", inner]
     environment = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
@@ -150,3 +160,45 @@ def test_what_is_not_ours_stays(root: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert play(root, "uninstall").returncode == 0
     assert not (root / "opt/peerload").exists()
+
+
+def test_the_verb_installs_upgrades_and_uninstalls(root: Path) -> None:
+    prefix = root / "opt/shared"
+    version(prefix, wheel(root / "opt/new.whl"), is_new=False)
+    done = play_verb(root, "upgrade", "--from", "/opt/new.whl", "--prefix", "/opt/shared")
+    assert done.returncode == 1, "there is none in use to be upgraded"
+    assert "\n  peerload service install\n" in done.stderr
+    done = play_verb(root, "install", "--from", "/opt/new.whl", "--prefix", "/opt/shared")
+    assert done.returncode == 0, done.stderr
+    assert (prefix / "current").is_symlink()
+    assert (root / "usr/local/lib/systemd/system/peerload.service").is_file()
+    broken = root / "opt/broken.whl"
+    broken.write_bytes(b"broken")
+    name = hashlib.sha256(b"broken" + (DEPLOY / "requirements.txt").read_bytes()).hexdigest()[:12]
+    version(prefix, name, is_new=True)
+    done = play_verb(root, "upgrade", "--json", "--from", "/opt/broken.whl", "--prefix", "/opt/shared")
+    assert (done.returncode, json.loads(done.stdout)["exit_code"]) == (1, 1), done.stderr
+    assert (prefix / "current").readlink().name != name
+    done = play_verb(root, "uninstall", "--prefix", "/opt/shared")
+    assert done.returncode == 0, done.stderr
+    assert not prefix.exists()
+
+
+def test_the_verb_uses_the_scripts_of_the_tree_to_be_installed(root: Path) -> None:
+    script(root / "opt/tree/deploy/install", "#!/bin/sh\n")
+    script(root / "opt/tree/deploy/upgrade", '#!/bin/sh\nprintf "%s\\n" "$@"\nexit 7\n')
+    words = ["--from", "/opt/tree", "--prefix", "/opt/two words"]
+    done = play_verb(root, "upgrade", *words)
+    assert (done.returncode, done.stdout.splitlines()) == (7, words), done.stderr
+
+
+def test_the_units_are_those_that_a_wheel_brings(root: Path) -> None:
+    """An older version's script upgrades to it."""
+    there = version(root / "opt/peerload", wheel(root / "opt/new.whl"), is_new=False)
+    shutil.copytree(DEPLOY, there / "share/peerload/deploy")
+    newer = there / "share/peerload/deploy/peerload.socket"
+    newer.write_text("[Unit]\nDescription=of the newer\n", encoding="utf-8")
+    done = play(root, "install", "--from", "/opt/new.whl")
+    assert done.returncode == 0, done.stderr
+    unit = root / "usr/local/lib/systemd/system/peerload.socket"
+    assert unit.read_text(encoding="utf-8") == newer.read_text(encoding="utf-8")
