@@ -24,6 +24,8 @@ METRICS = {
     "p50_response": "p50",
     "p95_response": "p95",
     "p99_response": "p99",
+    "mean_response_executed_at_origin": "mean_response_executed_at_origin",
+    "mean_response_executed_remotely": "mean_response_executed_remotely",
     "mean_wait": "mean_wait",
     "transfers_per_task": "transfers_per_task",
     "probes_per_task": "probes_per_task",
@@ -39,9 +41,9 @@ SHARES = ("idle_while_waiting", "utilization")
 
 def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) -> dict[str, Any]:
     """All of it, keys that docs/cli.md fixes first. Numbers depend on nothing but the flags."""
-    measured = {key: outcome.metrics[metric] for key, metric in METRICS.items()}
+    measured = {key: outcome.metrics.get(metric) for key, metric in METRICS.items()}
     largest, variation = outcome.spread
-    shown = {key: _rounded(interval.value) for key, interval in measured.items()}
+    shown = {key: _rounded(interval.value if interval else None) for key, interval in measured.items()}
     one_queue = outcome.one_queue
     return {
         "policy": scenario.policy,
@@ -49,6 +51,8 @@ def as_json(scenario: Scenario, outcome: Outcome, replications: int, seed: int) 
         "load": _rounded(scenario.offered_load),
         "tasks": scenario.tasks,
         **shown,
+        "executed_at_origin": outcome.executed_at_origin,
+        "executed_remotely": outcome.executed_remotely,
         "seed": seed,
         "ci95": _rounded(outcome.mean_response.half),
         "stable": outcome.is_stable,
@@ -78,8 +82,8 @@ def _rounded(number: float | None) -> float | None:
     return float(f"{number:.{DIGITS}g}")
 
 
-def _ends(interval: Interval, most: float) -> list[float | None]:
-    if not math.isfinite(interval.half):
+def _ends(interval: Interval | None, most: float) -> list[float | None]:
+    if interval is None or not math.isfinite(interval.half):
         return [None, None]
     return [_rounded(max(interval.value - interval.half, 0.0)), _rounded(min(interval.value + interval.half, most))]
 
@@ -109,6 +113,8 @@ ROWS = (
     ("  half of them within", "p50_response"),
     ("  95 % within", "p95_response"),
     ("  99 % within", "p99_response"),
+    ("  of {executed_at_origin} executed at origin", "mean_response_executed_at_origin"),
+    ("  of {executed_remotely} executed remotely", "mean_response_executed_remotely"),
     ("wait before it starts", "mean_wait"),
     ("transfers a task", "transfers_per_task"),
     ("probes a task", "probes_per_task"),
@@ -132,7 +138,7 @@ def lines(told: dict[str, Any]) -> list[str]:
     warned = [f"note: {warning}" for warning in told["warnings"]]
     if told["stable"] is False:  # the first says why
         warned[0] = f"NOT STABLE: {told['warnings'][0]}"
-    rows = [[name, _digits(told[key]), _interval(told["intervals"][key])] for name, key in ROWS]
+    rows = [[name.format(**told), _digits(told[key]), _interval(told["intervals"][key])] for name, key in ROWS]
     waiting, ends = told["idle_while_waiting"], told["intervals"]["idle_while_waiting"]
     rows.append(["idle while a task waits", _percent(waiting), _interval(ends, percent=True)])
     rows.append(["busy", _percent(told["utilization"]), _interval(told["intervals"]["utilization"], percent=True)])

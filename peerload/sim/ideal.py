@@ -15,6 +15,7 @@ asks how good a policy is. Both play the same game: where nothing goes wrong the
 
 from __future__ import annotations
 
+import copy
 import heapq
 import math
 import random
@@ -203,7 +204,8 @@ class IdealCluster:
                 watch.add(name, profile.slots)
             identity = Identity(name, f"{name}-boot-1", f"{name}-machine-1", f"{name}-store", 1, f"{name}:1")
             rng = random.Random(f"{seed} {name} 1")  # noqa: S311 -- a seeded simulation
-            self.nodes[name] = Node(config, policies, identity, profile, rng)
+            own = copy.deepcopy(policies)  # as in a process of its own: no node sees what a policy of another one keeps
+            self.nodes[name] = Node(config, own, identity, profile, rng)
             self._timers[name] = {}
         gpus_max = max((profile.gpus for profile in profiles), default=0)
         check_modelled(policies, gpus_max, ("cpus_busy",))

@@ -32,13 +32,15 @@ GROWS_AGAIN = 4
 
 class Outcome(msgspec.Struct, frozen=True):
     """is_stable: None where it cannot be judged, since a trace comes to an end or a run was too short; warnings: what a reader of the numbers
-    must know; homes: the mean response of the tasks of each home node, None where there were none; one_queue, no_sharing:
-    mean responses from queueing theory, None where it has no formula for this."""
+    must know; homes: the mean response of the tasks of each home node, None where there were none; executed_at_origin,
+    executed_remotely: measured tasks of each class, in all replications; one_queue, no_sharing: mean responses from queueing theory, None where it has no formula for this."""
 
     metrics: dict[str, Interval]
     is_stable: bool | None
     warnings: list[str]
     homes: list[float | None]
+    executed_at_origin: int
+    executed_remotely: int
     one_queue: float | None
     no_sharing: float | None
 
@@ -68,7 +70,9 @@ def outcome(scenario: Scenario, samples: Sequence[Sample]) -> Outcome:
         for home in range(scenario.nodes)
     ]
     homes = [total / count if count else None for count, total in counted]
-    return Outcome(metrics, is_stable, warnings, homes, one_queue, no_sharing)
+    remotely = sum(sample.executed_remotely for sample in samples)
+    at_origin = sum(count for count, _ in counted) - remotely
+    return Outcome(metrics, is_stable, warnings, homes, at_origin, remotely, one_queue, no_sharing)
 
 
 def impossible(scenario: Scenario) -> str:

@@ -275,6 +275,7 @@ def _sample(
         cut_off=player.cut_off,
         policy_errors=errors,
         at_migrations_max=player.cluster.at_migrations_max,
+        executed_remotely=sum(player.remote[first + 1 : last + 1]),
     )
 
 

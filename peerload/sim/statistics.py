@@ -21,7 +21,7 @@ class Sample(msgspec.Struct, frozen=True):
     tasks: played, the warm-up included; homes: for each home node the number of measured tasks and the sum of their
     response times; cut_off: measured tasks that had not begun at the end and count with their age; policy_errors: how
     often the policies failed, since the start; at_migrations_max: tasks, since the start, that were placed as often as a
-    task without a limit may be.
+    task without a limit may be; executed_remotely: measured tasks that ran on another node than their home.
     """
 
     values: dict[str, float]
@@ -32,6 +32,7 @@ class Sample(msgspec.Struct, frozen=True):
     cut_off: int = 0
     policy_errors: int = 0
     at_migrations_max: int = 0
+    executed_remotely: int = 0
 
 
 class Interval(msgspec.Struct, frozen=True):
@@ -63,7 +64,7 @@ def intervals(samples: Sequence[Sample]) -> dict[str, Interval]:
     """metric → mean of the replications, and its interval from their spread; from that of the batches if there is only
     one replication."""
     combined: dict[str, Interval] = {}
-    for metric in samples[0].values:
+    for metric in dict.fromkeys(metric for sample in samples for metric in sample.values):
         values = [sample.values[metric] for sample in samples if metric in sample.values]
         spread = values if len(samples) > 1 else samples[0].batches.get(metric, [])
         combined[metric] = Interval(fmean(values), half_width(spread))

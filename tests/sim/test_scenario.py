@@ -349,6 +349,28 @@ def test_what_a_policy_could_not_do_is_said(tmp_path: Path) -> None:
     assert value(found, "transfers_per_task") == 0
 
 
+KEEPS_STATE = """
+class Counts:
+    def __init__(self):
+        self.nodes = set()
+
+    def locate(self, view, task, replies, rng):
+        self.nodes.add(view.node)
+        assert len(self.nodes) == 1, "another node has used this instance"
+        return Keep("counted")
+
+from peerload.policy.api import Keep
+"""
+
+
+def test_each_node_has_an_instance_of_a_policy_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(KEEPS_STATE, encoding="utf-8")
+    preset = tmp_path / "mine.toml"
+    preset.write_text('[location.sender]\npolicy = "mine.py:Counts"\n', encoding="utf-8")
+    _, (sample,) = played(scenario(policy=str(preset), tasks=400))
+    assert sample.policy_errors == 0
+
+
 def test_tasks_that_wander_without_a_limit_come_to_an_end_which_is_said(tmp_path: Path) -> None:
     preset = tmp_path / "mine.toml"
     preset.write_text(

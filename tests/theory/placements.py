@@ -6,7 +6,7 @@ the best, the task stays. ``looks`` counts the draws of the home, which the refe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -25,8 +25,8 @@ class JoinShortest(msgspec.Struct):
     """`jsqd` [Mit01]: ``probes`` nodes out of all, drawn uniformly; the least loaded gets the task, the first of equals."""
 
     probes: int
-    looks: int = 0
-    probed: int = 0
+    looks: ClassVar[int] = 0
+    probed: ClassVar[int] = 0
 
     def locate(
         self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random
@@ -37,8 +37,8 @@ class JoinShortest(msgspec.Struct):
         if not replies:
             has_home = rng.random() * (len(view.peers) + 1) < drawn
             others = rng.sample(view.peers, drawn - has_home)
-            self.looks += has_home
-            self.probed += len(others)
+            type(self).looks += has_home  # of the class, since each node has an instance of its own
+            type(self).probed += len(others)
             return Probe(tuple(others)) if others else STAY
         loads = [(reply.report.load_tasks, reply.node) for reply in replies if reply.report is not None]
         least = min(load for load, _ in loads)

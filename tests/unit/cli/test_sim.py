@@ -244,6 +244,31 @@ def test_one_run_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None
     assert "without any sharing: 2" in text
 
 
+def test_the_classes_are_told_by_where_a_task_was_executed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--policy", "threshold", "--nodes", "4", "--load", "0.9"]
+    found = told(capsys, *words)
+    here, away = found["executed_at_origin"], found["executed_remotely"]
+    assert min(here, away) > 0
+    assert here + away == found["replications"] * (found["tasks"] - found["warmup"])
+    of_class = found["mean_response_executed_at_origin"], found["mean_response_executed_remotely"]
+    assert min(of_class) < found["mean_response"] < max(of_class)
+    text = typed(capsys, *words)
+    for count, name, mean in ((here, "at origin", of_class[0]), (away, "remotely", of_class[1])):
+        row = _row(text, f"executed {name}")
+        assert (row[1], float(row[-4])) == (str(count), float(f"{mean:.4g}"))
+
+
+def test_a_class_without_a_task_has_no_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "--policy", "none")
+    assert (found["executed_remotely"], found["mean_response_executed_remotely"]) == (0, None)
+    assert found["intervals"]["mean_response_executed_remotely"] == [None, None]
+    assert _row(typed(capsys, "--policy", "none"), "executed remotely") == ["of", "0", "executed", "remotely", "-", "-"]
+
+
+def _row(text: str, name: str) -> list[str]:
+    return next(line for line in text.splitlines() if name in line).split()
+
+
 def test_one_is_one_and_points_stand_one_below_another(capsys: pytest.CaptureFixture[str]) -> None:
     text = typed(capsys, "--nodes", "1", "--slots", "2", "--replications", "1", "--warmup", "0")
     assert text.startswith("adaptive on 1 node of 2 slots, ")
