@@ -121,7 +121,7 @@ class Chores:
             self._parts.fail(f"a bug: {error!r}")
 
     async def saved(self, record: TaskRecord) -> tuple[str, str]:
-        """What has become of the files with the output of an ended task, when that was tried: the state of the event, and why.
+        """Outcome of writing the output files of an ended task: the state of the event, and why. Waits until that was tried.
         "": it wrote none."""
         counter, member = order_of(record.task)
         while True:

@@ -162,7 +162,7 @@ class Alone(Removable):
         return int(self._reader.execute("SELECT coalesce(max(counter), 0) FROM submissions").fetchone()[0])
 
     def keep(self, upkeep: Upkeep) -> bool:
-        """Whether there was room for these rows."""
+        """Commit these rows; false if the disk has no room for them."""
         self._reader.execute("BEGIN IMMEDIATE")
         try:
             apply(self._reader, upkeep, remembered_from=0.0)  # tokens are forgotten by an agent alone

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("peerload.agent")
 
 LOOK_EVERY_S = 1.0
-"""Whether the socket is still there is looked at so often."""
+"""Interval of the check that the socket is still there."""
 REQUESTS_PENDING_MAX = 1024
 """Requests of one client that may be unanswered at a time."""
 

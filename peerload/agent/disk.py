@@ -32,7 +32,7 @@ LOW_SHARE = 0.05
 LOW_BYTES_MAX = 10 << 30
 """A disk is low with less than LOW_SHARE of it free; of a very large one, with less than this."""
 LOW_FILES_MAX = 100_000
-"""The same for inodes: with less than LOW_SHARE of them free, or than this on a very large disk."""
+"""A disk is low on inodes with less than LOW_SHARE of them free; a very large one, with less than this."""
 ROOM_SHARE = 1.2
 """A disk that was low has room again when so many times the low mark is free: a disk at the mark must not flap."""
 ADMIT_BYTES = 2 << 20
@@ -124,7 +124,7 @@ class Disk:
         return min(int(self.total_files * LOW_SHARE), LOW_FILES_MAX)
 
     def free_files(self) -> int:
-        """How many files an ordinary user may still make."""
+        """Number of inodes that an ordinary user may still use."""
         return os.statvfs(self._directory).f_favail if self.total_files else sys.maxsize
 
     @property

@@ -26,7 +26,7 @@ GAP = 100_000
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """How far a database had come: the last submission, the last event, and when (Unix s)."""
+    """High-water mark of a database: the last submission, the last event, and when (Unix s)."""
 
     store: str
     counter: int
@@ -35,7 +35,7 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class LostCommits(msgspec.Struct, frozen=True):
-    """What a database had, and has no more: ``had`` as the mark says, ``has`` as the database says."""
+    """Loss of a database: ``had`` is the high-water mark, ``has`` is what the database holds now."""
 
     had: Mark
     has: Mark

@@ -58,7 +58,7 @@ class InsideCommands:
         return True
 
     def listed(self, ready: LauncherReady) -> LauncherReady:
-        """What a launcher has, without these commands. Those of an earlier agent are ended: their clients are gone."""
+        """The list of a launcher without these commands. Commands of an earlier agent are ended, since their clients are gone."""
         running = {key for key, *_ in ready.running if key.startswith(PREFIX)}
         mine = running | {key for key, _ in ready.ended if key.startswith(PREFIX)}
         if not mine:

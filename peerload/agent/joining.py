@@ -96,7 +96,7 @@ class Joining:
                 return f"a member is called so, and is {known.state.value}"
 
     def _has_gone_since(self, peer: Peer, let_in_at: float) -> bool:
-        """Whether the machine that was let in then (Unix s) has come, and left or died meanwhile."""
+        """True if the machine that was let in then (Unix s) has joined, and has left or died since."""
         now = self._parts.now()
         changed_at = now.wall_s - (now.boot_s - peer.since_s)
         return peer.state in (PeerState.LEFT, PeerState.DEAD) and changed_at > let_in_at

@@ -17,7 +17,7 @@ PATH_DEFAULT = b"/usr/local/bin:/usr/bin:/bin"
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 NEVER_STARTED = -1
-"""What a child says instead of an exit code if the node is short of something: it never was the command."""
+"""Reported by a child instead of an exit code if the node is short of a resource: the command never started."""
 REASON_CHARS_MAX = 400
 BLOCK_BYTES = 4096
 SLACK_BYTES = 256 << 10

@@ -60,7 +60,7 @@ def listen(config: AgentConfig) -> socket.socket:
 
 
 def place(path: str) -> tuple[int, int] | None:
-    """What tells a socket from another that was made at its path later; None if nothing is there."""
+    """Device and inode of the socket at a path, which tell it from one made there later; None if nothing is there."""
     try:
         found = os.lstat(path)
     except OSError:

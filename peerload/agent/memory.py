@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 2.0
 ENDED_MIN = 20_000
-"""So many tasks fewer than there were at most: then it is worth it."""
+"""Memory is given back once the number of tasks is this far below its peak."""
 
 
 async def give_back(parts: Parts) -> None:

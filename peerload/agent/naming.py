@@ -69,7 +69,7 @@ def own_last(store: StoreReader, ref: str, who: str | None = None) -> str:
 
 
 def not_an_id(ref: str) -> BadRequest:
-    """What is said of a word that is no reference."""
+    """The error for a word that is no reference."""
     return BadRequest(
         f"{ref!r} is no task id", why="ids look like 42, 42.7, 42.3-9, ws1/42, @ or @~1", hint="peerload ls"
     )

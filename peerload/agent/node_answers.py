@@ -67,7 +67,7 @@ def _peer_object(node: Node, peer: Peer) -> dict[str, object]:
 
 
 def declines(node: Node, peer: Peer) -> list[str]:
-    """What keeps a peer from running some tasks of this home, in words. Directories of one user of many are not named."""
+    """Reasons, in words, why a peer declines some tasks of this home. In system mode no directory is named."""
     missing = node.membership.missing_directories(peer.identity.node)
     words = [f"no directory {text(directory)}" if not user else "no directory" for directory, user in missing]
     return list(dict.fromkeys(words))[:DECLINES_TOLD_MAX]

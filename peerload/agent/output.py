@@ -11,7 +11,6 @@ import asyncio
 import collections
 import contextlib
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from peerload.agent.disk import cannot_write
@@ -243,10 +242,10 @@ class Output:
         self._cuts.add(work)
         work.add_done_callback(self._cuts.discard)
 
-    async def cut_old(self) -> None:
-        """The same of all attempts that have ended and were wanted in full long ago (FOLLOWED_S_MAX)."""
+    async def cut_old(self, now_s: float) -> None:
+        """Cut the output of all ended attempts that was kept in full for longer than FOLLOWED_S_MAX. now_s: the trusted date."""
         unfinished = {task.key for task in self._node.home.tasks.values()} | self._node.executor.guests.keys()
-        for key in await asyncio.to_thread(self._spool.large, time.time() - FOLLOWED_S_MAX):
+        for key in await asyncio.to_thread(self._spool.large, now_s - FOLLOWED_S_MAX):
             if key not in unfinished:
                 await self.cut(key)
 

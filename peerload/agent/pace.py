@@ -131,7 +131,7 @@ class Pace:
             inotify.remove(names, held.changed.set)
 
     def _behind(self, key: str, held: _Held) -> int:
-        """How far the last reader that is awaited, or else the foremost of all, is behind what is written here."""
+        """Lag, in bytes, of the slowest awaited reader, or else of the foremost reader of all."""
         sizes = self._spool.sizes(key)
         behind = [
             (reader.is_awaited, max(size - read for size, read in zip(sizes, reader.read, strict=True)))

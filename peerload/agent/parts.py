@@ -143,7 +143,7 @@ class Parts:
         return Instant(time.clock_gettime(time.CLOCK_BOOTTIME), time.time())
 
     def up_s(self) -> float:
-        """How long this agent has been up."""
+        """Uptime of this agent, in seconds."""
         return self.now().boot_s - self._started_s
 
     def stop(self, *, end_tasks: bool = False, leaves: bool = False, restarts: bool = False) -> None:

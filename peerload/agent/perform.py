@@ -272,7 +272,7 @@ class Performer:
         return not is_known and any(path.exists() for path in self._parts.spool.paths(key))
 
     def _may_look_up(self, src: str) -> bool:
-        """Whether one more directory may be looked at for this peer; else its message is left unanswered."""
+        """True if one more directory may be looked at for this peer; otherwise its message stays unanswered."""
         if self._looked_up[src] >= OFFERS_MAX:
             self._parts.counters["offers left unanswered"] += 1
             self._parts.security.tell("P2", src, f"more than {OFFERS_MAX} offers outstanding")

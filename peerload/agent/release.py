@@ -67,7 +67,7 @@ class Release:
             self._held.append((ticket, act))
 
     def renewal(self, uids: Iterable[bytes], act: Callable[[], None]) -> None:
-        """The same of renewed leases of these tasks: now, unless rows of these very tasks are not durable yet."""
+        """Send renewed leases of these tasks at once, unless rows of these very tasks are not durable yet."""
         waiting = [self._turn, *(batch for _, _, batch in self._under_way)]
         if self._broken or any(uid in batch for uid in uids for batch in waiting):
             self.outward(act)

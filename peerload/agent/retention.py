@@ -51,7 +51,7 @@ PAUSE_S = 0.02
 DATE_KEPT_EVERY_S = 900.0
 """The trusted date is written down this often at most."""
 EARLY_S = 86_400.0
-"""What goes so soon after its end for want of room is more than is usual."""
+"""A task removed for want of room so soon after its end is reported as unusual."""
 OF_TOLD_MAX = 3
 """Submissions that are named where something went."""
 REASON = "retention"
@@ -91,7 +91,7 @@ class Retention:
         self._database = database
         self._date_kept = parts.store.date.anchor
         self.early = 0
-        """How many tasks, or outputs, went within EARLY_S of their end since there was no room; the last time, and why."""
+        """Number of tasks or outputs removed for want of room within EARLY_S of their end; the last time, and why."""
         self.early_at, self.early_why = 0.0, ""
 
     async def run(self) -> None:
@@ -117,7 +117,7 @@ class Retention:
         self._tell(gone, f"they ended more than {config.ended_kept_s / 86_400:g} days ago")
         await self._enforce_number()
         await self._enforce_size()
-        await parts.output.cut_old()
+        await parts.output.cut_old(parts.store.date.now())
         await self._prune(oldest)
         await self._keep_date()
 

@@ -56,7 +56,7 @@ RETRY_S, RETRY_S_MAX = 1.0, 60.0
 
 
 class Progress(msgspec.Struct):
-    """How far the files of one attempt have come. boot: the machine's; what another boot has written may not be on the disk.
+    """Progress of the files of one attempt. boot: the machine's; what another boot has written may not be on the disk.
     read: so much of each stream was copied or found missing; at: the size of each file; missing: so many bytes were cut out."""
 
     boot: str
@@ -79,7 +79,7 @@ class Saved:
         self.progress = progress
         self.work: asyncio.Task[bool] | None = None
         self.begun = {path for path, size in progress.at.items() if size}
-        """Those that are there."""
+        """Paths of the files that exist."""
 
 
 class _Live:
@@ -122,7 +122,7 @@ class Saving:
             live.grown.set()
 
     def _runs(self, live: _Live) -> bool:
-        """Whether this attempt is the current one, and there is no result of it yet."""
+        """True while this attempt is the current one and has no result."""
         task, record = live.task, live.task.record
         is_current = record.state is TaskState.LEASED and record.attempt == live.attempt and task.exit is None
         return is_current and self._parts.node.home.tasks.get(task.uid) is task
@@ -153,7 +153,7 @@ class Saving:
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
 
     async def _follow_paced(self, live: _Live, key: str) -> None:
-        """The same, the task waiting for its files. Raises OSError, PeerloadError, when it waits no longer."""
+        """Copy as `_follow` does, with the task waiting for its files. Raises OSError, PeerloadError, when it waits no longer."""
         task, record, output = live.task, live.task.record, self._parts.output
         is_here = record.node == self._parts.config.node
         known = self._saved.get(key)
@@ -222,7 +222,7 @@ class Saving:
         return self._saved[key]
 
     def _noted(self, key: str) -> Progress | None:
-        """What was noted before, if that was since the machine was started."""
+        """Progress noted by an earlier agent; None if there is none, or it is of another boot of the machine."""
         try:
             noted = msgspec.msgpack.decode(self._parts.spool.saved_path(key).read_bytes(), type=Progress)
         except (OSError, msgspec.MsgspecError):

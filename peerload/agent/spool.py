@@ -149,7 +149,7 @@ class Spool:
         self._sync_directory()
 
     def bytes_max(self, *, followed: bool) -> int:
-        """How much of one stream of a task is kept while it runs. followed: its output is wanted in full."""
+        """Bound on what is kept of one stream of a running task, in bytes. followed: its output is wanted in full."""
         return max(self._output_bytes_max, FOLLOWED_BYTES_MAX) if followed else self._output_bytes_max
 
     def saved_path(self, key: str) -> Path:
@@ -220,7 +220,7 @@ class Spool:
 
     @property
     def _held_max(self) -> int:
-        """What a stream that was cut takes on disk: its two ends, in whole blocks."""
+        """Disk use of a stream that was cut: its two ends, in whole blocks."""
         return self._output_bytes_max + HELD_BEYOND_BYTES
 
     def settle(self, ended: Sequence[tuple[str, Exit]]) -> tuple[tuple[str, Exit], ...]:

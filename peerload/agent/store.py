@@ -100,9 +100,9 @@ class Store(StoreRecovery):
         self._high_water = HighWater(path.parent)
         self._counter_reached = self._event_reached = 0
         self.found_mark: Mark | None = None
-        """How far a database here had come when this one was opened."""
+        """High-water mark found when the database was opened."""
         self.lost: LostCommits | None = None
-        """What this database has lost since an agent wrote to it last."""
+        """Loss found when the database was opened; None if nothing is missing."""
         self.store_id = ""
         self.is_new = False
         """Whether there was no database before, or an empty one."""

@@ -399,7 +399,7 @@ class StoreReader:
         return self.each_row(f"SELECT {columns} FROM tasks t WHERE {self._only}{only}{where}", (*who, *values))  # noqa: S608 -- constants
 
     def each_row(self, sql: str, values: tuple[object, ...] = ()) -> Iterator[Found]:
-        """What a query finds, row by row: it may be a million. Raises StoreError."""
+        """Rows that a query finds, one by one: there may be a million. Raises StoreError."""
         assert self._reader is not None
         try:
             yield from self._reader.execute(sql, values)

@@ -123,7 +123,7 @@ class Meant(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_range(self) -> bool:
-        """Whether it names several members, but not the whole array."""
+        """True if it names several members, but not the whole array."""
         return len(self.spans) > 1 or any(first != last for first, last in self.spans)
 
 

@@ -27,7 +27,7 @@ REF_CHARS_MAX = 4000
 
 
 class Criteria(msgspec.Struct, frozen=True):
-    """What is asked of a task; a field at its default asks nothing. meant: it is one of these."""
+    """Selection criteria for tasks; a field at its default selects all. meant: the references given."""
 
     states: tuple[str, ...] = ()
     node: str = ""
@@ -44,12 +44,12 @@ class Criteria(msgspec.Struct, frozen=True):
 
     @property
     def needs_submissions(self) -> bool:
-        """Whether submissions have to be decoded for it."""
+        """True if submissions have to be decoded to apply it."""
         return bool(self.name or self.group or self.tags)
 
     @property
     def is_of_columns(self) -> bool:
-        """Whether the columns of a task alone decide."""
+        """True if the columns of a task alone decide."""
         return not self.needs_submissions and not self.meant
 
 
@@ -57,7 +57,7 @@ class Reader(Protocol):
     """A database, narrowed to what is meant (`StoreReader.beside`)."""
 
     def each_row(self, sql: str, values: tuple[object, ...] = (), /) -> Iterator[Found]:
-        """What a query finds."""
+        """Rows that a query finds."""
 
     def each_found(self, columns: str, where: str, values: tuple[object, ...], /) -> Iterator[Found]:
         """These columns of each task that a condition finds."""

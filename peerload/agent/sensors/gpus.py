@@ -305,7 +305,7 @@ class Gpus:
         self._is_short = unusable > 0 or len(self._ever_seen) > len(gpus)
 
     def _is_missing(self, name: str, bdf: str, gpus: tuple[Device, ...]) -> bool:
-        """Whether a device that was there is not listed any more, nor its card as a whole or in slices."""
+        """True if a known device is no longer listed, nor its card as a whole or in slices."""
         is_listed = self._nvml is not None and bdf in self._nvml.places
         return not is_listed and all(gpu.id != name for gpu in gpus)
 

@@ -27,7 +27,7 @@ AVERAGE_S = 5.0
 FOREIGN_AVERAGE_S = 15.0
 """… that of foreign programs over this: a short burst of them moves no task."""
 FOREIGN_EVERY_S = 3.0
-"""What our own tasks have used is read so often."""
+"""Interval at which the use of this node's own tasks is read."""
 CPUS_MIN = 0.01
 TICKS = os.sysconf("SC_CLK_TCK")
 TELL_CPUS = 0.05

@@ -131,7 +131,7 @@ class Nvml:
 
     @property
     def awaits_slices(self) -> bool:
-        """Whether there is a card that is meant for slices and had none when they were last looked for."""
+        """True if a card in MIG mode had no slices when they were last looked for."""
         return any(slices == () for _, slices in self._shapes.values())
 
     def find(self) -> tuple[Device, ...]:
@@ -230,7 +230,7 @@ class Nvml:
         return found
 
     def _is_recut(self) -> bool:
-        """Whether any card has other slices than were found. One that is lost cannot tell."""
+        """True if the slices of a card have changed since they were found. A lost card cannot tell."""
         for handle, known in self._shapes.values():
             self._library.codes.clear()
             now = _shape(self._slices(handle))

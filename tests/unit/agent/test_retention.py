@@ -27,8 +27,11 @@ KEPT: dict[str, Any] = {
 }
 
 
-def retention_of(opened: Opened, said: list[str] | None = None, **config: object) -> Retention:
-    """The retention of an agent that has this store and nothing else; what it says of removals goes to ``said``."""
+def retention_of(
+    opened: Opened, said: list[str] | None = None, cut_at: list[float] | None = None, **config: object
+) -> Retention:
+    """The retention of an agent that has this store and nothing else; what it says of removals goes to ``said``,
+    the date by which it cuts outputs to ``cut_at``."""
 
     def persist(rows: Sequence[Row | Upkeep], done: Callable[[], None]) -> None:
         opened.keep(*rows)
@@ -38,8 +41,9 @@ def retention_of(opened: Opened, said: list[str] | None = None, **config: object
         if said is not None:
             said.append(reason)
 
-    async def nothing() -> None:
-        pass
+    async def cut_old(now_s: float) -> None:
+        if cut_at is not None:
+            cut_at.append(now_s)
 
     parts: Any = SimpleNamespace(
         config=SimpleNamespace(node="ws1", **(KEPT | config)),
@@ -51,7 +55,7 @@ def retention_of(opened: Opened, said: list[str] | None = None, **config: object
             gates=SimpleNamespace(inquiries=SimpleNamespace(is_watched=lambda _name: False)),
         ),
         clients=SimpleNamespace(follows=lambda _name: False),
-        output=SimpleNamespace(is_busy=lambda _key: False, cut_old=nothing),
+        output=SimpleNamespace(is_busy=lambda _key: False, cut_old=cut_old),
         spool=SimpleNamespace(drop=lambda _key: None),
     )
     return Retention(parts, opened.store.path)

@@ -148,9 +148,11 @@ def test_retention_does_not_act_on_a_date_ahead(tmp_path: Path, ahead: Callable[
     with Opened(tmp_path / "db") as opened:
         opened.keep(submission(1), put(1, TaskState.DONE, ended_at=time.time(), attempt=1, exit=Exit(0)))
         ahead(40 * DAY_S)
-        retention = retention_of(opened)
+        cut_at: list[float] = []
+        retention = retention_of(opened, cut_at=cut_at)
         asyncio.run(retention.enforce())
         assert left(opened) == [(1, SINGLE)]
+        assert cut_at[0] < time.time() - 39 * DAY_S
         anchor = anchor_of(opened.store.rows("SELECT value FROM meta WHERE key = 'date'")[0][0])
         assert anchor is not None
         assert anchor.ahead_s >= 0
