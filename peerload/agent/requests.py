@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, assert_never
 
 from peerload.agent import answers, guest_views, node_answers
 from peerload.agent.access import user_shown
@@ -33,7 +33,7 @@ from peerload.policy import registry
 from peerload.wire import control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Coroutine
 
     from peerload.agent.connection import Connection
     from peerload.agent.parts import Parts
@@ -77,55 +77,102 @@ class Requests:
         self._user = own_user()
         self._policies: dict[str, list[str]] = {}
 
-    def handle(self, connection: Connection, request: control.Request) -> None:
-        """Do it now, or start what does it."""
-        spawn = connection.spawn
+    def handle(  # noqa: C901, PLR0912, PLR0915 -- one case for each verb
+        self, connection: Connection, request: control.Request
+    ) -> None:
+        """Answer a request at once, or begin the work that answers it."""
         changes, gating, joining = self._changes, self._gating, self._parts.joining
-        now: dict[type, Callable[[], None]] = {
-            control.Submit: lambda: spawn(request.id, changes.submit(connection, request)),  # type: ignore[arg-type]
-            control.Tasks: lambda: spawn(request.id, self._tasks(connection, request)),  # type: ignore[arg-type]
-            control.Select: lambda: spawn(request.id, self._select(connection, request)),  # type: ignore[arg-type]
-            control.History: lambda: spawn(request.id, self._history(connection, request)),  # type: ignore[arg-type]
-            control.Show: lambda: spawn(request.id, self._show(connection, request)),  # type: ignore[arg-type]
-            control.Usage: lambda: spawn(request.id, self._usage(connection, request)),  # type: ignore[arg-type]
-            control.Why: lambda: spawn(request.id, self._why(connection, request)),  # type: ignore[arg-type]
-            control.Events: lambda: spawn(request.id, self._events(connection, request)),  # type: ignore[arg-type]
-            control.Wait: lambda: spawn(request.id, self._wait(connection, request)),  # type: ignore[arg-type]
-            control.Output: lambda: spawn(request.id, self._output(connection, request)),  # type: ignore[arg-type]
-            control.Exec: lambda: spawn(request.id, self._parts.inside.run(connection, request)),  # type: ignore[arg-type]
-            control.Cancel: lambda: spawn(request.id, changes.cancel(connection, request)),  # type: ignore[arg-type]
-            control.Remote: lambda: spawn(request.id, self._remote(connection, request)),  # type: ignore[arg-type]
-            control.CancelRemote: lambda: changes.cancel_remote(connection, request),  # type: ignore[arg-type]
-            control.Signal: lambda: spawn(request.id, changes.signal(connection, request)),  # type: ignore[arg-type]
-            control.Input: lambda: spawn(request.id, self.attending.input(connection, request)),  # type: ignore[arg-type]
-            control.Resize: lambda: self.attending.resize(connection, request),  # type: ignore[arg-type]
-            control.Attend: lambda: self.attending.attend(connection, request),  # type: ignore[arg-type]
-            control.Detach: lambda: spawn(request.id, self.attending.detach(connection, request)),  # type: ignore[arg-type]
-            control.Clean: lambda: spawn(request.id, cleaned(self._parts, self._names, connection, request)),  # type: ignore[arg-type]
-            control.Retry: lambda: spawn(request.id, changes.retry(connection, request)),  # type: ignore[arg-type]
-            control.Hold: lambda: spawn(request.id, changes.hold(connection, request)),  # type: ignore[arg-type]
-            control.Release: lambda: spawn(request.id, changes.release(connection, request)),  # type: ignore[arg-type]
-            control.Prio: lambda: spawn(request.id, gating.prioritize(connection, request)),  # type: ignore[arg-type]
-            control.Groups: lambda: gating.groups(connection, request),  # type: ignore[arg-type]
-            control.Group: lambda: gating.group(connection, request),  # type: ignore[arg-type]
-            control.Drain: lambda: spawn(request.id, changes.drain(connection, request)),  # type: ignore[arg-type]
-            control.Undrain: lambda: changes.undrain(connection, request),  # type: ignore[arg-type]
-            control.Leave: lambda: changes.leave(connection, request),  # type: ignore[arg-type]
-            control.Forget: lambda: changes.forget(connection, request),  # type: ignore[arg-type]
-            control.Invite: lambda: joining.invite(connection, request),  # type: ignore[arg-type]
-            control.Revoke: lambda: joining.revoke(connection, request),  # type: ignore[arg-type]
-            control.Rotate: lambda: joining.rotate(connection, request),  # type: ignore[arg-type]
-            control.Restart: lambda: joining.restart(connection, request),  # type: ignore[arg-type]
-            control.Info: lambda: connection.ok(request.id, node_answers.agent_object(self._parts)),
-            control.Nodes: lambda: connection.ok(request.id, {"nodes": node_answers.nodes_object(self._parts)}),
-            control.Overview: lambda: spawn(request.id, self._seen(connection, request)),  # type: ignore[arg-type]
-            control.Policy: lambda: connection.ok(request.id, self._policy()),
-            control.Stats: lambda: connection.ok(request.id, {"counters": self._stats()}),
-            control.Checkup: lambda: connection.ok(request.id, self._checkup(connection)),
-            control.Settings: lambda: connection.ok(request.id, settings_object(self._parts)),
-            control.Stop: lambda: self._stop(connection, request),  # type: ignore[arg-type]
-        }
-        now[type(request)]()
+
+        def begin(work: Coroutine[Any, Any, None]) -> None:
+            connection.spawn(request.id, work)
+
+        match request:
+            case control.Submit():
+                begin(changes.submit(connection, request))
+            case control.Tasks():
+                begin(self._tasks(connection, request))
+            case control.Select():
+                begin(self._select(connection, request))
+            case control.History():
+                begin(self._history(connection, request))
+            case control.Show():
+                begin(self._show(connection, request))
+            case control.Usage():
+                begin(self._usage(connection, request))
+            case control.Why():
+                begin(self._why(connection, request))
+            case control.Events():
+                begin(self._events(connection, request))
+            case control.Wait():
+                begin(self._wait(connection, request))
+            case control.Output():
+                begin(self._output(connection, request))
+            case control.Exec():
+                begin(self._parts.inside.run(connection, request))
+            case control.Cancel():
+                begin(changes.cancel(connection, request))
+            case control.Remote():
+                begin(self._remote(connection, request))
+            case control.Signal():
+                begin(changes.signal(connection, request))
+            case control.Input():
+                begin(self.attending.input(connection, request))
+            case control.Detach():
+                begin(self.attending.detach(connection, request))
+            case control.Clean():
+                begin(cleaned(self._parts, self._names, connection, request))
+            case control.Retry():
+                begin(changes.retry(connection, request))
+            case control.Hold():
+                begin(changes.hold(connection, request))
+            case control.Release():
+                begin(changes.release(connection, request))
+            case control.Prio():
+                begin(gating.prioritize(connection, request))
+            case control.Drain():
+                begin(changes.drain(connection, request))
+            case control.Overview():
+                begin(self._seen(connection, request))
+            case control.CancelRemote():
+                changes.cancel_remote(connection, request)
+            case control.Resize():
+                self.attending.resize(connection, request)
+            case control.Attend():
+                self.attending.attend(connection, request)
+            case control.Groups():
+                gating.groups(connection, request)
+            case control.Group():
+                gating.group(connection, request)
+            case control.Undrain():
+                changes.undrain(connection, request)
+            case control.Leave():
+                changes.leave(connection, request)
+            case control.Forget():
+                changes.forget(connection, request)
+            case control.Invite():
+                joining.invite(connection, request)
+            case control.Revoke():
+                joining.revoke(connection, request)
+            case control.Rotate():
+                joining.rotate(connection, request)
+            case control.Restart():
+                joining.restart(connection, request)
+            case control.Info():
+                connection.ok(request.id, node_answers.agent_object(self._parts))
+            case control.Nodes():
+                connection.ok(request.id, {"nodes": node_answers.nodes_object(self._parts)})
+            case control.Policy():
+                connection.ok(request.id, self._policy())
+            case control.Stats():
+                connection.ok(request.id, {"counters": self._stats()})
+            case control.Checkup():
+                connection.ok(request.id, self._checkup(connection))
+            case control.Settings():
+                connection.ok(request.id, settings_object(self._parts))
+            case control.Stop():
+                self._stop(connection, request)
+            case _:
+                assert_never(request)
 
     async def _durable(self) -> None:
         """Wait until everything decided so far is on disk and has gone out. While the disk is full nothing gets there:
