@@ -16,6 +16,7 @@ from peerload.agent import result_files
 from peerload.agent.environment import variables_of
 from peerload.agent.gating import agreed
 from peerload.agent.inputs import input_name
+from peerload.agent.run_state import Ending
 from peerload.model.errors import BadRequest, NoSuchTask, PeerloadError
 from peerload.model.events import (
     CancelRequested,
@@ -258,7 +259,7 @@ class Changes:
             )
         parts.journal.happened("agent", "leaving")
         connection.ok(request.id, {"node": here, "pid": os.getpid(), "left_behind": suffering})
-        parts.stop(leaves=True)
+        parts.run.stop(Ending.LEAVE)
 
     def _suffering(self, here: str) -> list[str]:
         """What becomes of the tasks there are when this node leaves."""

@@ -118,7 +118,7 @@ class Chores:
         self._tried.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a bug", exc_info=error)
-            self._parts.fail(f"a bug: {error!r}")
+            self._parts.run.fail(f"a bug: {error!r}")
 
     async def saved(self, record: TaskRecord) -> tuple[str, str]:
         """Outcome of writing the output files of an ended task: the state of the event, and why. Waits until that was tried.

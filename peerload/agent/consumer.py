@@ -34,7 +34,7 @@ class Consumer:
         """Some events, in order. A bug ends the agent, with nothing done that is not durable."""
         try:
             for event in batch:
-                if self._parts.has_failed:
+                if self._parts.run.has_failed:
                     return
                 actions = self._decide(event)
                 if isinstance(event, events.LauncherReady):
@@ -44,10 +44,10 @@ class Consumer:
                     self._parts.feeding.adopt(is_first=isinstance(event, events.AgentStarted))
         except InvariantBroken as error:
             log.critical("%s (%s)", error.what, error.story)
-            self._parts.fail("a rule of its own was broken")
+            self._parts.run.fail("a rule of its own was broken")
         except Exception as error:  # crash-only: a bug must not leave half a decision behind
             log.exception("a bug")
-            self._parts.fail(f"a bug: {error!r}")
+            self._parts.run.fail(f"a bug: {error!r}")
         finally:
             self._flush()
 
@@ -69,4 +69,4 @@ class Consumer:
         try:
             self._parts.release.flush()
         except StoreError as error:
-            self._parts.fail(f"the store failed: {error}")
+            self._parts.run.fail(f"the store failed: {error}")

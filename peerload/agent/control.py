@@ -179,7 +179,7 @@ class ControlServer:
 
     def broke(self, why: str) -> None:
         """A bug: the agent stops."""
-        self._parts.fail(why)
+        self._parts.run.fail(why)
 
     # -- what the core says --------------------------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.release import Release
 from peerload.agent.retention import Retention
+from peerload.agent.run_state import Ending
 from peerload.agent.saving import Saving
 from peerload.agent.sensors.host import Sensors
 from peerload.agent.sensors.own_use import OwnUse
@@ -197,12 +198,14 @@ class Daemon:
                 self._claim.close()
             self.parts.store.close()
             self.parts.claims.close()
-        if self.parts.refusal is not None:
-            last_words.leave(self.config.socket, self.parts.refusal)
-            raise self.parts.refusal
-        if self.parts.has_failed and self._has_lost_its_state:
+        if self.parts.run.refusal is not None:
+            last_words.leave(self.config.socket, self.parts.run.refusal)
+            raise self.parts.run.refusal
+        if self.parts.run.has_failed and self._has_lost_its_state:
             raise self._state_is_gone()
-        return RESTART if self.parts.restarts and not self.parts.has_failed else self.parts.exit_code
+        if self.parts.run.ending is Ending.RESTART:
+            return RESTART
+        return int(self.parts.run.ending is Ending.FAILED)
 
     @property
     def _has_lost_its_state(self) -> bool:
@@ -240,10 +243,10 @@ class Daemon:
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         self.parts.store.start_writer(
             lambda done: _threadsafe(loop, lambda: [call() for call in done]),
-            lambda error: _threadsafe(loop, lambda: self.parts.fail(f"the store failed: {error}")),
+            lambda error: _threadsafe(loop, lambda: self.parts.run.fail(f"the store failed: {error}")),
         )
         self.parts.release = Release(self._persist)
-        self.parts.journal = Journal(self.parts.release, self.parts.fail)
+        self.parts.journal = Journal(self.parts.release, self.parts.run.fail)
         self.parts.security.begin(self.parts.journal)
         is_system = self.config.mode == "system"
         self.parts.users = Users(self.parts)
@@ -251,7 +254,7 @@ class Daemon:
             Path(self.config.launcher) if is_system else Path(self.config.state) / "launcher",
             self.incoming.from_launcher,
             self.config.output_bytes_max,
-            self.parts.fail,
+            self.parts.run.fail,
             files_max=self._files_max,
             service_of=self.config.node if is_system else "",
             store=self.parts.store.store_id,
@@ -331,7 +334,7 @@ class Daemon:
         self._record()
         self._recover(kept, launcher)
         self.parts.disk.changed = self.incoming.disk_changed
-        self.parts.disk.lost = self.parts.fail
+        self.parts.disk.lost = self.parts.run.fail
         if self.parts.disk.state != "ok":
             self.incoming.disk_changed(self.parts.disk.state, "at the agent's start")
         async with asyncio.TaskGroup() as group:
@@ -361,8 +364,9 @@ class Daemon:
             last_words.forget(self.config.socket)
             background.append(group.create_task(self.control.watch()))
             background.append(group.create_task(self._serves(loop, address).run()))
-            await self.parts.stopping.wait()
-            (self._manager.reloading if self.parts.restarts else self._manager.stopping)()
+            await self.parts.run.stopping()
+            is_restart = self.parts.run.ending is Ending.RESTART
+            (self._manager.reloading if is_restart else self._manager.stopping)()
             await self._wind_down()
             for task in background:
                 task.cancel()
@@ -373,7 +377,7 @@ class Daemon:
         service = Service(self.parts, self._manager, self._load)
         service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.parts.stop)
+            loop.add_signal_handler(number, self.parts.run.stop)
         self.parts.launcher.tell()
         self.parts.chores.notices.forget_strangers()
         log.info("node %s is up: %s, peers reach it at %s", self.config.node, self.config.socket, address)
@@ -434,9 +438,9 @@ class Daemon:
             async with asyncio.timeout(STOP_S_MAX):
                 if self.parts.bus is not None:
                     await self.parts.bus.close()
-                if self.parts.ends_tasks:
+                if self.parts.run.ends_tasks:
                     await self.parts.launcher.stop_all()
-                if not self.parts.has_failed:
+                if not self.parts.run.has_failed:
                     await self.performer.drained()
         except TimeoutError:
             log.warning("the stop took longer than %g s; the rest is cut", STOP_S_MAX)
@@ -446,8 +450,8 @@ class Daemon:
         await self.input_server.close()
         await self.performer.close()
         self.parts.trust.close()
-        self.parts.members.close(forget=self.parts.leaves)
-        if self.parts.leaves:
+        self.parts.members.close(forget=self.parts.run.ending is Ending.LEAVE)
+        if self.parts.run.ending is Ending.LEAVE:
             joined.forget_peers(Path(self.config.state))
         await self.parts.links.close()
         await self.parts.launcher.close()

@@ -177,7 +177,7 @@ class InputPulls:
             await pull.run()
         except Exception as error:
             log.exception("a bug")
-            self._parts.fail(f"a bug: {error!r}")
+            self._parts.run.fail(f"a bug: {error!r}")
 
     def fed(self, key: str, offset: int, *, is_closed: bool) -> None:
         """The launcher has fed so much to this attempt."""

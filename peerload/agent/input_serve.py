@@ -124,7 +124,7 @@ class InputServer:
             log.warning("the input of %s breaks off: %s", served.request.task, error)
         except Exception as error:
             log.exception("a bug")
-            self._parts.fail(f"a bug: {error!r}")
+            self._parts.run.fail(f"a bug: {error!r}")
         link.close("the input is complete")
 
     def closed(self, link: PeerConnection) -> None:

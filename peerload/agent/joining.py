@@ -15,6 +15,7 @@ from peerload.agent import certificates
 from peerload.agent.invites import Invites
 from peerload.agent.join_door import Door
 from peerload.agent.peer_address import reachable_by_both
+from peerload.agent.run_state import Ending
 from peerload.agent.trust import OVERLAP_S
 from peerload.core.membership import PeerState
 from peerload.model.errors import BadRequest, StoreError
@@ -174,7 +175,7 @@ class Joining:
         """Stop, and start in the same process with the settings as they are then."""
         self._parts.journal.happened("agent", "restarting", reason=request.reason)
         connection.ok(request.id, {"pid": os.getpid(), "boot": self._parts.identity.boot})
-        self._parts.stop(restarts=True)
+        self._parts.run.stop(Ending.RESTART)
 
     @staticmethod
     def _kept(make: Callable[[], int]) -> int:

@@ -31,7 +31,7 @@ def copied(parts: Parts, other: Identity, up_s: float) -> None:
         hint = (
             "stop one of the two; a new node begins with a state of its own:  peerload up --node NAME --state NEW_DIR"
         )
-        parts.refuse(ConfigError("state", f"{what}, and this one was started later", hint=hint))
+        parts.run.refuse(ConfigError("state", f"{what}, and this one was started later", hint=hint))
         return
     said = f"{what}. It was started later than this one, and ends"
     if said not in parts.notices:
@@ -48,7 +48,7 @@ def name_taken(parts: Parts, by: str) -> None:
     is_newcomer = time.time() - parts.started_at < NEWCOMER_S
     has_worked = node.submissions.counter > 0 or node.executor.guests or len(node.executor.floors) > 0
     if is_newcomer and not has_worked:
-        parts.refuse(ConfigError("node", f"another agent is called {name}, says the peer at {by}", hint=HINT))
+        parts.run.refuse(ConfigError("node", f"another agent is called {name}, says the peer at {by}", hint=HINT))
         return
     parts.refused_by = (*parts.refused_by, by)[-parts.REFUSED_BY_MAX :]
     said = f"the peer at {by} refuses this node: another agent is called {name}"

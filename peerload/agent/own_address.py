@@ -19,6 +19,7 @@ import msgspec
 
 from peerload.agent import joined
 from peerload.agent.peer_address import join_address, parse_address, reachable, towards
+from peerload.agent.run_state import Ending
 from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ async def watch(parts: Parts) -> None:
         others = [peer.identity.address for peer in parts.node.membership if peer.identity.address]
         address = _moved(config, parts.origins, [*others, *config.peer]) or _seen_otherwise(parts)
         seen = seen + 1 if address else 0
-        if seen >= GONE_FOR and not parts.stopping.is_set():
+        if seen >= GONE_FOR and not parts.run.is_stopping:
             why = f"its address was {parts.identity.address} and is {address}"
             _log.warning("the agent starts again: %s", why)
             parts.journal.happened("agent", "restarting", reason=why)
-            parts.stop(restarts=True)
+            parts.run.stop(Ending.RESTART)
             return
         if not warned and not address and is_gone(config.listen):
             warned = True

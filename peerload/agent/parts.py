@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
-import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from peerload.agent.access import Access
 from peerload.agent.directories import SeenDirectories
 from peerload.agent.peer_facts import PeerFacts
+from peerload.agent.run_state import RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.claims import Claims
 from peerload.model.events import DirectoryFound
@@ -46,10 +45,7 @@ if TYPE_CHECKING:
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig
-    from peerload.model.errors import PeerloadError
     from peerload.model.messages import Identity
-
-log = logging.getLogger("peerload.agent")
 
 
 class Clients(Protocol):
@@ -125,18 +121,11 @@ class Parts:
         self.claims = Claims(Path(config.gpu_claims) if config.gpu_claims else None)
         self.started_at = time.time()
         self._started_s = self.now().boot_s
-        self.stopping = asyncio.Event()
-        self.exit_code = 0
-        self.has_failed = False
-        self.ends_tasks = False
-        self.leaves = False
-        self.restarts = False
+        self.run = RunState()
         self.notices: list[str] = []
         """What whoever starts the agent should know about its state, a sentence each."""
         self.refused_by: tuple[str, ...] = ()
         """The addresses of the last REFUSED_BY_MAX peers that refuse this node, since another has its name."""
-        self.refusal: PeerloadError | None = None
-        """Why this agent may not be there at all."""
 
     def now(self) -> Instant:
         """This moment."""
@@ -145,24 +134,3 @@ class Parts:
     def up_s(self) -> float:
         """Uptime of this agent, in seconds."""
         return self.now().boot_s - self._started_s
-
-    def stop(self, *, end_tasks: bool = False, leaves: bool = False, restarts: bool = False) -> None:
-        """Begin to stop; running tasks run on unless ``end_tasks``; ``leaves``: the next start is to know no peer;
-        ``restarts``: that is at once, in this process."""
-        self.ends_tasks = self.ends_tasks or end_tasks
-        self.leaves = self.leaves or leaves
-        self.restarts = restarts and not (self.ends_tasks or self.leaves)
-        self.stopping.set()
-
-    def refuse(self, error: PeerloadError) -> None:
-        """This agent may not be there: it ends without a word to anybody, and `Daemon.run` raises this."""
-        self.refusal = error
-        self.has_failed = self.ends_tasks = True
-        self.stopping.set()
-
-    def fail(self, why: str) -> None:
-        """Something that must not be survived: decide nothing more, say why, stop. What was acknowledged is on disk."""
-        log.critical("%s; the agent stops", why)
-        self.exit_code = 1
-        self.has_failed = True
-        self.stopping.set()

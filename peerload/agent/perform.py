@@ -84,7 +84,7 @@ class Performer:
             self._outward(action)
         except Exception as error:
             log.exception("a bug in %s", type(action).__name__)
-            self._parts.fail(f"a bug: {error!r}")
+            self._parts.run.fail(f"a bug: {error!r}")
 
     def _inward(self, action: Action) -> None:
         if isinstance(action, actions.SetTimer):
@@ -453,7 +453,7 @@ class Performer:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a bug", exc_info=error)
-            self._parts.fail(f"a bug: {error!r}")
+            self._parts.run.fail(f"a bug: {error!r}")
 
     async def drained(self) -> None:
         """Wait until everything decided is durable and out."""

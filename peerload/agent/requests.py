@@ -20,6 +20,7 @@ from peerload.agent.gating import Gating
 from peerload.agent.live_usage import LiveUsage
 from peerload.agent.naming import Names
 from peerload.agent.overview import Overviews, own_user
+from peerload.agent.run_state import Ending
 from peerload.agent.selecting import select
 from peerload.agent.store_rows import member_spec, task_name
 from peerload.agent.store_select import Criteria
@@ -394,7 +395,7 @@ class Requests:
 
     def _stop(self, connection: Connection, request: control.Stop) -> None:
         connection.ok(request.id, {"pid": os.getpid()})
-        self._parts.stop(end_tasks=request.all)
+        self._parts.run.stop(Ending.END_TASKS if request.all else Ending.STOP)
 
     # -- watching ------------------------------------------------------------------------------------------------------
 

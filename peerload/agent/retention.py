@@ -288,7 +288,7 @@ class Retention:
         try:
             self._parts.store.persist(rows, durable.set)
         except StoreError as error:
-            self._parts.fail(f"the store failed: {error}")
+            self._parts.run.fail(f"the store failed: {error}")
             raise
         await durable.wait()
 

@@ -245,7 +245,7 @@ class Routes:
                 raise self._cannot(connection, node, request, error) from None
 
     async def _own(self, connection: Connection, request: control.Request) -> Frames:
-        share = _Share(connection, self._parts.fail)
+        share = _Share(connection, self._parts.run.fail)
         try:
             try:
                 self._here(share, request)

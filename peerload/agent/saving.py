@@ -139,7 +139,7 @@ class Saving:
         del self._live[key]
         if not work.cancelled() and (error := work.exception()) is not None:
             log.error("a bug", exc_info=error)
-            self._parts.fail(f"a bug: {error!r}")
+            self._parts.run.fail(f"a bug: {error!r}")
 
     async def _follow(self, live: _Live, key: str) -> None:
         """Copy what a running task writes until it runs no more."""

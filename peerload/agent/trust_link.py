@@ -194,7 +194,7 @@ class TrustLink:
                 )
             return
         except OSError as error:
-            self._parts.fail(f"what the CA has said cannot be kept: {error.strerror}")
+            self._parts.run.fail(f"what the CA has said cannot be kept: {error.strerror}")
             return
         if new:
             self._let_go(new)
@@ -223,7 +223,7 @@ class TrustLink:
         try:
             made = self.trust.rotate(secrets.token_bytes(KEY_BYTES), time.time(), OVERLAP_REVOKED_S)
         except OSError as error:
-            self._parts.fail(f"a new key cannot be kept: {error.strerror}")
+            self._parts.run.fail(f"a new key cannot be kept: {error.strerror}")
             return []
         self._parts.journal.happened("cluster", "rotated", reason=f"key {self.trust.number}")
         return [made]
