@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.integration.cluster import Agent, Cluster
+from tests.integration.in_process import cli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ def fixture_agent() -> Iterator[Agent]:
 
 
 def typed(agent: Agent, *words: str) -> str:
-    done = agent.cli(*words)
+    done = cli(agent, *words)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
@@ -58,7 +59,7 @@ def test_ranges_and_places_from_the_last(agent: Agent) -> None:
     typed(agent, "cancel", "@", "@~1")
     assert states(agent, last) == {last: "cancelled"}
     for words in (("cancel", "@~999999"), ("cancel", f"{array}.9-3"), ("cancel", f"{array}.40-50")):
-        assert agent.cli(*words).returncode == 125
+        assert cli(agent, *words).returncode == 125
 
 
 def test_tags_names_groups_and_states_select(agent: Agent) -> None:
@@ -80,7 +81,7 @@ def test_tags_names_groups_and_states_select(agent: Agent) -> None:
     ]  # fmt: skip
     typed(agent, "wait", "--tag", "p")
     assert selected(agent, tags=["p"], states=["done"]) == [first, f"{second}.1,3", other]
-    assert "no task matches" in agent.cli("cancel", "all", "--tag", "p").stderr.decode()
+    assert "no task matches" in cli(agent, "cancel", "all", "--tag", "p").stderr.decode()
     typed(agent, "clean", "--tag", "p", "--name", "train*")
     assert selected(agent, tags=["p"]) == [other]
     for words in (
@@ -89,18 +90,18 @@ def test_tags_names_groups_and_states_select(agent: Agent) -> None:
         ("cancel",),
         ("hold", "all", "3"),
     ):
-        assert agent.cli(*words).returncode == 2
+        assert cli(agent, *words).returncode == 2
 
 
 def test_all_is_what_the_verb_can_do_something_with(agent: Agent) -> None:
     held = submitted(agent, "--held", "true")
     failed = submitted(agent, "--array", "1-4", "--tag", "t=all", "sh", "-c", "exit $((PEERLOAD_ARRAY_INDEX % 2))")
-    assert agent.cli("wait", failed).returncode == 1
+    assert cli(agent, "wait", failed).returncode == 1
     again = typed(agent, "retry", "--tag", "t=all").split()
     assert len(again) == 1
     assert states(agent, again[0]).keys() == {f"{again[0]}.1", f"{again[0]}.3"}
     assert agent.show(f"{again[0]}.1")["retry_of"] == failed
-    assert agent.cli("wait", "@").returncode == 1
+    assert cli(agent, "wait", "@").returncode == 1
     assert json.loads(typed(agent, "release", "--json", "all"))["released"] == [held]
     agent.wait(held)
     assert json.loads(typed(agent, "cancel", "--json", "all")) == {"v": 1, "cancelled": [], "already_ended": []}
@@ -112,16 +113,16 @@ def test_the_outputs_of_several(agent: Agent) -> None:
     assert typed(agent, "logs", array) == "1\n2\n3\n"
     assert typed(agent, "logs", "@.2-3") == "2\n3\n"
     assert typed(agent, "logs", f"{array}.2") == "2\n"
-    assert agent.cli("logs", "999999").returncode == 125
+    assert cli(agent, "logs", "999999").returncode == 125
 
 
 def test_wait_sums_an_array_up_and_names_its_failures(agent: Agent) -> None:
     array = submitted(agent, "--array", "1-30", "sh", "-c", "exit $((PEERLOAD_ARRAY_INDEX == 7 ? 5 : 0))")
-    done = agent.cli("wait", array)
+    done = cli(agent, "wait", array)
     assert (done.returncode, done.stderr) == (5, b"")
     assert done.stdout.decode() == f"{array}.7  failed  exit 5  n1\n{array}: 30 tasks ended: 29 done, 1 failed\n"
     assert typed(agent, "wait", f"{array}.3") == f"{array}.3  done  exit 0  n1\n"
-    assert len(agent.cli("wait", "--json", array).stdout.splitlines()) == 30
+    assert len(cli(agent, "wait", "--json", array).stdout.splitlines()) == 30
 
 
 def test_a_sweep_is_an_array_with_a_member_for_each_combination(agent: Agent, tmp_path: Path) -> None:
@@ -137,8 +138,8 @@ def test_a_sweep_is_an_array_with_a_member_for_each_combination(agent: Agent, tm
 def test_a_list_counts_rows_not_members(agent: Agent) -> None:
     array = submitted(agent, "--held", "--array", "1-300", "--tag", "t=rows", "true")
     last = submitted(agent, "--held", "--tag", "t=rows", "true")
-    done = agent.cli("ls", "--tag", "t=rows", "--limit", "2")
+    done = cli(agent, "ls", "--tag", "t=rows", "--limit", "2")
     assert done.stderr == b""
     assert [line.split()[0] for line in done.stdout.decode().splitlines()] == ["ID", f"{array}.1-300", last]
-    assert b"no more than 2 rows" in agent.cli("ls", "--members", "--tag", "t=rows", "--limit", "2").stderr
+    assert b"no more than 2 rows" in cli(agent, "ls", "--members", "--tag", "t=rows", "--limit", "2").stderr
     typed(agent, "cancel", "--tag", "t=rows")

@@ -1,0 +1,80 @@
+"""A verb in this process: what a test types costs no process where none is the subject.
+
+For verbs that answer and end. Those that follow, wait or catch signals (`run`, `map`, `events -f`) are typed with
+`Agent.cli`, which starts a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from subprocess import CompletedProcess
+from typing import TYPE_CHECKING
+
+from peerload.cli.main import main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.integration.cluster import Agent
+
+
+def cli(agent: Agent, *words: str, given: bytes = b"", env: Mapping[str, str] | None = None) -> CompletedProcess[bytes]:
+    """Run `peerload WORDS` against an agent, in its cluster's directory; ``given`` is the standard input."""
+    environment = {**agent.cluster.environment, "PEERLOAD_SOCKET": agent.socket, **(env or {})}
+    return cli_in(environment, str(agent.cluster.directory), *words, given=given)
+
+
+def cli_in(environment: Mapping[str, str], directory: str, *words: str, given: bytes = b"") -> CompletedProcess[bytes]:
+    """The same with another environment, in another directory."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
+        files[0].write(given)
+        files[0].seek(0)
+        stack.enter_context(_surroundings(environment, directory))
+        stack.enter_context(_streams([file.fileno() for file in files]))
+        try:
+            code = main(list(words))
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        told = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0) for file in files[1:]]
+    return CompletedProcess(["peerload", *words], code, *told)
+
+
+@contextlib.contextmanager
+def _surroundings(environment: Mapping[str, str], directory: str) -> Iterator[None]:
+    before, here = dict(os.environ), os.getcwd()  # noqa: PTH109 -- it may be gone
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(directory)
+        yield
+    finally:
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _streams(descriptors: list[int]) -> Iterator[None]:
+    """Descriptors 0 to 2, and Python's streams, are these."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before, kept = (sys.stdin, sys.stdout, sys.stderr), [os.dup(number) for number in range(3)]
+    try:
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        sys.stdin, sys.stdout, sys.stderr = (
+            open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115, PTH123
+            for number, mode in enumerate("rww")
+        )
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr = before
+        for number, descriptor in enumerate(kept):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
