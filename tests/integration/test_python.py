@@ -164,10 +164,10 @@ def test_calls_run_on_the_cluster(executor: Executor, agent: Agent) -> None:
         return x + y + offset
 
     assert executor.submit(added, 1, y=2).result(60) == 8
-    assert {executor.submit(os.getenv, "PEERLOAD_NODE").result(60) for _ in range(2)} <= {"n1", "n2"}
-    assert list(executor.map(str, range(20), chunksize=7)) == [str(number) for number in range(20)]
-    done, _ = concurrent.futures.wait([executor.submit(abs, -number) for number in range(3)], timeout=60)
-    assert {future.result() for future in done} == {0, 1, 2}
+    future = executor.submit(os.getenv, "PEERLOAD_NODE")
+    assert concurrent.futures.wait([future], timeout=60).done == {future}
+    assert future.result() in {"n1", "n2"}
+    assert list(executor.map(str, range(5), chunksize=4)) == [str(number) for number in range(5)]
 
 
 def test_the_resources_asked_for_are_those_of_the_tasks(agent: Agent) -> None:
@@ -198,11 +198,6 @@ def test_exceptions_carry_the_remote_traceback(executor: Executor) -> None:
     with pytest.raises(RecursionError):
         executor.submit(endless, 0).result(60)
 
-    def fibonacci(number: int) -> int:
-        return number if number < 2 else fibonacci(number - 1) + fibonacci(number - 2)
-
-    assert executor.submit(fibonacci, 12).result(60) == 144
-
 
 @pytest.mark.rule("C1")
 def test_results_come_back_as_json_where_that_is_wanted(agent: Agent) -> None:
@@ -210,7 +205,7 @@ def test_results_come_back_as_json_where_that_is_wanted(agent: Agent) -> None:
         return 1 / by
 
     with Executor(agent.socket, serializer="json") as executor:
-        assert list(executor.map(lambda number: {"twice": 2 * number}, [1, 2])) == [{"twice": 2}, {"twice": 4}]
+        assert list(executor.map(lambda number: {"twice": 2 * number}, [1])) == [{"twice": 2}]
         with pytest.raises(RemoteError) as caught:
             executor.submit(divide, 0).result(60)
         assert caught.value.kind == "ZeroDivisionError"
@@ -317,8 +312,8 @@ def test_running_calls_are_cancelled(agent: Agent, tmp_path: Path) -> None:
 
 
 def test_shutdown_waits_or_cancels(agent: Agent) -> None:
-    executor = Executor(agent.socket)
-    futures = [executor.submit(time.sleep, 600) for _ in range(20)]
+    executor = Executor(agent.socket, node="n1")
+    futures = [executor.submit(time.sleep, 600) for _ in range(8)]
     executor.shutdown(cancel_futures=True)
     assert all(future.cancelled() for future in futures)
     wait_until(lambda: not UNFINISHED & set(agent.states().values()), 20, "all to be cancelled")
@@ -330,54 +325,61 @@ def test_shutdown_waits_or_cancels(agent: Agent) -> None:
 
 def test_no_more_than_so_many_are_under_way(agent: Agent) -> None:
     most = 0
-    with Executor(agent.socket, tasks_max=4) as executor:
+    with Executor(agent.socket, tasks_max=2) as executor:
         endless = executor.map(lambda number: number * 2, iter(int, 1))  # inputs without end
-        for _ in range(8):
+        for _ in range(4):
             assert next(endless) == 0
             most = max(most, sum(state in UNFINISHED for state in agent.states().values()))
         endless.close()  # type: ignore[attr-defined]
-    assert 0 < most <= 4
+    assert 0 < most <= 2
 
 
-def test_a_call_survives_its_agent_and_its_node(tmp_path: Path) -> None:
-    with Cluster() as cluster:
-        first, second = cluster.linked(2, slots=2)
-        with Executor(first.socket) as executor:
-
-            def slow(number: int) -> int:
-                time.sleep(0.5)
-                return number
-
-            futures = [executor.submit(slow, number) for number in range(12)]
-            wait_until(lambda: any(future.done() for future in futures), 30, "one to be done")
-            first.kill()
-            first.start()
-            assert [future.result(60) for future in futures] == list(range(12))
-        assert {task["node"] for task in first.call("tasks")["tasks"]} == {"n1", "n2"}
-        assert len(first.states()) == 12
-        assert second.runs
+def restarted(agents: list[Agent]) -> None:
+    """The first of these, killed, started again, and known to the others."""
+    agents[0].start()
+    agents[0].cluster.await_acquainted(agents)
 
 
-def test_a_result_is_fetched_again_if_the_agent_goes_away_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_survives_its_agent(agents: list[Agent], tmp_path: Path) -> None:
+    home, gate = agents[0], tmp_path / "gate"
+
+    def nodes() -> set[str]:
+        tasks = home.call("tasks")["tasks"]
+        return {task["node"] for task in tasks if (task["name"], task["state"]) == ("slow", "running")}
+
+    def slow(number: int) -> int:
+        while not gate.exists():
+            time.sleep(0.05)
+        return number
+
+    with Executor(home.socket, name="slow") as executor:
+        futures = [executor.submit(slow, number) for number in range(5)]  # n1 has room for three
+        wait_until(lambda: nodes() == {"n1", "n2"}, what="both nodes to be at work")
+        home.kill()
+        restarted(agents)
+        gate.touch()
+        assert [future.result(60) for future in futures] == list(range(5))
+    assert [task["state"] for task in home.call("tasks")["tasks"] if task["name"] == "slow"] == ["done"] * 5
+
+
+def test_a_result_is_fetched_again_if_the_agent_goes_away_meanwhile(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fetch = executor_link._Session._tail
     fetched: list[int] = []
-    with Cluster() as cluster:
-        agent = cluster.agent("n1", slots=2)
 
-        def fetch_from_the_dead(
-            session: executor_link._Session, made: executor_link.Call, stream: int, size: int
-        ) -> bytes:
-            if not fetched:
-                agent.kill()
-            fetched.append(stream)  # it is started again when this is seen
-            return fetch(session, made, stream, size)
+    def fetch_from_the_dead(session: executor_link._Session, made: executor_link.Call, stream: int, size: int) -> bytes:
+        if not fetched:
+            agents[0].kill()
+        fetched.append(stream)  # it is started again when this is seen
+        return fetch(session, made, stream, size)
 
-        monkeypatch.setattr(executor_link._Session, "_tail", fetch_from_the_dead)
-        with Executor(agent.socket) as executor:
-            future = executor.submit(bytes, 300_000)
-            wait_until(lambda: bool(fetched), 30, "the result to be fetched")
-            agent.start()
-            assert future.result(60) == bytes(300_000)
+    monkeypatch.setattr(executor_link._Session, "_tail", fetch_from_the_dead)
+    with Executor(agents[0].socket) as executor:
+        future = executor.submit(bytes, 300_000)
+        wait_until(lambda: bool(fetched), what="the result to be fetched")
+        restarted(agents)
+        assert future.result(60) == bytes(300_000)
     assert len(fetched) == 2
 
 
@@ -412,17 +414,20 @@ def test_shutdown_waits_for_those_who_are_called_back(agent: Agent) -> None:
     assert sorted(said) == [0, 1, 2]
 
 
-def test_what_is_known_where_it_runs_is_told_while_home_is_away() -> None:
-    with Cluster() as cluster:
-        home, other = cluster.linked(2)
-        task = home.submit("sh", "-c", "echo here; exec sleep 60", placement={"node": "n2"})
-        wait_until(lambda: home.states()[task] == "running", 30, "it to run")
-        client = Client(other.socket)
-        wait_until(lambda: client.output(task).stdout == b"here\n", 30, "its output")
-        home.kill()
-        wait_until(lambda: other.peers_alive() == {"n2"}, 30, "its home to be missed")
+def test_what_is_known_where_it_runs_is_told_while_home_is_away(agents: list[Agent]) -> None:
+    home, other = agents
+    task = home.submit("sh", "-c", "echo here; exec sleep 600", placement={"node": "n2"})
+    home.await_state(task, "running")
+    client = Client(other.socket)
+    wait_until(lambda: client.output(task).stdout == b"here\n", what="its output")
+    home.kill()
+    try:
+        wait_until(lambda: other.peers_alive() == {"n2"}, what="its home to be missed")
         assert client.output(task).stdout == b"here\n"
         assert asyncio.run(AsyncClient(other.socket).output(task)).stdout == b"here\n"
+    finally:
+        restarted(agents)
+    home.call("cancel", tasks=[task])
 
 
 def test_calls_end_with_their_program(agent: Agent) -> None:

@@ -137,10 +137,9 @@ def test_a_terminal_that_is_hung_up_takes_its_task_along(agents: list[Agent]) ->
         assert agents[0].await_state(task, "cancelled")["reason"] == "cancelled"
 
 
-@pytest.mark.parametrize("node", NODES)
-def test_a_task_that_is_detached_runs_on_and_can_be_joined(agents: list[Agent], node: str) -> None:
+def test_a_task_that_is_detached_runs_on_and_can_be_joined(agents: list[Agent]) -> None:
     script = "echo begun; read a; echo got $a; exit 7"
-    with running(agents[0], node, "sh", "-c", script, stdin=subprocess.PIPE) as (process, task):
+    with running(agents[0], "n2", "sh", "-c", script, stdin=subprocess.PIPE) as (process, task):
         process.send_signal(signal.SIGQUIT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 131
@@ -181,10 +180,9 @@ def test_two_may_watch_and_only_one_feeds(agents: list[Agent]) -> None:
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("node", NODES)
-def test_interrupts(agents: list[Agent], node: str) -> None:
+def test_interrupts(agents: list[Agent]) -> None:
     script = "trap 'echo once' INT; trap 'echo ended; exit 9' TERM; echo begun; while :; do sleep 0.05; done"
-    with running(agents[0], node, "sh", "-c", script) as (process, task):
+    with running(agents[0], "n2", "sh", "-c", script) as (process, task):
         assert process.stdout is not None
         before_s = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -234,13 +232,8 @@ def _fed(process: subprocess.Popen[bytes], mib: int, halfway: threading.Event) -
     return sum_.hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("node", "killed"),
-    [
-        ("n2", "n1"),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (("n1", "n1"), ("n2", "n2"), ("n2", "n1 n2"))),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("node", "killed"), [("n2", "n1"), ("n1", "n1"), ("n2", "n2"), ("n2", "n1 n2")])
 def test_not_a_byte_is_lost_when_agents_are_killed(node: str, killed: str) -> None:
     mib = 80
     assert mib * MIB > INPUT_KEPT_BYTES_MAX  # its beginning is dropped on the way
@@ -278,26 +271,23 @@ def test_a_client_that_died_while_the_agent_was_away_takes_its_task_along() -> N
         assert reason == "its client did not come back after a restart of this agent"
 
 
-def test_a_client_that_submits_it_again_after_a_restart_is_there_for_its_task() -> None:
-    with Cluster() as cluster:
-        home = cluster.agent()
-        token, spec = secrets.token_hex(16), cluster.spec("sleep", "60")
-        with home.client() as first:
-            task = first.call("submit", token=token, spec=spec, attended=True)["id"]
-            home.await_state(task, "running")
-            home.kill()
-        home.start()
-        with home.client() as second:
-            reply = second.call("submit", token=token, spec=spec, attended=True)
-            assert (reply["id"], reply["repeated"]) == (task, True)
-        reason = home.await_state(task, "cancelled", timeout_s=60)["reason"]  # at once: it was known to be there
-        assert reason == "its client is gone"
-
-
-@pytest.mark.parametrize("node", NODES)
-def test_ctrl_c_ends_one_that_would_be_tried_again(agents: list[Agent], node: str) -> None:
+def test_a_client_that_submits_it_again_after_a_restart_is_there_for_its_task(agents: list[Agent]) -> None:
     home = agents[0]
-    with running(home, node, "--retries", "3", "sh", "-c", "echo begun; exec sleep 60") as (process, task):
+    token, spec = secrets.token_hex(16), home.cluster.spec("sleep", "60", placement={"local": True})
+    with home.client() as first:
+        task = first.call("submit", token=token, spec=spec, attended=True)["id"]
+        home.await_state(task, "running")
+        _restarted(agents, "kill")
+    with home.client() as second:
+        reply = second.call("submit", token=token, spec=spec, attended=True)
+        assert (reply["id"], reply["repeated"]) == (task, True)
+    reason = home.await_state(task, "cancelled")["reason"]  # at once: it was known to be there
+    assert reason == "its client is gone"
+
+
+def test_ctrl_c_ends_one_that_would_be_tried_again(agents: list[Agent]) -> None:
+    home = agents[0]
+    with running(home, "n2", "--retries", "3", "sh", "-c", "echo begun; exec sleep 60") as (process, task):
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     shown = home.show(task)
@@ -305,24 +295,23 @@ def test_ctrl_c_ends_one_that_would_be_tried_again(agents: list[Agent], node: st
     assert shown["reason"].endswith("it was signalled by its user, so it is not tried again")
 
 
-def test_an_attempt_that_is_lost_reads_all_of_its_input_again() -> None:
-    with Cluster() as cluster:
-        home, other = cluster.linked(2)
-        gate = home.directory / "gate"
-        script = f"read a; echo begun; until [ -e {gate} ]; do sleep 0.05; done; echo $a; cat"
-        with ended(home.spawn_cli("run", "--node", "n2", "sh", "-c", script, stdin=subprocess.PIPE)) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(b"one\ntwo\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == b"begun\n"
-            os.kill(other.launcher_pid, signal.SIGKILL)
-            wait_until(lambda: home.show("@")["attempt"] == 2, 30, "the second attempt")
-            gate.touch()
-            process.stdin.write(b"three\n")
-            process.stdin.close()
-            assert process.stdout.read() == b"begun\none\ntwo\nthree\n"
-            assert process.wait(60) == 0
+def test_an_attempt_that_is_lost_reads_all_of_its_input_again(agents: list[Agent], tmp_path: Path) -> None:
+    home, other = agents
+    gate = tmp_path / "gate"
+    script = f"read a; echo begun; until [ -e {gate} ]; do sleep 0.05; done; echo $a; cat"
+    with ended(home.spawn_cli("run", "--node", "n2", "sh", "-c", script, stdin=subprocess.PIPE)) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"one\ntwo\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"begun\n"
+        os.kill(other.launcher_pid, signal.SIGKILL)
+        wait_until(lambda: home.show("@")["attempt"] == 2, what="the second attempt")
+        gate.touch()
+        process.stdin.write(b"three\n")
+        process.stdin.close()
+        assert process.stdout.read() == b"begun\none\ntwo\nthree\n"
+        assert process.wait(60) == 0
 
 
 @pytest.mark.long
@@ -364,9 +353,8 @@ def test_a_command_that_does_not_read_holds_its_writer_back(agents: list[Agent])
 # -- terminals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("node", NODES)
-def test_a_terminal_elsewhere(agents: list[Agent], node: str) -> None:
-    with Terminal(agents[0], "run", "--pty", "--node", node, "sh") as terminal:
+def test_a_terminal_elsewhere(agents: list[Agent]) -> None:
+    with Terminal(agents[0], "run", "--pty", "--node", "n2", "sh") as terminal:
         terminal.resize(33, 99)
         terminal.type(b"stty size; echo $TERM; test -t 0 && test -t 1 && test -t 2 && echo a tty\r")
         terminal.sees(b"xterm\r\na tty\r\n")
@@ -505,35 +493,41 @@ def test_what_was_typed_nothing_to_can_be_repeated(agents: list[Agent]) -> None:
 # -- agents that are stopped politely, and inputs that are silent ------------------------------------------------------
 
 
-def _restarted(agent: Agent, how: str) -> None:
+def _restarted(agents: list[Agent], how: str) -> None:
+    """End the first of these and start it again."""
+    home = agents[0]
     if how == "kill":
-        agent.kill()
+        home.kill()
     elif how == "down":
-        assert agent.cli("down").returncode == 0
-        agent.reap()
+        assert home.cli("down").returncode == 0
+        home.reap()
     else:
-        os.kill(agent.pid, signal.SIGTERM)
-        agent.reap()
-    agent.start()
+        os.kill(home.pid, signal.SIGTERM)
+        home.reap()
+    home.start()
+    home.cluster.await_acquainted(agents)
 
 
-@pytest.mark.parametrize("how", ["kill", "term", "down"])
-@pytest.mark.parametrize("flags", [(), ("--keep",)])
-def test_a_restart_of_the_agent_is_not_the_end_of_its_clients(flags: tuple[str, ...], how: str) -> None:
-    with Cluster() as cluster:
-        home = cluster.agent()
-        with running(home, "n1", *flags, "sh", "-c", "echo begun; cat", stdin=subprocess.PIPE) as (process, task):
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(b"one\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == b"one\n"
-            _restarted(home, how)
-            assert home.show(task)["state"] == "running"
-            process.stdin.write(b"two\n")
-            process.stdin.close()
-            assert process.stdout.read() == b"two\n"
-            assert process.wait(60) == 0
+def test_a_restart_of_the_agent_is_not_the_end_of_its_clients(agents: list[Agent]) -> None:
+    """However it ends, wherever the task runs, and whether it would be kept without its client."""
+    home = agents[0]
+    with contextlib.ExitStack() as stack:
+        clients = []
+        for node, flags in (("n1", ()), ("n1", ("--keep",)), ("n2", ())):
+            words = (*flags, "sh", "-c", "echo begun; cat")
+            clients.append(stack.enter_context(running(home, node, *words, stdin=subprocess.PIPE)))
+        for how in ("kill", "term", "down"):
+            _restarted(agents, how)
+            for process, task in clients:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                assert home.show(task)["state"] == "running"
+                process.stdin.write(b"%s\n" % how.encode())
+                process.stdin.flush()
+                assert process.stdout.readline() == b"%s\n" % how.encode()
+        for process, _ in clients:
+            assert process.communicate(timeout=60)[0] == b""
+            assert process.returncode == 0
 
 
 class Impatient(Agent):
