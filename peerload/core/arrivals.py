@@ -48,6 +48,7 @@ class Arrivals:
         submissions: submission.Submissions,
         turns: Turns,
         gates: Gates,
+        attendance: Attendance,
     ) -> None:
         self._state = state
         self._queue = queue
@@ -59,7 +60,7 @@ class Arrivals:
         self._submissions = submissions
         self._turns = turns
         self._gates = gates
-        self.attendance: Attendance
+        self._attendance = attendance
 
     def submitted(self, event: TaskSubmitted) -> None:
         """Kept, answered, and considered; or refused. One that names tasks to wait for only once there are known to be such."""
@@ -75,11 +76,11 @@ class Arrivals:
     def _repeated(self, event: TaskSubmitted, reply: dict[str, object]) -> Iterator[None]:
         """It was submitted before. Whoever says so again is there for the tasks; the connection of then may be gone."""
         if event.client:
-            self.attendance.coming(event.client)
+            self._attendance.coming(event.client)
             for task in self._home.named(str(reply["id"])):
-                self.attendance.submitted(task, (event.client,))
+                self._attendance.submitted(task, (event.client,))
                 yield
-            self.attendance.came(event.client)
+            self._attendance.came(event.client)
         self._state.actions.append(Answer(event.request, reply))
 
     def _submitted(self, event: TaskSubmitted) -> Iterator[None]:
@@ -91,7 +92,7 @@ class Arrivals:
                 yield from self._repeated(event, reply)
                 return
             if self._submissions.is_under_way(event):
-                self.attendance.coming(event.client)
+                self._attendance.coming(event.client)
                 return
             placeable = submission.why_not_placeable(
                 self._state,
@@ -106,7 +107,7 @@ class Arrivals:
             self._state.actions.append(Answer(event.request, error=error))
             return
         self._home.begin_making(array.name)
-        self.attendance.coming(event.client)
+        self._attendance.coming(event.client)
         for member in array.members():
             task = array.add(member)
             if event.held:
@@ -118,12 +119,12 @@ class Arrivals:
         clients = array.clients()
         for task in array.tasks if clients or not event.held else ():
             if clients and self._home.tasks.get(task.uid) is task:
-                self.attendance.submitted(task, clients)
+                self._attendance.submitted(task, clients)
             if not event.held and self._has_yet_to_arrive(task):
                 self.arrives(task)
             yield
         for client in clients:
-            self.attendance.came(client)
+            self._attendance.came(client)
 
     def _has_yet_to_arrive(self, task: HomeTask) -> bool:
         is_waiting = task.phase is HomePhase.WAITING and self._home.tasks.get(task.uid) is task

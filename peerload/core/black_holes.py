@@ -33,13 +33,13 @@ FAILED_ON_MANY = ""
 class BlackHoles:
     """As one home sees them. ``changed()``: called when a node is skipped from now on, or no more."""
 
-    def __init__(self, state: CoreState) -> None:
+    def __init__(self, state: CoreState, changed: Callable[[], None]) -> None:
         self._state = state
         self._refusals: OrderedDict[str, int] = OrderedDict()
         self._failures: OrderedDict[str, OrderedDict[bytes, int]] = OrderedDict()
         self._failed_on: OrderedDict[bytes, str] = OrderedDict()
         self._skipped: dict[str, tuple[float, str]] = {}
-        self.changed: Callable[[], None] = lambda: None
+        self._changed = changed
 
     def is_any(self) -> bool:
         """Whether any node is skipped now (the common case is no)."""
@@ -48,7 +48,7 @@ class BlackHoles:
         for node in over:
             del self._skipped[node]
         if over:
-            self.changed()
+            self._changed()
         return bool(self._skipped)
 
     def why(self, node: str) -> str:
@@ -64,7 +64,7 @@ class BlackHoles:
         self._refusals.pop(node, None)
         self._failures.pop(node, None)
         if self._skipped.pop(node, None) is not None:
-            self.changed()
+            self._changed()
 
     def declined(self, node: str, code: str, *, accepts: bool) -> None:
         """It has declined an offer for this reason; ``accepts``: and says that it takes tasks."""
@@ -121,4 +121,4 @@ class BlackHoles:
         if is_new:
             self._state.note("node", "skipped", node=node, reason=because)
             self._state.broken("P4", node, because)
-            self.changed()
+            self._changed()

@@ -15,7 +15,7 @@ from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from peerload.core.drain import Drain
     from peerload.core.gates import Gates
@@ -33,7 +33,7 @@ WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATE
 
 
 class Clients:
-    """One per node. ``arrives(task)`` is called with a task that was released."""
+    """One per node."""
 
     def __init__(
         self,
@@ -52,7 +52,6 @@ class Clients:
         self._drain = drain
         self._turns = turns
         self._gates = gates
-        self.arrives: Callable[[HomeTask], None]
 
     def _is_there(self, task: HomeTask) -> bool:
         return self._home.tasks.get(task.uid) is task
@@ -126,7 +125,7 @@ class Clients:
                     task.phase = HomePhase.WAITING
                     is_freed = task.record.is_freed or self._gates.is_lost(task)
                     self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=(), is_freed=is_freed)
-                    self.arrives(task)
+                    self._home.mediator.task_arrives(task)
                     is_released = True
                 yield
             (released if is_released else not_held).append(name)

@@ -17,7 +17,7 @@ from peerload.model.messages import Identity
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.core.gossip_state import GossipState
+    from peerload.core.gossip_state import GossipListener, GossipState
     from peerload.model.gossip import Rumour
     from peerload.model.messages import Sync
 
@@ -30,9 +30,10 @@ JITTER = 0.1
 
 
 class Contacts:
-    """``everything``: makes a `Sync`; buried: called with the name of a member that left long ago. known: members of earlier starts not met yet; seeds: addresses to try."""
+    """``everything``: makes a `Sync`. known: members of earlier starts not met yet; seeds: addresses to try."""
 
-    def __init__(self, shared: GossipState, everything: Callable[..., Sync]) -> None:
+    def __init__(self, shared: GossipState, everything: Callable[..., Sync], listener: GossipListener) -> None:
+        self._listener = listener
         self._shared = shared
         self._everything = everything
         self.known: dict[str, Identity] = {}
@@ -40,7 +41,6 @@ class Contacts:
         self._join_s = shared.preset.join_s
         self._share = 1.0
         """What share of all was lost when the next try was set."""
-        self.buried: Callable[[str], None] = lambda _node: None
 
     def start(self, known: Sequence[Identity], seeds: Sequence[str]) -> None:
         """What the driver remembers: try some of it at once."""
@@ -130,7 +130,7 @@ class Contacts:
         for node in [name for name, member in shared.members.items() if member.rumour.standing >= Standing.LEFT]:
             if shared.members[node].since_s < until_s:
                 del shared.members[node]
-                self.buried(node)
+                self._listener.member_forgotten(node)
 
     # -- the lost ------------------------------------------------------------------------------------------------------
 

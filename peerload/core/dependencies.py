@@ -20,7 +20,7 @@ from peerload.model.task import TaskState, task_home
 from peerload.model.terms import Fate, failed_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from peerload.core.home import Home
     from peerload.core.membership import Membership
@@ -64,8 +64,7 @@ class Awaited:
 
 
 class Dependencies:
-    """One per node; its timer is ``await``. ``news``: those of whose tasks something has become that they waited for;
-    ``heard(name)`` is called when something was heard of one that is awaited."""
+    """One per node; its timer is ``await``. ``news``: those of whose tasks something has become that they waited for."""
 
     def __init__(self, state: CoreState, home: Home, membership: Membership) -> None:
         self._state = state
@@ -77,7 +76,6 @@ class Dependencies:
         """Names whose fate another home has to tell, by that home."""
         self._restored: dict[str, Fate] = {}
         self.news: deque[Dependents] = deque()
-        self.heard: Callable[[str], None] = lambda _name: None
 
     # -- who waits for what --------------------------------------------------------------------------------------------
 
@@ -265,7 +263,7 @@ class Dependencies:
             self._heard(awaited, fate)
         elif not awaited.left:
             self._loses(awaited, f"{self._state.node} does not know {name} any more")
-        self.heard(name)
+        self._home.mediator.awaited_task_heard(name)
 
     def told(self, src: str, message: TasksTold) -> None:
         """What another home says of its tasks; nobody else may."""
@@ -280,7 +278,7 @@ class Dependencies:
                 self._heard(awaited, Fate(told.task, is_over=told.is_over, failed=told.failed))
             else:
                 self._loses(awaited, f"{src} does not know {told.task} any more")
-            self.heard(told.task)
+            self._home.mediator.awaited_task_heard(told.task)
 
     def _heard(self, awaited: Awaited, fate: Fate) -> None:
         if fate != awaited.fate:

@@ -14,9 +14,8 @@ from peerload.model.messages import Died, NotStarted, Query, Result, Return
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peerload.core.home import Home
+    from peerload.core.runs import Runs
     from peerload.core.state import CoreState
     from peerload.model.events import EndAsked
 
@@ -30,13 +29,12 @@ WORDS = (Result, Died, NotStarted, Return)
 
 
 class Endings:
-    """One per node; ``is_here(key)``: whether this node's launcher has, or is to have, processes of that attempt. It keeps
-    nothing durable: who still waits asks again."""
+    """One per node. It keeps nothing durable: who still waits asks again."""
 
-    def __init__(self, state: CoreState, home: Home, is_here: Callable[[str], bool]) -> None:
+    def __init__(self, state: CoreState, home: Home, runs: Runs) -> None:
         self._state = state
         self._home = home
-        self._is_here = is_here
+        self._runs = runs
         self._awaited: OrderedDict[str, str] = OrderedDict()
         self._lately: OrderedDict[str, str] = OrderedDict()
 
@@ -45,7 +43,9 @@ class Endings:
         for attempt in event.attempts:
             key = execution_key(attempt.uid, attempt.attempt)
             is_own = attempt.node == self._state.node
-            if self._lately.get(key) == attempt.node or (is_own and not self._is_here(key)):
+            if self._lately.get(key) == attempt.node or (
+                is_own and not (self._runs.holds(key) or self._runs.is_ending(key))
+            ):
                 self._state.actions.append(AttemptGone(key))
                 continue
             self._awaited[key] = attempt.node

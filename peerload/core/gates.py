@@ -18,16 +18,14 @@ from peerload.core.work import HomePhase
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
 
     from peerload.core.home import Home
     from peerload.core.membership import Membership
     from peerload.core.state import CoreState
     from peerload.core.turns import Turns
     from peerload.core.work import HomeTask
-    from peerload.model.actions import Row
     from peerload.model.events import GroupRequested
-    from peerload.model.task import TaskRecord
     from peerload.model.terms import Fate, GroupSettings
 
 PASSED_AT_A_TIME = 250
@@ -36,8 +34,7 @@ SIGTERM = 15
 
 
 class Gates:
-    """One per node; its timer is ``gates``. ``arrives(task)`` is called with a task that passes,
-    ``left(task)`` when nothing of one is left."""
+    """One per node; its timer is ``gates``."""
 
     def __init__(self, state: CoreState, home: Home, membership: Membership, turns: Turns) -> None:
         self._state = state
@@ -47,14 +44,6 @@ class Gates:
         self.groups = Groups(state, home, turns)
         self._due: deque[HomeTask] = deque()
         """Tasks of whose gate something may have changed."""
-        self.arrives: Callable[[HomeTask], None]
-        self.left: Callable[[HomeTask], None] = lambda _task: None
-        home.ending = self._ending
-        home.ended = self.inquiries.ended
-        home.kept_back = self.groups.release
-        home.left = self._left
-        home.left_gate = self.groups.waits_no_more
-        home.regains = self.groups.regains
 
     def restore(self, fates: Iterable[Fate], groups: Iterable[GroupSettings]) -> None:
         """After a restart, before the tasks are adopted."""
@@ -70,13 +59,10 @@ class Gates:
         self.dependencies.adopt(task)
         self.groups.adopt(task)
 
-    def _ending(self, record: TaskRecord) -> Sequence[Row]:
-        return self.dependencies.ending(record)
-
-    def _left(self, task: HomeTask) -> None:
+    def left(self, task: HomeTask) -> None:
+        """Nothing of this task is left."""
         self.dependencies.left(task)
         self.groups.left(task)
-        self.left(task)
 
     # -- the gate ------------------------------------------------------------------------------------------------------
 
@@ -134,7 +120,7 @@ class Gates:
 
     def _passes(self, task: HomeTask) -> None:
         task.phase = HomePhase.WAITING
-        self.arrives(task)
+        self._home.mediator.task_arrives(task)
 
     # -- for users -----------------------------------------------------------------------------------------------------
 

@@ -35,8 +35,7 @@ from peerload.model.gossip import (
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, RUMOURS_MAX, Sync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
+    from peerload.core.gossip_state import GossipListener
     from peerload.core.state import CoreState
     from peerload.model.events import LoopLagged
     from peerload.model.gossip import GossipMessage
@@ -55,17 +54,13 @@ CLASH_S = 10.0
 
 
 class Gossip:
-    """changed: called with (what was believed of a node, None if nothing; what is); load_heard: with a load and who told it,
-    true if it was news; loads: the newest loads known, for newcomers; has_room: whether one more member may be kept."""
+    """The gossip of one node. ``listener``: whom it tells what it has heard."""
 
-    def __init__(self, state: CoreState) -> None:
-        self.shared = GossipState(state)
+    def __init__(self, state: CoreState, listener: GossipListener) -> None:
+        self._listener = listener
+        self.shared = GossipState(state, listener)
         self.detector = Detector(self.shared, self._unheard)
-        self.contacts = Contacts(self.shared, self.everything)
-        self.changed: Callable[[Rumour | None, Rumour, str], None] = lambda _was, _now, _src: None
-        self.load_heard: Callable[[Load, str], bool] = lambda _load, _src: True
-        self.loads: Callable[[], Iterable[Load]] = tuple
-        self.has_room: Callable[[], bool] = lambda: True
+        self.contacts = Contacts(self.shared, self.everything, listener)
         self.refutation = 0
         self._is_leaving = False
         self._raised_s = float("-inf")
@@ -134,7 +129,7 @@ class Gossip:
         make it for whoever comes: the longest known first."""
         shared = self.shared
         is_gone = rumour.standing is Standing.FORGOTTEN
-        if not is_gone and not self.has_room():
+        if not is_gone and not self._listener.has_room_for_member():
             return False
         if len(shared.members) < 2 * shared.core.config.peers_max:
             return True
@@ -168,7 +163,7 @@ class Gossip:
         if now.standing >= Standing.LEFT:
             shared.news.drop(now.node)
         self.contacts.changed(now)
-        self.changed(was, now, src)
+        self._listener.member_changed(was, now, src)
 
     def _follow_up(self, rumour: Rumour) -> None:
         """Of a suspicion of others: perhaps confirm it, or else bring the suspect the word to refute."""
@@ -326,7 +321,7 @@ class Gossip:
     def _load_told(self, load: Load, src: str) -> None:
         if load.node == self.shared.core.node:
             return
-        if self.load_heard(load, src) and load.is_news:
+        if self._listener.load_heard(load, src) and load.is_news:
             self._pass_on_load(load)
 
     def heard(self, node: str) -> None:
@@ -367,7 +362,7 @@ class Gossip:
             msgspec.structs.replace(member.rumour, age_s=max(now_s - member.since_s, 0.0))
             for member in self.shared.members.values()
         ]
-        return Sync((self.own, *rumours[: RUMOURS_MAX - 1]), tuple(islice(self.loads(), RUMOURS_MAX)), asks)
+        return Sync((self.own, *rumours[: RUMOURS_MAX - 1]), tuple(islice(self._listener.loads(), RUMOURS_MAX)), asks)
 
     def unreachable(self, node: str) -> None:
         """The link to a member broke, or could not be made: see at once whether it is there."""

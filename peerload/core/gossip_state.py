@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 from peerload.core.health import LocalHealth
@@ -11,7 +11,7 @@ from peerload.model.actions import SendGossip
 from peerload.model.gossip import Load, Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from peerload.core.state import CoreState
     from peerload.core.suspicion import Suspicion
@@ -38,18 +38,39 @@ class Member:
         return self.rumour.standing <= Standing.SUSPECT
 
 
-class GossipState:
-    """members: by name, without this node. rng: gossip's own, so that what it draws changes nothing that policies draw.
-    own_load: what this node says of its load now, None: nothing."""
+class GossipListener(Protocol):
+    """What gossip tells the machine that keeps the peers, and what it asks of it."""
 
-    def __init__(self, state: CoreState) -> None:
+    def member_changed(self, was: Rumour | None, now: Rumour, src: str, /) -> None:
+        """A member is believed to be ``now``; ``was``: before, None if nothing was; ``src`` said so."""
+
+    def member_forgotten(self, node: str, /) -> None:
+        """A member that left long ago is listed no more."""
+
+    def has_room_for_member(self) -> bool:
+        """Whether one more member may be kept."""
+
+    def load_heard(self, load: Load, src: str, /) -> bool:
+        """``src`` told this load. Whether it was news."""
+
+    def loads(self) -> Iterable[Load]:
+        """The newest loads known, for members that are new."""
+
+    def own_load(self) -> LoadReport | None:
+        """The load that this node reports now; None: it reports none."""
+
+
+class GossipState:
+    """members: by name, without this node. rng: gossip's own, so that what it draws changes nothing that policies draw."""
+
+    def __init__(self, state: CoreState, listener: GossipListener) -> None:
         self.core = state
         self.rng = type(state.rng)(f"{state.identity.boot} gossip")
         self.preset: GossipPreset = state.config.gossip
         self.members: dict[str, Member] = {}
         self.news = Rumours(self.preset.retransmit_mult, self.preset.loads_max)
         self.health = LocalHealth(self.preset.health_max)
-        self.own_load: Callable[[], LoadReport | None] = lambda: None
+        self._listener = listener
         self._there: tuple[str, ...] | None = None
         self._ring: tuple[tuple[int, str], ...] | None = None
         self._due_s: dict[tuple[str, str], float] = {}
@@ -101,7 +122,7 @@ class GossipState:
             self.core.count("gossip without address")
             return
         room = list(messages)
-        report = self.own_load() if with_load and self.preset.loads_max else None
+        report = self._listener.own_load() if with_load and self.preset.loads_max else None
         if report is not None:
             room.append(Load.of(self.core.node, report))
         told = self.news.take(room, self.size)

@@ -48,13 +48,11 @@ from peerload.model.task import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peerload.core.admission import Ledger
+    from peerload.core.mediator import Mediator
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
     from peerload.model.events import RemoteCancelRequested
-    from peerload.model.load import LoadReport
 
 SIGKILL = 9
 REVOKED = "its home was shut out of the cluster"
@@ -65,15 +63,11 @@ OFFERS_MAX = 1024
 
 
 class Executor:
-    """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task.
+    """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task."""
 
-    ``accepts(offer)`` is the transfer policy's word; ``report()`` this node's load for declines; ``arrived(guest)`` is
-    called when one has been committed and waits here; ``is_ending(key)``: whether the launcher still has an attempt that
-    nobody here knows, and is ending it; ``is_own(uid)``: whether an unfinished task of this node has this uid.
-    """
-
-    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
+    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, mediator: Mediator) -> None:
         self._state = state
+        self._mediator = mediator
         self._queue = queue
         self._ledger = ledger
         self.guests: dict[str, Guest] = {}
@@ -82,11 +76,6 @@ class Executor:
         self.floors = Floors(state, self.by_uid.__contains__)
         self.leases = GuestLeases(state, self.guests, self._guest_of, self._tell, self.give_back, self.prioritize)
         self.results = GuestResults(state, ledger, self.floors, self.guests, self._remove)
-        self.accepts: Callable[[Offer], bool]
-        self.report: Callable[[], LoadReport]
-        self.arrived: Callable[[Guest], None] = lambda _guest: None
-        self.is_ending: Callable[[str], bool] = lambda _key: False
-        self.is_own: Callable[[bytes], bool] = lambda _uid: False
 
     def _reserved_no_more(self, guest: Guest) -> None:
         reserved = self._reserved.get(guest.home)
@@ -105,7 +94,9 @@ class Executor:
         if objection:
             self._state.count("offers declined here: cannot")
             self._state.broken("P3", src, f"OFFER of {offer.task}: {objection}")
-            self._state.send(src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self.report()))
+            self._state.send(
+                src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self._mediator.own_report())
+            )
             return
         stale = self.by_uid.get(offer.uid)
         if (
@@ -123,7 +114,9 @@ class Executor:
             if offer.uid not in self.by_uid:
                 self._ledger.expect_no_more(offer.uid)
             self._state.count(f"offers declined here: {code}")
-            self._state.send(src, Decline(offer.task, offer.uid, offer.attempt, code, reason, self.report()))
+            self._state.send(
+                src, Decline(offer.task, offer.uid, offer.attempt, code, reason, self._mediator.own_report())
+            )
             return
         guest = self.by_uid.get(offer.uid)
         if guest is None:
@@ -148,7 +141,7 @@ class Executor:
             return "only its home may offer a task, start it or ask for it"
         guest = self.by_uid.get(uid)
         home = guest.home if guest is not None else self.floors.home(uid)
-        if self.is_own(uid) or home not in ("", src):
+        if self._mediator.is_own_task(uid) or home not in ("", src):
             return "a task of another home has that uid here"
         return ""
 
@@ -217,7 +210,12 @@ class Executor:
             return "directory", f"no directory {offer.spec.directory.decode(errors='replace')[:WHY_LENGTH_MAX]} there"
         if known is None and (too_many := self._too_many(src)):
             return "busy", too_many
-        if known is None and not offer.only and not self._is_promised(offer) and not self.accepts(offer):
+        if (
+            known is None
+            and not offer.only
+            and not self._is_promised(offer)
+            and not self._mediator.accepts_offer(offer)
+        ):
             return "room", "no room there by now"
         return None
 
@@ -260,7 +258,7 @@ class Executor:
                 self._state.count("guests committed")
                 self._state.note_guest(guest, "accepted", "committed by its home")
                 self.leases.began(guest)
-                self.arrived(guest)
+                self._mediator.guest_arrived(guest)
                 return
             self._drop(guest)
         self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
@@ -268,7 +266,7 @@ class Executor:
     def _refuse(self, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
         """What to say of an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED. Nothing yet of
         one that the launcher is still ending (R8): home asks again."""
-        if self.is_ending(execution_key(uid, attempt)):
+        if self._mediator.is_ending(execution_key(uid, attempt)):
             return
         if attempt > self.floors.attempt(uid):
             self.floors.raise_to(uid, attempt, FloorKind.REFUSED, src)

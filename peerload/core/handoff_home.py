@@ -22,8 +22,6 @@ from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, O
 from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_missing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peerload.core.home import Home
     from peerload.core.membership import Membership
     from peerload.core.queue import WaitingQueue
@@ -51,7 +49,7 @@ class Handoff:
         self.retries = Retries(state, home, self.memory, self.losses)
         self.parking = Parking(state, membership, home)
         self.leases = Leases(state, home, self.losses, self.parking)
-        self.declined: Callable[[HomeTask, str, str], None] = lambda _task, _node, _reason: None
+        self._mediator = home.mediator
 
     # -- offering ------------------------------------------------------------------------------------------------------
 
@@ -131,7 +129,7 @@ class Handoff:
             grants=(*task.record.grants, Grant(message.attempt, src))[-GRANTS_KEPT_MAX:],
         )
         self._state.count("transfers")
-        self._home.placed(task, src)
+        self._mediator.task_placed(task, src)
         self._commit(task, message.ts)
 
     def _waits_for_commit(self, task: HomeTask, src: str, message: Accept) -> bool:
@@ -161,7 +159,7 @@ class Handoff:
     def _declined(self, task: HomeTask, node: str, reason: str) -> None:
         self._home.withdraw(task)
         self._state.count("offers declined")
-        self.declined(task, node, reason)
+        self._mediator.offer_declined(task, node, reason)
 
     def offer_failed(self, node: str, uid: bytes) -> None:
         """No answer in time, or the offer never left: as a decline."""

@@ -19,12 +19,10 @@ from peerload.model.messages import Revoke, Signal
 from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from peerload.core.admission import Ledger
+    from peerload.core.mediator import Mediator
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
-    from peerload.model.actions import Row
     from peerload.model.task import Exit, TaskRecord
 
 SIGKILL = 9
@@ -36,18 +34,9 @@ NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "d
 
 class Home:
     """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: those that another node has, or had
-    when it was last heard of, by that node. Its timer is ``rest``.
+    when it was last heard of, by that node. Its timer is ``rest``."""
 
-    ``requeued(task, reason)`` is called when a task is back in the queue (it counts as an arrival), ``placed(task, node)``
-    when it needs no place any more: it was accepted there, starts here, is over (node = ""), ``again(task, exit)`` when its
-    process has ended (`MemoryRetries.again`), ``lost(task, reason)`` when
-    its attempt on this node has left no result, ``never_started(task, reason, is_short)`` when that had no process, either, and
-    ``is_gone(key)`` when the process of a task cancelled here is gone. ``ending(record)`` tells what else is to be kept with
-    its end, ``ended(record)`` is called after that; ``kept_back(task)`` when it waits no more and is not leased, either;
-    ``left(task)`` when nothing of it is left; ``left_gate(task)`` when it waits at the gate no more, and has not passed; ``regains(task)`` tells whether one that was held may be leased again.
-    """
-
-    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger) -> None:
+    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, mediator: Mediator) -> None:
         self._state = state
         self._queue = queue
         self._ledger = ledger
@@ -57,18 +46,7 @@ class Home:
         self._being_made: dict[str, None] = {}
         self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
         self._obeying: OrderedDict[str, float] = OrderedDict()
-        self.requeued: Callable[[HomeTask, str], None] = lambda _task, _reason: None
-        self.placed: Callable[[HomeTask, str], None] = lambda _task, _node: None
-        self.is_gone: Callable[[str], None] = lambda _key: None
-        self.ending: Callable[[TaskRecord], Sequence[Row]] = lambda _record: ()
-        self.ended: Callable[[TaskRecord], None] = lambda _record: None
-        self.kept_back: Callable[[HomeTask], None] = lambda _task: None
-        self.left: Callable[[HomeTask], None] = lambda _task: None
-        self.left_gate: Callable[[HomeTask], None] = lambda _task: None
-        self.regains: Callable[[HomeTask], bool] = lambda _task: True
-        self.again: Callable[[HomeTask, Exit], str]
-        self.lost: Callable[[HomeTask, str], None]
-        self.never_started: Callable[[HomeTask, str, bool], None]
+        self.mediator = mediator
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
 
@@ -137,14 +115,14 @@ class Home:
         if task.record.node != record.node:
             self._moved(task, record.node)
         ends = task.record.state.is_final and not record.state.is_final
-        more = self.ending(task.record) if ends else ()
+        more = self.mediator.rows_at_end(task.record) if ends else ()
         owed = task.terms.chores() if ends else ()
         kept = PutTask(task.record, self._state.now.wall_s, reason)
         self._state.persist(kept, *more, *([PutChores(record.task, owed)] if owed else []))
         runs = bool(task.running_at) and task.record.state is TaskState.LEASED
         self._state.actions.append(TaskChanged(task.record, runs, reason))
         if ends:
-            self.ended(task.record)
+            self.mediator.task_ended(task.record)
         return task.record
 
     def _moved(self, task: HomeTask, before: str) -> None:
@@ -178,7 +156,7 @@ class Home:
         task.phase = HomePhase.WAITING
         self._queue.add(task)
         if arrives:
-            self.requeued(task, reason)
+            self.mediator.task_requeued(task, reason)
 
     def _cannot_repeat(self, task: HomeTask, reason: str) -> bool:
         """Whether it has failed, since its input was read and is not kept: nothing is run on half an input."""
@@ -197,7 +175,7 @@ class Home:
         if task.phase is HomePhase.RESTING:
             task.phase = HomePhase.WAITING
             self._queue.add(task)
-            self.requeued(task, task.record.reason)
+            self.mediator.task_requeued(task, task.record.reason)
 
     def prioritize(self, task: HomeTask, priority: int) -> None:
         """It goes before those of lower priority, behind those that have this one already."""
@@ -211,10 +189,10 @@ class Home:
         self.withdraw(task)
         self._queue.remove(task)
         if task.phase is HomePhase.GATED:
-            self.left_gate(task)
+            self.mediator.task_left_gate(task)
         elif task.phase is HomePhase.RESTING:
             self._state.clear_timer("rest", task.uid.hex())
-        self.placed(task, node)
+        self.mediator.task_placed(task, node)
 
     def take_back(self, task: HomeTask, node: str, reason: str, lease_s: float) -> None:
         """A node that was given up has it still: the same attempt is leased to it again (R11)."""
@@ -250,7 +228,7 @@ class Home:
             case _:
                 task.phase = HomePhase.WAITING
                 self._queue.add(task)
-                self.requeued(task, task.record.reason)
+                self.mediator.task_requeued(task, task.record.reason)
 
     def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
         """A task that waits, or that another node had, is kept back."""
@@ -260,7 +238,7 @@ class Home:
         self._clear_timers(task)
         self._nobody_has(task)
         task.phase = HomePhase.HELD
-        self.kept_back(task)
+        self.mediator.task_kept_back(task)
         self.become(task, reason, **(NOBODY | {"state": TaskState.HELD} | changes))
 
     def _nobody_has(self, task: HomeTask) -> None:
@@ -280,7 +258,7 @@ class Home:
 
     def start_here(self, task: HomeTask) -> None:
         """Run it on this node: LEASED to ourselves and START in one (D2 + D3)."""
-        self.placed(task, self._state.node)
+        self.mediator.task_placed(task, self._state.node)
         task.phase = HomePhase.HERE
         self.become(
             task,
@@ -328,7 +306,7 @@ class Home:
         key, why = task.key, ""
         if task.phase is HomePhase.OVER:
             self._gone(task)
-        elif why := self.again(task, exit_):
+        elif why := self.mediator.run_again(task, exit_):
             self.finish(task, exit_, why=why)
         self._state.actions.append(ForgetTask(key, output=not why and task.phase is not HomePhase.OVER))
 
@@ -337,7 +315,7 @@ class Home:
         if task.phase is HomePhase.OVER:
             self._gone(task)
         else:
-            self.lost(task, reason)
+            self.mediator.attempt_lost(task, reason)
 
     def never_started_here(self, task: HomeTask, reason: str, *, is_short: bool) -> None:
         """It was to start here, but the launcher gives its word that it had no process, and will have none. ``is_short``:
@@ -345,12 +323,12 @@ class Home:
         if task.phase is HomePhase.OVER:
             self._gone(task)
         else:
-            self.never_started(task, reason, is_short)
+            self.mediator.attempt_never_started(task, reason, is_short)
 
     def _gone(self, task: HomeTask) -> None:
         """It was cancelled, and now its process is gone."""
         self._forget(task)
-        self.is_gone(task.key)
+        self.mediator.process_gone(task.key)
 
     def _arm_time_limit(self, task: HomeTask, started_at: float) -> None:
         if task.spec.time_limit_s:
@@ -379,7 +357,7 @@ class Home:
 
     def _forget(self, task: HomeTask) -> None:
         self._clear_timers(task)
-        self.left(task)
+        self.mediator.task_left(task)
         self.tasks.pop(task.uid, None)
         self.by_id.pop(task.task, None)
         tasks = self.elsewhere.get(task.record.node)

@@ -21,9 +21,10 @@ from peerload.policy.api import KnownReport
 from peerload.policy.sound import sound_answer, sound_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence, Sized
+    from collections.abc import Sequence, Sized
 
     from peerload.core.admission import Ledger
+    from peerload.core.mediator import Mediator
     from peerload.core.membership import Membership
     from peerload.core.memory import Memory
     from peerload.core.queue import WaitingQueue
@@ -54,6 +55,7 @@ class Information:
         membership: Membership,
         memory: Memory,
         stranded: Sized,
+        mediator: Mediator,
     ) -> None:
         self._state = state
         self._queue = queue
@@ -69,14 +71,13 @@ class Information:
         self._seen_tasks = 0
         self._is_quiet = False
         self._watches = state.policies.information.watches
-        self.ask: Callable[[LoadReport], None] = lambda _report: None
+        self._mediator = mediator
         self._due: Standing | None = None
         self._marks = MARKS_AT_FIRST
         self._marks_at: Instant | None = None
         self._steady: TransferPolicy | None = None
         self._settled_version = NOT_SETTLED
         self._own: View | None = None
-        self.running: Callable[[], Iterable[Work]] = tuple
         self._sensed = LoadSampled(0.0, 0.0, 0)
         self._samples = 0
         self._level = 0.0
@@ -118,7 +119,7 @@ class Information:
             self._membership,
             self._memory,
             self._queue,
-            self.running,
+            self._mediator.running_tasks,
             self._sensed,
             peers,
             uncounted,
@@ -341,7 +342,7 @@ class Information:
         if tells:
             self.tell(now)
         if asks:
-            self.ask(now)
+            self._mediator.ask_for_states(now)
         quiet_s = self._state.config.tell_s_min
         if self._watches == "tasks" and quiet_s and (tells or asks):
             self._is_quiet = True

@@ -17,8 +17,6 @@ from peerload.model.messages import AwaitedTask, TasksTold
 from peerload.model.task import TaskState, task_home
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peerload.core.dependencies import Dependencies
     from peerload.core.home import Home
     from peerload.core.membership import Membership
@@ -51,8 +49,7 @@ class Inquiry(Dependents):
 
 
 class Inquiries:
-    """One per node; its timer is ``inquiry``. ``submit(event)`` is called once all tasks that a submission names are
-    known."""
+    """One per node; its timer is ``inquiry``."""
 
     def __init__(self, state: CoreState, home: Home, membership: Membership, dependencies: Dependencies) -> None:
         self._state = state
@@ -66,8 +63,6 @@ class Inquiries:
         """Arrays among them of which a member has failed: only their end is news now."""
         self._asked: dict[str, dict[str, None]] = {}
         """Names that are looked up on disk, and the homes that have asked for that."""
-        self.submit: Callable[[TaskSubmitted], None]
-        dependencies.heard = self._heard
 
     # -- submissions ---------------------------------------------------------------------------------------------------
 
@@ -143,7 +138,8 @@ class Inquiries:
             if peer is not None and peer.state is not PeerState.ALIVE and not is_known:
                 raise _silent(name, home, f"it is {peer.state}")
 
-    def _heard(self, name: str) -> None:
+    def heard(self, name: str) -> None:
+        """Something was heard of a task that is awaited."""
         """Something was heard of a task: perhaps of one that a submission names."""
         awaited = self._dependencies.get(name)
         if awaited is None:
@@ -169,7 +165,7 @@ class Inquiries:
 
     def _submit(self, inquiry: Inquiry) -> None:
         self._closes(inquiry)
-        self.submit(inquiry.event)
+        self._home.mediator.submission_checked(inquiry.event)
         self._dependencies.await_no_more(inquiry)
 
     def _refuse(self, inquiry: Inquiry, error: BadRequest) -> None:

@@ -187,7 +187,7 @@ class Leases:
                 is_back = record.last_node == src
             case HomePhase.HELD:  # for nodes that went away, which this one did not
                 is_back = record.last_node == src
-                if is_back and not self._home.regains(task):
+                if is_back and not self._home.mediator.may_regain_lease(task):
                     is_back = False  # from now on nothing is believed of that attempt, which is revoked
                     self._home.become(task, record.reason, last_node="")
             case _:

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from peerload.core.work import HomeTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from peerload.core.home import Home
     from peerload.core.membership import Membership
     from peerload.core.queue import WaitingQueue
@@ -28,7 +26,7 @@ LOOKED_AT_MAX = 256
 
 
 class Leaving:
-    """One per node. ``arrives(task)`` is called with the tasks that may run here again when it is over."""
+    """One per node."""
 
     def __init__(
         self, state: CoreState, queue: WaitingQueue, membership: Membership, home: Home, sender: Sender
@@ -41,7 +39,6 @@ class Leaving:
         self._leaving: dict[bytes, HomeTask] = {}
         self._candidates: deque[tuple[int, HomeTask]] = deque()  # by `Work.order`: one that came back is another
         self._newest = 0
-        self.arrives: Callable[[HomeTask], None]
 
     def settle(self, reason: str) -> None:
         """After every event while nothing is started here: the next own tasks look for a place elsewhere."""
@@ -76,7 +73,7 @@ class Leaving:
         for uid, task in leaving.items():
             if uid in self._sender.stranded:
                 self._home.take_out(task)
-                self.arrives(task)
+                self._home.mediator.task_arrives(task)
 
     def _look_for_new(self) -> None:
         """Of what has come since the last look, all that may leave: the higher priority first. The first look is at all

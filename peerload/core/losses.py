@@ -62,7 +62,7 @@ class Losses:
             return f"given up after {losses} lost attempts"
         self._state.count("attempts lost to a device that failed")
         reason = f"attempt {record.attempt} on {record.node}: {how_it_ended(exit_)}; it is tried again"
-        self._home.kept_back(task)
+        self._home.mediator.task_kept_back(task)
         self._home.requeue(task, reason, rests_s=self._pause_s(losses), losses=losses)
         return ""
 

@@ -28,9 +28,10 @@ from peerload.model.resources import Profile
 from peerload.policy.api import KnownReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from peerload.core.directory import Directory
+    from peerload.core.mediator import Mediator
     from peerload.core.state import CoreState
     from peerload.model.gossip import Rumour
     from peerload.model.load import LoadReport
@@ -96,12 +97,9 @@ class Peer:
 class Membership:
     """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
 
-    has_bus: whether a broker can be reached now; ``died(node)`` is called when a peer is called
-    dead, ``came_back_older(node)`` when a new start of it has the database of before its last one: it was put back from a
-    copy, and what was promised since is not in it.
-    """
+    has_bus: whether a broker can be reached now."""
 
-    def __init__(self, state: CoreState) -> None:
+    def __init__(self, state: CoreState, mediator: Mediator) -> None:
         self._state = state
         believed_s = getattr(state.policies.information, "believed_s", state.config.report_age_s_max)
         self._believed_s = min(believed_s, state.config.report_age_s_max)
@@ -115,16 +113,9 @@ class Membership:
         self._back: list[str] = []
         self.has_bus = False
         self._told_itself = state.profile.version, state.identity.boot
-        self.died: Callable[[str], None] = lambda _node: None
-        self.came_back_older: Callable[[str], None] = lambda _node: None
-        self.gossip = Gossip(state)
-        self.gossip.changed = self._gossiped
-        self.gossip.load_heard = self._load_heard
-        self.gossip.loads = self._loads
-        self.gossip.has_room = self._make_room
-        self.gossip.contacts.buried = self._remove
-        self.black_holes = BlackHoles(state)
-        self.black_holes.changed = self._eligible.clear
+        self._mediator = mediator
+        self.gossip = Gossip(state, self)
+        self.black_holes = BlackHoles(state, self._eligible.clear)
         self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible.clear)
 
     def __iter__(self) -> Iterator[Peer]:
@@ -244,7 +235,7 @@ class Membership:
     def _met_earlier(self, known: Peer, identity: Identity, *, in_person: bool) -> None:
         """A start from before the one that is known introduced itself: a late word, unless nobody has heard of that start."""
         if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
-            self.came_back_older(identity.node)
+            self._mediator.peer_came_back_older(identity.node)
 
     def heard(self, node: str) -> None:
         """A peer said something over its link."""
@@ -269,8 +260,13 @@ class Membership:
         self._reports[node] = heard
         return True
 
-    def _load_heard(self, load: Load, src: str) -> bool:
-        return self.heard_report(load.node, load.report(), load.age_s, by_itself=src == load.node)
+    def load_heard(self, load: Load, src: str) -> bool:
+        """A load came by gossip. Whether it is news."""
+        return self._mediator.peer_load_heard(load, src)
+
+    def own_load(self) -> LoadReport:
+        """This node's load, for members to hear of."""
+        return self._mediator.own_report()
 
     def unreachable(self, node: str) -> None:
         """The link to a peer broke, or could not be made."""
@@ -302,12 +298,12 @@ class Membership:
 
     # -- what gossip tells ---------------------------------------------------------------------------------------------
 
-    def _gossiped(self, was: Rumour | None, now: Rumour, src: str) -> None:
+    def member_changed(self, was: Rumour | None, now: Rumour, src: str) -> None:
         """What is believed of a peer has changed."""
         node = now.node
         if now.standing is Standing.FORGOTTEN:
             self._state.note("node", "forgotten", node=node, reason="an operator said so")
-            self._remove(node)
+            self.member_forgotten(node)
             self._state.actions.append(ForgetPeer(node))
             return
         peer = self._own(node)
@@ -333,16 +329,16 @@ class Membership:
         elif state is not PeerState.ALIVE:
             self.profiles.have(node)
             if state is PeerState.DEAD and was is not None and was.standing is not now.standing:
-                self.died(node)
+                self._mediator.peer_died(node)
 
-    def _loads(self) -> Iterator[Load]:
+    def loads(self) -> Iterator[Load]:
         """The loads known, for a newcomer."""
         now_s = self._state.now.boot_s
         for node, heard in self._reports.items():
             if self.is_usable(node):
                 yield Load.of(node, heard.report, max(now_s - heard.at_s, 0.0))
 
-    def _make_room(self) -> bool:
+    def has_room_for_member(self) -> bool:
         """Whether there is room for one more peer; one that was lost longest ago makes it."""
         if len(self._names) < self._state.config.peers_max:
             return True
@@ -351,10 +347,11 @@ class Membership:
             return False
         node = min(gone, key=lambda peer: (peer.since_s, peer.identity.node)).identity.node
         self.gossip.drop(node)
-        self._remove(node)
+        self.member_forgotten(node)
         return True
 
-    def _remove(self, node: str) -> None:
+    def member_forgotten(self, node: str) -> None:
+        """Keep nothing of a peer that is no member any more."""
         if self._peers.pop(node, None) is not None:
             self._names = [name for name in self._names if name != node]
             self._reports.pop(node, None)

@@ -42,13 +42,17 @@ from peerload.model import events, messages
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Iterable, Sequence
 
-    from peerload.core.work import HomeTask
-    from peerload.model.actions import Action
+    from peerload.core.work import Guest, HomeTask, Work
+    from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
+    from peerload.model.gossip import Load
     from peerload.model.instant import Instant
+    from peerload.model.load import LoadReport
     from peerload.model.messages import Identity
     from peerload.model.resources import Profile
+    from peerload.model.task import Exit, TaskRecord
     from peerload.policy.preset import PolicySet
 
 
@@ -74,23 +78,25 @@ class Node:
         self, config: CoreConfig, policies: PolicySet, identity: Identity, profile: Profile, rng: random.Random
     ) -> None:
         """profile: with all that is known of its devices; others are told less of these."""
+        mediator = _Mediator(self)
         self.ledger = Ledger(profile, config.gpu)
         if profile.devices:
             profile = self.ledger.profile = msgspec.structs.replace(profile, devices=self.ledger.devices.told())
         self.state = CoreState(config, policies, identity, profile, rng)
         self.own_profile = OwnProfile(self.state, self.ledger)
         self.queue = WaitingQueue(self.state, self.ledger)
-        self.membership = Membership(self.state)
-        self.home = Home(self.state, self.queue, self.ledger)
+        self.membership = Membership(self.state, mediator)
+        self.home = Home(self.state, self.queue, self.ledger, mediator)
         self.handoff = Handoff(self.state, self.queue, self.membership, self.home)
-        self.executor = Executor(self.state, self.queue, self.ledger)
+        self.executor = Executor(self.state, self.queue, self.ledger, mediator)
         self.authorisation = Authorisation(identity.node, self.home, self.executor)
         self.sharing = Sharing(
-            self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor
+            self.state, self.queue, self.ledger, self.membership, self.home, self.handoff, self.executor, mediator
         )
         self.submissions = Submissions(self.state)
         self.turns = turns = Turns(self.state)
         self.gates = Gates(self.state, self.home, self.membership, turns)
+        self.attendance = Attendance(self.state, self.home, turns)
         self.arrivals = Arrivals(
             self.state,
             self.queue,
@@ -102,11 +108,12 @@ class Node:
             self.submissions,
             turns,
             self.gates,
+            self.attendance,
         )
         self.leaving = Leaving(self.state, self.queue, self.membership, self.home, self.sharing.sender)
         self.shortage = Shortage(self.state, self.own_profile, self.executor, self.sharing.information, self.leaving)
         self.runs = Runs(self.state, self.queue, self.ledger, self.home, self.executor, self.shortage)
-        self.endings = Endings(self.state, self.home, lambda key: self.runs.holds(key) or self.runs.is_ending(key))
+        self.endings = Endings(self.state, self.home, self.runs)
         self.drain = Drain(
             self.state, self.ledger, self.executor, self.own_profile, self.sharing.information, self.leaving
         )
@@ -114,28 +121,6 @@ class Node:
         self.clients = Clients(
             self.state, self.home, self.handoff.leases, self.membership, self.drain, turns, self.gates
         )
-        self.arrivals.attendance = self.attendance = Attendance(self.state, self.home, turns)
-        self.gates.left = self.attendance.left
-        self.leaving.arrives = self.clients.arrives = self.gates.arrives = self.arrivals.arrives
-        self.gates.inquiries.submit = self.arrivals.accepted
-        self.membership.died = self.handoff.leases.peer_died
-        self.membership.came_back_older = self.handoff.peer_is_older
-        self.home.is_gone = self.endings.gone
-        self.home.again = self.handoff.retries.again
-        self.home.lost = self.handoff.losses.died
-        self.home.never_started = self.handoff.losses.never_started
-        self.executor.is_ending = self.runs.is_ending
-        self.executor.is_own = self.home.tasks.__contains__
-        self.sharing.information.running = self.runs.works
-        self.runs.completed = self.sharing.completed
-        self.membership.gossip.load_heard = self.meetings.load_gossiped
-        self.membership.gossip.shared.own_load = self.sharing.report
-        self.home.requeued = self.arrivals.requeued
-        self.home.placed = self.sharing.sender.placed
-        self.handoff.declined = self.sharing.sender.offer_declined
-        self.executor.accepts = self.sharing.sender.accepts_offer
-        self.executor.report = self.sharing.report
-        self.executor.arrived = self.sharing.sender.guest_arrived
 
     def handle(self, now: Instant, event: events.Event) -> list[Action]:
         """What is to be done because of this event, in order. Raises InvariantBroken only for a bug of ours."""
@@ -474,3 +459,92 @@ class Node:
             self.attendance.timed_out(task)
         else:
             self.handoff.leases.ran_out(task)
+
+
+class _Mediator:
+    """Passes the calls of `Mediator` on to the machines of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def task_arrives(self, task: HomeTask) -> None:
+        self._node.arrivals.arrives(task)
+
+    def task_requeued(self, task: HomeTask, reason: str) -> None:
+        self._node.arrivals.requeued(task, reason)
+
+    def task_placed(self, task: HomeTask, node: str) -> None:
+        self._node.sharing.sender.placed(task, node)
+
+    def task_kept_back(self, task: HomeTask) -> None:
+        self._node.gates.groups.release(task)
+
+    def task_left_gate(self, task: HomeTask) -> None:
+        self._node.gates.groups.waits_no_more(task)
+
+    def rows_at_end(self, record: TaskRecord) -> Sequence[Row]:
+        return self._node.gates.dependencies.ending(record)
+
+    def task_ended(self, record: TaskRecord) -> None:
+        self._node.gates.inquiries.ended(record)
+
+    def task_left(self, task: HomeTask) -> None:
+        self._node.gates.left(task)
+        self._node.attendance.left(task)
+
+    def submission_checked(self, event: events.TaskSubmitted) -> None:
+        self._node.arrivals.accepted(event)
+
+    def awaited_task_heard(self, name: str) -> None:
+        self._node.gates.inquiries.heard(name)
+
+    def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
+        self._node.sharing.sender.offer_declined(task, node, reason)
+
+    def may_regain_lease(self, task: HomeTask) -> bool:
+        return self._node.gates.groups.regains(task)
+
+    def run_again(self, task: HomeTask, exit_: Exit) -> str:
+        return self._node.handoff.retries.again(task, exit_)
+
+    def attempt_lost(self, task: HomeTask, reason: str) -> None:
+        self._node.handoff.losses.died(task, reason)
+
+    def attempt_never_started(self, task: HomeTask, reason: str, is_short: bool) -> None:
+        self._node.handoff.losses.never_started(task, reason, is_short)
+
+    def process_gone(self, key: str) -> None:
+        self._node.endings.gone(key)
+
+    def is_own_task(self, uid: bytes) -> bool:
+        return uid in self._node.home.tasks
+
+    def is_ending(self, key: str) -> bool:
+        return self._node.runs.is_ending(key)
+
+    def accepts_offer(self, offer: messages.Offer) -> bool:
+        return self._node.sharing.sender.accepts_offer(offer)
+
+    def guest_arrived(self, guest: Guest) -> None:
+        self._node.sharing.sender.guest_arrived(guest)
+
+    def running_tasks(self) -> Iterable[Work]:
+        return self._node.runs.works()
+
+    def slot_freed(self) -> None:
+        self._node.sharing.completed()
+
+    def own_report(self) -> LoadReport:
+        return self._node.sharing.report()
+
+    def ask_for_states(self, report: LoadReport) -> None:
+        self._node.sharing.requests.ask(report)
+
+    def peer_load_heard(self, load: Load, src: str) -> bool:
+        return self._node.meetings.load_gossiped(load, src)
+
+    def peer_died(self, node: str) -> None:
+        self._node.handoff.leases.peer_died(node)
+
+    def peer_came_back_older(self, node: str) -> None:
+        self._node.handoff.peer_is_older(node)

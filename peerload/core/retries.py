@@ -63,7 +63,7 @@ class Retries:
         self._state.count("attempts that failed and were tried again")
         pause_s = failure_pause_s(self._state.config, failures)
         record = task.record
-        self._home.kept_back(task)
+        self._home.mediator.task_kept_back(task)
         self._home.requeue(
             task,
             f"attempt {record.attempt} on {record.node} failed ({how_it_ended(exit_)}); again in {pause_s:g} s,"

@@ -18,7 +18,7 @@ from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
 from peerload.model.task import TIME_LIMIT_EXIT_CODE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from peerload.core.admission import Ledger
     from peerload.core.handoff_executor import Executor
@@ -37,9 +37,7 @@ RUNS_ON = "it runs on; the agent is back"
 
 
 class Runs:
-    """The attempts that are to run here, by execution key; its timers are ``limit``, ``kill`` and ``devices``.
-
-    ``completed()`` is called when one has ended and the next has been started."""
+    """The attempts that are to run here, by execution key; its timers are ``limit``, ``kill`` and ``devices``."""
 
     def __init__(
         self,
@@ -61,7 +59,6 @@ class Runs:
         self._launcher_away = False
         self._strangers: set[str] = set()
         self._devices_due_s = math.inf
-        self.completed: Callable[[], None] = lambda: None
 
     def holds(self, key: str) -> bool:
         """Whether this attempt is to run here. A process decided upon before its launcher died must not be started by
@@ -171,7 +168,7 @@ class Runs:
             devices
         )  # what was learned of it may let others join where they did not fit
         self.fill()
-        self.completed()
+        self._home.mediator.slot_freed()
 
     def lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
         """It has no process and will have none; ``never_started``: it had none before, either; ``shortage``: what this node

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from peerload.core.handoff_executor import Executor
     from peerload.core.handoff_home import Handoff
     from peerload.core.home import Home
+    from peerload.core.mediator import Mediator
     from peerload.core.membership import Membership
     from peerload.core.queue import WaitingQueue
     from peerload.core.state import CoreState
@@ -56,6 +57,7 @@ class Sharing:
         home: Home,
         handoff: Handoff,
         executor: Executor,
+        mediator: Mediator,
     ) -> None:
         self._state = state
         self._membership = membership
@@ -64,7 +66,7 @@ class Sharing:
         self._searches = Searches(state)
         self._has_receiver = state.policies.names["location.receiver"] != "none"
         self.stranded: dict[bytes, HomeTask] = {}
-        self.information = Information(state, queue, ledger, membership, self._memory, self.stranded)
+        self.information = Information(state, queue, ledger, membership, self._memory, self.stranded, mediator)
         self.sender = Sender(
             state,
             queue,
@@ -99,7 +101,6 @@ class Sharing:
             self.receiver.wants_more,
             self._useful_answer,
         )
-        self.information.ask = self.requests.ask
         rates = {
             self.receiver.settle: state.policies.receiver.retry_rate,
             self.pairing.settle: state.policies.pairing.rate,

@@ -46,7 +46,8 @@ def members(**profiles: dict[str, object]) -> Directory:
 def membership(node: str, directory: Directory, **config: Any) -> Membership:
     preset = build_preset("given", {})
     state = CoreState(CoreConfig(**config), preset, identity(node), Profile(node, 1, 1.0), random.Random(1))
-    met = Membership(state)
+    nobody: Any = None  # what it is told here is for nobody else
+    met = Membership(state, nobody)
     met.meet_all(directory)
     return met
 

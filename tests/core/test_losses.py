@@ -233,19 +233,19 @@ def test_once_the_executor_remembers_its_start_until_the_home_has_taken_note() -
 def test_fast_is_queued_again_at_once_when_its_node_is_called_dead() -> None:
     x, task = away(spec(**FAST))
     x.node.state.actions = []
-    x.node.membership.died("y")
+    x.node.handoff.leases.peer_died("y")
     assert task.record.state is TaskState.QUEUED
     assert task.record.reason == "y is called dead"
     assert task.phase is HomePhase.WAITING  # no pause
     x, task = away(spec())
-    x.node.membership.died("y")
+    x.node.handoff.leases.peer_died("y")
     assert task.record.state is TaskState.LEASED  # no proof for any other
 
 
 def test_fast_the_first_result_counts_and_the_other_copy_is_revoked() -> None:
     x, task = away(spec(**FAST), peers=("y", "z"))
     x.node.state.actions = []
-    x.node.membership.died("y")
+    x.node.handoff.leases.peer_died("y")
     for number in range(2, 5):
         for peer in ("y", "z"):
             x.hear(peer, messages.ProbeReply(number, accepts=peer == "z", report=ACCEPTS))

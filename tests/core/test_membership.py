@@ -169,7 +169,7 @@ def test_every_second_probe_is_of_the_neighbour_and_the_others_of_everybody_in_t
 def test_a_suspect_that_does_not_refute_it_is_called_dead() -> None:
     x = given("y")
     died: list[str] = []
-    x.node.membership.died = died.append
+    x.node.handoff.leases.peer_died = died.append  # type: ignore[assignment,method-assign]
     assert says(x, "z", rumour("y", Standing.SUSPECT, by=("z",)))[0] == "timer suspect 1.8"
     x.after(1.8)
     done = x.timer("gossip", "suspect", "y")

@@ -70,15 +70,15 @@ class Peerload:
         self._links: dict[str, str] = {}
         self._dialled: dict[str, list[object]] = {}
         self._out: list[Output] = []
-        gossip = self.node.membership.gossip
-        inner = gossip.changed
+        membership = self.node.membership
+        inner = membership.member_changed
 
         def changed(was: Rumour | None, now: Rumour, src: str) -> None:
             inner(was, now, src)
             if was is None or was.standing is not now.standing:
                 self._out.append(Believe(now.node, now.standing.name.lower()))
 
-        gossip.changed = changed
+        membership.member_changed = changed  # type: ignore[method-assign]
 
     def start(self, now_s: float, seeds: Sequence[str]) -> Sequence[Output]:
         self._out = []
