@@ -23,6 +23,7 @@ import msgpack
 
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
+from tests.integration import forks
 from tests.support import cluster_of, wait_until
 
 if TYPE_CHECKING:
@@ -105,8 +106,9 @@ class Agent:
     def spawn(self) -> Self:
         """Start it; it is not ready yet."""
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = forks.start(
                 self.words(),
+                program(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -258,7 +260,7 @@ class Agent:
         more.setdefault("stdin", subprocess.DEVNULL)
         more.setdefault("cwd", "/tmp")
         environment = {**self.cluster.environment, "PEERLOAD_SOCKET": self.socket}
-        return subprocess.Popen([*program(), *words], env=environment, **more)
+        return forks.start([*program(), *words], program(), env=environment, **more)
 
     def peers_alive(self) -> set[str]:
         """The nodes it believes to be alive, itself too."""
@@ -353,9 +355,7 @@ class Cluster:
             environment["PEERLOAD_SOCKET"] = socket_path
         more.setdefault("stdin", subprocess.DEVNULL)
         more.setdefault("cwd", "/tmp")
-        return subprocess.run(
-            [*program(), *words], env=environment, capture_output=True, timeout=timeout_s, check=False, **more
-        )
+        return forks.run([*program(), *words], program(), timeout_s, more.pop("input", None), env=environment, **more)
 
     def left_over(self) -> dict[int, str]:
         """What lives of this cluster."""

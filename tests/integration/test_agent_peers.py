@@ -14,15 +14,13 @@ from tests.integration.ledger import Ledger
 from tests.support import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def agents() -> Iterator[list[Agent]]:
+@pytest.fixture
+def agents(shared: list[Agent]) -> list[Agent]:
     """n1 … n3; n2 and n3 were told of n1 only."""
-    with Cluster() as cluster:
-        yield cluster.linked(3, slots=2)
+    return shared
 
 
 def test_knowing_one_is_enough(agents: list[Agent]) -> None:
@@ -205,21 +203,18 @@ def test_nodes_without_the_directory_are_named_at_once(agents: list[Agent]) -> N
 
 
 @pytest.mark.long
-def test_a_node_that_stops_politely_leaves_its_tasks_running(agents: list[Agent]) -> None:
-    cluster = agents[0].cluster
-    guest = cluster.agent("n4", "--peer", agents[0].listen)
-    cluster.await_acquainted([*agents, guest])
-    ledger = Ledger(cluster.directory / "polite")
-    gate = guest.directory / "gate"
-    task = agents[0].submit(*ledger.argv(1, 5, gate), placement={"node": "n4"})
-    agents[0].await_state(task, "running")
-    assert guest.cli("down").returncode == 0
-    guest.reap()
-    wait_until(lambda: "n4" not in agents[0].peers_alive(), what="n4 to have left")
-    guest.start()
-    gate.touch()
-    assert agents[0].wait(task)[task]["exit_code"] == 5
-    ledger.check([task])
-    assert not ledger.repeated()
-    guest.cli("down", "--all")
-    guest.reap()
+def test_a_node_that_stops_politely_leaves_its_tasks_running() -> None:
+    with Cluster() as cluster:
+        home, guest = cluster.linked(2)
+        ledger = Ledger(cluster.directory / "polite")
+        gate = guest.directory / "gate"
+        task = home.submit(*ledger.argv(1, 5, gate), placement={"node": "n2"})
+        home.await_state(task, "running")
+        assert guest.cli("down").returncode == 0
+        guest.reap()
+        wait_until(lambda: "n2" not in home.peers_alive(), what="n2 to have left")
+        guest.start()
+        gate.touch()
+        assert home.wait(task)[task]["exit_code"] == 5
+        ledger.check([task])
+        assert not ledger.repeated()
