@@ -22,6 +22,7 @@ from peerload.api import executor_link
 from peerload.api.call import RESULT_BYTES_MAX, RemoteError, RemoteTraceback, TaskFailed
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, OutputIncomplete
 from tests.integration.cluster import ROOT, Agent, Cluster
+from tests.integration.shared import bring_back, restart
 from tests.support import in_short, wait_until
 
 UNFINISHED = {"queued", "leased", "running", "held"}
@@ -334,12 +335,6 @@ def test_no_more_than_so_many_are_under_way(agent: Agent) -> None:
     assert 0 < most <= 2
 
 
-def restarted(agents: list[Agent]) -> None:
-    """The first of these, killed, started again, and known to the others."""
-    agents[0].start()
-    agents[0].cluster.await_acquainted(agents)
-
-
 def test_a_call_survives_its_agent(agents: list[Agent], tmp_path: Path) -> None:
     home, gate = agents[0], tmp_path / "gate"
 
@@ -355,8 +350,7 @@ def test_a_call_survives_its_agent(agents: list[Agent], tmp_path: Path) -> None:
     with Executor(home.socket, name="slow") as executor:
         futures = [executor.submit(slow, number) for number in range(5)]  # n1 has room for three
         wait_until(lambda: nodes() == {"n1", "n2"}, what="both nodes to be at work")
-        home.kill()
-        restarted(agents)
+        restart(agents)
         gate.touch()
         assert [future.result(60) for future in futures] == list(range(5))
     assert [task["state"] for task in home.call("tasks")["tasks"] if task["name"] == "slow"] == ["done"] * 5
@@ -378,7 +372,7 @@ def test_a_result_is_fetched_again_if_the_agent_goes_away_meanwhile(
     with Executor(agents[0].socket) as executor:
         future = executor.submit(bytes, 300_000)
         wait_until(lambda: bool(fetched), what="the result to be fetched")
-        restarted(agents)
+        bring_back(agents)
         assert future.result(60) == bytes(300_000)
     assert len(fetched) == 2
 
@@ -426,7 +420,7 @@ def test_what_is_known_where_it_runs_is_told_while_home_is_away(agents: list[Age
         assert client.output(task).stdout == b"here\n"
         assert asyncio.run(AsyncClient(other.socket).output(task)).stdout == b"here\n"
     finally:
-        restarted(agents)
+        bring_back(agents)
     home.call("cancel", tasks=[task])
 
 

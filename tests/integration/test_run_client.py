@@ -21,6 +21,7 @@ import pytest
 
 from peerload.agent.inputs import INPUT_KEPT_BYTES_MAX
 from tests.integration.cluster import ROOT, Agent, Cluster, ended, program
+from tests.integration.shared import bring_back
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -504,8 +505,7 @@ def _restarted(agents: list[Agent], how: str) -> None:
     else:
         os.kill(home.pid, signal.SIGTERM)
         home.reap()
-    home.start()
-    home.cluster.await_acquainted(agents)
+    bring_back(agents)
 
 
 def test_a_restart_of_the_agent_is_not_the_end_of_its_clients(agents: list[Agent]) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.cluster import Agent, Cluster, program
+from tests.integration.in_process import cli
+from tests.integration.shared import end_all
 from tests.integration.tmux import SHELL_PROMPT, Terminal
 from tests.support import wait_until
 
@@ -56,73 +58,76 @@ def fills(terminal: Terminal, width: int, height: int) -> bool:
     return len(lines) == height and {len(line) for line in lines[1:-1]} == {width} and "quit" in lines[-1]
 
 
-def is_framed(terminal: Terminal, height: int) -> bool:
-    """Whether every line but the first and the last ends with a frame."""
-    lines = terminal.lines()
-    return len(lines) == height and all(line.endswith(("╮", "│", "╯")) for line in lines[1:-1])
-
-
-def test_two_nodes_are_seen_sorted_filtered_and_left(tmux: Path) -> None:
+@pytest.fixture(name="pair", scope="module")
+def fixture_pair() -> Iterator[list[Agent]]:
+    """n1 and n2, which know each other."""
     with Cluster() as cluster:
-        n1, _ = cluster.linked(2)
-        running = n1.submit("sleep", "600", name="train", placement={"node": "n2"})
-        ended = n1.submit("true")
-        n1.await_state(running, "running")
-        n1.await_state(ended, "done")
-        with top(n1, tmux) as terminal:
-            screen = terminal.await_text("train", "→ n2", "2 alive", "events")
-            assert "n1 *" in screen
-            assert "on n2, for us" in screen
-            terminal.press("o")
-            terminal.await_text("sort by")
-            terminal.press("i")
-            terminal.await_text("ID↓")
-            terminal.press("o", "i")
-            terminal.await_text("ID↑")
-            terminal.press("/")
-            terminal.await_text("filter:")
-            terminal.type("state:running")
-            terminal.await_text("1 of 2", "/state:running")
-            terminal.press("Enter")
-            terminal.await_none("filter:")
-            assert row(terminal, running)
-            assert not row(terminal, ended)
-            terminal.press("Escape")
-            terminal.await_none("/state:running")
-            terminal.press("5")
-            terminal.await_none("5 events")
-            terminal.press("5")
-            terminal.await_text("5 events")
-            terminal.press("?")
-            terminal.await_text("a page down", "quit")
-            terminal.press("Escape")
-            terminal.await_text("3 tasks")
-            quit_top(terminal)
+        yield cluster.linked(2)
 
 
-def test_why_and_logs(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1, _ = cluster.linked(2)
-        task = n1.submit("sh", "-c", PRINTS, name="talks", placement={"node": "n2"})
-        n1.await_state(task, "running")
-        with top(n1, tmux) as terminal:
-            terminal.await_text("line 5 of it", "! bad", "B/s")
-            terminal.press("w")
-            terminal.await_text(f"why {task}", "It is running on n2", f"peerload why {task}")
-            terminal.press("q")
-            terminal.await_text("3 tasks")
-            terminal.press("l")
-            terminal.await_text(f"{task} output", "line 1 of it", f"peerload logs {task}")
-            seen = re.findall(r"line \d+", terminal.text())
-            wait_until(lambda: re.findall(r"line \d+", terminal.text()) != seen, 10, "it to go on")
-            terminal.press("q")
-            terminal.await_text("3 tasks")
-            quit_top(terminal)
-        n1.call("cancel", tasks=[task])
-        n1.wait(task)
+@pytest.fixture(name="agents")
+def fixture_agents(pair: list[Agent]) -> Iterator[list[Agent]]:
+    """The same, with nothing to do and nothing to be seen of other tests."""
+    yield pair
+    end_all(*pair)
+    for agent in pair:
+        agent.call("undrain")
+        agent.call("clean")
 
 
-def test_cancel_hold_release_and_retry_do_what_they_say(tmux: Path) -> None:
+def test_two_nodes_are_seen_sorted_filtered_drained_visited_and_left(agents: list[Agent], tmux: Path) -> None:
+    n1, n2 = agents
+    running = n1.submit("sh", "-c", PRINTS, name="talks", placement={"node": "n2"})
+    of_n2 = n2.submit("sleep", "600", placement={"local": True})
+    ended = n1.submit("true")
+    n1.await_state(running, "running")
+    n1.await_state(ended, "done")
+    with top(n1, tmux) as terminal:
+        terminal.await_text("talks", "→ n2", "2 alive", "events", "n1 *", "on n2, for us")
+        terminal.press("o")
+        terminal.await_text("sort by")
+        terminal.press("i")
+        terminal.await_text("ID↓")
+        terminal.press("/")
+        terminal.await_text("filter:")
+        terminal.type("state:running")
+        terminal.await_text("/state:running")
+        terminal.press("Enter")
+        terminal.await_none("filter:")
+        wait_until(lambda: row(terminal, running) and not row(terminal, ended), what="one of both")
+        terminal.press("Escape")
+        terminal.await_none("/state:running")
+        for width, height in ((20, 4), (200, 60), (120, 40)):
+            terminal.resize(width, height)
+            wait_until(functools.partial(fills, terminal, width, height), what=f"it to fill {width}x{height}")
+        terminal.await_text("line 5 of it", "! bad", "B/s")
+        terminal.press("w")
+        terminal.await_text(f"why {running}", f"peerload why {running}")
+        terminal.press("q")
+        terminal.await_text("3 tasks")
+        terminal.press("l")
+        terminal.await_text(f"{running} output", "line 1 of it", f"peerload logs {running}")
+        terminal.press("q")
+        terminal.await_text("3 tasks")
+        terminal.press("BTab", "g", "d")
+        terminal.await_text("drain n1 ?", "peerload drain")
+        terminal.press("y")
+        terminal.await_text("peerload drain:  drained")
+        wait_until(lambda: n1.call("nodes")["nodes"][0]["drained"], what="it to be drained")
+        wait_until(lambda: "drained" in row(terminal, "n1 *"), what="it to be seen")
+        terminal.press("d", "y")
+        terminal.await_text("peerload undrain:  takes tasks again")
+        terminal.press("j", "d")
+        terminal.await_text("peerload drain n2")
+        terminal.press("y")
+        terminal.await_text("peerload drain n2:  drained")
+        wait_until(lambda: n2.call("nodes")["nodes"][0]["drained"], what="it to be drained")
+        terminal.press("a")
+        terminal.await_text("from n2", "n2 *", "peerload top --at n2", of_n2)
+        quit_top(terminal)
+
+
+def test_cancel_hold_release_and_retry_do_what_they_say_and_a_terminal_that_is_closed_ends_it(tmux: Path) -> None:
     with Cluster() as cluster:
         n1 = cluster.agent(slots=1)
         first = n1.submit("sleep", "600")
@@ -138,11 +143,11 @@ def test_cancel_hold_release_and_retry_do_what_they_say(tmux: Path) -> None:
             terminal.press("j", "h")
             terminal.await_text(f"peerload hold {second}:  held")
             assert n1.show(second)["state"] == "held"
-            wait_until(lambda: "held" in row(terminal, second), 10, "it to be seen")
+            wait_until(lambda: "held" in row(terminal, second), what="it to be seen")
             terminal.press("k", "c", "y")
             terminal.await_text(f"peerload cancel {first}:  cancelled")
             n1.await_state(first, "cancelled")
-            wait_until(lambda: "cancelled" in row(terminal, first), 10, "it to be seen")
+            wait_until(lambda: "cancelled" in row(terminal, first), what="it to be seen")
             terminal.press("g", "r")
             terminal.await_text(f"peerload release {second}:  released")
             n1.await_state(second, "running")
@@ -151,64 +156,51 @@ def test_cancel_hold_release_and_retry_do_what_they_say(tmux: Path) -> None:
             terminal.press("y")
             terminal.await_text("queued as n1/3")
             assert n1.show("n1/3")["state"] in ("queued", "running")
-            quit_top(terminal)
+            assert views(cluster)
+        wait_until(lambda: not views(cluster), what="it to end with its terminal")
         n1.call("cancel", tasks=[second, "n1/3"])
 
 
-def test_drain_really_drains_here_and_elsewhere(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1, n2 = cluster.linked(2)
-        with top(n1, tmux) as terminal:
-            terminal.await_text("2 alive")
-            terminal.press("d")
-            terminal.await_text("choose a node first")
-            terminal.press("BTab", "g", "d")
-            terminal.await_text("drain n1 ?", "peerload drain")
-            terminal.press("y")
-            terminal.await_text("peerload drain:  drained")
-            wait_until(lambda: n1.call("nodes")["nodes"][0]["drained"], 10, "it to be drained")
-            wait_until(lambda: "drained" in row(terminal, "n1 *"), 10, "it to be seen")
-            terminal.press("d", "y")
-            terminal.await_text("peerload undrain:  takes tasks again")
-            terminal.press("j", "d")
-            terminal.await_text("peerload drain n2")
-            terminal.press("y")
-            terminal.await_text("peerload drain n2:  drained")
-            wait_until(lambda: n2.call("nodes")["nodes"][0]["drained"], 10, "it to be drained")
-            quit_top(terminal)
+def views(cluster: Cluster) -> list[int]:
+    """The processes of `top`."""
+    return [pid for pid, line in cluster.left_over().items() if line.rstrip().endswith(" top")]
 
 
-def test_read_only_changes_nothing(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1 = cluster.agent()
-        task = n1.submit("sleep", "600")
-        n1.await_state(task, "running")
-        with top(n1, tmux, "--readonly") as terminal:
-            assert "read only" in terminal.await_text(task)
-            assert "cancel" not in terminal.lines()[-1]
-            terminal.press("c")
-            terminal.await_text(f"read only; it would be:  peerload cancel {task}")
-            terminal.press("y", "BTab", "d")
-            terminal.await_text("read only; it would be:  peerload drain")
-            quit_top(terminal)
+def test_read_only_in_plain_characters_with_hostile_names_beside_an_agent_that_stops(
+    agents: list[Agent], tmux: Path
+) -> None:
+    """Nothing is changed, nothing foreign touches the terminal, and nobody is kept from leaving."""
+    n1 = agents[0]
+    task = n1.submit("sh", "-c", f"printf '%s\\n' '{HOSTILE}'; sleep 600", name=HOSTILE, placement={"local": True})
+    n1.await_state(task, "running")
+    with top(n1, tmux, "--readonly", "--ascii", columns=160, NO_COLOR="1") as terminal:
+        screen = terminal.await_text("+- 2 nodes", "cpu", task, "read only", "\\x1b[31mred", "[bold red]m[/]", "\\u202egnp")
+        assert screen.isascii()
+        assert terminal.fact("pane_title") != "owned"
+        assert "cancel" not in terminal.lines()[-1]
+        colours = re.findall(r"\x1b\[([0-9;]*)m", terminal.text(styled=True))
+        used = {int(code) for codes in colours for code in codes.split(";") if code}
+        assert used
+        assert not {code for code in used if 30 <= code <= 49 or 90 <= code <= 107} - {39, 49}
+        terminal.press("c")
+        terminal.await_text(f"read only; it would be:  peerload cancel {task}")
+        terminal.press("y", "BTab", "d")
+        terminal.await_text("read only; it would be:  peerload drain")
+        terminal.press("Tab", "l")
+        terminal.await_text(f"{task} output", "\\x1b[31mred")
+        terminal.press("q")
+        terminal.await_text("3 tasks")
         assert n1.show(task)["state"] == "running"
         assert not n1.call("nodes")["nodes"][0]["drained"]
-        n1.call("cancel", tasks=[task])
-
-
-def test_it_attaches_to_any_node(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1, n2 = cluster.linked(2)
-        task = n2.submit("sleep", "600", name="of-n2")
-        n2.await_state(task, "running")
-        with top(n1, tmux, "--at", "n2") as terminal:
-            terminal.await_text("of-n2", task, "n2 *")
-            terminal.press("c", "y")
-            terminal.await_text(f"peerload cancel {task}:  cancelled")
-            n2.await_state(task, "cancelled")
-            terminal.press("BTab", "g", "a")
-            terminal.await_text("from n1", "n1 *", "peerload top --at n1")
+        n1.pause()
+        try:
+            terminal.press("?")
+            terminal.await_text("a page down")
+            terminal.press("q")
+            terminal.await_none("a page down")
             quit_top(terminal)
+        finally:
+            n1.resume()
 
 
 @pytest.mark.long
@@ -233,115 +225,32 @@ def test_an_agent_that_was_killed_is_said_and_found_again(tmux: Path) -> None:
         n1.call("cancel", tasks=[task])
 
 
-def test_a_stopped_agent_does_not_keep_anybody_from_leaving(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1 = cluster.agent()
-        with top(n1, tmux) as terminal:
-            n1.pause()
-            terminal.press("?")
-            terminal.await_text("a page down")
-            terminal.press("q")
-            terminal.await_none("a page down")
-            quit_top(terminal)
-            n1.resume()
-
-
-def test_names_and_output_cannot_touch_the_terminal(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1 = cluster.agent()
-        task = n1.submit("sh", "-c", f"printf '%s\\n' '{HOSTILE}'; sleep 600", name=HOSTILE)
-        n1.await_state(task, "running")
-        with top(n1, tmux, columns=160) as terminal:
-            terminal.await_text("\\x1b[31mred", "[bold red]m[/]", "\\u202egnp")
-            assert terminal.fact("pane_title") != "owned"
-            assert "\u202e" not in terminal.text()
-            terminal.press("l")
-            terminal.await_text("n1/1 output", "\\x1b[31mred")
-            terminal.press("q")
-            terminal.await_text("3 tasks")
-            terminal.press("w")
-            terminal.await_text("why n1/1", "\\x1b[31mred")
-            terminal.press("q")
-            terminal.await_text("3 tasks")
-            quit_top(terminal)
-        n1.call("cancel", tasks=[task])
-
-
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (200, 60)])
-def test_the_smallest_and_the_largest_terminal(tmux: Path, columns: int, rows: int) -> None:
-    with Cluster() as cluster:
-        n1, _ = cluster.linked(2)
-        with top(n1, tmux, columns=columns, rows=rows) as terminal:
-            wait_until(functools.partial(is_framed, terminal, rows), what="all of it to be drawn")
-            for width, height in ((40, 12), (20, 4), (150, 45), (columns, rows)):
-                terminal.resize(width, height)
-                wait_until(functools.partial(fills, terminal, width, height), 10, f"it to fill {width}x{height}")
-            terminal.await_text("2 nodes", "3 tasks", "quit")
-            quit_top(terminal)
-
-
-def test_plain_characters_and_no_colour(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1 = cluster.agent()
-        with top(n1, tmux, "--ascii", NO_COLOR="1") as terminal:
-            terminal.await_text("+- 2 nodes", "cpu")
-            assert terminal.text().isascii()
-            colours = re.findall(r"\x1b\[([0-9;]*)m", terminal.text(styled=True))
-            used = {int(code) for codes in colours for code in codes.split(";") if code}
-            assert used
-            assert not {code for code in used if 30 <= code <= 49 or 90 <= code <= 107} - {39, 49}
-            quit_top(terminal)
-
-
-def test_ctrl_c_ends_it(tmux: Path) -> None:
-    with Cluster() as cluster, top(cluster.agent(), tmux) as terminal:
-        terminal.press("C-c")
-        terminal.await_text("ended with 0", SHELL_PROMPT)
-
-
-def test_a_terminal_that_is_closed_leaves_nothing_behind(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1 = cluster.agent()
-        with top(n1, tmux):
-            assert [line for line in cluster.left_over().values() if line.rstrip().endswith(" top")]
-        wait_until(
-            lambda: not any(line.rstrip().endswith(" top") for line in cluster.left_over().values()), 10, "it to end"
-        )
-
-
-def test_without_an_agent_that_is_said_as_everywhere(tmux: Path) -> None:
-    with Cluster() as cluster:
-        environment = {**cluster.environment, "PEERLOAD_SOCKET": str(cluster.directory / "none")}
-        with Terminal(tmux, environment) as terminal:
-            terminal.start([*program(), "top"])
-            assert "no agent is running here" in terminal.await_text("ended with 125")
-
-
-def test_without_the_extra_the_text_is_redrawn(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1 = cluster.agent()
-        words = "import sys; sys.modules['textual'] = None; from peerload.cli.main import main; sys.exit(main(['top']))"
-        with Terminal(tmux, {**cluster.environment, "PEERLOAD_SOCKET": n1.socket}) as terminal:
-            terminal.start([sys.executable, "-I", "-c", words])
-            terminal.await_text("seen from n1", "NODE")
-            terminal.press("C-c")
-            terminal.await_text("ended with 0")
-
-
-@pytest.mark.parametrize("signal_name", ["TERM", "HUP", "INT"])
-def test_a_signal_leaves_the_terminal_as_it_was(tmux: Path, signal_name: str) -> None:
-    with Cluster() as cluster, top(cluster.agent(), tmux) as terminal:
-        (pid,) = [pid for pid, line in cluster.left_over().items() if line.rstrip().endswith(" top")]
-        os.kill(pid, getattr(signal, f"SIG{signal_name}"))
+def test_a_signal_leaves_the_terminal_as_it_was_and_ctrl_c_ends_it(agents: list[Agent], tmux: Path) -> None:
+    with top(agents[0], tmux) as terminal:
+        (pid,) = views(agents[0].cluster)
+        os.kill(pid, signal.SIGTERM)
         terminal.await_text("ended with", SHELL_PROMPT)
         assert terminal.fact("alternate_on") == "0"
         assert terminal.fact("cursor_flag") == "1"
         assert terminal.fact("mouse_any_flag") == "0"
+        terminal.start([*program(), "top"])
+        terminal.await_text("from n1", "alive")
+        terminal.press("C-c")
+        terminal.await_text("ended with 0", SHELL_PROMPT)
 
 
-def test_a_node_that_is_none_is_said_as_everywhere(tmux: Path) -> None:
-    with Cluster() as cluster:
-        n1 = cluster.agent()
-        with Terminal(tmux, {**cluster.environment, "PEERLOAD_SOCKET": n1.socket}) as terminal:
-            terminal.start([*program(), "top", "--at", "nobody"])
-            assert "nobody" in terminal.await_text("ended with 125")
+def test_without_an_agent_or_a_node_of_that_name_it_ends(agents: list[Agent]) -> None:
+    nobody = cli(agents[0], "top", "--at", "nobody")
+    assert nobody.returncode == 125
+    assert b"nobody" in nobody.stderr
+    alone = cli(agents[0], "top", env={"PEERLOAD_SOCKET": str(agents[0].directory / "none")})
+    assert alone.returncode == 125
+
+
+def test_without_the_extra_the_text_is_redrawn(agents: list[Agent], tmux: Path) -> None:
+    words = "import sys; sys.modules['textual'] = None; from peerload.cli.main import main; sys.exit(main(['top']))"
+    with Terminal(tmux, {**agents[0].cluster.environment, "PEERLOAD_SOCKET": agents[0].socket}) as terminal:
+        terminal.start([sys.executable, "-I", "-c", words])
+        terminal.await_text("seen from n1", "NODE")
+        terminal.press("C-c")
+        terminal.await_text("ended with 0")
