@@ -96,9 +96,9 @@ class Requests:
             control.Cancel: lambda: spawn(request.id, changes.cancel(connection, request)),  # type: ignore[arg-type]
             control.Remote: lambda: spawn(request.id, self._remote(connection, request)),  # type: ignore[arg-type]
             control.CancelRemote: lambda: changes.cancel_remote(connection, request),  # type: ignore[arg-type]
-            control.Signal: lambda: spawn(request.id, changes.signal(connection, request)),  # type: ignore[arg-type]
-            control.Input: lambda: spawn(request.id, self.attending.input(connection, request)),  # type: ignore[arg-type]
-            control.Resize: lambda: self.attending.resize(connection, request),  # type: ignore[arg-type]
+            control.Signal: lambda: self._signal(connection, request),  # type: ignore[arg-type]
+            control.Input: lambda: spawn(request.id, self._input(connection, request)),  # type: ignore[arg-type]
+            control.Resize: lambda: self._resize(connection, request),  # type: ignore[arg-type]
             control.Attend: lambda: self.attending.attend(connection, request),  # type: ignore[arg-type]
             control.Detach: lambda: spawn(request.id, self.attending.detach(connection, request)),  # type: ignore[arg-type]
             control.Clean: lambda: spawn(request.id, cleaned(self._parts, self._names, connection, request)),  # type: ignore[arg-type]
@@ -139,6 +139,18 @@ class Requests:
                     await reached.wait()
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
+
+    def _signal(self, connection: Connection, request: control.Signal) -> None:
+        if request.command:
+            self._parts.inside.signal(connection, request)
+        else:
+            connection.spawn(request.id, self._changes.signal(connection, request))
+
+    async def _input(self, connection: Connection, request: control.Input) -> None:
+        await (self._parts.inside if request.command else self.attending).input(connection, request)
+
+    def _resize(self, connection: Connection, request: control.Resize) -> None:
+        (self._parts.inside if request.command else self.attending).resize(connection, request)
 
     async def _readable(self, connection: Connection) -> None:
         """Wait until everything decided so far is durable, and this client takes more: what it is to be told is made then."""
