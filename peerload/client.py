@@ -168,7 +168,7 @@ class Client:
     def stream(self, verb: str, **fields: object) -> Iterator[dict[str, Any]]:
         """Send one request and yield each part of its answer as it comes; then `last` is the final reply."""
         request = self.send(verb, **fields)
-        follows = verb in ("wait", "exec") or bool(fields.get("follow"))
+        follows = verb == "wait" or bool(fields.get("follow"))
         while True:
             answered, kind, body = self.receive(follows=follows)
             if answered != request:

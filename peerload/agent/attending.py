@@ -56,12 +56,7 @@ class Attending:
         if request.ends:
             await source.finish()
         self._parts.feeding.sent(record.uid)
-        with source.watched() as changed:
-            while not (source.has_room or source.is_closed or source.has_ended):
-                changed.clear()
-                await changed.wait()
-        reply = {"offset": source.size_bytes, "wanted": not source.is_closed, "ended": source.has_ended}
-        connection.ok(request.id, reply)
+        connection.ok(request.id, await source.room())
 
     def _take_over(self, connection: Connection, record: TaskRecord, source: HomeInput, request: control.Input) -> None:
         """This client feeds the task from now on. Raises BadRequest while another one does; a terminal has room for all."""

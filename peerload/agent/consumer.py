@@ -42,6 +42,7 @@ class Consumer:
                 self.performer.perform(actions)
                 if isinstance(event, events.AgentStarted | events.LauncherReady):
                     self._parts.feeding.adopt(is_first=isinstance(event, events.AgentStarted))
+                    self._parts.inside.adopt()
         except InvariantBroken as error:
             log.critical("%s (%s)", error.what, error.story)
             self._parts.run.fail("a rule of its own was broken")

@@ -62,6 +62,15 @@ class Feeding:
         if guest is not None and guest.spec.takes_input and guest.phase is GuestPhase.HERE:
             self._parts.pulls.begin(guest)
 
+    def begin_command(self, key: str, source: HomeInput) -> None:
+        """The launcher was told to start this command of `exec`, which reads from there, or runs it still."""
+        self._here[key] = source
+        self.grown(key, source)
+
+    def end_command(self, key: str) -> None:
+        """It is over."""
+        self._here.pop(key, None)
+
     def grown(self, key: str, source: HomeInput) -> None:
         """More of it has come, or its end."""
         self._parts.launcher.feed(key, source.size_bytes, has_ended=source.has_ended)

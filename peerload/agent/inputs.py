@@ -21,7 +21,7 @@ import errno
 import hashlib
 import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peerload.agent.launcher_spawn import Holes
 from peerload.agent.spool import remove
@@ -188,6 +188,14 @@ class HomeInput:
     def has_room(self) -> bool:
         """Whether more may be sent now."""
         return self.size_bytes - self.taken_bytes < INPUT_AHEAD_BYTES_MAX
+
+    async def room(self) -> dict[str, Any]:
+        """Wait until more may be sent, or no more is wanted → what its client is told then: offset wanted ended."""
+        with self.watched() as changed:
+            while not (self.has_room or self.is_closed or self.has_ended):
+                changed.clear()
+                await changed.wait()
+        return {"offset": self.size_bytes, "wanted": not self.is_closed, "ended": self.has_ended}
 
     @property
     def is_too_large(self) -> bool:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from peerload.agent.environment import variables_of
 from peerload.agent.live_usage import running_here
 from peerload.agent.naming import Names
 from peerload.model.actions import SpawnTask
@@ -22,6 +23,7 @@ from peerload.model.task import Exit, TaskSpec
 
 if TYPE_CHECKING:
     from peerload.agent.connection import Connection
+    from peerload.agent.inputs import HomeInput
     from peerload.agent.parts import Parts
     from peerload.model.events import Event
     from peerload.wire import control
@@ -32,12 +34,20 @@ COMMANDS_MAX = 16
 SIGKILL = 9
 
 
+class Command(NamedTuple):
+    """One command: ``connection`` is the client that asked for it, ``end`` how it ended, ``input`` what it reads."""
+
+    connection: Connection
+    end: asyncio.Future[Exit]
+    input: HomeInput | None
+
+
 class InsideCommands:
     """The commands under way, by the keys that the launcher knows them by; one per agent."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._ends: dict[str, asyncio.Future[Exit]] = {}
+        self._commands: dict[str, Command] = {}
 
     # -- the launcher --------------------------------------------------------------------------------------------------
 
@@ -46,24 +56,30 @@ class InsideCommands:
         key = getattr(event, "key", "")
         if not isinstance(key, str) or not key.startswith(PREFIX):
             return False
-        end = self._ends.get(key)
-        if isinstance(event, TaskEnded | TaskLost) and end is None:
+        command = self._commands.get(key)
+        if isinstance(event, TaskEnded | TaskLost) and command is None:
             self._drop(key)
-        elif isinstance(event, TaskEnded) and end is not None and not end.done():
-            end.set_result(event.exit)
+        elif isinstance(event, TaskEnded) and command is not None and not command.end.done():
+            command.end.set_result(event.exit)
             self._parts.output.ended(key, event.exit.stdout_bytes, event.exit.stderr_bytes)
-        elif isinstance(event, TaskLost) and end is not None and not end.done():
-            end.set_exception(PeerloadError("the command was lost", why=event.reason))
+        elif isinstance(event, TaskLost) and command is not None and not command.end.done():
+            command.end.set_exception(PeerloadError("the command was lost", why=event.reason))
             self._parts.output.ended(key, *self._parts.spool.sizes(key))
         return True
 
     def listed(self, ready: LauncherReady) -> LauncherReady:
-        """The list of a launcher without these commands. Commands of an earlier agent are ended, since their clients are gone."""
+        """The list of a launcher without these commands. Commands of an earlier agent are ended, since their clients are gone;
+        of those that have a client and ended meanwhile it is told the end."""
         running = {key for key, *_ in ready.running if key.startswith(PREFIX)}
-        mine = running | {key for key, _ in ready.ended if key.startswith(PREFIX)}
+        ended = {key: exit_ for key, exit_ in ready.ended if key.startswith(PREFIX)}
+        for key in self._commands.keys() - running:
+            known = ended.get(key)
+            lost = TaskLost(key, "the launcher knows nothing of it any more")
+            self.heard(lost if known is None else TaskEnded(key, known))
+        mine = running | ended.keys()
         if not mine:
             return ready
-        for key in mine - self._ends.keys():
+        for key in mine - self._commands.keys():
             self._parts.launcher.signal(key, SIGKILL)
             self._drop(key)
         return msgspec.structs.replace(
@@ -73,6 +89,12 @@ class InsideCommands:
             frozen=tuple(key for key in ready.frozen if key not in mine),
         )
 
+    def adopt(self) -> None:
+        """A launcher was listed: tell it again how much there is to read."""
+        for key, command in self._commands.items():
+            if command.input is not None:
+                self._parts.feeding.grown(key, command.input)
+
     def _drop(self, key: str) -> None:
         self._parts.launcher.forget(key)
         self._parts.spool.drop(key)
@@ -81,24 +103,32 @@ class InsideCommands:
 
     async def run(self, connection: Connection, request: control.Exec) -> None:
         """Run a command inside a task; its client gets the output as it comes, then the exit."""
-        key, action, owner = self._order(request)
+        parts = self._parts
+        inside, action, owner = self._order(request)
+        key = action.key
+        source = parts.inputs.get(key) if request.takes_input else None
         end: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
-        self._ends[action.key] = end
+        self._commands[key] = Command(connection, end, source)
         try:
-            await connection.tell(request.id, {"stream": 1, "offset": 0, "data": b""})
-            stdout, stderr = self._parts.spool.paths(action.key)
-            self._parts.launcher.spawn(action, stdout, stderr, {}, owner=owner, inside=key)
-            async with contextlib.aclosing(self._parts.output.follow(action.key)) as pieces:
+            await connection.tell(request.id, {"stream": 1, "offset": 0, "data": b"", "command": key})
+            stdout, stderr = parts.spool.paths(key)
+            path = "" if source is None else str(source.path)
+            parts.launcher.spawn(action, stdout, stderr, {}, path, owner=owner, inside=inside)
+            if source is not None:
+                source.is_cut = True  # it is read once
+                parts.feeding.begin_command(key, source)
+            async with contextlib.aclosing(parts.output.follow(key)) as pieces:
                 async for stream, offset, data in pieces:
                     await connection.tell(request.id, {"stream": stream, "offset": offset, "data": data})
             exit_ = await end
         finally:
-            del self._ends[action.key]
+            del self._commands[key]
+            parts.feeding.end_command(key)
+            parts.inputs.drop(key)
+            if not end.done() or end.exception() is not None:
+                parts.launcher.signal(key, SIGKILL)  # its end drops it
             if end.done():
-                end.exception()  # it may have come when nobody waited any more
-                self._drop(action.key)
-            else:
-                self._parts.launcher.signal(action.key, SIGKILL)  # its end drops it
+                self._drop(key)
         told = {"exit_code": exit_.exit_code, "signal": exit_.signal, "reason": exit_.reason}
         connection.ok(request.id, told)
 
@@ -112,11 +142,54 @@ class InsideCommands:
         if not parts.launcher.goes_inside:
             hint = "peerload down --all ; peerload up"
             raise BadRequest("the launcher here is of an earlier version, which knows no commands inside", hint=hint)
-        if len(self._ends) >= COMMANDS_MAX:
+        if len(self._commands) >= COMMANDS_MAX:
             raise SlowDown("too many commands inside of tasks here", why=f"{COMMANDS_MAX} are under way")
         guest = parts.node.executor.guests.get(key)
         own = parts.node.home.by_id[task] if guest is None else None
         spec, home = (guest.spec, guest.home) if guest is not None else (parts.node.home.by_id[task].spec, here)
-        command = TaskSpec(request.argv, b"/", umask=spec.umask, followed=True, user=spec.user)
+        command = TaskSpec(
+            request.argv,
+            b"/",
+            umask=spec.umask,
+            followed=True,
+            user=spec.user,
+            environment=request.environment,
+            named=tuple(variables_of(request.environment)),
+            terminal=request.terminal,
+            takes_input=request.takes_input,
+        )
         action = SpawnTask(PREFIX + secrets.token_hex(8), task, 1, home, command)
         return key, action, -1 if own is None else own.terms.owner
+
+    # -- its client ----------------------------------------------------------------------------------------------------
+
+    async def input(self, connection: Connection, request: control.Input) -> None:
+        """More of a command's standard input; answered when there is room for more than this."""
+        source = self._of(connection, request.command).input
+        if source is None:
+            raise BadRequest("this command does not read its standard input", why="it was started without one")
+        self._parts.disk.admit_input(len(request.data))
+        source.add(request.data, request.offset)
+        if request.ends:
+            source.end()
+        self._parts.feeding.grown(request.command, source)
+        connection.ok(request.id, await source.room())
+
+    def resize(self, connection: Connection, request: control.Resize) -> None:
+        """The window of a command's terminal is another."""
+        self._of(connection, request.command)
+        self._parts.launcher.resize(request.command, request.rows, request.columns)
+        connection.ok(request.id, {})
+
+    def signal(self, connection: Connection, request: control.Signal) -> None:
+        """Send a signal to the processes of a command."""
+        self._of(connection, request.command)
+        self._parts.launcher.signal(request.command, request.signal)
+        connection.ok(request.id, {})
+
+    def _of(self, connection: Connection, key: str) -> Command:
+        """A command of this client. Raises BadRequest."""
+        command = self._commands.get(key)
+        if command is None or command.connection is not connection:
+            raise BadRequest("no such command", why="it has ended, or is another client's")
+        return command

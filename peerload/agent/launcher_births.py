@@ -112,8 +112,8 @@ class Births:
         return pid
 
     def _inside(self, key: str, request: dict[str, Any]) -> str:
-        """The key of the task that it is to be inside of, "" if of none; its directory and environment are that task's then.
-        Raises CannotStart, NotAllowed."""
+        """The key of the task that it is to be inside of, "" if of none; its directory and environment are that task's then,
+        with the variables of the request added. Raises CannotStart, NotAllowed."""
         inside = str(request.get("inside", ""))
         if not inside:
             return ""
@@ -125,7 +125,8 @@ class Births:
         raw = _environment_of(task.pid)
         if not raw:
             raise CannotStart(NOT_EXECUTABLE, "the environment of the task cannot be read")
-        request["environment"] = dict(pair.split(b"=", 1) for pair in raw.split(b"\0") if b"=" in pair)
+        variables = dict(pair.split(b"=", 1) for pair in raw.split(b"\0") if b"=" in pair)
+        request["environment"] = {**variables, **(request["environment"] or {})}
         request["directory"] = b"/proc/%d/cwd" % task.pid
         return inside
 

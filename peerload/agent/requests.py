@@ -82,7 +82,8 @@ class Requests:
         self, connection: Connection, request: control.Request
     ) -> None:
         """Answer a request at once, or begin the work that answers it."""
-        changes, gating, joining = self._changes, self._gating, self._parts.joining
+        changes, gating = self._changes, self._gating
+        inside, joining = self._parts.inside, self._parts.joining
 
         def begin(work: Coroutine[Any, Any, None]) -> None:
             connection.spawn(request.id, work)
@@ -109,13 +110,17 @@ class Requests:
             case control.Output():
                 begin(self._output(connection, request))
             case control.Exec():
-                begin(self._parts.inside.run(connection, request))
+                begin(inside.run(connection, request))
             case control.Cancel():
                 begin(changes.cancel(connection, request))
             case control.Remote():
                 begin(self._remote(connection, request))
+            case control.Signal() if request.command:
+                inside.signal(connection, request)
             case control.Signal():
                 begin(changes.signal(connection, request))
+            case control.Input() if request.command:
+                begin(inside.input(connection, request))
             case control.Input():
                 begin(self.attending.input(connection, request))
             case control.Detach():
@@ -136,6 +141,8 @@ class Requests:
                 begin(self._seen(connection, request))
             case control.CancelRemote():
                 changes.cancel_remote(connection, request)
+            case control.Resize() if request.command:
+                inside.resize(connection, request)
             case control.Resize():
                 self.attending.resize(connection, request)
             case control.Attend():

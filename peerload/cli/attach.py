@@ -44,7 +44,7 @@ def main(words: list[str]) -> int:
     with Client(flags.socket) as client:
         (shown,) = _single(client, flags.task)
         task = str(shown["id"])
-        is_raw = flags.raw or _is_ours(shown, client.call("info"))
+        is_raw = flags.raw or is_ours(shown, client.call("info"))
         has_terminal = bool(shown.get("terminal")) and is_raw
         stdin = _input(client, task) if takes_input() else None
         tail = None if has_terminal else flags.tail
@@ -65,7 +65,7 @@ def main(words: list[str]) -> int:
     return told_missing(ended, code, writer.missing_bytes)
 
 
-def _is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
+def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
     """Whether it is a task of who types this, so that what it writes may do to this terminal what it likes. What another node
     says of its users is believed only where all nodes are one person's."""
     return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))

@@ -63,6 +63,9 @@ class Following:
     ``tail_lines``: only so much of what it has written so far is shown.
     """
 
+    DETACHES = True
+    """Whether what is followed can be left to itself."""
+
     def __init__(
         self,
         client: Client,
@@ -83,6 +86,7 @@ class Following:
         self._tail: dict[str, object] = {} if tail_lines is None else {"tail_lines": tail_lines}
         self._raw = RawTerminal()
         self._task = ""
+        self._target: dict[str, object] = {}
         self._request = 0
         self._attempt = 0
         self._shown = {1: 0, 2: 0}
@@ -124,6 +128,7 @@ class Following:
     def follow(self, task: str) -> dict[str, Any]:
         """Hand on the task's output as it comes; its state, exit code and reason when it has ended. Raises Detached."""
         self._task = task
+        self._target = {"task": task}
         self._why_due_s = time.monotonic() + WHY_AFTER_S
         self._ask()
         try:
@@ -136,8 +141,12 @@ class Following:
                 if ended is not None:
                     return ended
         except BrokenPipeError:
-            self._client.call("cancel", tasks=[task], signal=int(signal.SIGPIPE))
+            self._reader_gone()
             raise
+
+    def _reader_gone(self) -> None:
+        """Nobody reads what we write any more."""
+        self._client.call("cancel", tasks=[self._task], signal=int(signal.SIGPIPE))
 
     def _ask(self) -> None:
         asked: dict[str, object] = {"task": self._task, "follow": True, "tells_start": True, **self._tail}
@@ -234,7 +243,7 @@ class Following:
         data = stdin.read()
         if data is None:
             return
-        if self._has_terminal and stdin.is_terminal and DETACH_KEY in data:
+        if self.DETACHES and self._has_terminal and stdin.is_terminal and DETACH_KEY in data:
             data = data.partition(DETACH_KEY)[0]
             if data:
                 stdin.add(data)
@@ -251,24 +260,24 @@ class Following:
             offset, data = stdin.unsent[0]
             if not (self._has_terminal and stdin.is_terminal):
                 more["offset"] = offset
-            request = self._client.send("input", task=self._task, data=data, ends=not data, **more)
+            request = self._client.send("input", **self._target, data=data, ends=not data, **more)
             stdin.sent(request)
 
     def _end_input(self) -> None:
         """The task takes no more, so no more is read here; should another attempt read on, that is where it ends."""
         if self._is_source and not self._has_terminal:
-            self._client.send("input", task=self._task, ends=True, is_source=True)
+            self._client.send("input", **self._target, ends=True, is_source=True)
 
     def _claim_input(self, stdin: StandardInput) -> None:
         """Say that its input goes on coming from here, although there may be nothing to send for long."""
         if stdin.is_open:
             offset = 0 if self._has_terminal else stdin.at
-            request = self._client.send("input", task=self._task, offset=offset, is_source=self._is_source)
+            request = self._client.send("input", **self._target, offset=offset, is_source=self._is_source)
             stdin.claimed(request)
 
     def _resize(self) -> None:
         rows, columns = window()
-        self._client.send("resize", task=self._task, rows=rows, columns=columns)
+        self._client.send("resize", **self._target, rows=rows, columns=columns)
 
     # -- signals -------------------------------------------------------------------------------------------------------
 
@@ -308,7 +317,7 @@ class Following:
         if again:
             self._cancel(number)
         else:
-            self._forwarded[self._client.send("signal", task=self._task, signal=number)] = number
+            self._forwarded[self._client.send("signal", **self._target, signal=number)] = number
 
     def _cancel(self, number: int) -> None:
         say(f"cancelling {self._task}")
@@ -318,9 +327,9 @@ class Following:
     def _stop(self) -> None:
         """Ctrl-Z: the task stands still with us. It gets SIGSTOP: SIGTSTP stops nothing in a session without a shell."""
         self._raw.leave()
-        self._client.send("signal", task=self._task, signal=int(signal.SIGSTOP))
+        self._client.send("signal", **self._target, signal=int(signal.SIGSTOP))
         os.kill(os.getpid(), signal.SIGSTOP)
-        self._client.send("signal", task=self._task, signal=int(signal.SIGCONT))
+        self._client.send("signal", **self._target, signal=int(signal.SIGCONT))
         if self._has_terminal and self._attempt:
             self._raw.enter()
             self._resize()

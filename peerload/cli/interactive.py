@@ -25,6 +25,7 @@ TALKS_WITH = frozenset(("-i", "-l", "-q", "--login", "--interactive", "--norc", 
 """Options with which they still do."""
 BATCH = frozenset(("-b", "--batch", "-es", "-Es", "-batch"))
 """Options with which programs that draw do not."""
+TERM_DEFAULT = b"xterm"
 COLOURS_FORCED = ("CLICOLOR_FORCE=1", "FORCE_COLOR=1")
 """The variables by which programs print colours although their output is no terminal."""
 
@@ -47,6 +48,13 @@ def say_if_it_needs_a_terminal(argv: Sequence[bytes]) -> None:
     import shlex
 
     say(f"{printable(name)} {what}", f"with a terminal:  peerload run --pty {printable(shlex.join(words))}")
+
+
+def with_term(given: list[str]) -> list[str]:
+    """The variables a user has given (`K=V`), and what a program needs to know of the terminal, unless they say that."""
+    if any(word.startswith("TERM=") for word in given):
+        return given
+    return [*given, f"TERM={os.fsdecode(os.environb.get(b'TERM') or TERM_DEFAULT)}"]
 
 
 def with_colours(given: list[str], *, has_terminal: bool) -> list[str]:

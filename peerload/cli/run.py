@@ -28,7 +28,6 @@ WITHOUT_ROOM = "; the disk of "
 DETACHED = 131
 """Our exit code when Ctrl-\\ left the task to itself: as of a command that this key has ended, so that nothing which
 follows with && goes on."""
-TERM_DEFAULT = b"xterm"
 
 
 def main(words: list[str]) -> int:
@@ -44,7 +43,7 @@ def main(words: list[str]) -> int:
     reader.switch("--keep", help="let it run on when this command is ended")
     flags, rest = reader.read_command(words)
     if flags.pty:
-        flags.env = _with_term(flags.env)
+        flags.env = interactive.with_term(flags.env)
     flags.env = interactive.with_colours(flags.env, has_terminal=flags.pty)
     spec, secret = command.specification(flags, rest, "run")
     terms = terms_flags.terms(flags, "run")
@@ -117,13 +116,6 @@ def say_detached(task: str) -> int:
     """What is said when a task was left to itself → our exit code."""
     say(f"{task} runs on without us", f"join it again:  peerload attach {task}        peerload logs -f {task}")
     return DETACHED
-
-
-def _with_term(given: list[str]) -> list[str]:
-    """What a program needs to know of the terminal, unless it is said otherwise."""
-    if any(word.startswith("TERM=") for word in given):
-        return given
-    return [*given, f"TERM={os.fsdecode(os.environb.get(b'TERM') or TERM_DEFAULT)}"]
 
 
 def _needs_words(ended: dict[str, Any], code: int, reason: str) -> bool:

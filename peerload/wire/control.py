@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from peerload.model.errors import BadMessage
 from peerload.model.resources import NodeName
-from peerload.model.task import ARGV_ITEMS_MAX, TaskSpec
+from peerload.model.task import ARGV_ITEMS_MAX, TaskSpec, Terminal
 from peerload.model.terms import NO_TERMS, TAGS_MAX, GroupName, Terms
 from peerload.wire import bounds
 from peerload.wire.expected import in_words
@@ -27,6 +27,7 @@ EVENT_TASKS_MAX = 100
 USAGE_TASKS_MAX = 64
 DRAIN_REASON_CHARS_MAX = 256
 INPUT_BYTES_MAX = 1 << 20
+EXEC_ENVIRONMENT_BYTES_MAX = 64 << 10
 """The largest piece of a standard input that one request carries."""
 OUTPUT_TOLD_BYTES_MAX = 64 << 10
 EACH_MAX = 100_000
@@ -35,6 +36,7 @@ EACH_MAX = 100_000
 RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
 REF_CHARS_MAX = 4096
 TaskRef = Annotated[str, Meta(max_length=REF_CHARS_MAX)]
+CommandKey = Annotated[str, Meta(max_length=64)]
 """`ws1/42`, `42`, `42.7`, `42.3-9,12` (members of an array), `@` (the asker's last task) or `@~1` (the one before it)."""
 TaskRefs = Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=TASKS_NAMED_MAX)]
 Argv = Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
@@ -277,39 +279,47 @@ class Output(_Request, frozen=True, tag="output"):
 
 class Exec(_Request, frozen=True, tag="exec"):
     """Run a command inside a task that runs on the node asked: in its working directory, with its environment, in its cgroup
-    → ``more`` {stream: 1|2, offset, data: bytes}, the first at once, then ok {exit_code signal reason}. It reads nothing, and is
-    killed when the client hangs up."""
+    → ``more`` {stream: 1|2, offset, data: bytes}, the first at once and with ``command``, the key of this command in the requests
+    `input`, `resize` and `signal` of the same client; then ok {exit_code signal reason}. It is killed when the client hangs up.
+    takes_input: its standard input comes by `input` requests, else it reads /dev/null; terminal: it gets a terminal;
+    environment: MessagePack map of variables that are added to the task's."""
 
     task: TaskRef
     argv: Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
+    takes_input: bool = False
+    terminal: Terminal | None = None
+    environment: Annotated[bytes, Meta(max_length=EXEC_ENVIRONMENT_BYTES_MAX)] = b"\x80"
 
 
 class Signal(_Request, frozen=True, tag="signal"):
-    """Send a signal to the processes of a running task → ok."""
+    """Send a signal to the processes of a running task → ok. command: to those of this command of `exec` instead."""
 
     task: TaskRef
     signal: Annotated[int, Meta(ge=1, le=64)]
+    command: CommandKey = ""
 
 
 class Input(_Request, frozen=True, tag="input"):
     """More of the standard input of a task whose spec takes_input → offset (so many bytes have come), wanted (false: the task
     takes no more), ended. Answered when there is room for more. offset: where this belongs, so that what is sent again is
     not read twice, null = at the end; ends: that is all; is_source: it ends, too, when this client is gone without a word. One
-    client at a time feeds a task, unless it has a terminal."""
+    client at a time feeds a task, unless it has a terminal. command: it is for this command of `exec` instead."""
 
     task: TaskRef
     data: Annotated[bytes, Meta(max_length=INPUT_BYTES_MAX)] = b""
     offset: Annotated[int, Meta(ge=0, le=1 << 60)] | None = None
     ends: bool = False
     is_source: bool = False
+    command: CommandKey = ""
 
 
 class Resize(_Request, frozen=True, tag="resize"):
-    """The window of the client of a task with a terminal → ok."""
+    """The window of the client of a task with a terminal → ok. command: of this command of `exec` instead."""
 
     task: TaskRef
     rows: Annotated[int, Meta(ge=1, le=65_535)]
     columns: Annotated[int, Meta(ge=1, le=65_535)]
+    command: CommandKey = ""
 
 
 class Attend(_Request, frozen=True, tag="attend"):

@@ -153,6 +153,13 @@ def test_a_command_inside_of_a_running_task(agents: list[Agent], node: str, tmp_
     assert done.stdout.decode() == f"{tmp_path}\nyes {task} {node}\n"
     assert home.cli("exec", task, "head", "-c", "300000", "/dev/zero").stdout == bytes(300_000)
     assert home.cli("exec", task, "no-such-program").returncode == 127
+    assert home.cli("exec", task, "sha256sum").stdout == hashlib.sha256().hexdigest().encode() + b"  -\n"
+    sent = bytes(range(256)) * 40_000
+    done = home.cli("exec", task, "sha256sum", stdin=None, input=sent)
+    assert (done.returncode, done.stdout.split()[0].decode()) == (0, hashlib.sha256(sent).hexdigest())
+    assert home.cli("exec", task, "head", "-1", stdin=None, input=b"line\n" * 1_000_000).stdout == b"line\n"
+    done = home.cli("exec", "--pty", task, "sh", "-c", "tty; cat", stdin=None, input=b"")
+    assert (done.returncode, b"/dev/pts/" in done.stdout) == (0, True)
     gate = tmp_path / "pid"
     with ended(
         home.spawn_cli("exec", task, "sh", "-c", f"echo $$ > {gate}.new; mv {gate}.new {gate}; exec sleep 600")

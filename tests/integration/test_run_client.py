@@ -374,6 +374,36 @@ def test_a_terminal_elsewhere(agents: list[Agent]) -> None:
         assert terminal.exit_code() == 5
 
 
+@pytest.mark.parametrize("node", NODES)
+def test_a_shell_inside_of_a_task_has_a_terminal_where_there_is_one(agents: list[Agent], node: str) -> None:
+    task = agents[0].submit("sleep", "600", placement={"node": node})
+    agents[0].await_state(task, "running")
+    with Terminal(agents[0], "exec", task, "sh") as terminal:
+        terminal.resize(33, 99)
+        terminal.type(b"echo $TERM $PEERLOAD_NODE; test -t 0 && test -t 1 && test -t 2 && echo a tty\r")
+        terminal.sees(b"xterm %s\r\na tty\r\n" % node.encode())
+        terminal.type(b"PS1='ready> '; stty size\r")
+        terminal.sees(b"33 99\r\nready> ")
+        terminal.type(b"echo be''gun; cat\r")
+        terminal.sees(b"begun\r\n")
+        terminal.type(b"\x1c")  # no key leaves it to itself
+        terminal.sees(b"Quit\r\nready> ")
+        terminal.type(b"cat\r")
+        terminal.type(b"typed\r")
+        terminal.sees(b"typed\r\ntyped\r\n")
+        terminal.type(b"\x03")
+        terminal.sees(b"^C\r\nready> ")
+        terminal.resize(40, 120)
+        terminal.type(b"stty size\r")
+        terminal.sees(b"40 120")
+        terminal.type(b"exit 5\r")
+        assert terminal.exit_code() == 5
+    with Terminal(agents[0], "exec", "--no-pty", task, "sh", "-c", "test -t 0 || echo no tty") as terminal:
+        terminal.sees(b"no tty\r\n")
+    assert agents[0].show(task)["state"] == "running"
+    agents[0].cli("cancel", task)
+
+
 def test_a_terminal_is_left_and_joined_again(agents: list[Agent]) -> None:
     with Terminal(agents[0], "run", "--pty", "--node", "n2", "sh") as terminal:
         terminal.type(b"x=kept; echo be''gun\r")

@@ -153,13 +153,18 @@ def test_a_database_that_hangs_stops_neither_freezes_nor_kills_nor_exits(machine
 @pytest.mark.rule("X1")
 def test_a_command_goes_inside_of_tasks_of_its_own_user_alone(machine: Machine) -> None:
     agent = machine.agent
-    machine.spawn("outer", "alice", b"cd /usr && echo there; exec sleep 600")
+    machine.spawn("outer", "alice", b"cd /usr && echo there; MINE=yes exec sleep 600")
     agent.started("outer")
     out = machine.directory / "run" / "outer.out"
     wait_until(lambda: out.exists() and out.read_text() == "there\n", what="it is there")
     machine.spawn("inner", "alice", b"id -u; pwd", inside="outer")
     assert agent.ended("inner")["exit_code"] == 0
     assert (machine.directory / "run" / "inner.out").read_text() == f"{UIDS['alice']}\n/usr\n"
+    script = b"id -u; pwd; test -t 0 && stty size; echo $TERM $MINE"
+    machine.spawn("typed", "alice", script, inside="outer", terminal=[33, 77], environment={b"TERM": b"vt100"})
+    assert agent.ended("typed")["exit_code"] == 0
+    told = (machine.directory / "run" / "typed.out").read_text().split()
+    assert told == [str(UIDS["alice"]), "/usr", "33", "77", "vt100", "yes"]
     machine.spawn("other", "bob", b"id -u", inside="outer")
     assert "of the same user" in agent.lost("other")["reason"]
     agent.send({"do": "signal", "key": "outer", "signal": signal.SIGKILL})

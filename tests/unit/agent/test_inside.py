@@ -1,13 +1,18 @@
-"""Commands inside of tasks that an earlier agent has left with the launcher."""
+"""Commands inside of tasks: those that an earlier agent has left with the launcher, and those of clients."""
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from peerload.agent.inside import InsideCommands
+import pytest
+
+from peerload.agent.inside import Command, InsideCommands
+from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import LauncherReady, TaskEnded
 from peerload.model.task import Exit
+from peerload.wire import control
 
 
 def test_commands_of_an_earlier_agent_are_ended_and_are_no_tasks() -> None:
@@ -28,3 +33,39 @@ def test_commands_of_an_earlier_agent_are_ended_and_are_no_tasks() -> None:
     assert commands.heard(TaskEnded("exec-1", Exit(137, 9)))
     assert told[-2:] == [("forget", "exec-1"), ("drop", "exec-1")]
     assert not commands.heard(TaskEnded("a-1", Exit(0)))
+
+
+def test_who_waits_for_a_command_hears_what_a_lost_launcher_connection_has_kept_from_it() -> None:
+    async def check() -> None:
+        nothing = lambda *_: None  # noqa: E731
+        parts: Any = SimpleNamespace(
+            launcher=SimpleNamespace(signal=nothing, forget=nothing),
+            spool=SimpleNamespace(drop=nothing, sizes=lambda _key: (0, 0)),
+            output=SimpleNamespace(ended=nothing),
+        )
+        commands = InsideCommands(parts)
+        client: Any = object()
+        loop = asyncio.get_running_loop()
+        ends = {key: loop.create_future() for key in ("exec-1", "exec-2", "exec-3")}
+        commands._commands = {key: Command(client, end, None) for key, end in ends.items()}
+        commands.listed(LauncherReady(running=(("exec-1", 1.0, 0.0),), ended=(("exec-2", Exit(4)),)))
+        assert not ends["exec-1"].done()
+        assert ends["exec-2"].result() == Exit(4)
+        assert isinstance(ends["exec-3"].exception(), PeerloadError)
+
+    asyncio.run(check())
+
+
+def test_nobody_but_its_own_client_sends_a_command_anything() -> None:
+    own: Any = SimpleNamespace(ok=lambda *_: None)
+    told: list[tuple[str, int]] = []
+    parts: Any = SimpleNamespace(launcher=SimpleNamespace(signal=lambda key, number: told.append((key, number))))
+    commands = InsideCommands(parts)
+    end: Any = None
+    commands._commands["exec-1"] = Command(own, end, None)
+    request = control.Signal(id=1, task="42", signal=2, command="exec-1")
+    other: Any = SimpleNamespace()
+    with pytest.raises(BadRequest):
+        commands.signal(other, request)
+    commands.signal(own, request)
+    assert told == [("exec-1", 2)]
