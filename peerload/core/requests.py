@@ -95,7 +95,8 @@ class Requests:
         src, request = self._to_answer.pop(key, ("", None))
         if request is not None and self._is_useful(src, request):
             self._state.count("requests answered")
-            self._state.send(src, StateAnswer(request.request, self._information.report()))
+            price_s = self._sender.price_s(request.expected_s)
+            self._state.send(src, StateAnswer(request.request, self._information.report(), price_s))
 
     def enough_received(self, src: str, message: Enough) -> None:
         """No more answers, please."""

@@ -236,18 +236,21 @@ class GiveReply(_Message, frozen=True, tag="give-reply"):
 class StateRequest(_Message, frozen=True, tag="state-request"):
     """To everybody: who is useful to me? With a ``need`` those that would accept that task now; else, if the asker has
     room, those that give tasks, and if it has too many, those that accept one. Only these answer, each after a random
-    pause."""
+    pause. expected_s: as in `Probe`."""
 
     request: Search
     report: LoadReport
     need: Need | None = None
+    expected_s: Seconds = 0.0
 
 
 class StateAnswer(_Message, frozen=True, tag="state-answer"):
-    """I am useful to you; nothing is reserved by it."""
+    """I am useful to you; nothing is reserved by it. request: 0 for an announcement to one node alone, which it has not asked
+    for; price_s: as in `ProbeReply`."""
 
     request: Search
     report: LoadReport
+    price_s: Seconds = 0.0
 
 
 class Enough(_Message, frozen=True, tag="enough"):

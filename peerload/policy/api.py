@@ -184,11 +184,6 @@ class Probe(msgspec.Struct, frozen=True, gc=False):
     nodes: tuple[str, ...]
 
 
-class Broadcast(msgspec.Struct, frozen=True, gc=False):
-    """Ask everybody at once. Only those that accept answer, each after a short random pause, and the policy is asked
-    again at each answer; to return this again is to wait for more of them."""
-
-
 ANY_LOAD = 1 << 40
 """More tasks than any node has."""
 
@@ -207,6 +202,14 @@ class Keep(msgspec.Struct, frozen=True, gc=False):
     """The task stays (sender side), or nothing is asked for any more (receiver side)."""
 
     reason: str
+
+
+class Broadcast(msgspec.Struct, frozen=True, gc=False):
+    """Ask everybody at once. Only those that accept answer, each after a short random pause, and the policy is asked
+    again at each answer; to return this again is to wait for more of them. otherwise: what is done when time is up for
+    answers; None: the task stays."""
+
+    otherwise: Transfer | None = None
 
 
 # -- the kinds ---------------------------------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ def sound_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     match answer:
         case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
             return answer
-        case Broadcast():
+        case Broadcast(otherwise=None):
+            return answer
+        case Broadcast(otherwise=Transfer() as late):
+            sound_step(late)
             return answer
         case Transfer(to=str(), load_tasks_max=int() as most) if -1 <= most <= ANY_LOAD and not isinstance(most, bool):
             return answer

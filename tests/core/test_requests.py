@@ -270,6 +270,49 @@ def test_only_a_bidding_home_asks_for_a_price_and_names_the_expected_duration() 
     assert x.sent(messages.ProbeReply).price_s == 0.0
 
 
+BROADCAST: dict[str, Any] = {
+    "transfer": {"threshold": 1.0},
+    "location": {"sender": {"policy": "bidding", "broadcast": True, "bidders": 2}},
+}
+
+
+def test_bids_by_broadcast_are_taken_until_there_are_enough_and_the_cheapest_must_confirm() -> None:
+    x = Given(policies=BROADCAST, peers=("a", "b", "c"))
+    run_for(x, 7.0)
+    x.submit()
+    x.submit()
+    request = broadcast(x, messages.StateRequest)
+    assert (request.need, request.expected_s) == (messages.Need(), 7.0)
+    assert x.hear("a", messages.StateAnswer(request.request, HAS_ROOM, price_s=9.0)) == []
+    assert "Offer to b" in x.hear("b", messages.StateAnswer(request.request, HAS_ROOM, price_s=8.0))
+    task = x.task(2)
+    refusal = messages.Decline(task.task, task.uid, 1, "room", "promised to another", HAS_WORK)
+    assert "Offer to a" in x.hear("b", refusal)
+    assert "decided stay" in x.hear("a", refusal)
+
+
+def test_when_time_is_up_for_bids_the_cheapest_of_those_there_are_gets_the_task() -> None:
+    x = Given(policies=BROADCAST, peers=("a", "b", "c"))
+    x.submit()
+    x.submit()
+    request = broadcast(x, messages.StateRequest).request
+    x.hear("a", messages.StateAnswer(request, HAS_ROOM, price_s=9.0))
+    assert "Offer to a" in x.timer("probe", str(request))
+    task = x.task(2)
+    refusal = messages.Decline(task.task, task.uid, 1, "room", "promised to another", HAS_WORK)
+    assert "decided stay" in x.hear("a", refusal)
+
+
+def test_a_bid_by_broadcast_is_the_price_when_the_pause_is_over() -> None:
+    x = Given()
+    run_for(x, 3.0)
+    for expected_s, bid in ((2.0, 2.0), (0.0, 0.0)):
+        x.hear("y", messages.StateRequest(3, HAS_WORK, messages.Need(), expected_s))
+        (timer,) = pending(x)
+        x.timer(*timer)
+        assert x.sent(messages.StateAnswer).price_s == bid
+
+
 # -- telling -----------------------------------------------------------------------------------------------------------
 
 
