@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model.actions import Announce
-from peerload.model.messages import Enough, StateAnswer, StateRequest
+from peerload.model.messages import UNASKED, Enough, StateAnswer, StateRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ class Requests:
         if self._sender.answer_received(src, answer):
             return
         self._met(src, answer.report)
-        if answer.request != self._asked or not self._answers_left:
+        if answer.request == UNASKED or answer.request != self._asked or not self._answers_left:
             return
         self._answers_left -= 1
         if not self._answers_left or not self._is_still_useful(answer.report):

@@ -57,6 +57,8 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 LeaseSeconds = Annotated[float, Meta(ge=LEASE_S_MIN, le=1e12)]
 Reason = Annotated[str, Meta(max_length=512)]
 Search = Annotated[int, Meta(ge=0, le=1 << 62)]
+UNASKED = 0
+"""The number of no search: of a `StateAnswer` that is an announcement to one node alone."""
 WHY_LENGTH_MAX = 400
 Captured = Annotated[bytes, Meta(max_length=64 << 10)]
 
@@ -245,8 +247,8 @@ class StateRequest(_Message, frozen=True, tag="state-request"):
 
 
 class StateAnswer(_Message, frozen=True, tag="state-answer"):
-    """I am useful to you; nothing is reserved by it. request: 0 for an announcement to one node alone, which it has not asked
-    for; price_s: as in `ProbeReply`."""
+    """I am useful to you; nothing is reserved by it. request: UNASKED for an announcement to one node alone, which it has not
+    asked for; price_s: as in `ProbeReply`."""
 
     request: Search
     report: LoadReport

@@ -5,9 +5,13 @@ process, as decisions are: no address of an object is in it."""
 from __future__ import annotations
 
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from peerload.model.load import LOAD_MAX, Marks
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def sound_load(answer: object) -> float:
@@ -42,6 +46,17 @@ def sound_answer(answer: object) -> bool:
     """Yes or no."""
     if not isinstance(answer, bool):
         raise TypeError(f"a {type(answer).__name__} is neither yes nor no")
+    return answer
+
+
+def sound_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None:
+    """Different names of peers; None: everybody."""
+    if answer is None:
+        return None
+    if not isinstance(answer, (tuple, list)):
+        raise TypeError(f"a {type(answer).__name__} is no audience")
+    if not set(answer) <= set(peers) or len(set(answer)) < len(answer):
+        raise ValueError(f"an audience of {answer!r}")
     return answer
 
 

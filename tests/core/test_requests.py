@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Announce, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
+from peerload.model.resources import Profile
 from peerload.model.task import Exit
-from tests.core.given import Given, ResourceRequest, spec
+from peerload.policy.api import Keep
+from peerload.policy.registry import build_preset
+from tests.core.given import Given, ResourceRequest, identity, spec
 
 ON_DEMAND: dict[str, Any] = {
     "transfer": {"threshold": 1.0},
@@ -343,3 +348,66 @@ def test_a_home_that_sends_although_it_has_room_waits_for_the_answer() -> None:
     task = x.task()
     did = x.hear("y", messages.Decline(task.task, task.uid, 1, "room", "no room", HAS_WORK))
     assert "spawn 1" in did
+
+
+class Hears:
+    """A location policy that keeps what is announced to its node; an information policy that tells one node alone."""
+
+    watches = "tasks"
+    reports_guide_probing = False
+    period_s = 0.0
+    to: tuple[str, ...] = ("z",)
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, bool]] = []
+
+    def announced(self, node: str, report: LoadReport, *, to_all: bool) -> None:
+        self.heard.append((node, report.load_tasks, to_all))
+
+    def locate(self, view: Any, task: Any, replies: Any, rng: Any) -> Keep:
+        return Keep("here")
+
+    def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
+        return True
+
+    def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
+        return False
+
+    def audience(self, view: Any, rng: Any) -> tuple[str, ...]:
+        return self.to
+
+
+def with_hooks(policy: Hears) -> Given:
+    preset = msgspec.structs.replace(build_preset("hooks", {}), sender=policy, information=policy)
+    return Given(policies=preset, peers=("y", "z"))
+
+
+def test_an_announcement_goes_to_the_audience_that_the_information_policy_names() -> None:
+    x = with_hooks(Hears())
+    assert "Announce" in x.started  # at the start everybody hears who is there
+    did = x.submit()
+    assert "StateAnswer to z" in did
+    assert "Announce" not in did
+    told = x.sent(messages.StateAnswer)
+    assert (told.request, told.report.load_tasks) == (messages.UNASKED, 1)
+
+
+def test_an_audience_that_is_none_is_an_error_of_the_policy() -> None:
+    for to in (("x",), ("z", "z"), ("far",), "z"):
+        policy = Hears()
+        policy.to = to  # type: ignore[assignment]
+        x = with_hooks(policy)
+        assert not [step for step in x.submit() if step.startswith(("StateAnswer", "Announce"))]
+        assert x.node.state.counts["policy errors"] == 1
+
+
+def test_a_sender_policy_hears_announcements_and_whether_they_went_to_all() -> None:
+    policy = Hears()
+    x = with_hooks(policy)
+    policy.heard.clear()
+    x.hear("y", messages.StateAnswer(messages.UNASKED, HAS_ROOM))
+    busy = msgspec.structs.replace(HAS_WORK, sequence=2)
+    x.when(events.PeerMet(identity("y"), Profile("y", 1, 1.0, slots_fixed=True), busy))
+    x.hear("y", messages.Probe(1, messages.Need(), msgspec.structs.replace(HAS_WORK, sequence=3)))
+    assert policy.heard == [("y", 0, False), ("y", 2, True)]
+    assert not [act for act in x.last if isinstance(act, Announce)]
