@@ -16,9 +16,9 @@ from peerload.core.view import View
 from peerload.model.actions import Announce
 from peerload.model.events import LoadSampled
 from peerload.model.load import LoadReport, Marks, Region
-from peerload.model.messages import State
+from peerload.model.messages import UNASKED, State, StateAnswer
 from peerload.policy.api import KnownReport
-from peerload.policy.sound import sound_answer, sound_marks
+from peerload.policy.sound import sound_answer, sound_audience, sound_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
@@ -340,13 +340,41 @@ class Information:
             self._state.count("policy errors")
             return
         if tells:
-            self.tell(now)
+            audience = self._audience()
+            if audience is None:
+                self.tell(now)
+            else:
+                self._tell_some(audience, now)
         if asks:
             self._mediator.ask_for_states(now)
         quiet_s = self._state.config.tell_s_min
         if self._watches == "tasks" and quiet_s and (tells or asks):
             self._is_quiet = True
             self._state.set_timer_in(quiet_s, "tell")
+
+    def _audience(self) -> Sequence[str] | None:
+        """Whom the information policy has an announcement go to; None: everybody, as of a policy without an opinion."""
+        choose = getattr(self._state.policies.information, "audience", None)
+        if choose is None:
+            return None
+        view = self.view()
+        try:
+            return sound_audience(choose(view, self._state.rng), view.peers)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            return ()
+
+    def _tell_some(self, audience: Sequence[str], report: LoadReport) -> None:
+        """Announce this node's load to these alone."""
+        self._was_announced(report)
+        for node in audience:
+            self._state.count("announcements to one node")
+            self._state.send(node, StateAnswer(UNASKED, report))
+
+    def _was_announced(self, report: LoadReport) -> None:
+        self._told = report
+        self._told_s = self._state.now.boot_s
+        self._said = self._due = None
 
     def period_passed(self) -> None:
         """The information policy tells everybody at a fixed period."""
@@ -355,9 +383,7 @@ class Information:
     def tell(self, report: LoadReport | None = None) -> None:
         """Announce this node's load to everybody."""
         report = report or self.report()
-        self._told = report
-        self._told_s = self._state.now.boot_s
-        self._said = self._due = None
+        self._was_announced(report)
         self._state.count("announcements")
         self._membership.tell(report)
         self._state.actions.append(Announce(State(self._state.identity, self._state.profile, report)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.model.actions import Announce
-from peerload.model.messages import Enough, StateAnswer, StateRequest
+from peerload.model.messages import UNASKED, Enough, StateAnswer, StateRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ class Requests:
         if self._sender.answer_received(src, answer):
             return
         self._met(src, answer.report)
-        if answer.request != self._asked or not self._answers_left:
+        if answer.request == UNASKED or answer.request != self._asked or not self._answers_left:
             return
         self._answers_left -= 1
         if not self._answers_left or not self._is_still_useful(answer.report):
@@ -95,7 +95,8 @@ class Requests:
         src, request = self._to_answer.pop(key, ("", None))
         if request is not None and self._is_useful(src, request):
             self._state.count("requests answered")
-            self._state.send(src, StateAnswer(request.request, self._information.report()))
+            price_s = self._sender.price_s(request.expected_s)
+            self._state.send(src, StateAnswer(request.request, self._information.report(), price_s))
 
     def enough_received(self, src: str, message: Enough) -> None:
         """No more answers, please."""

@@ -115,11 +115,11 @@ class Searches:
         patience_s = search.task.backoff_s if search.task is not None and search.task.stranded_because else 0.0
         self._state.set_timer_in(max(self._state.config.probe_timeout_s, patience_s), "probe", str(search.id))
 
-    def broadcast(self, search: Search, need: Need, report: LoadReport) -> None:
-        """Ask everybody at once; those that accept answer."""
+    def broadcast(self, search: Search, need: Need, report: LoadReport, expected_s: float) -> None:
+        """Ask everybody at once; those that accept answer. expected_s: for their bids, 0 = none are wanted."""
         search.is_broadcast = True
         self._state.count("requests broadcast")
-        self._state.actions.append(Announce(StateRequest(search.id, report, need)))
+        self._state.actions.append(Announce(StateRequest(search.id, report, need, expected_s)))
         self._state.set_timer_in(self._state.config.answer_wait_s, "probe", str(search.id))
 
     def answered(self, search_id: int, node: str) -> Search | None:

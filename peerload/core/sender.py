@@ -219,7 +219,7 @@ class Sender:
             )
         elif isinstance(step, Broadcast) and peers and not search.is_late:
             if not search.is_broadcast:
-                self._searches.broadcast(search, task.need(), self._information.report())
+                self._searches.broadcast(search, task.need(), self._information.report(), self._expected_s(task))
         elif isinstance(step, ProbeStep) and (nodes := self._searches.askable(search, step, peers)):
             self._probe(search, task, nodes)
         else:
@@ -241,6 +241,8 @@ class Sender:
         except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
             self._state.count("policy errors")
             return Keep(f"the policy failed: {error!r}")
+        if isinstance(step, Broadcast) and search.is_late and step.otherwise is not None:
+            step = step.otherwise
         return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
 
     def _stays(self, search: Search, step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> bool:
@@ -305,9 +307,7 @@ class Sender:
         return Transfer(willing[0]) if willing else Keep("no other node has better GPUs for it now")
 
     def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
-        report = self._information.report()
-        history = self._state.history
-        expected_s = (history.expected_s(history.keys_of(task)) or history.mean_s) if self._wants_bids else 0.0
+        report, expected_s = self._information.report(), self._expected_s(task)
         for node in nodes:
             peer = self._membership.get(node)
             asked = asked_of(self._state, task, peer.profile if peer is not None else None)
@@ -318,6 +318,11 @@ class Sender:
             self._state.send(node, Probe(search.id, need, report, expected_s))
         self._state.count("sender probes", len(nodes))
         self._searches.wait(search)
+
+    def _expected_s(self, task: HomeTask) -> float:
+        """What bidders are told of the task: its expected duration on the reference machine; 0 where no bids are wanted."""
+        history = self._state.history
+        return (history.expected_s(history.keys_of(task)) or history.mean_s) if self._wants_bids else 0.0
 
     def reply_received(self, src: str, reply: ProbeReply) -> None:
         """An answer to a probe; one that comes after its time is only a report."""
@@ -336,7 +341,8 @@ class Sender:
         if search is None or search.task is None or not search.is_broadcast:
             return False
         if len(search.replies) < self._state.config.probes_per_search_max:
-            search.add(src, accepts=True, report=gpu_terms.seen_by(asked_of(self._state, search.task), answer.report))
+            seen = gpu_terms.seen_by(asked_of(self._state, search.task), answer.report)
+            search.add(src, accepts=True, report=seen, price_s=answer.price_s)
             if search.task.phase is not HomePhase.OFFERED:
                 self.step(search, search.task)
         return True
@@ -422,16 +428,20 @@ class Sender:
         """Would this node accept it now? Advice: nothing is reserved."""
         self._membership.heard_report(src, probe.report)
         accepts = self.would_accept(src, probe.need)
-        price_s = self._price_s(probe.expected_s) if probe.expected_s else 0.0
-        self._state.send(src, ProbeReply(probe.search, accepts, self._information.report(), price_s))
+        self._state.send(
+            src, ProbeReply(probe.search, accepts, self._information.report(), self.price_s(probe.expected_s))
+        )
 
-    def _price_s(self, expected_s: float) -> float:
-        """The expected completion of a task here, in seconds from now. expected_s: its duration on the reference machine.
+    def price_s(self, expected_s: float) -> float:
+        """The bid of this node: the expected completion of a task here, in seconds from now. expected_s: its duration on the
+        reference machine; 0: no bid is wanted, and the price is 0.
 
         With a slot free it starts at once. Else it waits until the first of the running tasks ends, which is a c-th of
         their mean rest for c slots (exact for exponential durations), and until all c slots have done what waits. A slot
         that foreign programs occupy counts as a running task of the mean duration.
         """
+        if not expected_s:
+            return 0.0
         view = self._information.view()
         slots, mean_s = max(view.slots, 1), view.mean_s
         wait_s = 0.0

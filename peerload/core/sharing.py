@@ -152,11 +152,23 @@ class Sharing:
 
     def report_met(self, src: str, report: LoadReport) -> None:
         """A new report, which others have heard, too."""
+        self._announced(src, report, to_all=True)
         self._act_on(src, report, asks=self.receiver.answer)
 
     def _useful_answer(self, src: str, report: LoadReport) -> None:
-        """A new report, which this node alone has asked for."""
+        """A new report, which was told to this node alone."""
+        self._announced(src, report, to_all=False)
         self._act_on(src, report, asks=self.receiver.ask_first)
+
+    def _announced(self, src: str, report: LoadReport, *, to_all: bool) -> None:
+        """The sender policy hears of it, if it wants to."""
+        hook = getattr(self._state.policies.sender, "announced", None)
+        if hook is None:
+            return
+        try:
+            hook(src, report, to_all=to_all)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
 
     def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:
         """Its node may have work for this one, or room for a stranded task."""

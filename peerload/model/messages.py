@@ -57,6 +57,8 @@ Seconds = Annotated[float, Meta(ge=0.0, le=1e12)]
 LeaseSeconds = Annotated[float, Meta(ge=LEASE_S_MIN, le=1e12)]
 Reason = Annotated[str, Meta(max_length=512)]
 Search = Annotated[int, Meta(ge=0, le=1 << 62)]
+UNASKED = 0
+"""The number of no search: of a `StateAnswer` that is an announcement to one node alone."""
 WHY_LENGTH_MAX = 400
 Captured = Annotated[bytes, Meta(max_length=64 << 10)]
 
@@ -236,18 +238,21 @@ class GiveReply(_Message, frozen=True, tag="give-reply"):
 class StateRequest(_Message, frozen=True, tag="state-request"):
     """To everybody: who is useful to me? With a ``need`` those that would accept that task now; else, if the asker has
     room, those that give tasks, and if it has too many, those that accept one. Only these answer, each after a random
-    pause."""
+    pause. expected_s: as in `Probe`."""
 
     request: Search
     report: LoadReport
     need: Need | None = None
+    expected_s: Seconds = 0.0
 
 
 class StateAnswer(_Message, frozen=True, tag="state-answer"):
-    """I am useful to you; nothing is reserved by it."""
+    """I am useful to you; nothing is reserved by it. request: UNASKED for an announcement to one node alone, which it has not
+    asked for; price_s: as in `ProbeReply`."""
 
     request: Search
     report: LoadReport
+    price_s: Seconds = 0.0
 
 
 class Enough(_Message, frozen=True, tag="enough"):

@@ -1,8 +1,9 @@
 """The kinds of policy and what each may see.
 
 Policies *propose*, the core disposes: it owns time-outs, refusals, leases and the migration limit, so a policy can be
-bad but never unsafe. A policy is a frozen struct of its parameters; it holds no state, reads no clock and takes its
-chance from the ``rng`` it is given. An exception in one counts as "keep the task here" and is shown to the user.
+bad but never unsafe. A policy is a frozen struct of its parameters; it reads no clock and takes its chance from the
+``rng`` it is given. One that keeps state keeps it in its instance: each node has instances of its own, live and
+simulated. An exception in one counts as "keep the task here" and is shown to the user.
 
 Sources are named as in docs/references.md.
 """
@@ -184,11 +185,6 @@ class Probe(msgspec.Struct, frozen=True, gc=False):
     nodes: tuple[str, ...]
 
 
-class Broadcast(msgspec.Struct, frozen=True, gc=False):
-    """Ask everybody at once. Only those that accept answer, each after a short random pause, and the policy is asked
-    again at each answer; to return this again is to wait for more of them."""
-
-
 ANY_LOAD = 1 << 40
 """More tasks than any node has."""
 
@@ -207,6 +203,14 @@ class Keep(msgspec.Struct, frozen=True, gc=False):
     """The task stays (sender side), or nothing is asked for any more (receiver side)."""
 
     reason: str
+
+
+class Broadcast(msgspec.Struct, frozen=True, gc=False):
+    """Ask everybody at once. Only those that accept answer, each after a short random pause, and the policy is asked
+    again at each answer; to return this again is to wait for more of them. otherwise: what is done when time is up for
+    answers; None: the task stays."""
+
+    otherwise: Transfer | None = None
 
 
 # -- the kinds ---------------------------------------------------------------------------------------------------------
@@ -279,7 +283,9 @@ class InformationPolicy(Protocol):
         """Seconds between periodic broadcasts, 0 = none."""
 
     def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
-        """Whether this change is broadcast, given what was told last (None: nothing yet)."""
+        """Whether this change is announced, given what was told last (None: nothing yet): to everybody, unless the policy has
+        ``audience(view, rng)``, which names the nodes to tell (of ``view.peers``; None: everybody). At the start and at its
+        period a node tells everybody."""
 
     def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
         """Whether the others' load is asked for at this change from ``before`` (None: at the start): those useful to
@@ -297,7 +303,9 @@ class SenderPolicy(Protocol):
 
         A policy with ``passes_on = True`` is also asked about a task of another home that was placed on a node with no
         room for it; a Transfer then proposes to that home where it might go. One with ``wants_bids = True`` gets a price with
-        every answer (`Reply.price_s`)."""
+        every answer (`Reply.price_s`). One with ``announced(node, report, *, to_all)`` is called with every announcement of
+        another node: to everybody, or to this node alone (an `audience`, or the answer to a broadcast). Reports that come
+        with probes and replies are none."""
 
 
 @runtime_checkable

@@ -5,9 +5,13 @@ process, as decisions are: no address of an object is in it."""
 from __future__ import annotations
 
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from peerload.model.load import LOAD_MAX, Marks
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Probe, Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def sound_load(answer: object) -> float:
@@ -45,12 +49,26 @@ def sound_answer(answer: object) -> bool:
     return answer
 
 
+def sound_audience(answer: object, peers: Sequence[str]) -> Sequence[str] | None:
+    """Different names of peers; None: everybody."""
+    if answer is None:
+        return None
+    if not isinstance(answer, (tuple, list)):
+        raise TypeError(f"a {type(answer).__name__} is no audience")
+    if not set(answer) <= set(peers) or len(set(answer)) < len(answer):
+        raise ValueError(f"an audience of {answer!r}")
+    return answer
+
+
 def sound_step(answer: object) -> Probe | Broadcast | Transfer | Keep:
     """A step of a search, with texts for names and reasons."""
     match answer:
         case Probe(nodes=tuple() as nodes) if all(isinstance(node, str) for node in nodes):
             return answer
-        case Broadcast():
+        case Broadcast(otherwise=None):
+            return answer
+        case Broadcast(otherwise=Transfer() as late):
+            sound_step(late)
             return answer
         case Transfer(to=str(), load_tasks_max=int() as most) if -1 <= most <= ANY_LOAD and not isinstance(most, bool):
             return answer

@@ -6,6 +6,7 @@ agent in between loses what was not durable, with everything that waited for it.
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
 from typing import TYPE_CHECKING
@@ -72,7 +73,8 @@ class Host:
         self.starts += 1
         simulation = self._simulation
         rng = random.Random(f"{simulation.seed} {self.name} {self.starts}")  # noqa: S311 -- a seeded simulation
-        self.node = Node(simulation.config, simulation.policies, self.identity, self.profile, rng)
+        own = copy.deepcopy(simulation.policies)  # as in a process of its own
+        self.node = Node(simulation.config, own, self.identity, self.profile, rng)
         running = tuple(
             (key, EPOCH_S + process.started_s, process.ts) for key, process in self.launcher.running.items()
         )

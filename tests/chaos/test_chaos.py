@@ -10,6 +10,8 @@ from collections import Counter
 
 import pytest
 
+from peerload.policy.registry import load_preset
+from peerload.sim.chaos.cluster import Cluster
 from peerload.sim.chaos.draw import draw
 from tests.chaos.campaign import PRESETS, run
 from tests.chaos.hunt import hunt
@@ -38,6 +40,13 @@ def test_a_seed_is_a_run_whatever_the_hash_seed(seed: int) -> None:
     ]
     assert shown[0] == shown[1]
     assert len(shown[0].split()[-1]) == 64
+
+
+def test_each_node_has_policy_instances_of_its_own() -> None:
+    machines = Cluster(draw(1, PRESETS), load_preset("adaptive")).machines.values()
+    for machine in machines:
+        machine.start_agent()
+    assert len({id(machine.node.state.policies) for machine in machines if machine.node is not None}) == len(machines)
 
 
 def test_every_fault_is_on_the_menu() -> None:

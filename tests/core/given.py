@@ -17,6 +17,7 @@ from peerload.model.load import LoadReport
 from peerload.model.messages import Identity
 from peerload.model.resources import Placement, Profile, ResourceRequest
 from peerload.model.task import SCRATCH, Exit, TaskSpec
+from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
 
 SENDER: dict[str, Any] = {"transfer": {"threshold": 1.0}, "location": {"sender": {"policy": "threshold"}}}
@@ -43,7 +44,7 @@ class Given:
         *,
         slots: int = 1,
         peers: tuple[str, ...] = ("y",),
-        policies: Mapping[str, Any] = ALONE,
+        policies: Mapping[str, Any] | PolicySet = ALONE,
         node: str = "x",
         config: CoreConfig | None = None,
         started: events.AgentStarted | None = None,
@@ -55,7 +56,7 @@ class Given:
         has = {"cpus": float(slots), "slots_fixed": True, "labels": labels, **facts}
         self.profile = Profile(node, slots, **has)
         self.requests = 0
-        preset = build_preset("given", dict(policies))
+        preset = policies if isinstance(policies, PolicySet) else build_preset("given", dict(policies))
         self.node = Node(config or CoreConfig(), preset, identity(node), self.profile, random.Random(1))
         self.last: list[actions.Action] = []
         self.notes: list[actions.PutEvent] = []  # what people are told; apart, since nothing depends on it

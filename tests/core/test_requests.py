@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from peerload.core.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Announce, SetTimer
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport
+from peerload.model.resources import Profile
 from peerload.model.task import Exit
-from tests.core.given import Given, ResourceRequest, spec
+from peerload.policy.api import Keep
+from peerload.policy.registry import build_preset
+from tests.core.given import Given, ResourceRequest, identity, spec
 
 ON_DEMAND: dict[str, Any] = {
     "transfer": {"threshold": 1.0},
@@ -270,6 +275,49 @@ def test_only_a_bidding_home_asks_for_a_price_and_names_the_expected_duration() 
     assert x.sent(messages.ProbeReply).price_s == 0.0
 
 
+BROADCAST: dict[str, Any] = {
+    "transfer": {"threshold": 1.0},
+    "location": {"sender": {"policy": "bidding", "broadcast": True, "bidders": 2}},
+}
+
+
+def test_bids_by_broadcast_are_taken_until_there_are_enough_and_the_cheapest_must_confirm() -> None:
+    x = Given(policies=BROADCAST, peers=("a", "b", "c"))
+    run_for(x, 7.0)
+    x.submit()
+    x.submit()
+    request = broadcast(x, messages.StateRequest)
+    assert (request.need, request.expected_s) == (messages.Need(), 7.0)
+    assert x.hear("a", messages.StateAnswer(request.request, HAS_ROOM, price_s=9.0)) == []
+    assert "Offer to b" in x.hear("b", messages.StateAnswer(request.request, HAS_ROOM, price_s=8.0))
+    task = x.task(2)
+    refusal = messages.Decline(task.task, task.uid, 1, "room", "promised to another", HAS_WORK)
+    assert "Offer to a" in x.hear("b", refusal)
+    assert "decided stay" in x.hear("a", refusal)
+
+
+def test_when_time_is_up_for_bids_the_cheapest_of_those_there_are_gets_the_task() -> None:
+    x = Given(policies=BROADCAST, peers=("a", "b", "c"))
+    x.submit()
+    x.submit()
+    request = broadcast(x, messages.StateRequest).request
+    x.hear("a", messages.StateAnswer(request, HAS_ROOM, price_s=9.0))
+    assert "Offer to a" in x.timer("probe", str(request))
+    task = x.task(2)
+    refusal = messages.Decline(task.task, task.uid, 1, "room", "promised to another", HAS_WORK)
+    assert "decided stay" in x.hear("a", refusal)
+
+
+def test_a_bid_by_broadcast_is_the_price_when_the_pause_is_over() -> None:
+    x = Given()
+    run_for(x, 3.0)
+    for expected_s, bid in ((2.0, 2.0), (0.0, 0.0)):
+        x.hear("y", messages.StateRequest(3, HAS_WORK, messages.Need(), expected_s))
+        (timer,) = pending(x)
+        x.timer(*timer)
+        assert x.sent(messages.StateAnswer).price_s == bid
+
+
 # -- telling -----------------------------------------------------------------------------------------------------------
 
 
@@ -300,3 +348,66 @@ def test_a_home_that_sends_although_it_has_room_waits_for_the_answer() -> None:
     task = x.task()
     did = x.hear("y", messages.Decline(task.task, task.uid, 1, "room", "no room", HAS_WORK))
     assert "spawn 1" in did
+
+
+class Hears:
+    """A location policy that keeps what is announced to its node; an information policy that tells one node alone."""
+
+    watches = "tasks"
+    reports_guide_probing = False
+    period_s = 0.0
+    to: tuple[str, ...] = ("z",)
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, bool]] = []
+
+    def announced(self, node: str, report: LoadReport, *, to_all: bool) -> None:
+        self.heard.append((node, report.load_tasks, to_all))
+
+    def locate(self, view: Any, task: Any, replies: Any, rng: Any) -> Keep:
+        return Keep("here")
+
+    def tells(self, told: LoadReport | None, now: LoadReport) -> bool:
+        return True
+
+    def asks(self, before: LoadReport | None, now: LoadReport) -> bool:
+        return False
+
+    def audience(self, view: Any, rng: Any) -> tuple[str, ...]:
+        return self.to
+
+
+def with_hooks(policy: Hears) -> Given:
+    preset = msgspec.structs.replace(build_preset("hooks", {}), sender=policy, information=policy)
+    return Given(policies=preset, peers=("y", "z"))
+
+
+def test_an_announcement_goes_to_the_audience_that_the_information_policy_names() -> None:
+    x = with_hooks(Hears())
+    assert "Announce" in x.started  # at the start everybody hears who is there
+    did = x.submit()
+    assert "StateAnswer to z" in did
+    assert "Announce" not in did
+    told = x.sent(messages.StateAnswer)
+    assert (told.request, told.report.load_tasks) == (messages.UNASKED, 1)
+
+
+def test_an_audience_that_is_none_is_an_error_of_the_policy() -> None:
+    for to in (("x",), ("z", "z"), ("far",), "z"):
+        policy = Hears()
+        policy.to = to  # type: ignore[assignment]
+        x = with_hooks(policy)
+        assert not [step for step in x.submit() if step.startswith(("StateAnswer", "Announce"))]
+        assert x.node.state.counts["policy errors"] == 1
+
+
+def test_a_sender_policy_hears_announcements_and_whether_they_went_to_all() -> None:
+    policy = Hears()
+    x = with_hooks(policy)
+    policy.heard.clear()
+    x.hear("y", messages.StateAnswer(messages.UNASKED, HAS_ROOM))
+    busy = msgspec.structs.replace(HAS_WORK, sequence=2)
+    x.when(events.PeerMet(identity("y"), Profile("y", 1, 1.0, slots_fixed=True), busy))
+    x.hear("y", messages.Probe(1, messages.Need(), msgspec.structs.replace(HAS_WORK, sequence=3)))
+    assert policy.heard == [("y", 0, False), ("y", 2, True)]
+    assert not [act for act in x.last if isinstance(act, Announce)]

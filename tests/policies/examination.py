@@ -133,7 +133,8 @@ class Examiner:
             return
         if isinstance(step, api.Keep) and not step.reason:
             self.note("answers", "keeps for no reason")
-        names = getattr(step, "nodes", (step.to,) if isinstance(step, api.Transfer) else ())
+        chosen = step.otherwise if isinstance(step, api.Broadcast) else step
+        names = getattr(step, "nodes", (chosen.to,) if isinstance(chosen, api.Transfer) else ())
         self._judge_names(view, names)
         if isinstance(step, api.Probe):
             self._judge_probes(policy, view, names, replies, of_kind if isinstance(of_kind, int) else None)

@@ -1,4 +1,4 @@
-"""The policy that docs/policies.md shows as an example loads and plays."""
+"""The policies that docs/policies.md shows as examples load and play."""
 
 from __future__ import annotations
 
@@ -13,25 +13,34 @@ from peerload.policy.api import Keep, KnownReport, Reply, Transfer
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import load_preset
 from peerload.sim.engine import Simulation
-from peerload.sim.workload import burst
+from peerload.sim.ideal import Finished, IdealCluster
+from peerload.sim.workload import Arrival, burst
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/policies.md"
 LINES_MAX = 30
+FILES = ("mine.py", "jiq.py")
+"""What each example is called, in the order of the page."""
 
 
-def block(language: str) -> str:
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return str(found)
+def block(language: str, number: int) -> str:
+    found = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(found) == len(FILES)
+    return str(found[number])
+
+
+def loaded(number: int, tmp_path: Path) -> PolicySet:
+    """As a reader would have it: two files beside each other."""
+    file = FILES[number]
+    (tmp_path / file).write_text(block("python", number), encoding="utf-8")
+    toml = block("toml", number)
+    assert f"/path/to/{file}:" in toml
+    (tmp_path / "mine.toml").write_text(toml.replace("/path/to", str(tmp_path)), encoding="utf-8")
+    return load_preset(str(tmp_path / "mine.toml"))
 
 
 @pytest.fixture
 def preset(tmp_path: Path) -> PolicySet:
-    """As a reader would have it: two files beside each other."""
-    (tmp_path / "mine.py").write_text(block("python"), encoding="utf-8")
-    toml = block("toml")
-    assert "/path/to/mine.py:" in toml
-    (tmp_path / "mine.toml").write_text(toml.replace("/path/to", str(tmp_path)), encoding="utf-8")
-    return load_preset(str(tmp_path / "mine.toml"))
+    return loaded(0, tmp_path)
 
 
 class View:
@@ -47,7 +56,7 @@ class View:
 
 
 def test_it_is_short() -> None:
-    assert len(block("python").splitlines()) <= LINES_MAX
+    assert len(block("python", 0).splitlines()) <= LINES_MAX
 
 
 def test_it_takes_the_least_loaded_of_the_fresh_reports(preset: PolicySet) -> None:
@@ -65,3 +74,34 @@ def test_it_shares_a_burst(preset: PolicySet) -> None:
     assert report.ended == report.tasks == 30
     assert report.transfers > 0
     assert report.counts.get("policy errors", 0) == 0
+
+
+def test_join_idle_queue_sends_to_nodes_that_have_told_this_one_alone_that_they_are_idle(tmp_path: Path) -> None:
+    """20 nodes at load 0.7, message for message: who becomes idle tells one node, and no task asks anybody first."""
+    cluster, ended = _played(loaded(1, tmp_path))
+    counts = cluster.counts()
+    assert counts.get("policy errors", 0) == 0
+    assert counts["announcements to one node"] > TASKS / 4
+    assert counts.get("sender probes", 0) == counts.get("receiver probes", 0) == 0
+    transfers = sum(task.node != task.home for task in ended)
+    assert transfers > TASKS / 8
+    alone = _played(load_preset("none"))[1]
+    assert sum(task.response_s for task in ended) < 0.7 * sum(task.response_s for task in alone)
+
+
+TASKS = 2000
+
+
+def _played(preset: PolicySet) -> tuple[IdealCluster, list[Finished]]:
+    ended: list[Finished] = []
+    cluster = IdealCluster(preset, slots=[1] * 20, seed=1, ended=ended.append)
+    rng = random.Random(1)
+    at_s = 0.0
+    arrivals = []
+    for _ in range(TASKS):
+        at_s += rng.expovariate(20 * 0.7)
+        arrivals.append(Arrival(at_s, f"n{rng.randint(1, 20)}", rng.expovariate(1.0)))
+    cluster.run(iter(arrivals), tasks=TASKS)
+    cluster.drain()
+    assert len(ended) == TASKS
+    return cluster, ended

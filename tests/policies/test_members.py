@@ -58,6 +58,18 @@ def yes(node: str) -> Reply:
 DECLINED = Reply("a", accepts=False)
 
 
+def test_the_cheapest_bid_is_as_the_bid_specification_says() -> None:
+    replies = [
+        Reply("a", accepts=True, report=LoadReport(load=0.5), price_s=9.0),
+        Reply("b", accepts=True, report=LoadReport(load=0.2), price_s=8.0),
+        Reply("c", accepts=True, report=LoadReport(load=0.9), price_s=2.0),
+        Reply("d", accepts=False, price_s=1.0),
+    ]
+    for price, best in (("completion", "c"), ("load", "b"), ("constant", "a")):
+        assert locate("bidding", View(), replies, price=price) == Transfer(best)
+        assert made("location.sender", "bidding", price=price).wants_bids is (price == "completion")
+
+
 @pytest.mark.parametrize("name", ["improve", "idle-first"])
 def test_the_least_loaded_gets_it_if_that_is_an_improvement(name: str) -> None:
     assert locate(name, View(5), [no("a", 4), no("b", 3)]) == Transfer("b", 3)

@@ -8,15 +8,23 @@ import random
 import statistics
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from peerload.model.messages import Envelope
+from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset, load_preset
 from peerload.sim.engine import Simulation
 from peerload.sim.trace import Trace
-from peerload.sim.workload import burst, poisson
+from peerload.sim.workload import Arrival, burst, poisson
 from peerload.wire.peer import decode, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from peerload.policy.api import NodeView, Reply, TaskView
 
 IDEAL_S = 120 * 0.2 / 6
 
@@ -114,3 +122,24 @@ def test_sharing_helps_and_no_policy_beats_one_central_queue() -> None:
         means[name] = simulation.run(poisson(list(simulation.hosts), 8.0, 3000, random.Random(2))).mean_response_s
     for mean in means.values():
         assert 0.9 * mmc_response(10, 0.8) < mean < mmc_response(2, 0.8)
+
+
+class _Counts:
+    """A location policy that notes in itself which nodes have asked it."""
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()
+
+    def locate(self, view: NodeView, task: TaskView, replies: Sequence[Reply], rng: random.Random) -> Keep:
+        del task, replies, rng
+        self.nodes.add(view.node)
+        assert len(self.nodes) == 1, "another node has used this instance"
+        return Keep("counted")
+
+
+def test_each_node_has_an_instance_of_a_policy_of_its_own() -> None:
+    preset = msgspec.structs.replace(load_preset("threshold"), sender=_Counts())
+    arrivals = (Arrival(number / 10, f"n{1 + number % 3}", 1.0) for number in range(30))
+    report = Simulation(preset, nodes=3, slots=1, seed=1).run(arrivals)
+    assert report.counts["sender searches"] > 0
+    assert report.counts.get("policy errors", 0) == 0

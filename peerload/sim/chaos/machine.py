@@ -6,6 +6,7 @@ Actions are performed in order; outward ones behind a `Persist` wait until the d
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import deque
 from typing import TYPE_CHECKING
@@ -109,7 +110,8 @@ class Machine:
         self.launcher.start()
         self._launcher_lost = False
         rng = random.Random(f"{self.cluster.plan.seed} {self.name} {self.boot}")  # noqa: S311 -- seeded
-        self.node = Node(self.cluster.config, self.cluster.policies, self.identity, self.profile, rng)
+        own = copy.deepcopy(self.cluster.policies)  # as in a process of its own
+        self.node = Node(self.cluster.config, own, self.identity, self.profile, rng)
         self.cluster.checker.recovered(self)
         ready = self.launcher.listing()
         started = self.disk.started(ready.running, dict(ready.ended))
