@@ -412,7 +412,6 @@ class Daemon:
                 tasks=kept.tasks,
                 executions=kept.executions,
                 floors=kept.floors,
-                tokens=kept.tokens,
                 counter=kept.counter,
                 running=launcher.running,
                 ended=launcher.ended,

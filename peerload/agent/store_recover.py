@@ -13,7 +13,7 @@ import msgspec
 
 from peerload.agent import store_schema as schema
 from peerload.agent.store_read import StoreReader
-from peerload.agent.store_rows import KEPT_S, Damage, decoded_execution, decoded_terms, order_of
+from peerload.agent.store_rows import Damage, decoded_execution, decoded_terms, order_of
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
 from peerload.model.task import ExecutionRecord, FloorKind, TaskRecord
@@ -39,7 +39,6 @@ class Recovered(msgspec.Struct, frozen=True):
     tasks: tuple[TaskRow, ...]
     executions: tuple[ExecutionRecord, ...]
     floors: tuple[tuple[bytes, int, FloorKind, str], ...]
-    tokens: tuple[tuple[str, bytes, str, int], ...]
     counter: int
     past: tuple[PastRun, ...] = ()
     drained: str | None = None
@@ -57,16 +56,6 @@ class StoreRecovery(StoreReader):
         tasks = self._unfinished()
         unreadable: list[str] = []
         executions, floors = self._promises(unreadable)
-        tokens = [
-            (token, digest, f"{self._node}/{counter}", members)
-            for token, digest, counter, members in self._sound(
-                (str, bytes, int, int),
-                "the token of a submission",
-                "SELECT token, digest, counter, members FROM submissions WHERE submitted_at > ? ORDER BY counter",
-                (self.date.now() - KEPT_S,),
-                unreadable,
-            )
-        ]
         drained = self._execute("SELECT value FROM meta WHERE key = 'drained'")
         reason = drained[0][0] if drained else None
         if drained and not isinstance(reason, str):
@@ -76,7 +65,6 @@ class StoreRecovery(StoreReader):
             tuple(tasks),
             tuple(executions),
             tuple((uid, *floor) for uid, floor in floors.items()),
-            tuple(tokens),
             self._counter(),
             self.past_runs(),
             reason,

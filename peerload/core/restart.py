@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def restart(node: Node, event: AgentStarted) -> None:
     """Take up every unfinished task and every attempt that is here for another home."""
-    node.submissions.restore(event.counter, event.tokens)
+    node.submissions.restore(event.counter)
     node.executor.floors.restore(event.floors)
     if event.drained is not None:
         node.drain.restore(event.drained)

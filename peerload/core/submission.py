@@ -105,11 +105,9 @@ class Submissions:
         self._tokens: OrderedDict[str, tuple[bytes, dict[str, object]]] = OrderedDict()
         self._environments: OrderedDict[bytes, bytes] = OrderedDict()
 
-    def restore(self, counter: int, tokens: Iterable[tuple[str, bytes, str, int]]) -> None:
-        """After a restart: the last number used; tokens as (token, digest, id, members; 0 = a single task)."""
+    def restore(self, counter: int) -> None:
+        """After a restart: the last number used. What was submitted before comes with each event (`before`)."""
         self._counter = counter
-        for token, digest, name, members in tokens:
-            self._remember(token, digest, {"id": name, "members": members or None})
 
     def repeated(self, event: TaskSubmitted) -> dict[str, object] | None:
         """The first answer (what stood in its task's way then is not told again), if this token was used before.

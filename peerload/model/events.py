@@ -82,7 +82,6 @@ class AgentStarted(_Event, frozen=True):
     tasks: tuple[TaskRow, ...] = ()
     executions: tuple[ExecutionRecord, ...] = ()
     floors: tuple[tuple[bytes, int, FloorKind, str], ...] = ()
-    tokens: tuple[tuple[str, bytes, str, int], ...] = ()
     counter: int = 0
     running: Running = ()
     ended: tuple[tuple[str, Exit], ...] = ()

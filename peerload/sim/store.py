@@ -83,15 +83,10 @@ class Store:
                 if not record.state.is_final
             )
         )
-        tokens = tuple(
-            (kept.token, kept.digest, name, len(kept.indices))
-            for name, kept in ((f"{self._home()}/{counter}", kept) for counter, kept in self.submissions.items())
-        )
         return AgentStarted(
             tasks=rows,
             executions=tuple(self.executions.values()),
             floors=tuple((uid, *floor) for uid, floor in self.floors.items()),
-            tokens=tokens,
             counter=max(self.submissions, default=0),
             running=running,
             ended=tuple(ended.items()),
@@ -114,5 +109,11 @@ class Store:
     def _submission_of(self, task: str) -> Submission:
         return self.submissions[int(task.partition("/")[2].partition(".")[0])]
 
-    def _home(self) -> str:
-        return next(iter(self.tasks), "").partition("/")[0]
+    def submission_of(self, token: str, home: str) -> tuple[bytes, str, int] | None:
+        """(digest, id, members; 0 = a single task) of the submission with this token, if there is one."""
+        found = (
+            (kept.digest, f"{home}/{counter}", len(kept.indices))
+            for counter, kept in self.submissions.items()
+            if kept.token == token
+        )
+        return next(found, None)

@@ -40,13 +40,13 @@ def floor(kind: FloorKind) -> PutFloor:
     ],
 )
 def test_a_point_is_what_is_written_for_the_first_time(rows: list[Row], found: list[str]) -> None:
-    disk = Disk("x", 1)
+    disk = Disk(1)
     disk.apply(put(attempt=1))
     assert points(rows, "x", disk) == found
 
 
 def test_a_lease_that_is_parked_again_or_confirmed() -> None:
-    disk = Disk("x", 1)
+    disk = Disk(1)
     disk.apply(put(parked_ts=9.0))
     assert points([put(parked_ts=9.0, lease_s=120.0)], "x", disk) == []
     assert points([put()], "x", disk) == []

@@ -22,17 +22,6 @@ def test_a_repeated_token_gives_the_same_id_and_another_command_is_refused() -> 
     assert x.submit(token="same", digest=b"other") == ["refuse BadRequest"]
 
 
-def test_a_restarted_node_knows_the_tokens_of_its_submissions() -> None:
-    tokens = (("one", b"digest", "x/7", 0), ("many", b"digest", "x/8", 3))
-    x = Given(peers=(), started=events.AgentStarted(counter=8, tokens=tokens))
-    assert x.submit(token="one") == ["answer"]
-    assert (x.done(Answer).reply["id"], x.done(Answer).reply["members"]) == ("x/7", None)
-    assert x.submit(token="many") == ["answer"]
-    assert (x.done(Answer).reply["id"], x.done(Answer).reply["members"]) == ("x/8", 3)
-    assert x.submit(token="many", digest=b"other") == ["refuse BadRequest"]
-    assert not x.node.home.tasks
-
-
 def test_a_token_that_only_the_store_remembers_gives_the_same_id() -> None:
     x = Given(peers=())
     assert x.submit(token="old", before=(b"digest", "x/7", 3)) == ["answer"]

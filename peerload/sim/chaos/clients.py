@@ -97,6 +97,7 @@ class Clients:
             token.encode(),
             self._specs[number],
             indices,
+            before=machine.disk.submission_of(token, machine.name),
             held=self._jobs[number].held,
             terms=self._terms.setdefault(number, self._terms_of(number)),
         )

@@ -23,14 +23,10 @@ class Disk(Store):
     """The rows of one database file. number: which file (a lost disk is followed by the next); starts: how often an agent
     was started with it, which is the agent's incarnation."""
 
-    def __init__(self, home: str, number: int) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.home = home
         self.number = number
         self.starts = 0
-
-    def _home(self) -> str:
-        return self.home
 
 
 def points(rows: Iterable[Row], node: str, disk: Store) -> list[str]:

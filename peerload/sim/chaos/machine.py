@@ -55,7 +55,7 @@ class Machine:
         self.profile = Profile(facts.name, facts.slots, float(facts.slots), gpus=gpus, slots_fixed=True)
         self.rng = random.Random(f"{cluster.plan.seed} {facts.name}")  # noqa: S311 -- a seeded simulation
         self.clock = Clock(facts.rate, facts.base_s)
-        self.disk = Disk(self.name, 1)
+        self.disk = Disk(1)
         self.launcher = Launcher(cluster, self, self.rng)
         self.node: Node | None = None
         self.run = 0
@@ -164,7 +164,7 @@ class Machine:
     def lose_disk(self) -> None:
         """An empty database in place of the one there was."""
         self.cluster.checker.disk_lost(self)
-        self.disk = Disk(self.name, self.disk.number + 1)
+        self.disk = Disk(self.disk.number + 1)
         self.addresses.clear()
 
     def stop_agent(self) -> None:

@@ -111,7 +111,8 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         assert {row.spec for row in kept.tasks} == {SPEC}
         assert kept.executions == (guest,)
         assert kept.floors == ((uid(9), 2, FloorKind.STARTED, "ws2"),), "a floor never sinks"
-        assert kept.tokens == (("token-1", b"d" * 32, "ws1/1", 0), ("token-2", b"d" * 32, "ws1/2", 2))
+        assert opened.store.submission_of("token-1") == (b"d" * 32, "ws1/1", 0)
+        assert opened.store.submission_of("token-2") == (b"d" * 32, "ws1/2", 2)
         assert (kept.counter, opened.store.last_counter()) == (2, 2)
         assert opened.store.records(2, 4)[0].exit == exit_
         assert [r.task for r, _ in opened.store.task_rows(2, None)] == ["ws1/2.4", "ws1/2.5"]

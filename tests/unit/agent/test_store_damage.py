@@ -264,7 +264,6 @@ def test_a_damaged_task_is_named_and_left_alone_and_all_others_are_there(tmp_pat
         assert sorted(damage.task for damage in kept.damaged) == damaged
         assert all(damage.why for damage in kept.damaged)
         assert kept.counter == 9
-        assert {token[2] for token in kept.tokens} == {f"ws1/{number}" for number in range(1, 9)}
         listing = opened.store.list_tasks(0.0, 100)
         assert sorted(damage.task for damage in listing.damaged) == damaged
         assert [record.task for record, _ in listing.rows] == ["ws1/8"]
@@ -392,7 +391,7 @@ def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
     connection.close()
     with Opened(path) as opened:
         took_s, kept = timed_twice(opened.store.recover)
-        assert (len(kept.tasks), len(kept.tokens), kept.counter) == (100_000, 100_000, 100_000)
+        assert (len(kept.tasks), kept.counter) == (100_000, 100_000)
         assert took_s < 5.0, "two on a quiet machine"
         took_s, (listing, counts) = timed_twice(lambda: (opened.store.list_tasks(0.0, 100), opened.store.counts()))
         assert counts == {"queued": 100_000}
