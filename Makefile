@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports
-.PHONY: help setup test test-long test-sample nightly gate-proof chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo recording bench theory lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo recording bench theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 4
@@ -106,6 +106,9 @@ net-test: setup  ## real agents on networks of every bad kind, as root: NAT, fir
 fuzz: setup  ## look for bytes that a decoder does not survive (FUZZ_SECONDS=60 each or FUZZ_RUNS=1000000, FUZZ_TARGET=name)
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check 'atheris>=3,<4'
 	.venv/bin/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS) --runs $(FUZZ_RUNS) --target '$(FUZZ_TARGET)'
+
+golden: setup  ## compare behaviour with the recorded state, before and after code is moved or renamed (RECORD=1 records it, ONLY="wires help")
+	@.venv/bin/python -m tests.golden.run --jobs $(JOBS) $(if $(RECORD),--record) $(addprefix --only ,$(ONLY))
 
 lock:  ## choose and pin the newest allowed versions of everything, with hashes
 	.ci/lock

@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from peerload.model.errors import ConfigError
 
 PORT, TLS_PORT = 1883, 8883
+ROOT = "peerload"
+"""The first level of every topic."""
 PASSWORD_BYTES_MAX = 4096
 _EXAMPLE = "for example mqtts://broker.lab:8883"
 _EXAMPLE_IPV6 = "for example mqtts://[fd00::5]:8883"

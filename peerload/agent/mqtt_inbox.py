@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from peerload.agent.mqtt_address import ROOT
 from peerload.agent.security_events import untold
 from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
@@ -24,7 +25,6 @@ RECEIVED_MAX = 4096
 """Messages waiting to be looked at; the newest State of each node counts as one."""
 SOURCES_MAX = 4096
 """Nodes whose newest State is remembered; the one not heard of for longest is forgotten first."""
-ROOT = "peerload"
 LEVELS_ABOVE = 4
 """Of a topic for everybody: root, cluster, site and node."""
 BROKEN_RULES = {

@@ -10,7 +10,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from peerload.cli import environment as variables
-from peerload.cli import options
+from peerload.cli import units
 from peerload.model.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _size(size: int | str) -> int:
     if isinstance(size, int):
         return size
     try:
-        return options.size(size)
+        return units.size(size)
     except argparse.ArgumentTypeError as error:
         raise BadRequest(str(error)) from None
 

@@ -98,8 +98,7 @@ def probed(address: str, way: Way | None = None) -> Probed:
 def anybody_may_publish(address: str, way: Way, facts: Facts) -> bool:
     """Whether somebody without name, password and certificate gets a message through below this node's topics. It goes to
     a topic that no agent listens to, and means nothing."""
-    from peerload.agent.mqtt_address import BrokerUrl
-    from peerload.agent.mqtt_inbox import ROOT
+    from peerload.agent.mqtt_address import ROOT, BrokerUrl
     from peerload.model.errors import ConfigError
 
     name, config = facts.cluster.name if facts.cluster is not None else "local", facts.config

@@ -10,9 +10,8 @@ import os
 
 import msgpack
 
-from peerload.cli.main import UsageError
 from peerload.cli.text import printable, size_text
-from peerload.model.errors import BadRequest
+from peerload.model.errors import BadRequest, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from io import TextIOWrapper
 
 from peerload import __version__
 from peerload.model.errors import PeerloadError
+from peerload.model.errors import UsageError as UsageError  # noqa: PLC0414 -- verbs have it from here
 
 CANNOT = 125
 """Exit code: peerload itself could not."""
@@ -86,12 +87,6 @@ An ID is ws1/42, or 42 for this node's own, 42.7 for a member of an array, @ for
 Exit codes: the task's own; 128+n if signal n ended it; 124 time limit; 125 peerload itself could not (no agent,
 refused, lost); 126/127 cannot execute / not found; 2 a mistake on the command line.
 """
-
-
-class UsageError(PeerloadError):
-    """The command line makes no sense; exit code 2."""
-
-    code = "usage"
 
 
 def main(words: list[str] | None = None) -> int:

@@ -7,6 +7,7 @@ PeerloadError
 │   ├── NotAllowed      whoever asks may not
 │   ├── SlowDown        a named bound is reached
 │   └── DiskFull        the disk has no room for it (ENOSPC)
+├── UsageError          the command line makes no sense
 ├── ConfigError         a setting is unknown, out of range or contradicts another
 ├── ProtocolError       *their* bytes are malformed: dropped and counted, never fatal
 │   ├── FrameTooLarge
@@ -43,6 +44,12 @@ class BadRequest(PeerloadError):
     """The request cannot be carried out as it was asked; nothing was changed."""
 
     code = "bad-request"
+
+
+class UsageError(PeerloadError):
+    """The command line makes no sense; exit code 2."""
+
+    code = "usage"
 
 
 class NoSuchTask(BadRequest):
