@@ -124,7 +124,7 @@ class Desk:
 
     def types(self, command: str) -> str:
         """Run a line in a shell, or a plain one without → what it printed. Fails if its exit code is not 0."""
-        how = {"env": self.environment, "cwd": self.work, "stdin": subprocess.DEVNULL}
+        how: dict[str, Any] = {"env": self.environment, "cwd": self.work, "stdin": subprocess.DEVNULL}
         words = [*program(), *command.split()[1:]] if PLAIN.fullmatch(command) else ["bash", "-c", command]
         done = forks.run(words, program(), COMMAND_S_MAX, **how)
         out, errors = done.stdout.decode(), done.stderr.decode()
