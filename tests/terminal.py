@@ -6,10 +6,12 @@ import errno
 import os
 import pty
 import select
-import subprocess
 import termios
 import time
 from typing import TYPE_CHECKING
+
+from tests.integration import forks
+from tests.integration.cluster import program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,9 +25,8 @@ def shown_at_a_terminal(
     own, terminal = pty.openpty()
     os.set_blocking(own, False)
     termios.tcsetwinsize(own, (lines, columns))
-    process = subprocess.Popen(
-        words, env=environment, stdin=terminal, stdout=terminal, stderr=terminal, cwd="/tmp", start_new_session=True
-    )
+    how = {"stdin": terminal, "stdout": terminal, "stderr": terminal, "cwd": "/tmp", "start_new_session": True}
+    process = forks.start(words, program(), env=environment, **how)
     os.close(terminal)
     shown = bytearray()
     deadline_s = time.monotonic() + within_s

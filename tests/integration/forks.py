@@ -2,8 +2,8 @@
 start and most of a verb's.
 
 What is forked is an own process with the exit code, standard streams, directory, environment, umask and session that were asked for;
-/proc shows the command line and the environment that it would have. A terminal, a changed interpreter or an argument of
-`Popen` that is not known here gets a new process, as does everything with FORKS=0 in the environment of the tests.
+/proc shows the command line and the environment that it would have. A changed interpreter or an argument of `Popen` that is
+not known here gets a new process, as does everything with FORKS=0 in the environment of the tests.
 """
 
 from __future__ import annotations
@@ -78,9 +78,6 @@ class Forked(subprocess.Popen[bytes]):
         how = dict(zip(names, given, strict=True))
         streams = [how["p2cread"], how["c2pwrite"], how["errwrite"]]
         streams = [number if fd == -1 else fd for number, fd in enumerate(streams)]
-        if any(os.isatty(fd) for fd in streams):
-            super()._execute_child(*given)  # type: ignore[misc]
-            return
         try:
             words = [os.fsencode(word) for word in how["args"]]
             environment = os.environ if how["env"] is None else how["env"]
@@ -119,8 +116,7 @@ class Forked(subprocess.Popen[bytes]):
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         """As os.waitpid: (0, 0) if it has not ended."""
-        if self._server is None:
-            return super()._try_wait(wait_flags)  # type: ignore[misc, no-any-return]
+        assert self._server is not None
         if wait_flags & os.WNOHANG and not _readable(self._server):
             return 0, 0
         status = self._read()
@@ -128,8 +124,6 @@ class Forked(subprocess.Popen[bytes]):
         return self.pid, status
 
     def _internal_poll(self, _deadstate: int | None = None, *_rest: object) -> int | None:
-        if self._server is None:
-            return super()._internal_poll(_deadstate)  # type: ignore[misc, no-any-return]
         if self.returncode is None and self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
             try:
                 pid, status = self._try_wait(os.WNOHANG)
@@ -242,7 +236,7 @@ def _be(fds: list[int]) -> None:
             stream = open(  # noqa: SIM115 -- lasts as long as the process
                 number, "w" if number else "r", encoding=before.encoding, errors=before.errors, closefd=False
             )
-            stream.reconfigure(line_buffering=number == 2)
+            stream.reconfigure(line_buffering=number == 2 or os.isatty(number))
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
         os.closerange(3, 1 + max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgpack
 import pytest
 
+from peerload.model.errors import BadRequest
 from tests.integration.cluster import MARK, PATH, Agent, Cluster, ended, is_alive
 from tests.support import wait_until
 
@@ -42,11 +43,6 @@ def test_run_passes_both_streams_and_the_exit_code(agent: Agent) -> None:
 def test_run_passes_every_byte(agent: Agent) -> None:
     done = agent.cli("run", "sh", "-c", r"printf 'a\000b\377\n no newline'; printf '\200' >&2")
     assert (done.returncode, done.stdout, done.stderr) == (0, b"a\0b\xff\n no newline", b"\x80")
-
-
-def test_a_command_with_no_output(agent: Agent) -> None:
-    done = agent.cli("run", "true")
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_submit_wait_logs_show_ls(agent: Agent) -> None:
@@ -110,16 +106,14 @@ def test_cancel_of_a_queued_task_never_starts_it(agent: Agent) -> None:
     assert not (agent.directory / "never").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
-def test_a_signal_is_told_as_128_and_its_number(agent: Agent, number: signal.Signals) -> None:
-    done = agent.cli("run", "sh", "-c", f"kill -{int(number)} $$")
-    assert done.returncode == 128 + number
+def test_a_signal_is_told_as_128_and_its_number(agent: Agent) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV):
+        assert agent.cli("run", "sh", "-c", f"kill -{int(number)} $$").returncode == 128 + number
 
 
 def test_a_time_limit_is_124(agent: Agent) -> None:
     done = agent.cli("run", "-t", "0.5s", "sleep", "60")
     assert done.returncode == 124
-    assert b"time limit" in done.stderr
 
 
 def test_a_command_that_is_not_there_is_127(agent: Agent) -> None:
@@ -228,7 +222,7 @@ def test_the_same_token_is_the_same_task(agent: Agent) -> None:
 
 def test_the_same_token_for_something_else_is_refused(agent: Agent) -> None:
     first = agent.submit("true", token="token-used-twice")
-    with pytest.raises(Exception, match="token"):
+    with pytest.raises(BadRequest):
         agent.submit("false", token="token-used-twice")
     assert agent.wait(first)[first]["exit_code"] == 0
 
@@ -238,7 +232,7 @@ def test_output_over_the_limit_keeps_head_and_tail() -> None:
         config = cluster.directory / "small.toml"
         config.write_text("output_bytes_max = 65536\n")
         agent = cluster.agent("n1", "--config", str(config))
-        script = "echo head; i=0; while [ $i -lt 40000 ]; do echo 0123456789; i=$((i+1)); done; sleep 1; echo tail"
+        script = "echo head; i=0; while [ $i -lt 40000 ]; do echo 0123456789; i=$((i+1)); done; echo tail"
         task = agent.submit("sh", "-c", script)
         agent.wait(task)
         pieces = []

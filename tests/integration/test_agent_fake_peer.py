@@ -219,16 +219,16 @@ def test_a_commit_runs_once_however_often_it_is_said(home: Agent, ledger: Ledger
     assert not ledger.repeated()
 
 
-@pytest.mark.parametrize("environment", [b"no map", b"\xc1", b"\x80\x80"])
-def test_an_offer_with_an_environment_that_is_none(home: Agent, environment: bytes) -> None:
+def test_an_offer_with_an_environment_that_is_none(home: Agent) -> None:
     empty(home)
-    offer = Offer("ghost/8", b"w" * 16, 1, TaskSpec((b"true",), b"/tmp", environment), 60.0)
-    with FakePeer(home.listen) as ghost:
-        ghost.send(offer)
-        accept = ghost.expect(Accept)
-        ghost.send(Commit(offer.task, offer.uid, 1, accept.nonce, accept.ts, 60.0))
-        result = ghost.expect(Result)
-        assert result.exit.exit_code == 126
-        assert "environment" in result.exit.reason
-        ghost.send(ResultAck(offer.task, offer.uid, 1))
+    for number, environment in enumerate((b"no map", b"\xc1", b"\x80\x80"), start=8):
+        offer = Offer(f"ghost/{number}", bytes([number]) * 16, 1, TaskSpec((b"true",), b"/tmp", environment), 60.0)
+        with FakePeer(home.listen) as ghost:
+            ghost.send(offer)
+            accept = ghost.expect(Accept)
+            ghost.send(Commit(offer.task, offer.uid, 1, accept.nonce, accept.ts, 60.0))
+            result = ghost.expect(Result)
+            assert result.exit.exit_code == 126
+            assert "environment" in result.exit.reason
+            ghost.send(ResultAck(offer.task, offer.uid, 1))
     assert home.cli("run", "echo", "on").stdout == b"on\n"

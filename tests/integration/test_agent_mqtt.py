@@ -11,7 +11,7 @@ from peerload.policy.registry import DEFAULT_PRESET
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.ledger import Ledger
-from tests.support import free_port, wait_until
+from tests.support import kept_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +46,7 @@ def is_connected(agent: Agent) -> bool:
     return agent.call("info")["mqtt"] is not None
 
 
+@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
 def test_tasks_at_one_node_spread(cluster: Cluster, broker: BrokerProcess) -> None:  # noqa: F811
     agents = on_the_bus(cluster, broker.url)
     ledger = Ledger(cluster.directory / "ledger")
@@ -131,9 +132,10 @@ def test_the_broker_is_killed_and_comes_back(cluster: Cluster, broker: BrokerPro
 
 
 def test_an_unreachable_broker_does_not_matter(cluster: Cluster) -> None:
-    agent = cluster.agent("n1", "--mqtt", f"mqtt://127.0.0.1:{free_port()}")
-    assert agent.cli("run", "echo", "alone").stdout == b"alone\n"
-    assert not is_connected(agent)
+    with kept_port() as port:
+        agent = cluster.agent("n1", "--mqtt", f"mqtt://127.0.0.1:{port}")
+        assert agent.cli("run", "echo", "alone").stdout == b"alone\n"
+        assert not is_connected(agent)
 
 
 def test_a_broker_that_never_answers_does_not_matter(cluster: Cluster) -> None:

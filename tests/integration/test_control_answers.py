@@ -38,18 +38,18 @@ def test_a_damaged_row_is_told_to_whoever_asks_for_it(agent: Agent) -> None:
         ("cancel", {"tasks": [damaged]}),
         ("signal", {"task": damaged, "signal": 15}),
     ):
-        with pytest.raises(BadRequest, match=r"the exit of n1/\d+ cannot be read") as caught:
+        with pytest.raises(BadRequest, match=damaged) as caught:
             agent.call(verb, **fields)
         assert caught.value.code == "store"
     assert agent.output(sound) == (b"sound\n", b"")
     for verb in ("tasks", "history"):
         told = agent.call(verb)
         assert [task["id"] for task in told["tasks"]] == [sound]  # one bad row hides none of the others
-        assert [(row["id"], "cannot be read" in row["why"]) for row in told["damaged"]] == [(damaged, True)]
+        assert [row["id"] for row in told["damaged"]] == [damaged]
     listed = agent.cli("ls")
     assert listed.returncode == 0
     assert sound.encode() in listed.stdout
-    assert f"{damaged} is damaged".encode() in listed.stderr
+    assert damaged.encode() in listed.stderr
     assert agent.call("info")["pid"] == pid
 
 

@@ -24,14 +24,12 @@ def test_a_damaged_task_keeps_nobody_from_starting() -> None:
             connection.execute("UPDATE tasks SET state = 'zombie' WHERE counter = 3")
             connection.commit()
         agent.start()
-        assert "n1/3 is damaged" in agent.log_end()
-        listed = agent.cli("ls")
-        assert b"n1/3 is damaged" in listed.stderr
-        assert b"zombie" in listed.stderr
+        assert "n1/3" in agent.log_end()
+        assert [row["id"] for row in agent.call("tasks")["damaged"]] == ["n1/3"]
+        assert b"n1/3" in agent.cli("ls").stderr
         shown = agent.cli("show", held[2])
         assert shown.returncode
         assert b"zombie" in shown.stderr
-        assert b"submit it again" in shown.stderr
         wait_until(lambda: b"n1/3" in agent.cli("events", "--what", "store").stdout, what="an event of it")
         assert agent.cli("release", held[0], held[1]).returncode == 0
         assert agent.wait(held[0], held[1])[held[1]]["state"] == "done"
@@ -50,7 +48,6 @@ def test_a_database_that_was_lost_is_told_and_no_id_comes_again() -> None:
             (agent.state / f"peerload.db{suffix}").unlink(missing_ok=True)
         agent.start()
         (notice,) = agent.call("info")["notices"]
-        assert "is new, though an agent was here before" in notice
         assert notice in agent.log_end()
         counter = int(agent.submit("true").partition("/")[2])
         assert counter > 1_000_000

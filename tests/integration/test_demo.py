@@ -21,7 +21,6 @@ from tests.support import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TASKS = 60
 DEMO_S_MAX = 300
 pytestmark = pytest.mark.timeout(DEMO_S_MAX + 100)
 
@@ -68,14 +67,15 @@ def _assert_nothing_left(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-def test_sixty_commands_spread_over_the_nodes_and_come_home(directory: Path) -> None:
-    with _start(directory, "--tasks", str(TASKS), "--json") as process:
+@pytest.mark.parametrize("tasks", [12, pytest.param(60, marks=[pytest.mark.long, pytest.mark.timed])])
+def test_commands_spread_over_the_nodes_and_come_home(directory: Path, tasks: int) -> None:
+    with _start(directory, "--tasks", str(tasks), "--json") as process:
         out, errors = process.communicate(timeout=DEMO_S_MAX)
     assert process.returncode == 0, errors
     told: dict[str, Any] = json.loads(out)
     assert told["v"] == 1
-    assert (told["tasks"], told["failed"], told["outputs_right"]) == (TASKS, 0, TASKS)
-    assert sum(one["tasks"] for one in told["nodes"]) == TASKS
+    assert (told["tasks"], told["failed"], told["outputs_right"]) == (tasks, 0, tasks)
+    assert sum(one["tasks"] for one in told["nodes"]) == tasks
     assert sum(one["tasks"] > 0 for one in told["nodes"]) >= 2
     assert {one["node"]: one["slots"] for one in told["nodes"]} == {"small": 1, "middle": 2, "large": 3}
     # A task that waited elsewhere may move again, or come home.
@@ -83,7 +83,8 @@ def test_sixty_commands_spread_over_the_nodes_and_come_home(directory: Path) -> 
     assert told["mqtt"]["published"] > 0
     assert told["mqtt"]["received"] > 0
     assert told["handoffs"]["transfers"] >= told["migrations"] > 0
-    assert told["makespan_s"] < told["alone_s"]
+    if tasks > 12:
+        assert told["makespan_s"] < told["alone_s"]
     assert told["processes_left"] == 0
     assert told["example"]["output"] == told["example"]["answer"]
     assert re.search(r"none of [1-9]\d* processes is left", errors)

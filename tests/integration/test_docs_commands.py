@@ -15,6 +15,7 @@ import pytest
 
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
+from tests.integration import forks
 from tests.integration.cluster import ROOT, Cluster, program
 from tests.support import kept_port, wait_until
 
@@ -31,6 +32,8 @@ BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SKIPPED = ("git clone ", "make ", 'export PATH="$PWD/.venv/bin:')
 """What sets up the checkout that these tests run in."""
 COMMAND_S_MAX = 60
+PLAIN = re.compile(r"peerload [-\w./:@=,+ ]*")
+"""Nothing of it means anything to a shell but the spaces."""
 OTHER_MACHINE = {
     "bin/ssh": """#!/bin/sh
 shift
@@ -120,22 +123,16 @@ class Desk:
         return here.replace("HOST:PORT", self.up()["listen"]) if "HOST:PORT" in here else here
 
     def types(self, command: str) -> str:
-        """Run a line in a shell → what it printed. Fails if its exit code is not 0."""
-        done = subprocess.run(
-            ["bash", "-c", command],
-            env=self.environment,
-            cwd=self.work,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=COMMAND_S_MAX,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        assert "Traceback" not in done.stderr
-        if "plj1-" in done.stdout:
-            self.token = done.stdout.split()[-1]
-        return done.stdout
+        """Run a line in a shell, or a plain one without → what it printed. Fails if its exit code is not 0."""
+        how: dict[str, Any] = {"env": self.environment, "cwd": self.work, "stdin": subprocess.DEVNULL}
+        words = [*program(), *command.split()[1:]] if PLAIN.fullmatch(command) else ["bash", "-c", command]
+        done = forks.run(words, program(), COMMAND_S_MAX, **how)
+        out, errors = done.stdout.decode(), done.stderr.decode()
+        assert done.returncode == 0, f"{command}\n{out}{errors}"
+        assert "Traceback" not in errors
+        if "plj1-" in out:
+            self.token = out.split()[-1]
+        return out
 
     def up_with_gpus(self) -> None:
         """Have an agent with two GPUs that are played."""

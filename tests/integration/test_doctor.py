@@ -16,11 +16,11 @@ import pytest
 
 from peerload.agent.broker import find_broker, start_broker
 from peerload.cli.doctor import CHECKS
-from tests.integration.cluster import Cluster, program
-from tests.support import cluster_of, free_port, wait_until
+from tests.integration.cluster import Cluster, ended, program
+from tests.support import cluster_of, kept_port, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.integration.cluster import Agent
 
@@ -31,7 +31,11 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-PORTS_TRIED_MAX = 5
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    """One that each test leaves as it found it."""
+    with Cluster() as made:
+        yield made.agent("n1")
 
 
 def examined(cluster: Cluster, socket: str | None, **more: Any) -> dict[str, dict[str, str]]:
@@ -53,10 +57,11 @@ def one(cluster: Cluster, agent: Agent | None, name: str, **more: Any) -> tuple[
     return check["result"], check["says"], check["fix"]
 
 
-def config_of(cluster: Cluster, text: str) -> None:
+def config_of(cluster: Cluster, text: str) -> Path:
     path = cluster.directory / "config" / "peerload" / "config.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
+    return path
 
 
 def test_a_sound_agent_fails_nothing(cluster: Cluster) -> None:
@@ -91,19 +96,18 @@ def test_without_an_agent_what_can_be_looked_at_is(cluster: Cluster) -> None:
     assert found["agent"]["fix"] == "peerload up"
     assert found["settings"]["result"] == found["state"]["result"] == found["python"]["result"] == "ok"
     assert found["launcher"]["result"] == "skip"
-    text = cluster.cli(None, "doctor", "--quiet").stdout.decode()
-    assert "fail  agent" in text
-    assert "no agent to ask" not in text
+    lines = [line.split()[:2] for line in cluster.cli(None, "doctor", "--quiet").stdout.decode().splitlines()]
+    assert ["fail", "agent"] in lines
+    assert not any(line[0] in ("ok", "skip") for line in lines)
 
 
 @pytest.mark.long
 def test_an_agent_that_was_stopped(cluster: Cluster) -> None:
     agent = cluster.agent("n1")
     agent.pause()
-    result, says, fix = one(cluster, agent, "agent")
+    result, _, fix = one(cluster, agent, "agent")
     agent.resume()
     assert (result, f"kill -CONT {agent.pid}" in fix) == ("fail", True)
-    assert "does not answer" in says
 
 
 def test_settings_that_cannot_be_used(cluster: Cluster) -> None:
@@ -112,31 +116,30 @@ def test_settings_that_cannot_be_used(cluster: Cluster) -> None:
     assert (result, "slotz" in says) == ("fail", True)
 
 
-def test_settings_changed_since_the_start(cluster: Cluster) -> None:
-    agent = cluster.agent("n1")
-    assert one(cluster, agent, "restart")[0] == "ok"
-    config_of(cluster, "lease_s = 30\nnode = 'other'\n")
-    result, says, fix = one(cluster, agent, "restart")
+def test_settings_changed_since_the_start(agent: Agent) -> None:
+    assert one(agent.cluster, agent, "restart")[0] == "ok"
+    changed = config_of(agent.cluster, "lease_s = 30\nnode = 'other'\n")
+    result, says, fix = one(agent.cluster, agent, "restart")
+    changed.unlink()
     assert (result, "lease_s" in says, "node" in says) == ("warn", True, False)  # n1 was given as a flag
     assert "config show" in fix
 
 
-def test_a_socket_open_to_others(cluster: Cluster) -> None:
-    agent = cluster.agent("n1")
-    assert one(cluster, agent, "socket")[0] == "ok"
+def test_a_socket_open_to_others(agent: Agent) -> None:
+    assert one(agent.cluster, agent, "socket")[0] == "ok"
     Path(agent.socket).chmod(0o666)
-    assert one(cluster, agent, "socket")[:1] == ("warn",)
+    assert one(agent.cluster, agent, "socket")[:1] == ("warn",)
     Path(agent.socket).parent.chmod(0o777)
-    result, _, fix = one(cluster, agent, "socket")
+    result, _, fix = one(agent.cluster, agent, "socket")
     Path(agent.socket).parent.chmod(0o700)
+    Path(agent.socket).chmod(0o600)
     assert (result, fix.startswith("chmod go-w")) == ("fail", True)
 
 
-def test_a_state_directory_open_to_others(cluster: Cluster) -> None:
-    agent = cluster.agent("n1")
-    assert one(cluster, agent, "state")[0] == "ok"
+def test_a_state_directory_open_to_others(agent: Agent) -> None:
+    assert one(agent.cluster, agent, "state")[0] == "ok"
     agent.state.chmod(0o777)
-    result, _, fix = one(cluster, agent, "state")
+    result, _, fix = one(agent.cluster, agent, "state")
     agent.state.chmod(0o700)
     assert (result, fix) == ("fail", f"chmod 700 {agent.state}")
 
@@ -167,10 +170,11 @@ def test_a_damaged_row(cluster: Cluster) -> None:
     assert (result, task in says) == ("fail", True)
 
 
-def test_a_drained_node(cluster: Cluster) -> None:
-    agent = cluster.agent("n1")
+def test_a_drained_node(agent: Agent) -> None:
     agent.call("drain", reason="new PSU")
-    assert one(cluster, agent, "drained") == ("warn", 'this node takes no tasks: "new PSU"', "peerload undrain")
+    result, says, fix = one(agent.cluster, agent, "drained")
+    agent.call("undrain")
+    assert (result, '"new PSU"' in says, fix) == ("warn", True, "peerload undrain")
 
 
 @pytest.mark.long
@@ -190,13 +194,12 @@ def test_a_cluster_directory_open_to_others(cluster: Cluster) -> None:
     shutil.copytree(cluster_of().directory, copy)
     copy.chmod(0o755)
     result, says, fix = one(cluster, None, "cluster", env={"PEERLOAD_CLUSTER": str(copy)})
-    assert (result, "others may read" in says, fix) == ("fail", True, f"chmod -R go= {copy}")
+    assert (result, str(copy) in says, fix) == ("fail", True, f"chmod -R go= {copy}")
 
 
-def test_another_cluster_than_the_agents(cluster: Cluster) -> None:
-    agent = cluster.agent("n1")
+def test_another_cluster_than_the_agents(agent: Agent) -> None:
     other = cluster_of("lab2").directory
-    result, says, _ = one(cluster, agent, "cluster", env={"PEERLOAD_CLUSTER": str(other)})
+    result, says, _ = one(agent.cluster, agent, "cluster", env={"PEERLOAD_CLUSTER": str(other)})
     assert (result, str(other) in says) == ("warn", True)
 
 
@@ -207,19 +210,20 @@ def test_an_address_that_only_this_machine_reaches(cluster: Cluster) -> None:
 
 
 def test_a_peer_that_is_not_found(cluster: Cluster) -> None:
-    nobody = f"127.0.0.1:{free_port()}"
-    agent = cluster.agent("n1", "--peer", nobody)
-    wait_until(lambda: agent.call("info")["sought"].get(nobody), 20)
-    result, says, _ = one(cluster, agent, "peers")
-    assert (result, nobody in says, "refused" in says) == ("fail", True, True)
+    with kept_port() as port:
+        nobody = f"127.0.0.1:{port}"
+        agent = cluster.agent("n1", "--peer", nobody)
+        wait_until(lambda: agent.call("info")["sought"].get(nobody), what="it to be sought")
+        result, says, _ = one(cluster, agent, "peers")
+    assert (result, nobody in says) == ("fail", True)
 
 
 def test_a_peer_of_another_cluster(cluster: Cluster) -> None:
     first = cluster.agent("n1")
     second = cluster.agent("n2", "--peer", first.listen, "--cluster", str(cluster_of("strangers").directory))
     wait_until(lambda: second.call("info")["sought"].get(first.listen), 20)
-    result, says, fix = one(cluster, second, "peers", env={"PEERLOAD_CLUSTER": str(cluster_of("strangers").directory)})
-    assert (result, "another cluster" in says, "same cluster directory" in fix) == ("fail", True, True), says
+    result, says, _ = one(cluster, second, "peers", env={"PEERLOAD_CLUSTER": str(cluster_of("strangers").directory)})
+    assert (result, first.listen in says) == ("fail", True), says
 
 
 def test_a_peer_that_died(cluster: Cluster) -> None:
@@ -249,14 +253,14 @@ def test_two_agents_of_one_name(cluster: Cluster) -> None:
 
 
 def test_a_broker_that_is_away(cluster: Cluster) -> None:
-    url = f"mqtt://me:secret@127.0.0.1:{free_port()}"
-    config_of(cluster, f'mqtt = ["{url}"]\n')
-    result, says, _ = one(cluster, None, "broker")
-    assert (result, "refused" in says, "secret" in says) == ("fail", True, False)
-    agent = cluster.agent("n1")
-    wait_until(lambda: "127.0.0.1" in agent.call("checkup")["broker"]["why"], 20)
-    result, says, _ = one(cluster, agent, "broker")
-    assert (result, "the agent has none" in says, "secret" in says) == ("fail", True, False)
+    with kept_port() as port:
+        config_of(cluster, f'mqtt = ["mqtt://me:secret@127.0.0.1:{port}"]\n')
+        result, says, _ = one(cluster, None, "broker")
+        assert (result, f"127.0.0.1:{port}" in says, "secret" in says) == ("fail", True, False)
+        agent = cluster.agent("n1")
+        wait_until(lambda: "127.0.0.1" in agent.call("checkup")["broker"]["why"], what="it to be missed")
+        result, says, _ = one(cluster, agent, "broker")
+        assert (result, f"127.0.0.1:{port}" in says, "secret" in says) == ("fail", True, False)
 
 
 def test_a_broker_that_answers(cluster: Cluster) -> None:
@@ -269,41 +273,21 @@ def test_a_broker_that_answers(cluster: Cluster) -> None:
         assert broker.url in one(cluster, None, "broker")[1]
 
 
-def await_finding(cluster: Cluster, mosquitto: Path, settings: str, login: str, found: Callable[[], bool]) -> None:
-    """Wait until this is found of a broker with these settings."""
-    for _ in range(PORTS_TRIED_MAX):  # somebody else may take the port meanwhile
-        port = free_port()
-        configuration = cluster.directory / "mosquitto.conf"
-        configuration.write_text(f"listener {port} 127.0.0.1\nuser root\n{settings}\n", encoding="utf-8")
-        broker = subprocess.Popen([str(mosquitto), "-c", str(configuration)], stderr=subprocess.DEVNULL)
-        try:
-            config_of(cluster, f'mqtt = ["mqtt://{login}127.0.0.1:{port}"]\n')
-            wait_until(lambda broker=broker: broker.poll() is not None or found(), what="it to be found")  # type: ignore[misc]
-            if broker.poll() is None:
-                return
-        finally:
-            broker.terminate()
-            broker.wait(60)
-    pytest.fail("no port for the broker was to be had")
-
-
 def test_a_broker_that_refuses_us(cluster: Cluster, mosquitto: Path) -> None:
     passwords = cluster.directory / "passwords"
     passwords.write_text("", encoding="utf-8")
+    configuration = cluster.directory / "mosquitto.conf"
 
     def refuses() -> bool:
         result, says, _ = one(cluster, None, "broker")
         return (result, "refuses us" in says) == ("fail", True)
 
-    settings = f"allow_anonymous false\npassword_file {passwords}"
-    await_finding(cluster, mosquitto, settings, "me:secret@", refuses)
-
-
-def test_a_broker_that_holds_small_messages_back(cluster: Cluster, mosquitto: Path) -> None:
-    def is_warned_of() -> bool:
-        return "set_tcp_nodelay" in one(cluster, None, "broker")[2]
-
-    await_finding(cluster, mosquitto, "allow_anonymous true", "", is_warned_of)
+    with kept_port() as port:
+        settings = f"listener {port} 127.0.0.1\nuser root\nallow_anonymous false\npassword_file {passwords}\n"
+        configuration.write_text(settings, encoding="utf-8")
+        config_of(cluster, f'mqtt = ["mqtt://me:secret@127.0.0.1:{port}"]\n')
+        with ended(subprocess.Popen([str(mosquitto), "-c", str(configuration)], stderr=subprocess.DEVNULL)):
+            wait_until(refuses, what="the refusal to be found")
 
 
 def test_too_few_open_files(cluster: Cluster) -> None:
@@ -314,5 +298,6 @@ def test_too_few_open_files(cluster: Cluster) -> None:
 
 
 def test_no_place_for_temporary_files(cluster: Cluster) -> None:
-    result, says, _ = one(cluster, None, "temporary", env={"TMPDIR": str(cluster.directory / "nowhere")})
-    assert (result, "No such file" in says) == ("fail", True)
+    nowhere = str(cluster.directory / "nowhere")
+    result, says, _ = one(cluster, None, "temporary", env={"TMPDIR": nowhere})
+    assert (result, nowhere in says) == ("fail", True)

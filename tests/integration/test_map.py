@@ -221,9 +221,6 @@ def test_inputs_are_taken_at_the_pace_of_the_work(agent: Agent) -> None:
         endless.stdout.close()
         wait_until(lambda: named(agent, "endless").count("done") > 20, 20, "some to end")
         assert sum(state not in ("done", "failed", "cancelled") for state in named(agent, "endless")) <= 5
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        (resident,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")]
-        assert resident < 40_000  # KiB
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         endless.wait(60)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from peerload.cli import doctor, doctor_agent, doctor_cluster, doctor_machine
+from peerload.cli import doctor, doctor_agent, doctor_broker, doctor_cluster, doctor_machine
+from peerload.cli.doctor_broker import Probed
 from peerload.cli.doctor_facts import Check, Facts, Finding
 from tests.support import cluster_of
 
@@ -333,3 +334,17 @@ def test_what_was_lost_and_what_was_removed_early(facts: Facts) -> None:
     assert doctor_agent.kept(with_agent(facts, removed_early=None)).result == "ok"
     early = {"tasks": 18, "at": 5.0, "why": "more than 30 ended tasks were kept"}
     assert doctor_agent.kept(with_agent(facts, removed_early=early)).result == "warn"
+
+
+@pytest.mark.parametrize(("settings", "result"), [("", "warn"), ("set_tcp_nodelay true\n", "ok")])
+def test_a_broker_of_this_machine_that_holds_small_messages_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, result: str
+) -> None:
+    monkeypatch.setattr(doctor_broker, "probed", lambda url, _: Probed(url))
+    monkeypatch.setattr(doctor_broker, "anybody_may_publish", lambda *_: False)
+    environment = {"HOME": str(tmp_path), "PEERLOAD_MQTT": "mqtt://127.0.0.1:1883"}
+    facts = Facts(str(tmp_path / "none"), root=tmp_path, environment=environment)
+    put(facts, "proc/7/cmdline", "/usr/sbin/mosquitto\0-c\0/etc/mosquitto.conf\0")
+    put(facts, "etc/mosquitto.conf", f"listener 1883\n{settings}")
+    found = doctor_cluster.broker(facts)
+    assert (found.result, "set_tcp_nodelay" in found.fix) == (result, result == "warn")
