@@ -69,7 +69,7 @@ def _streams(descriptors: list[int]) -> Iterator[None]:
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
         sys.stdin, sys.stdout, sys.stderr = (
-            open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115, PTH123
+            open(number, mode, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
             for number, mode in enumerate("rww")
         )
         yield

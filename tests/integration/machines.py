@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from peerload.client import Client
 from tests.integration.cluster import MARK, PATH, is_alive, processes_with, program
+from tests.integration.in_process import cli_in
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ class Machine:
             timeout=timeout_s,
             check=False,
         )
+
+    def typed(self, *words: str) -> subprocess.CompletedProcess[bytes]:
+        """The same in this process, which is not of another network."""
+        assert not self._prefix
+        return cli_in(self.environment, "/", *words)
 
     def done(self, *words: str, **more: str) -> str:
         """The same, and it must go well → what it prints."""

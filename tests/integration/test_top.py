@@ -174,7 +174,9 @@ def test_read_only_in_plain_characters_with_hostile_names_beside_an_agent_that_s
     task = n1.submit("sh", "-c", f"printf '%s\\n' '{HOSTILE}'; sleep 600", name=HOSTILE, placement={"local": True})
     n1.await_state(task, "running")
     with top(n1, tmux, "--readonly", "--ascii", columns=160, NO_COLOR="1") as terminal:
-        screen = terminal.await_text("+- 2 nodes", "cpu", task, "read only", "\\x1b[31mred", "[bold red]m[/]", "\\u202egnp")
+        screen = terminal.await_text(
+            "+- 2 nodes", "cpu", task, "read only", "\\x1b[31mred", "[bold red]m[/]", "\\u202egnp"
+        )
         assert screen.isascii()
         assert terminal.fact("pane_title") != "owned"
         assert "cancel" not in terminal.lines()[-1]
