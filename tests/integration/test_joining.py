@@ -21,9 +21,9 @@ REVOKED_S_MAX = 10.0
 
 def refused(machine: Machine, *words: str) -> str:
     """What it says of that it does not do."""
-    done = machine.typed(*words)
+    done = machine.type(*words)
     assert done.returncode == 125, done.stdout
-    return done.stderr.decode()
+    return done.stderr
 
 
 def certificate_of_ca(machine: Machine) -> bytes:
