@@ -106,7 +106,7 @@ def short_directory() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-@pytest.fixture(params=["mosquitto", "amqtt"])
+@pytest.fixture(params=["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)])
 def broker(request: pytest.FixtureRequest, short_directory: Path) -> Iterator[BrokerProcess]:
     """A running broker of each kind."""
     need_broker(request.param)

@@ -15,30 +15,30 @@ from tests.integration.test_two_machines import ADDRESSES, machines  # noqa: F40
 from tests.support import wait_until
 
 ON_LOOPBACK = ("--listen", "127.0.0.1:0")
-SECOND_MACHINE_S_MAX = 60.0
-NOTICED_S_MAX = 120.0
-"""For all to show it, asked one after another: some ten seconds on a quiet machine."""
 REVOKED_S_MAX = 10.0
 """It takes about one second, and this at most."""
 
 
-def three_commands(first: Machine, second: Machine, *listen: str) -> float:
-    """The second machine joins and runs a task on the first → how long that took, in s."""
-    began_s = time.monotonic()
-    token = first.token(*listen)
-    said = second.done("join", *listen, token)
-    assert f"{second.name} has joined" in said
-    assert second.done("run", "--node", first.name, "-d", "/", "sh", "-c", "echo $PEERLOAD_NODE") == f"{first.name}\n"
-    return time.monotonic() - began_s
+def refused(machine: Machine, *words: str) -> str:
+    """What it says of that it does not do."""
+    done = machine.type(*words)
+    assert done.returncode == 125, done.stdout
+    return done.stderr
 
 
+def certificate_of_ca(machine: Machine) -> bytes:
+    return (machine.directory / "config" / "peerload" / "cluster" / "ca.pem").read_bytes()
+
+
+@pytest.mark.rule("P3")
 def test_a_second_machine_joins_and_runs_a_task_with_three_commands() -> None:
     with Lab() as lab:
-        first, second = lab.machine("ws1"), lab.machine("ws2")
+        first, second, other = lab.machine("ws1"), lab.machine("ws2"), lab.machine("ws9")
         first.done("up")
-        took_s = three_commands(first, second, *ON_LOOPBACK)
-        assert took_s < SECOND_MACHINE_S_MAX
-        assert first.done("run", "--node", "ws2", "-d", "/", "sh", "-c", "echo $PEERLOAD_NODE") == "ws2\n"
+        second.done("join", *ON_LOOPBACK, first.token(*ON_LOOPBACK))
+        told = ("-d", "/", "sh", "-c", "echo $PEERLOAD_NODE")
+        assert second.done("run", "--node", "ws1", *told) == "ws1\n"
+        assert first.done("run", "--node", "ws2", *told) == "ws2\n"
         kept = second.directory / "config" / "peerload" / "cluster"
         assert stat.S_IMODE(kept.stat().st_mode) == 0o700
         assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in kept.iterdir()} == {
@@ -51,20 +51,38 @@ def test_a_second_machine_joins_and_runs_a_task_with_three_commands() -> None:
         assert second.call("info")["notices"] == []
         second.done("down")
         second.done("up")  # with no flag: a member again
-        wait_until(lambda: first.sees("ws2") and second.sees("ws1"), 20, "both to be back")
-        why = second.type("invite")
-        assert why.returncode == 125
-        assert "does not have the key of the cluster's CA" in why.stderr
-        assert "on ws1:  peerload invite" in why.stderr
+        wait_until(lambda: first.sees("ws2") and second.sees("ws1"), what="both to be back")
+        assert "on ws1:  peerload invite" in refused(second, "invite"), "it does not have the key of the CA"
+        nothing_is_done_by_way_of_another(first, second)
+        # A machine that has a cluster of its own keeps that, whether its agent runs or not.
+        other.done("up")
+        other.token(*ON_LOOPBACK)
+        token, before = first.token(), certificate_of_ca(other)
+        refused(other, "join", token)
+        other.done("down")
+        refused(other, "join", token)
+        assert certificate_of_ca(other) == before
 
 
-def test_two_everybodyon_a_wire(machines: dict[str, str]) -> None:  # noqa: F811 -- a fixture
+def nothing_is_done_by_way_of_another(one: Machine, two: Machine) -> None:
+    """What is for users of the machine itself, no member may ask for."""
+    for verb, fields in (
+        ("invite", {}),
+        ("revoke", {"node": "ws2"}),
+        ("rotate", {}),
+        ("restart", {}),
+        ("cancel_remote", {"guests": ["ws1/1"]}),
+    ):
+        with pytest.raises(BadRequest, match="for users of the machine itself"):
+            two.call(verb, at="ws1", **fields)
+    info = one.call("info")
+    assert (info["seal_key"], info["revoked"]) == (0, [])
+
+
+def test_two_machines_on_a_wire(machines: dict[str, str]) -> None:  # noqa: F811 -- a fixture
     with Lab() as lab:
         first, second = (lab.machine(node, namespace) for node, namespace in machines.items())
         first.done("up")
-        for machine, namespace in zip((first, second), machines.values(), strict=True):
-            del namespace
-            machine.configure("")
         token = first.token("--listen", f"{ADDRESSES['n1']}:7117")
         said = second.done("join", token)
         assert f"Others reach it at {ADDRESSES['n2']}:7117" in said, "at its address towards the other"
@@ -114,16 +132,10 @@ def test_names_that_are_taken_or_none() -> None:
 def test_mistyped_tokens_are_told_without_asking_anybody() -> None:
     with Lab() as lab:
         machine = lab.machine("ws1")
-        for word, says in (
-            ("plj1-aeyy6ied6mwfeybdqraha5hq3n2lhajygo4s", "this is no whole token"),
-            ("hello", "this is no join token"),
-            ("plj1-", "this is no whole token"),
-            ("plj1-\u0661", "this is no whole token"),
-        ):
-            refused = machine.type("join", word)
-            assert refused.returncode == 125
-            assert says in refused.stderr
-            assert refused.stderr.count("\n") == 2, "one line and a hint"
+        for word in ("plj1-aeyy6ied6mwfeybdqraha5hq3n2lhajygo4s", "hello", "plj1-", "plj1-\u0661"):
+            said = refused(machine, "join", word)
+            assert "token" in said.splitlines()[0], word
+            assert said.count("\n") == 2, "one line and a hint"
             assert not machine.state.exists(), "nothing is left"
 
 
@@ -135,8 +147,7 @@ def test_who_is_revoked_is_out_everywhere_and_comes_back_by_a_new_invitation_alo
         one, two, three = lab.cluster("ws1", "ws2", "ws3")
         wait_until(lambda: two.sees("ws1", "ws3") and three.sees("ws1", "ws2"), 20, "all to know all")
         two.done("down")
-        began_s = time.monotonic()
-        assert "ws3 is shut out" in one.done("revoke", "ws3")
+        one.done("revoke", "ws3")
         wait_until(lambda: three.call("info")["revoked"] == ["ws3"], 10, "it is told")
         two.done("up")
         wait_until(lambda: two.call("info")["revoked"] == ["ws3"], 20, "who was away hears of it")
@@ -151,7 +162,6 @@ def test_who_is_revoked_is_out_everywhere_and_comes_back_by_a_new_invitation_alo
         assert "ws3 was shut out of the cluster (revoked)" in one.call("why", task=task)["summary"]
         task = three.done(*words, "ws1", "true").strip()
         assert "was shut out of its cluster (revoked) and works alone" in three.call("why", task=task)["summary"]
-        assert time.monotonic() - began_s < NOTICED_S_MAX
         for machine in (one, three):
             machine.kill()
             machine.done("up")
@@ -194,6 +204,7 @@ def test_the_tasks_of_who_is_revoked_end_on_every_node() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timed
 @pytest.mark.rule("J4")
 @pytest.mark.timeout(300)
 def test_a_revocation_reaches_all_within_ten_seconds() -> None:
@@ -265,24 +276,6 @@ def test_a_member_without_the_cas_key_gets_a_new_certificate_in_time() -> None:
         wait_until(lambda: one.sees("ws2") and two.sees("ws1"), 30, "a new link with the new certificate")
 
 
-@pytest.mark.rule("P3")
-def test_no_member_may_do_by_way_of_another_what_it_cannot_do_itself() -> None:
-    with Lab() as lab:
-        one, two = lab.cluster("ws1", "ws2")
-        wait_until(lambda: two.sees("ws1"), 20, "a link")
-        for verb, fields in (
-            ("invite", {}),
-            ("revoke", {"node": "ws2"}),
-            ("rotate", {}),
-            ("restart", {}),
-            ("cancel_remote", {"guests": ["ws1/1"]}),
-        ):
-            with pytest.raises(BadRequest, match="for users of the machine itself"):
-                two.call(verb, at="ws1", **fields)
-        info = one.call("info")
-        assert (info["seal_key"], info["revoked"]) == (0, [])
-
-
 @pytest.mark.rule("J1")
 def test_who_is_let_in_as_an_issuer_lets_others_in() -> None:
     with Lab() as lab:
@@ -292,22 +285,6 @@ def test_who_is_let_in_as_an_issuer_lets_others_in() -> None:
         assert Path(two.directory, "config", "peerload", "cluster", "ca.key").exists()
         three.done("join", *ON_LOOPBACK, two.token())
         wait_until(lambda: one.sees("ws2", "ws3"), 20, "all to know all")
-
-
-def test_another_cluster_is_not_written_over() -> None:
-    with Lab() as lab:
-        one, other = lab.machine("ws1"), lab.machine("ws2")
-        for machine in (one, other):
-            machine.done("up")
-        token, _ = one.token(*ON_LOOPBACK), other.token(*ON_LOOPBACK)
-        before = (other.directory / "config" / "peerload" / "cluster" / "ca.pem").read_bytes()
-        refused = other.type("join", token)
-        assert refused.returncode == 125
-        assert "is of another cluster" in refused.stderr
-        other.done("down")
-        refused = other.type("join", token)
-        assert "is of another cluster" in refused.stderr
-        assert (other.directory / "config" / "peerload" / "cluster" / "ca.pem").read_bytes() == before
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.cluster import Agent, Cluster
+from tests.integration.in_process import cli
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def test_who_takes_more_than_asked_for_is_named_everywhere(agents: list[Agent], 
     assert 0 < task["usage"]["memory_bytes_max"] <= 64 << 20
     name = task["id"]
     for words in (("show", name), ("ls",), ("wait", name), ("events", name)):
-        told = home.cli(*words).stdout.decode()
+        told = cli(home, *words).stdout.decode()
         assert says in told, (words, told)
-    assert json.loads(home.cli("wait", "--json", name).stdout)["out_of"] == "memory"
+    assert json.loads(cli(home, "wait", "--json", name).stdout)["out_of"] == "memory"
 
 
 def test_who_keeps_to_it_is_not_touched(agents: list[Agent]) -> None:

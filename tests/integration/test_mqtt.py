@@ -96,6 +96,7 @@ def publish(loop: LoopThread, url: str, messages: list[tuple[str, bytes]], *, re
     loop.run(work())
 
 
+@pytest.mark.parametrize("broker", ["mosquitto", "amqtt"], indirect=True)
 def test_state_is_retained_for_who_joins_later(nodes: Nodes) -> None:
     first = nodes("ws1")
     wait_until(lambda: first.bus.connected, what="ws1 connected")

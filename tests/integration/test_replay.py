@@ -14,6 +14,7 @@ import pytest
 from peerload.policy.registry import presets
 from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
 from tests.integration.cluster import ROOT, Agent, Cluster
+from tests.integration.in_process import cli_in
 from tests.integration.test_docs_commands import keys_told
 from tests.support import wait_until
 
@@ -65,16 +66,17 @@ IN_SHORT = ("adaptive",)
 def test_decisions_come_out_again(policy: str, broker: BrokerProcess) -> None:  # noqa: F811
     with Cluster() as cluster:
         agents = recorded(cluster, broker.url, policy)
-        home, other, _ = agents
-        tasks = [home.submit("sh", "-c", "echo told; sleep 0.1") for _ in range(40)]
+        home, other, third = agents
+        third.wait(*[third.submit("sleep", "0.05", name="as-it-was") for _ in range(3)])
+        tasks = [home.submit("sh", "-c", "echo told; sleep 0.1") for _ in range(20)]
         spec = cluster.spec("true", directory=b"/no/such/directory")
         nowhere = home.call("submit", token="nowhere-at-all", spec=spec, wait_for_node=True)["id"]
         home.call("cancel", tasks=[*tasks[-3:], nowhere])
-        wait_until(lambda: ended_at(home) > 5, what="some to end")
+        wait_until(lambda: ended_at(home) > 3, what="some to end")
         other.kill()
         other.start()
-        tasks += [home.submit("sleep", "0.05") for _ in range(20)]
-        wait_until(lambda: ended_at(home) > 30, what="more to end")
+        tasks += [home.submit("sleep", "0.05") for _ in range(8)]
+        wait_until(lambda: ended_at(home) > 15, what="more to end")
         home.kill()
         home.start()
         home.wait(*tasks)
@@ -91,11 +93,36 @@ def test_decisions_come_out_again(policy: str, broker: BrokerProcess) -> None:  
             assert start["difference"] is None
             assert start["events_agreed"] == start["events"] > 0
             assert start["policy"] == policy
-        assert sum(start["actions_agreed"] for start in starts["n1"]) > 100
+        assert sum(start["actions_agreed"] for start in starts["n1"]) > 50
         assert [start["ended"] for start in starts["n2"]] == [
             "it breaks off: the agent was killed, or still runs",
             "the agent stopped",
         ]
+        is_told_where_it_was_changed(cluster.directory / "n3.rec")
+
+
+def is_told_where_it_was_changed(path: Path) -> None:
+    """A recording of one start, in which a decision was forged."""
+    data = path.read_bytes()
+    events = objects(replay(path, "--events"))
+    assert {"v", *keys_told("cli.md", "`replay --events`")[0]} == set(events[0])
+    assert events[0]["event"]["type"] == "AgentStarted"
+    submitted = [event for event in events if event["event"]["type"] == "TaskSubmitted"]
+    assert submitted[0]["event"]["spec"]["environment"].endswith(" bytes")
+    # What was decided about the first of these tasks: its name in an action, not in the event before.
+    first = data.index(b"as-it-was")
+    second = data.index(b"as-it-was", first + 1)
+    path.write_bytes(data[:second] + b"as-it-got" + data[second + 9 :])
+    done = replay(path, "--json")
+    assert done.returncode == 1
+    (start,) = objects(done)
+    assert {"v", *keys_told("cli.md", "`replay`")[0]} == set(start)
+    difference = start["difference"]
+    assert difference["event_number"] == submitted[0]["number"] == start["events_agreed"] + 1
+    assert "as-it-got" in str(difference["recorded"])
+    assert "as-it-was" in str(difference["replayed"])
+    text = replay(path).stdout
+    assert f"DIFFERENT at event {difference['event_number']}, action {difference['action_number']}:" in text
 
 
 def test_an_agent_with_more_slots_than_cpus_too() -> None:
@@ -109,48 +136,18 @@ def test_an_agent_with_more_slots_than_cpus_too() -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("broker", ["mosquitto", pytest.param("amqtt", marks=pytest.mark.long)], indirect=True)
-def test_a_tampered_recording_shows_where_it_differs(broker: BrokerProcess) -> None:  # noqa: F811
-    with Cluster() as cluster:
-        agents = recorded(cluster, broker.url, "adaptive", slots=1)
-        home = agents[0]
-        home.wait(*[home.submit("sleep", "0.05", name="as-it-was") for _ in range(9)])
-        home.call("stop", all=True)
-        home.reap()
-        path = cluster.directory / "n1.rec"
-        data = path.read_bytes()
-        events = objects(replay(path, "--events"))
-        assert {"v", *keys_told("cli.md", "`replay --events`")[0]} == set(events[0])
-        assert events[0]["event"]["type"] == "AgentStarted"
-        submitted = [event for event in events if event["event"]["type"] == "TaskSubmitted"]
-        assert submitted[0]["event"]["spec"]["environment"].endswith(" bytes")
-        # What was decided about the first of these tasks: its name in an action, not in the event before.
-        first = data.index(b"as-it-was")
-        second = data.index(b"as-it-was", first + 1)
-        path.write_bytes(data[:second] + b"as-it-got" + data[second + 9 :])
-        done = replay(path, "--json")
-        assert done.returncode == 1
-        (start,) = objects(done)
-        assert {"v", *keys_told("cli.md", "`replay`")[0]} == set(start)
-        difference = start["difference"]
-        assert difference["event_number"] == submitted[0]["number"] == start["events_agreed"] + 1
-        assert "as-it-got" in str(difference["recorded"])
-        assert "as-it-was" in str(difference["replayed"])
-        text = replay(path).stdout
-        assert f"DIFFERENT at event {difference['event_number']}, action {difference['action_number']}:" in text
-
-
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [(b"", "it is empty"), (b"no recording\n", "not a recording"), (b"peerload recording 9\n", "another version")],
-)
-def test_what_is_no_recording_is_refused(tmp_path: Path, content: bytes, why: str) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(content)
-    done = replay(path)
-    assert (done.returncode, done.stdout) == (125, "")
-    assert why in done.stderr
-    assert replay(tmp_path / "missing").returncode == 125
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    for name, content, why in (
+        ("empty", b"", "it is empty"),
+        ("other", b"no recording\n", "not a recording"),
+        ("newer", b"peerload recording 9\n", "another version"),
+        ("missing", None, ""),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        done = cli_in(os.environ, str(tmp_path), "replay", str(tmp_path / name))
+        assert (done.returncode, done.stdout) == (125, b""), name
+        assert why in done.stderr.decode(), name
 
 
 def test_an_agent_that_cannot_record_does_not_start(tmp_path: Path) -> None:

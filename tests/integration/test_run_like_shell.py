@@ -227,7 +227,7 @@ def _without(raw: bytes, directory: str) -> bytes:
     return raw.replace(os.fsencode(directory), b"DIRECTORY")
 
 
-@pytest.mark.parametrize("name", in_short(CASES, 2))
+@pytest.mark.parametrize("name", in_short(CASES, 4))
 def test_it_is_as_it_would_be_here(name: str, agent: Agent, tool: str, tmp_path: Path) -> None:
     here = _result(CASES[name], tmp_path / "local", agent, "")
     there = _result(CASES[name], tmp_path / "remote", agent, tool)

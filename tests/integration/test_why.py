@@ -12,6 +12,8 @@ import pytest
 from tests.fakes.nvml import environment
 from tests.gpu.cards import Cards
 from tests.integration.cluster import PATH, ROOT, Agent, Cluster
+from tests.integration.in_process import cli
+from tests.integration.shared import end_all
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Lab:
         self.home = cluster.add("n1", "--peer", self.gpu1.listen, slots=1).start()
         self.lab4 = cluster.add("lab4", "--peer", self.gpu1.listen, slots=4).start()
         cluster.await_acquainted([self.home, self.gpu1, self.lab4])
-        self.lab4.cli("drain", "--reason", "new PSU")
+        cli(self.lab4, "drain", "--reason", "new PSU")
         wait_until(lambda: self.node("lab4")["drained"], what="the drain to be heard of")
         wait_until(lambda: len(self.node("gpu1")["gpus"]) == len(self.cards.cards), what="the GPUs to be heard of")
         tools = cluster.directory / "tools"
@@ -50,17 +52,17 @@ class Lab:
         return found
 
     def submit(self, *words: str, at: Agent | None = None) -> str:
-        done = (at or self.home).cli(*words, env={"PATH": self.path})
+        done = cli(at or self.home, *words, env={"PATH": self.path})
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode().strip()
 
     def why(self, ref: str = "@") -> list[str]:
-        done = self.home.cli("why", ref)
+        done = cli(self.home, "why", ref)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode().splitlines()
 
     def why_json(self, ref: str = "@") -> dict[str, Any]:
-        told = json.loads(self.home.cli("why", ref, "--json").stdout)
+        told = json.loads(cli(self.home, "why", ref, "--json").stdout)
         assert isinstance(told, dict)
         return told
 
@@ -75,10 +77,19 @@ class Lab:
         return tasks
 
 
-@pytest.fixture
-def lab() -> Iterator[Lab]:
+@pytest.fixture(name="shared", scope="module")
+def fixture_shared() -> Iterator[Lab]:
     with Cluster() as cluster:
         yield Lab(cluster)
+
+
+@pytest.fixture(name="lab")
+def fixture_lab(shared: Lab) -> Iterator[Lab]:
+    """The same for all tests, with nothing to do."""
+    yield shared
+    end_all(shared.home, shared.gpu1)
+    wait_until(lambda: not shared.node("gpu1")["tasks_running"], what="gpu1 to be free")
+    wait_until(lambda: not any(gpu["tasks"] for gpu in shared.node("gpu1")["gpus"]), what="its GPUs to be free")
 
 
 def test_where_a_task_went_and_on_which_card(lab: Lab) -> None:
@@ -104,8 +115,8 @@ def test_a_task_that_runs_elsewhere_shows_its_cards_at_home_also_after_a_restart
     shown = lab.home.await_state(task, "running")
     assert shown["device_names"] == ["GPU 0 (Fake-A10)", "GPU 1 (Fake-A10)"]
     assert shown["reason"] == "started on gpu1: GPU 0 (Fake-A10), GPU 1 (Fake-A10)"
-    assert "devices    GPU 0 (Fake-A10), GPU 1 (Fake-A10)" in lab.home.cli("show", task).stdout.decode()
-    (listed,) = json.loads(lab.home.cli("ls", "--json").stdout)["tasks"]
+    assert "devices    GPU 0 (Fake-A10), GPU 1 (Fake-A10)" in cli(lab.home, "show", task).stdout.decode()
+    (listed,) = json.loads(cli(lab.home, "ls", "--json").stdout)["tasks"]
     assert listed["device_names"] == shown["device_names"]
     assert lab.why()[2] == "  with GPU 0 (Fake-A10), GPU 1 (Fake-A10)"
     lab.home.kill()
@@ -149,7 +160,7 @@ def test_a_reason_for_every_node(lab: Lab) -> None:
 def test_drained_dead_and_full(lab: Lab) -> None:
     blocking = lab.submit("submit", "-d", "-", "--local", "sleep", "120")
     lab.home.await_state(blocking, "running")
-    task = lab.submit("submit", "-d", "-", "-x", "gpu1", "true")
+    lab.submit("submit", "-d", "-", "-x", "gpu1", "true")
     found = lab.reasons()
     assert found["n1"] == (True, False, f"1 of 1 slot taken: {blocking}")
     assert found["lab4"] == (True, False, 'drained: "new PSU"')
@@ -159,7 +170,8 @@ def test_drained_dead_and_full(lab: Lab) -> None:
     lab.lab4.kill()
     wait_until(lambda: lab.reasons()["lab4"][2].startswith(("suspect", "dead")), 30, "its loss to be noticed")
     assert lab.reasons()["lab4"][:2] == (True, False)
-    lab.home.call("cancel", tasks=[blocking, task])
+    lab.lab4.start()
+    wait_until(lambda: lab.node("lab4")["state"] == "alive", what="it to be back")
 
 
 def test_an_array_what_is_held_and_what_is_no_task(lab: Lab) -> None:
@@ -175,18 +187,18 @@ def test_an_array_what_is_held_and_what_is_no_task(lab: Lab) -> None:
     }
     assert (told["id"], told["summary"]) == (f"{array}.1", f"n1: 1 of 1 slot taken: {blocking}")
     assert lab.why(f"{array}.3")[2].endswith(f"1 of 1 slot taken: {blocking}")
-    lab.home.cli("hold", f"{array}.2")
+    cli(lab.home, "hold", f"{array}.2")
     held = lab.why(f"{array}.2")
     assert held[1].startswith("It is held, for ")
     assert lab.why()[1:3] == ["        4 queued: waits for room", f"        1 held: {lab.why_json('@.2')['says']}"]
     lab.home.call("cancel", tasks=[blocking, array])
     assert lab.why(f"{array}.1")[1].split(" ago, ")[1] == "cancelled: cancelled"
     for ref, words in {
-        "99": "no such task: 99",
-        "gpu1/1": "no such task: gpu1/1",
+        "999": "no such task: 999",
+        "gpu1/999": "no such task: gpu1/999",
         "n99/1": "its home is n99",
         "x y": "is no task id",
     }.items():
-        done = lab.home.cli("why", ref)
+        done = cli(lab.home, "why", ref)
         assert done.returncode == 125
         assert words in done.stderr.decode()
