@@ -16,6 +16,7 @@ from peerload import client as client_module
 from peerload.client import Client, default_socket_path, user_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
 from peerload.wire import control, frame
+from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
 
@@ -43,7 +44,7 @@ def test_stream_yields_parts_and_keeps_the_last(agent: FakeAgent) -> None:
         assert client.last == {"timed_out": False}
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "kind"),
     [("no-such-task", NoSuchTask), ("never-runnable", NeverRunnable), ("bad-request", BadRequest), ("new", BadRequest)],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from peerload.model.task import TRANSITIONS
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -28,7 +29,7 @@ def links(page: Path) -> list[str]:
     return [target for target in LINK.findall(text) if "://" not in target]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [target for target in links(page) if not (page.parent / target).exists()]
     assert not missing

@@ -39,6 +39,7 @@ from peerload.model.terms import NO_TERMS
 from peerload.policy import registry
 from peerload.wire import bounds, control, frame, peer
 from tests.core.given import Given
+from tests.each import each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -230,7 +231,7 @@ def flags_told(verb: str) -> set[str]:
 VERBS = [verb for verb, _ in cli.VERBS]
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@each("verb", VERBS)
 def test_flags_are_those_of_the_parser(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert flags_told(verb) == flags_of(verb, monkeypatch)
 
@@ -294,9 +295,7 @@ def test_every_policy_is_told() -> None:
     assert {kind: code(cells[3]) for kind, cells in told.items()} == registry.DEFAULTS
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, names in registry.policies().items() for name in names]
-)
+@each(("kind", "name"), [(kind, name) for kind, names in registry.policies().items() for name in names])
 def test_every_policy_says_when_it_is_good_and_when_bad(kind: str, name: str) -> None:
     paragraphs = section("policies.md", "## The kinds and their members").split("\n\n")
     (paragraph,) = [paragraph for paragraph in paragraphs if f"**`{kind}.{name}`**" in paragraph]

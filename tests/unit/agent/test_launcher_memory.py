@@ -11,6 +11,7 @@ from peerload.agent import launcher_cgroup
 from peerload.agent.launcher_memory import MemoryOfUnits, MemoryUse
 from peerload.agent.launcher_shortage import note_shortage
 from peerload.agent.launcher_words import exit_of
+from tests.each import each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ def limited(unit: Unit, limit_bytes: int) -> MemoryOfUnits:
     return made
 
 
-@pytest.mark.parametrize("has_swap", [True, False])
+@each("has_swap", [True, False])
 def test_a_unit_gets_its_limit_without_swap(tmp_path: Path, *, has_swap: bool) -> None:
     unit = Unit(tmp_path)
     if has_swap:
@@ -57,7 +58,7 @@ def test_a_unit_gets_its_limit_without_swap(tmp_path: Path, *, has_swap: bool) -
     assert not has_swap or unit.text("memory.swap.max") == "0"
 
 
-@pytest.mark.parametrize(
+@each(
     ("limit_bytes", "oom", "peak_bytes", "is_own"),
     [
         (GIB, 1, GIB // 2, True),  # the kernel counts that the limit was reached
@@ -79,7 +80,7 @@ def test_who_was_killed_for_whose_limit(
     assert use.peak_bytes == (peak_bytes if limit_bytes else 0), "where others were before, the peak may be theirs"
 
 
-@pytest.mark.parametrize("system", ["with a cgroup for the agent", "without", "where memory is not to be had"])
+@each("system", ["with a cgroup for the agent", "without", "where memory is not to be had"])
 def test_memory_is_divided_beside_the_agent_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: str) -> None:
     """A cgroup with processes in it cannot be divided: plain files stand for the kernel's."""
     service = tmp_path / "peerload.service"
@@ -126,7 +127,7 @@ def test_who_succeeds_though_a_process_was_killed_has_succeeded() -> None:
     assert reason == "ended; a process of it was killed: out of memory on ws1: limit 200.0 MiB, peak 200.0 MiB"
 
 
-@pytest.mark.parametrize(
+@each(
     ("made", "says", "is_named"),
     [
         (record(1, peak_bytes=98 * MIB), b"", True),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.agent import launcher_cgroup as units
+from tests.each import each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,7 @@ HYBRID = (
 )
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "cgroup", "mountinfo", "own"),
     [
         ("cgroup2", "0::/user.slice/x.service\n", V2, "/sys/fs/cgroup/user.slice/x.service"),

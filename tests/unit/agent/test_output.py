@@ -27,6 +27,7 @@ from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import Exit, execution_key
+from tests.each import each
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def test_the_right_to_read_its_output_is_restored() -> None:
 
 
 @pytest.mark.rule("F1")
-@pytest.mark.parametrize("kind", ["directory", "pipe", "link", "nothing"])
+@each("kind", ["directory", "pipe", "link", "nothing"])
 def test_what_is_no_file_has_size_0_and_a_reason(tmp_path: Path, kind: str) -> None:
     spool = _spool(tmp_path)
     spool.keep(KEY, b"", b"err")
@@ -97,7 +98,7 @@ def test_what_is_written_on_after_the_end_does_not_count(tmp_path: Path) -> None
     assert spool.settle([(KEY, exit_)]) == ((KEY, exit_),)
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+@each("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 def test_for_want_of_descriptors_or_memory_no_output_is_called_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:

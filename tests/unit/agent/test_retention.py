@@ -9,13 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from peerload.agent.retention import Retention
 from peerload.agent.store_removal import Upkeep
 from peerload.agent.store_rows import SINGLE
 from peerload.model.actions import Row
 from peerload.model.task import Exit, TaskState, execution_key
+from tests.each import each
 from tests.unit.agent.test_store import Opened, put, submission, uid
 
 DAY_S = 86_400.0
@@ -144,7 +143,7 @@ def test_outputs_are_shared_in_the_same_way_and_the_tasks_stay(tmp_path: Path) -
         assert retention.early == 2
 
 
-@pytest.mark.parametrize("why", ["followed", "watched", "busy", "not over"])
+@each("why", ["followed", "watched", "busy", "not over"])
 def test_what_is_in_use_stays_until_it_is_not(tmp_path: Path, why: str) -> None:
     """Of two tasks that are old enough to go, the first is in use."""
     now = time.time()

@@ -11,6 +11,7 @@ import pytest
 
 from peerload.agent import speed
 from peerload.model.events import SpeedMeasured
+from tests.each import each
 from tests.support import wait_until
 
 
@@ -41,7 +42,7 @@ def test_the_measurement_is_a_process_that_prints_a_number(monkeypatch: pytest.M
     assert speed.kept_speed(tmp_path / "speed") == pytest.approx(event.speed, abs=0.001)
 
 
-@pytest.mark.parametrize(("printed", "found"), [("1.25", 1.25), ("1e9", 1000.0), ("0", 0.001)])
+@each(("printed", "found"), [("1.25", 1.25), ("1e9", 1000.0), ("0", 0.001)])
 def test_what_was_found_is_kept_and_told(
     printed: str, found: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -92,7 +93,7 @@ def test_an_agent_that_stops_ends_the_measurement(monkeypatch: pytest.MonkeyPatc
     assert started[0].returncode == -9
 
 
-@pytest.mark.parametrize("text", ["", "fast", "nan", "\xff"])
+@each("text", ["", "fast", "nan", "\xff"])
 def test_a_file_that_says_nothing_is_measured_again(text: str, tmp_path: Path) -> None:
     (tmp_path / "speed").write_text(text, encoding="latin-1")
     assert speed.kept_speed(tmp_path / "speed") is None

@@ -24,6 +24,7 @@ from peerload.model.actions import PutEvent, PutExecution, PutFloor, PutSubmissi
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
 from peerload.model.task import ExecutionRecord, ExecutionState, FloorKind, TaskState
+from tests.each import each
 from tests.support import wait_until
 from tests.unit.agent.test_store import NOW, SPEC, Opened, put, submission, uid
 
@@ -372,6 +373,7 @@ def timed_twice(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 @pytest.mark.long
+@pytest.mark.timed
 def test_a_hundred_thousand_tasks_are_read_in_seconds(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with Opened(path) as opened:
@@ -422,7 +424,7 @@ def _crashed_copy(opened: Opened, to: Path) -> Path:
     return to / "db"
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+@each("damage", ["truncated", "flipped"])
 def test_a_damaged_wal_is_noticed_and_no_number_comes_again(tmp_path: Path, damage: str) -> None:
     (tmp_path / "state").mkdir()
     with Opened(tmp_path / "state" / "db") as opened:

@@ -14,6 +14,7 @@ import pytest
 
 from peerload.cli import doctor, doctor_agent, doctor_cluster, doctor_machine
 from peerload.cli.doctor_facts import Check, Facts, Finding
+from tests.each import each
 from tests.support import cluster_of
 
 INFO = {
@@ -66,7 +67,7 @@ def test_another_version(facts: Facts) -> None:
     assert doctor_agent.version(with_agent(facts)).result == "warn"
 
 
-@pytest.mark.parametrize(("kind", "result"), [("nfs4", "fail"), ("tmpfs", "warn"), ("ext4", "ok")])
+@each(("kind", "result"), [("nfs4", "fail"), ("tmpfs", "warn"), ("ext4", "ok")])
 def test_file_systems(facts: Facts, kind: str, result: str) -> None:
     with_agent(facts).info["state"] = "/home/me/my state"
     put(facts, "/proc/self/mounts", f"/dev/sda1 / ext4 rw 0 0\nserver:/home /home/me/my\\040state {kind} rw 0 0\n")
@@ -75,7 +76,7 @@ def test_file_systems(facts: Facts, kind: str, result: str) -> None:
     assert kind in found.says
 
 
-@pytest.mark.parametrize(
+@each(
     ("changed", "result"),
     [
         ({"state": "full"}, "fail"),
@@ -99,13 +100,13 @@ def test_a_disk_that_is_slow_to_keep(facts: Facts, tmp_path: Path, monkeypatch: 
     assert doctor_agent.state(facts).result == "fail"
 
 
-@pytest.mark.parametrize("changed", [{"pid": 0}, {"silent": True}])
+@each("changed", [{"pid": 0}, {"silent": True}])
 def test_the_launcher(facts: Facts, changed: dict[str, Any]) -> None:
     assert doctor_agent.launcher(with_agent(facts)).result == "ok"
     assert doctor_agent.launcher(with_agent(facts, launcher=LAUNCHER | changed)).result == "fail"
 
 
-@pytest.mark.parametrize("changed", [{"units": "bare", "unenforced": ["this"]}, {"memory": None}, {"memory": "rlimit"}])
+@each("changed", [{"units": "bare", "unenforced": ["this"]}, {"memory": None}, {"memory": "rlimit"}])
 def test_containment(facts: Facts, changed: dict[str, Any]) -> None:
     assert doctor_agent.containment(with_agent(facts)).result == "ok"
     found = doctor_agent.containment(with_agent(facts, launcher=LAUNCHER | changed))
@@ -155,7 +156,7 @@ def test_a_loopback_address_in_a_cluster_of_machines(facts: Facts) -> None:
     assert doctor_cluster.listen(facts).result == "warn"
 
 
-@pytest.mark.parametrize(
+@each(
     ("tcp", "tcp6", "udp", "result"),
     [
         ("", "", "", "fail"),
@@ -201,7 +202,7 @@ def test_datagrams_that_do_not_come(facts: Facts) -> None:
     assert (found.result, "deaf" in found.says) == ("warn", True)
 
 
-@pytest.mark.parametrize(("ahead_s", "result"), [(1.0, "ok"), (-30.0, "warn"), (3600.0, "fail"), (None, "skip")])
+@each(("ahead_s", "result"), [(1.0, "ok"), (-30.0, "warn"), (3600.0, "fail"), (None, "skip")])
 def test_clocks_of_peers(facts: Facts, ahead_s: float | None, result: str) -> None:
     found = doctor_cluster.clocks(with_agent(facts, peers=[peer(clock_ahead_s=ahead_s)]))
     assert found.result == result
@@ -217,7 +218,7 @@ def test_a_name_that_a_peer_refuses(facts: Facts) -> None:
     assert doctor_cluster.names(facts).result == "fail"
 
 
-@pytest.mark.parametrize(("changed", "result"), [({"slots": 0}, "warn"), ({"trouble": "disk full"}, "fail")])
+@each(("changed", "result"), [({"slots": 0}, "warn"), ({"trouble": "disk full"}, "fail")])
 def test_a_node_that_takes_nothing(facts: Facts, changed: dict[str, Any], result: str) -> None:
     with_agent(facts).nodes[0].update(changed)
     assert doctor_cluster.drained(facts).result == result

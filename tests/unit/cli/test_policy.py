@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from peerload.policy import registry
+from tests.each import each
 from tests.unit.cli.fake_agent import FakeAgent, fixture_agent, peerload  # noqa: F401 -- one is a fixture
 
 OWN = """
@@ -118,7 +119,7 @@ def test_a_policy_is_shown(own: Path) -> None:
     assert "doubtful: " in shown
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "code", "says"),
     [
         (("show",), 2, "takes one name"),

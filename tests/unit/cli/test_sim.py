@@ -15,6 +15,7 @@ import pytest
 from peerload.cli import sim_compare, sim_flags, sim_plot, sim_report
 from peerload.cli.main import CANNOT, USAGE, main
 from peerload.sim.scenario import Scenario
+from tests.each import each
 from tests.support import in_short
 
 QUICK = ["--tasks", "400", "--replications", "2", "--workers", "1"]
@@ -78,7 +79,7 @@ def test_speeds_are_a_list_or_name_their_nodes(tmp_path: Path) -> None:
 # -- what it refuses ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         ("--nodes 0", "--nodes: 0 is not between 1 and 100000"),
@@ -150,7 +151,7 @@ def test_a_file_that_turns_out_to_be_full_costs_no_results(capsys: pytest.Captur
     assert shown.out.startswith("adaptive on 2 nodes")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("1\n2\n", "has 2 lines: 3 factors are needed"),

@@ -15,6 +15,7 @@ import msgpack
 import pytest
 
 from peerload.wire import control
+from tests.each import each
 from tests.support import wait_until
 from tests.unit.cli.fake_agent import (  # noqa: F401 -- one is a fixture
     FakeAgent,
@@ -165,7 +166,7 @@ def test_submit_is_silent_if_another_node_has_the_directory(agent: FakeAgent) ->
     assert peerload("submit", "-d", "/nowhere", "x", agent=agent).stderr == b""
 
 
-@pytest.mark.parametrize("verb", ["submit", "run"])
+@each("verb", ["submit", "run"])
 def test_the_nodes_that_decline_are_named_by_reason(agent: FakeAgent, verb: str) -> None:
     produces(agent)
     many = {f"n{number}": "no directory /x there" for number in range(6)}
@@ -209,7 +210,7 @@ def test_run_passes_bytes_and_exit_code_through(agent: FakeAgent) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (3, b"a\xff\x1bb", b"err")
 
 
-@pytest.mark.parametrize(
+@each(
     ("ended", "code", "says"),
     [
         ({"state": "failed", "exit_code": 137, "signal": 9}, 137, b""),
@@ -250,7 +251,7 @@ def test_run_says_what_was_cut_out(agent: FakeAgent) -> None:
     assert done.returncode == 125, "it is no success to who reads what run passes on"
 
 
-@pytest.mark.parametrize("verb", [("run", "x"), ("run", "--json", "x"), ("logs", "42")])
+@each("verb", [("run", "x"), ("run", "--json", "x"), ("logs", "42")])
 def test_what_is_missing_at_the_end_is_no_success(agent: FakeAgent, verb: tuple[str, ...]) -> None:
     submitted(agent)
     produces(agent, {"stream": 1, "offset": 0, "data": b"a"}, stdout_bytes=1, stderr_bytes=2048)

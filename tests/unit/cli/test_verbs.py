@@ -4,11 +4,10 @@ import json
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from peerload import __version__
 from peerload.cli.output import Shown
 from peerload.wire import control
+from tests.each import each
 from tests.support import wait_until
 from tests.unit.cli.fake_agent import (  # noqa: F401 -- one is a fixture
     ROOT,
@@ -77,7 +76,7 @@ def test_version_and_help_without_argparse() -> None:
     assert peerload().returncode == 2
 
 
-@pytest.mark.parametrize(
+@each(
     "verb",
     [
         "up",
@@ -465,7 +464,7 @@ def test_wait_timeout(agent: FakeAgent) -> None:
     assert agent.asked(control.Wait)[0].timeout_s == 2.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "outlook"),
     [("ws2", b"it is waited for, in case ws2 comes back;"), (None, b"nothing of it is left to end by itself;")],
 )
@@ -531,7 +530,7 @@ def test_up_finds_the_one_that_runs(agent: FakeAgent) -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("told", "says"),
     [
         ({"peers": 0, "remembered": 0}, "A cluster of one."),
@@ -547,7 +546,7 @@ def test_up_counts_the_members_of_earlier_starts(agent: FakeAgent, told: dict[st
     assert peerload("up", agent=agent).stdout.decode().partition("\n")[0].endswith(f" 4 cpus. {says}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("told", "says"),
     [
         (

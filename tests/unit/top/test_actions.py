@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from peerload.top import actions
 from peerload.top.world import Node
+from tests.each import each
 from tests.unit.top.given import NOW, look, node, sample, task
 
 
@@ -51,7 +50,7 @@ def test_a_retry_is_done_once() -> None:
     assert one.requests[0]["token"] != two.requests[0]["token"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("action", "says"),
     [
         (actions.cancel([]), "no task is chosen"),
@@ -68,7 +67,7 @@ def test_what_cannot_be_done_is_said(action: actions.Action | actions.Refused, s
     assert why(action) == says
 
 
-@pytest.mark.parametrize(
+@each(
     ("verb", "reply", "says"),
     [
         ("cancel", {"cancelled": ["ws1/1"]}, "cancelled"),

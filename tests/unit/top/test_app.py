@@ -15,6 +15,7 @@ from peerload.top.main_screen import Main
 from peerload.top.pages import Page
 from peerload.top.sample import Sample
 from peerload.top.widgets import STYLES, Lines, style_of
+from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import fixture_agent
 from tests.unit.top.given import ESCAPES, NOW, event, node, sample, task
@@ -95,8 +96,8 @@ async def until(pilot: Pilot[int], predicate: Callable[[], object]) -> None:
             await pilot.pause(0.02)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("ascii_only", [False, True])
+@each("size", SIZES)
+@each("ascii_only", [False, True])
 def test_every_size_is_filled(size: tuple[int, int], ascii_only: bool) -> None:
     async def body(app: TopApp, _: Pilot[int]) -> None:
         lines = screen(app)

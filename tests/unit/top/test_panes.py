@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from peerload.top.look import PANES
 from peerload.top.tables import chosen_columns, node_columns, task_columns
+from tests.each import each
 from tests.unit.top.given import ESCAPES, NOW, clock_text, event, gpu, node, painter, pane, sample, task
 
 BUSY = sample(
@@ -31,11 +30,11 @@ HOSTILE = sample(
 SIZES = [(80, 24), (120, 40), (200, 60), (30, 6), (8, 3), (1, 1), (0, 0)]
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", PANES.values())
-@pytest.mark.parametrize("ascii_only", [False, True])
-@pytest.mark.parametrize("subject", ["nodes", "tasks"])
-@pytest.mark.parametrize("seen", [BUSY, HOSTILE], ids=["busy", "hostile"])
+@each("size", SIZES)
+@each("name", PANES.values())
+@each("ascii_only", [False, True])
+@each("subject", ["nodes", "tasks"])
+@each("seen", [BUSY, HOSTILE])
 def test_every_pane_has_its_size_and_nothing_foreign_gets_through(
     seen: object, subject: str, ascii_only: bool, name: str, size: tuple[int, int]
 ) -> None:
@@ -156,7 +155,7 @@ def test_events_with_the_newest_at_the_bottom() -> None:
     assert "ws4" not in text
 
 
-@pytest.mark.parametrize("width", range(0, 200, 7))
+@each("width", range(0, 200, 7))
 def test_columns_never_need_more_than_there_is(width: int) -> None:
     look = painter(BUSY).look
     for columns in (node_columns(look, NOW, ascii_only=False), task_columns(look, NOW, ascii_only=False)):

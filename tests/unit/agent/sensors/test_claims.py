@@ -12,6 +12,7 @@ import pytest
 
 from peerload.agent.sensors.claims import Claims
 from peerload.model.devices import Device
+from tests.each import each
 
 CARDS = tuple(Device(f"nvidia:GPU-fake-{number}", index=number) for number in range(2))
 FILE = f"peerload-device-{CARDS[0].mark:08x}"
@@ -52,7 +53,7 @@ def _as_another_user(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[Path
     monkeypatch.setattr(os, "open", opened)
 
 
-@pytest.mark.parametrize("may_write", [True, False])
+@each("may_write", [True, False])
 def test_the_file_of_another_user_is_locked_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, may_write: bool
 ) -> None:
