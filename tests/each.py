@@ -49,7 +49,7 @@ def each(names: str | tuple[str, ...], cases: Iterable[Any]) -> Callable[[Test],
         signature = inspect.signature(test)
         kept = [parameter for name, parameter in signature.parameters.items() if name not in called]
         whole.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
-        del whole.__wrapped__  # type: ignore[attr-defined]
+        del whole.__wrapped__
         return whole
 
     return decorate

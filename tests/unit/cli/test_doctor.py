@@ -321,13 +321,6 @@ def test_a_check_that_hangs_does_not_hang_the_others(facts: Facts, monkeypatch: 
     assert (found.result, "it hangs" in found.says) == ("fail", True)
 
 
-def test_the_page_lists_each_check_once() -> None:
-    text = (Path(__file__).resolve().parents[3] / "docs/cli.md").read_text(encoding="utf-8")
-    part = text[text.index("### What the doctor looks at") :]
-    told = [line.split("`")[1] for line in part[: part.index("\n### ", 5)].splitlines() if line.startswith("| `")]
-    assert told == [check.name for check in doctor.CHECKS]
-
-
 def test_what_was_lost_and_what_was_removed_early(facts: Facts) -> None:
     assert doctor_agent.damaged(with_agent(facts)).result == "ok"
     assert doctor_agent.damaged(with_agent(facts, lost="ws1/3 is missing")).result == "fail"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from peerload.top import actions
+from peerload.top.keys import BY_NAME, KEYS
 from peerload.top.world import Node
 from tests.each import each
 from tests.unit.top.given import NOW, look, node, sample, task
@@ -131,3 +132,8 @@ def test_a_signal_goes_to_what_runs() -> None:
     assert action.asks == "send HUP to 3 tasks that run ?"
     assert why(actions.send(marked("ws1/2"), "KILL")) == "ws1/2 does not run: it is queued"
     assert why(actions.send([], "KILL")) == "no task is chosen"
+
+
+def test_no_key_does_two_things() -> None:
+    names = [name for key in KEYS for name in key.names]
+    assert len(names) == len(set(names)) == len(BY_NAME)
