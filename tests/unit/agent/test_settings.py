@@ -122,7 +122,7 @@ def test_an_unknown_key_is_named_with_its_neighbour(places: Places) -> None:
         places.load()
     assert caught.value.key == "slot"
     assert str(places.user) in str(caught.value)
-    assert caught.value.hint == "did you mean 'slots'?"
+    assert "'slots'" in caught.value.hint
 
 
 @each(

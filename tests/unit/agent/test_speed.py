@@ -63,7 +63,7 @@ def test_a_measurement_that_fails_changes_nothing(
     asyncio.run(speed.find_out(tmp_path / "speed", told.append, after_s=0.0))
     assert told == []
     assert not list(tmp_path.iterdir())
-    assert "could not be measured" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_a_directory_that_cannot_be_written_costs_only_the_keeping(
@@ -73,7 +73,7 @@ def test_a_directory_that_cannot_be_written_costs_only_the_keeping(
     told: list[SpeedMeasured] = []
     asyncio.run(speed.find_out(tmp_path / "none" / "speed", told.append, after_s=0.0))
     assert told == [SpeedMeasured(2.0)]
-    assert "cannot be written" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_an_agent_that_stops_ends_the_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,4 +102,4 @@ def test_a_file_that_says_nothing_is_measured_again(text: str, tmp_path: Path) -
 def test_a_file_that_cannot_be_read_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "speed").mkdir()
     assert speed.kept_speed(tmp_path / "speed") is None
-    assert "cannot be read" in caplog.text
+    assert len(caplog.records) == 1
