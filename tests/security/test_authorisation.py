@@ -26,7 +26,7 @@ from peerload.core.authorisation import (
 from peerload.model import gossip, messages
 from tests.core.given import Given
 from tests.core.test_roles import HAD, HAS, NEVER, executor, home, seen, to_executor, to_home
-from tests.unit.test_docs_reference import rows, section
+from tests.docs_tables import rows, section
 from tests.wire.test_peer_codec import SAMPLES
 
 pytestmark = pytest.mark.rule("P3")

@@ -16,6 +16,7 @@ from peerload import client as client_module
 from peerload.client import Client, default_socket_path, user_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
 from peerload.wire import control, frame
+from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent  # noqa: F401 -- a fixture
 
@@ -43,7 +44,7 @@ def test_stream_yields_parts_and_keeps_the_last(agent: FakeAgent) -> None:
         assert client.last == {"timed_out": False}
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "kind"),
     [("no-such-task", NoSuchTask), ("never-runnable", NeverRunnable), ("bad-request", BadRequest), ("new", BadRequest)],
 )
@@ -71,8 +72,8 @@ def test_no_socket(tmp_path: Path) -> None:
     path = str(tmp_path / "none.sock")
     with pytest.raises(AgentUnavailable) as caught:
         Client(path)
-    assert str(caught.value) == f"no agent is running here (no socket at {path})."
-    assert caught.value.hint == "start one:  peerload up        if one should be there:  peerload doctor"
+    assert str(path) in str(caught.value)
+    assert all(command in caught.value.hint for command in ("peerload up", "peerload doctor"))
 
 
 def test_socket_path_too_long() -> None:
@@ -244,8 +245,8 @@ def test_an_agent_that_had_to_end_has_left_the_reason(tmp_path: Path) -> None:
     (tmp_path / "agent.sock.why").write_text("another agent is called ws1\npeerload up --node NAME\n", encoding="utf-8")
     with pytest.raises(AgentUnavailable) as refused:
         Client(str(path))
-    assert str(refused.value) == "no agent is running here any more: another agent is called ws1"
-    assert refused.value.hint == "peerload up --node NAME"
+    assert "another agent is called ws1" in str(refused.value)
+    assert "peerload up --node" in refused.value.hint
     (tmp_path / "agent.sock.why").unlink()
     (tmp_path / "agent.sock.why").symlink_to("/etc/passwd")
     with pytest.raises(AgentUnavailable, match=r"^no agent is running here \(no socket at"):

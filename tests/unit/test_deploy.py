@@ -15,6 +15,7 @@ import pytest
 from peerload.cli.agent_flags import agent_options
 from tests.conftest import require_program
 from tests.deploy import told
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -127,13 +128,13 @@ def test_what_is_installed_is_pinned_by_its_hash_and_from_nowhere() -> None:
         assert any(package.startswith(f"{name}==") for package in packages), name
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@each("script", SCRIPTS)
 def test_scripts_are_in_order(script: str, shellcheck: Path) -> None:
     subprocess.run(["sh", "-n", str(DEPLOY / script)], check=True)
     subprocess.run([str(shellcheck), str(DEPLOY / script)], check=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         (["install", "--frm", "x"], "peerload: what is --frm?\n  deploy/install --help\n"),

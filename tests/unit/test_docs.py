@@ -1,8 +1,7 @@
-"""The documentation says what is so: links lead somewhere, and drawn tables equal the code's."""
+"""What the documentation says is so: links lead to files, the drawn life cycle is that of the code, units are sound."""
 
 from __future__ import annotations
 
-import ast
 import re
 import shutil
 import subprocess
@@ -28,56 +27,11 @@ def links(page: Path) -> list[str]:
     return [target for target in LINK.findall(text) if "://" not in target]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    missing = [target for target in links(page) if not (page.parent / target).exists()]
+def test_links_lead_somewhere() -> None:
+    links_of = {page: links(page) for page in PAGES}
+    assert sum(map(len, links_of.values())) > len(PAGES)
+    missing = [(page, target) for page in PAGES for target in links_of[page] if not (page.parent / target).exists()]
     assert not missing
-
-
-def test_the_walk_names_its_files_in_order() -> None:
-    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    walk: list[str] = LINK.findall(text[text.index("## The walk") : text.index("## Inside the agent")])
-    stations = (
-        "peerload/cli/submit.py",
-        "peerload/client.py",
-        "peerload/agent/control.py",
-        "peerload/agent/connection.py",
-        "peerload/agent/requests.py",
-        "peerload/agent/daemon.py",
-        "peerload/core/node.py",
-        "peerload/core/queue.py",
-        "peerload/core/sharing.py",
-        "peerload/core/sender.py",
-        "policies/location/threshold.py",
-        "peerload/core/handoff_home.py",
-        "peerload/core/home.py",
-        "peerload/core/handoff_executor.py",
-        "peerload/agent/launcher_link.py",
-        "peerload/agent/launcher.py",
-    )
-    places = [walk.index(f"../{station}") for station in stations]
-    assert places == sorted(places)
-
-
-def test_functions_named_beside_their_rule_exist() -> None:
-    methods: dict[str, set[str]] = {}
-    for path in (ROOT / "peerload").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                names = {part.name for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)}
-                methods.setdefault(node.name, set()).update(names)
-    rules = [
-        line
-        for line in (ROOT / "docs/wire.md").read_text(encoding="utf-8").splitlines()
-        if re.match(r"\| [DR]\d", line)
-    ]
-    assert len(rules) == 7 + 12
-    for rule in rules:
-        class_name = ""  # the first name in a row that has one, and then those it is left out for
-        for named, method in re.findall(r"`(?:([A-Z]\w+)\.)?(_?[a-z][a-z_]*)`", rule.split("|")[-2]):
-            class_name = named or class_name
-            assert not class_name or method in methods[class_name], rule
-        assert class_name, rule
 
 
 def test_the_life_cycle_is_drawn_as_it_is() -> None:
@@ -98,15 +52,6 @@ def test_every_source_cited_in_the_code_is_listed() -> None:
             if path.suffix in {".py", ".toml"}:
                 cited |= set(re.findall(r"\[([A-Z][A-Za-z]+\d\d|RM)\]", path.read_text(encoding="utf-8")))
     assert cited <= listed
-
-
-def test_decisions_are_numbered_in_order() -> None:
-    names = sorted(path.name for path in (ROOT / "docs/adr").glob("*.md"))
-    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
-    for name in names:
-        text = (ROOT / "docs/adr" / name).read_text(encoding="utf-8")
-        assert text.startswith(f"# {int(name[:4])}. ")
-        assert all(f"\n## {part}\n" in text for part in ("Context", "Decision", "Consequences")), name
 
 
 def test_the_unit_is_sound(tmp_path: Path) -> None:

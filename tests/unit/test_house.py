@@ -9,9 +9,8 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 
-import pytest
-
 import peerload
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -121,7 +120,7 @@ def test_the_version_is_one() -> None:
     assert peerload.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("script", [".ci/setup", ".ci/run", ".ci/lock"])
+@each("script", [".ci/setup", ".ci/run", ".ci/lock"])
 def test_scripts_are_sound(script: str) -> None:
     path = ROOT / script
     assert path.stat().st_mode & 0o111

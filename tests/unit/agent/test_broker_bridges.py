@@ -14,6 +14,7 @@ from peerload.agent import broker_files, certificates
 from peerload.agent.broker_bridges import Bridge, parse_bridge, user_of
 from peerload.cli.options import is_node_name
 from peerload.model.errors import BadRequest
+from tests.each import each
 from tests.support import cluster_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def made(place: Path, site: str, *bridges: Bridge) -> Path:
     return place
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "bridge"),
     [
         ("west", Bridge("west")),
@@ -44,7 +45,7 @@ def test_what_is_asked_for(text: str, bridge: Bridge) -> None:
     assert parse_bridge(text) == bridge
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -67,7 +68,7 @@ def test_what_cannot_be(text: str) -> None:
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
+@each(
     ("site", "bridges"),
     [("", (WEST,)), ("west", (WEST,)), ("east", (WEST, Bridge("west"))), ("east", (NORTH, NORTH))],
 )

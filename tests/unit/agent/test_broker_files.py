@@ -14,6 +14,7 @@ import pytest
 from peerload.agent import broker_files, certificates
 from peerload.agent.tls import node_of
 from peerload.model.errors import BadRequest
+from tests.each import each
 from tests.support import PATIENCE_S, cluster_of, credentials_of
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def test_all_of_it_is_private_and_nothing_is_written_over(tmp_path: Path) -> Non
     assert (cluster_of().directory / "ca.key").read_bytes() not in b"".join(p.read_bytes() for p in place.iterdir())
 
 
-@pytest.mark.parametrize("host", ["", "a b", "-x", "a..b", "x" * 254, "*.lab", "a/b", "b\x1b[31m", "ü", "1.2.3.4:8883"])
+@each("host", ["", "a b", "-x", "a..b", "x" * 254, "*.lab", "a/b", "b\x1b[31m", "ü", "1.2.3.4:8883"])
 def test_what_is_no_name_of_a_machine(tmp_path: Path, host: str) -> None:
     with pytest.raises(BadRequest, match="is no name or address"):
         made(tmp_path / "broker", host)
@@ -62,7 +63,7 @@ def test_what_is_no_name_of_a_machine(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.rule("S16")
-@pytest.mark.parametrize("hosts", [("n1",), ("n1", "n2"), ("n1.lab", "10.0.0.1")])
+@each("hosts", [("n1",), ("n1", "n2"), ("n1.lab", "10.0.0.1")])
 def test_a_brokers_certificate_is_no_nodes(tmp_path: Path, hosts: tuple[str, ...]) -> None:
     place = made(tmp_path / "broker", *hosts)
     pem = (place / "broker.pem").read_bytes()

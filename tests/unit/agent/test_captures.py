@@ -10,6 +10,7 @@ import pytest
 
 from peerload.agent.launcher_access import OwnAccess
 from peerload.agent.launcher_spawn import Capture, Holes
+from tests.each import each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,7 @@ KEEP_SIZE = 1
 
 
 @pytest.mark.rule("F2", "L4")
-@pytest.mark.parametrize("size", [5, 4 * LIMIT_BYTES])
+@each("size", [5, 4 * LIMIT_BYTES])
 def test_what_is_reserved_beyond_its_end_is_given_back(tmp_path: Path, size: int) -> None:
     """A task may have the disk keep room for its output, of which the file's size tells nothing."""
     path = tmp_path / "out"

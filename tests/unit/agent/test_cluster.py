@@ -14,6 +14,7 @@ import pytest
 
 from peerload.agent import certificates, cluster
 from peerload.model.errors import BadRequest, ConfigError
+from tests.each import each
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def test_one_that_exists_is_never_made_anew(made: Path, tmp_path: Path) -> None:
     assert (made / "ca.key").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["", "Lab", "a" * 41, "a/b", "a.b", 'x"\ny = "'])
+@each("name", ["", "Lab", "a" * 41, "a/b", "a.b", 'x"\ny = "'])
 def test_a_name_that_is_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadRequest, match="cannot be a cluster's name"):
         cluster.make(tmp_path / "lab", name)
@@ -96,7 +97,7 @@ def test_where_none_can_be_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("S11")
-@pytest.mark.parametrize("mode", [0o755, 0o750, 0o701, 0o720])
+@each("mode", [0o755, 0o750, 0o701, 0o720])
 def test_others_may_not_look_into_it(made: Path, mode: int) -> None:
     made.chmod(mode)
     refused(made, "others may read or change it", f"chmod -R go= {made}")

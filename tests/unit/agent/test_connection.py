@@ -14,6 +14,7 @@ from peerload.agent.connection import PART_BYTES, UNREAD_BYTES_MAX, LocalConnect
 from peerload.client import Client
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, InvariantBroken, PeerloadError, StoreError
 from peerload.wire.frame import CONTROL_BYTES_MAX
+from tests.each import each
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def raises(error: Exception) -> Callable[[LocalConnection, int], None]:
     return lambda connection, number: connection.spawn(number, work())
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "code"),
     [(StoreError("row 7 cannot be read"), "store"), (OSError(5, "I/O error"), "error")],
 )
@@ -102,7 +103,7 @@ def test_an_error_of_the_work_is_the_answer(error: Exception, code: str) -> None
     assert [connection.pending for connection in server.connections] == [0]
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), InvariantBroken("impossible")])
+@each("error", [ZeroDivisionError("by zero"), InvariantBroken("impossible")])
 def test_a_bug_is_answered_and_stops_the_agent(error: Exception) -> None:
     told, server = ask(raises(error), refusal)
     assert told.what == str(error)
@@ -234,7 +235,7 @@ def test_what_is_given_up_before_it_began_is_not_under_way() -> None:
     assert told == {"pending": 0}
 
 
-@pytest.mark.parametrize("said_with_more", [True, False])
+@each("said_with_more", [True, False])
 def test_long_lists_come_in_parts_and_are_joined(said_with_more: bool) -> None:
     one, two = ["x" * 1000 for _ in range(8000)], ["y" * 100 for _ in range(20_000)]
     body: dict[str, Any] = {"one": one, "empty": [], "two": two, "truncated": True}

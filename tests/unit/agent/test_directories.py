@@ -17,6 +17,7 @@ from peerload.agent.own_turns import STEP_S
 from peerload.model.errors import SlowDown
 from peerload.model.messages import DirectoryRequest, DirectoryTold
 from peerload.model.task import SCRATCH
+from tests.each import each
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(directories, "SEEN_S", PATIENCE_S)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "here"),
     [
         (SCRATCH, True),

@@ -13,6 +13,7 @@ from peerload.agent.gossip import BATCH_MAX, LAG_TICK_S, LOOKUPS_MAX, GossipSock
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests.each import each
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def test_a_socket_for_every_address_speaks_to_both_kinds() -> None:
     play(test, LOOPS[0])
 
 
-@pytest.mark.parametrize("make", LOOPS)
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@each("make", LOOPS)
+@each("host", ["127.0.0.1", "::1"])
 def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.AbstractEventLoop], host: str) -> None:
     async def test() -> None:
         one, two = End("n1", host), End("n2", host)
@@ -105,7 +106,7 @@ def test_what_is_said_is_heard_with_its_sender(make: Callable[[], asyncio.Abstra
 
 
 @pytest.mark.rule("J5")
-@pytest.mark.parametrize("make", LOOPS)
+@each("make", LOOPS)
 def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def test() -> None:
         end, stranger, friend = End("n1"), End("n2", key=b"x" * KEY_BYTES), End("n3")
@@ -120,14 +121,14 @@ def test_what_does_not_open_is_dropped_and_counted(make: Callable[[], asyncio.Ab
         assert sorted(heard[2] for heard in end.heard) == [b"good ones", b"twice"]
         dropped = {name.partition(": ")[2]: n for name, n in end.counters.items() if "dropped" in name}
         assert dropped == {"not of this cluster, or for another node": 3, "replayed": 1, "too large": 1, "malformed": 1}
-        for each in (end, stranger, friend):
-            each.socket.close()
+        for channel in (end, stranger, friend):
+            channel.socket.close()
 
     play(test, make)
 
 
 @pytest.mark.rule("J5")
-@pytest.mark.parametrize("make", LOOPS)
+@each("make", LOOPS)
 def test_what_was_said_to_another_node_is_dropped(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def test() -> None:
         one, two, other = End("n1"), End("n2"), End("n3")
@@ -138,13 +139,13 @@ def test_what_was_said_to_another_node_is_dropped(make: Callable[[], asyncio.Abs
         await two.hears(1)
         assert [heard[2] for heard in other.heard + two.heard] == [b"for n3", b"for n2"]
         assert other.counters["gossip dropped: not of this cluster, or for another node"] == 1
-        for each in (one, two, other):
-            each.socket.close()
+        for channel in (one, two, other):
+            channel.socket.close()
 
     play(test, make)
 
 
-@pytest.mark.parametrize("make", LOOPS)
+@each("make", LOOPS)
 def test_a_burst_leaves_others_their_turn(make: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def test() -> None:
         end, friend = End("n1"), End("n2")
@@ -221,8 +222,8 @@ def test_names_that_nobody_answers_for_hold_up_nothing_else(monkeypatch: pytest.
     play(test, asyncio.new_event_loop)
 
 
-@pytest.mark.parametrize("host", ["a..b", "a" * 64, "a\0b", "ü" * 64])
-@pytest.mark.parametrize("make", LOOPS)
+@each("host", ["a..b", "a" * 64, "a\0b", "ü" * 64])
+@each("make", LOOPS)
 def test_a_name_that_can_be_nobodys_is_not_found(make: Callable[[], asyncio.AbstractEventLoop], host: str) -> None:
     async def test() -> None:
         one = End("n1")

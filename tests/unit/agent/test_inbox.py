@@ -6,13 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable
 
-import pytest
 import uvloop
 
 from peerload.agent.inbox import TURN_EVENTS_MAX, Inbox
 from peerload.model.events import Event, LoadSampled, MessageReceived, TimerExpired
 from peerload.model.load import LoadReport
 from peerload.model.messages import GiveReply
+from tests.each import each
 from tests.support import PATIENCE_S
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
@@ -44,7 +44,7 @@ class Turns:
         return [event for turn in self.turns for event in turn]
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
+@each("loop_factory", LOOPS)
 def test_order_and_bounded_turns(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def story() -> None:
         turns = Turns()

@@ -16,6 +16,7 @@ from peerload.agent.inputs import INPUT_AHEAD_BYTES_MAX, INPUT_UNASKED_BYTES_MAX
 from peerload.agent.pending import Pending
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest, SlowDown
+from tests.each import each
 from tests.support import PATIENCE_S
 
 MIB = 1 << 20
@@ -58,7 +59,7 @@ def test_an_end_is_synced_before_it_is_told(tmp_path: Path, monkeypatch: pytest.
     assert synced == ["b.in", "b.in-left.new", tmp_path.name]
 
 
-@pytest.mark.parametrize("verb", ["finish", "leave"])
+@each("verb", ["finish", "leave"])
 def test_a_mark_that_is_on_its_way_to_the_disk_when_the_task_ends_does_not_stay(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from peerload.agent import certificates, invites
 from peerload.agent.invites import Invites, Refused
 from peerload.model.errors import BadRequest
 from peerload.wire import join
+from tests.each import each
 
 NOW = 1_800_000_000.0
 NONCE = b"n" * join.NONCE_BYTES
@@ -157,7 +158,7 @@ def test_there_are_not_too_many(kept: Invites) -> None:
     assert kept.make(NOW + 901, life_s=900, uses=1), "those that have ended make room"
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff" * 1000])
+@each("damage", [b"", b"garbage", b"\xff" * 1000])
 def test_a_damaged_file_lets_nobody_in(tmp_path: Path, damage: bytes) -> None:
     token = Invites(tmp_path / "invites").make(NOW, life_s=900, uses=1)
     (tmp_path / "invites").write_bytes(damage)

@@ -79,7 +79,7 @@ def test_a_store_that_is_stuck_is_told_of() -> None:
         kept = Journal(Release(stuck), told.append)
         kept.note(noted(1))
         kept.settle()
-        assert told == ["the store failed: the disk does not keep up"]
+        assert ["the disk does not keep up" in one for one in told] == [True]
 
     asyncio.run(story())
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 from peerload.agent.launcher_results import Changed, append, copy, empty
+from tests.each import each
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.parametrize("tail", [b"end", b""])
+@each("tail", [b"end", b""])
 def test_a_hole_is_left_out(tmp_path: Path, tail: bytes) -> None:
     captured, target = tmp_path / "captured", tmp_path / "target"
     with captured.open("wb") as file:

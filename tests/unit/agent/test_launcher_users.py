@@ -17,6 +17,7 @@ from peerload.agent.settings import converted_value
 from peerload.agent.settings_check import mistakes_in
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
+from tests.each import each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +26,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="root's files are told
 
 
 @pytest.mark.rule("X1")
-@pytest.mark.parametrize(
+@each(
     ("users", "home", "user", "uid", "name"),
     [
         ("guest", "ws1", "alice", 1000, "alice"),  # the node's own
@@ -42,7 +43,7 @@ def test_who_runs_as_whom(users: Any, home: str, user: str, uid: int, name: str)
 
 
 @pytest.mark.rule("X1")
-@pytest.mark.parametrize(
+@each(
     ("policy", "home", "user"),
     [
         (UsersPolicy({"ws2:alice": "bob"}), "ws2", "carol"),
@@ -61,7 +62,7 @@ def test_who_runs_nothing(policy: UsersPolicy, home: str, user: str) -> None:
 
 
 @pytest.mark.rule("X1")
-@pytest.mark.parametrize("uid", [0, 1, 999, 61_184, 62_000, 65_519, 65_534, 65_535, (1 << 32) - 1])
+@each("uid", [0, 1, 999, 61_184, 62_000, 65_519, 65_534, 65_535, (1 << 32) - 1])
 def test_accounts_that_no_task_has(uid: int) -> None:
     with pytest.raises(NotAllowed):
         check_uid(uid, UsersPolicy(), is_own=True)
@@ -72,7 +73,7 @@ def test_accounts_that_no_task_has(uid: int) -> None:
 
 
 @pytest.mark.rule("X1", "X6")
-@pytest.mark.parametrize(
+@each(
     ("users", "groups", "own", "foreign"),
     [
         ("guest", ("staff",), True, True),
@@ -103,7 +104,7 @@ def test_neither_the_agent_nor_another_node_is_believed_about_everybody(
                 account_named("alice", policy, uid=uid, is_own=is_own, look=look)
 
 
-@pytest.mark.parametrize("name", ["", "nobody-is-called-this", "root\0", "0", "daemon", "root"])
+@each("name", ["", "nobody-is-called-this", "root\0", "0", "daemon", "root"])
 def test_names_that_are_no_users(name: str) -> None:
     with pytest.raises(NotAllowed):
         account_named(name, UsersPolicy())
@@ -160,7 +161,7 @@ def test_what_is_given_back_is_given_away_last() -> None:
     assert first not in seen
 
 
-@pytest.mark.parametrize(
+@each(
     "settings",
     [
         {"users": "everybody"},

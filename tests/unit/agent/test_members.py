@@ -22,6 +22,7 @@ from peerload.model.errors import ConfigError
 from peerload.model.gossip import LAN, GossipAck
 from peerload.model.messages import Identity
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests.each import each
 from tests.support import PATIENCE_S
 
 
@@ -154,7 +155,7 @@ def test_who_is_known_is_written_down_after_news_and_forgotten_on_leaving(tmp_pa
     asyncio.run(test())
 
 
-@pytest.mark.parametrize("port", ["99999", "٣", "-1", "", "9" * 5000])
+@each("port", ["99999", "٣", "-1", "", "9" * 5000])
 def test_a_kept_port_that_is_none_is_not_tried(tmp_path: Path, port: str) -> None:
     kept = Addresses(tmp_path / "addresses")
     kept.keep_listen(f"127.0.0.1:{port}")

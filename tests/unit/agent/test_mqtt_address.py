@@ -12,6 +12,7 @@ from peerload.agent.mqtt_address import BrokerUrl, read_password
 from peerload.agent.mqtt_tls import BrokerTls, check_ca
 from peerload.cli.agent_flags import agent_options, given_settings
 from peerload.model.errors import ConfigError
+from tests.each import each
 from tests.support import cluster_of
 
 pytestmark = [pytest.mark.rule("S13")]
@@ -25,7 +26,7 @@ def private(path: Path, text: str | bytes, mode: int = 0o600) -> Path:
     return path
 
 
-@pytest.mark.parametrize("end", ["", "\n"])
+@each("end", ["", "\n"])
 def test_a_password_is_what_follows_the_first_colon(tmp_path: Path, end: str) -> None:
     path = private(tmp_path / "p", f"n1:{SECRET}{end}")
     assert read_password(path) == ("n1", SECRET)
@@ -39,7 +40,7 @@ def test_a_password_is_what_follows_the_first_colon(tmp_path: Path, end: str) ->
     assert url.known_as("") is url
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "mode", "says"),
     [
         (f"n1:{SECRET}", 0o640, "others may read or change it"),
@@ -89,7 +90,7 @@ def test_somebody_elses_file_is_not_believed(tmp_path: Path, monkeypatch: pytest
         read_password(path)
 
 
-@pytest.mark.parametrize("url", [f"mqtts://n1:{SECRET}@b", "mqtt://:x@b"])
+@each("url", [f"mqtts://n1:{SECRET}@b", "mqtt://:x@b"])
 def test_no_password_on_a_command_line(url: str) -> None:
     flags = agent_options("up", "").read(["--mqtt", url])
     with pytest.raises(ConfigError, match="no password on a command line") as caught:
@@ -98,7 +99,7 @@ def test_no_password_on_a_command_line(url: str) -> None:
     assert given_settings(agent_options("up", "").read(["--mqtt", "mqtts://n1@b"]))["mqtt"] == ["mqtts://n1@b"]
 
 
-@pytest.mark.parametrize("value", [f"mqtts://n1:{SECRET}@b", [f"mqtts://n1:{SECRET}@b", 5], {"url": SECRET}])
+@each("value", [f"mqtts://n1:{SECRET}@b", [f"mqtts://n1:{SECRET}@b", 5], {"url": SECRET}])
 def test_a_setting_of_the_wrong_kind_is_not_shown(value: object) -> None:
     with pytest.raises(ConfigError, match="mqtt") as caught:
         settings.converted_value("mqtt", value, "/etc/peerload/peerload.toml")

@@ -12,6 +12,7 @@ from peerload.model.messages import Envelope, Identity, ProbeReply, State
 from peerload.model.resources import Profile
 from peerload.wire import peer
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests.each import each
 
 CLUSTER = "lab"
 REPLY = ProbeReply(1, accepts=True, report=LoadReport())
@@ -23,7 +24,7 @@ def _sealer(node: str) -> Sealer:
 
 
 @pytest.mark.rule("M1")
-@pytest.mark.parametrize("topic", [HERS.to("me"), HERS.state], ids=["to", "state"])
+@each("topic", [HERS.to("me"), HERS.state])
 def test_a_member_may_not_speak_below_the_name_of_another(topic: str) -> None:
     """Sealed by n3 for that very topic and signed as n3: nothing but the topic is wrong."""
     counters: Counter[str] = Counter()

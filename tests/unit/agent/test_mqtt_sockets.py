@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 
-import pytest
-
 from peerload.agent.mqtt import _Client
 from peerload.agent.mqtt_address import BrokerUrl
+from tests.each import each
 
 
-@pytest.mark.parametrize("is_reused", [True, False])
+@each("is_reused", [True, False])
 def test_nothing_is_watched_once_the_connection_is_closed_though_a_write_was_due(*, is_reused: bool) -> None:
     async def connection_that_breaks() -> list[str]:
         loop = asyncio.get_running_loop()

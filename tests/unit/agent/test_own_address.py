@@ -9,6 +9,7 @@ import pytest
 
 from peerload.agent import joined, own_address
 from peerload.model.config import AgentConfig
+from tests.each import each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,7 @@ def origins(state: Path) -> dict[str, str]:
     return {"listen": str(state / joined.NAME)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("listen", "gone"),
     [
         (ELSEWHERE, True),

@@ -11,6 +11,7 @@ import pytest
 from peerload.agent import pace as pace_module
 from peerload.agent.pace import Pace
 from peerload.agent.spool import Spool
+from tests.each import each
 from tests.support import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -114,9 +115,7 @@ def test_the_foremost_reader_counts_and_the_last_to_leave_lets_go(tmp_path: Path
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize(
-    ("number", "is_let_go"), [(signal.SIGTERM, True), (signal.SIGUSR1, True), (signal.SIGTSTP, False)]
-)
+@each(("number", "is_let_go"), [(signal.SIGTERM, True), (signal.SIGUSR1, True), (signal.SIGTSTP, False)])
 def test_a_signal_of_its_user_ends_the_waiting(tmp_path: Path, number: int, *, is_let_go: bool) -> None:
     async def scene() -> None:
         made = Scene(tmp_path)

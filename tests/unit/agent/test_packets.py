@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 
-import pytest
-
 from peerload.agent.peer_listen import SEGMENT_BYTES_MAX, _listening
 from peerload.model.gossip import MESSAGES_BYTES_MAX, GossipMessage, Load, size_bytes
 from peerload.model.load import LoadReport
 from peerload.wire import gossip
 from peerload.wire.seal import KEY_BYTES, Sealer
+from tests.each import each
 
 LEAST_BYTES = 1280
 """Through this every network of IPv6 lets a packet whole, and so does every usual tunnel."""
@@ -18,7 +17,7 @@ HEADS_BYTES = 40 + 8
 """Of IPv6 and UDP."""
 
 
-@pytest.mark.parametrize(("host", "is_small"), [("0.0.0.0", True), ("127.0.0.1", False)])
+@each(("host", "is_small"), [("0.0.0.0", True), ("127.0.0.1", False)])
 def test_segments_are_small_but_on_loopback(host: str, is_small: bool) -> None:
     with _listening(host, 0) as listening:
         size = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)

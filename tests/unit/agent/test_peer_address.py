@@ -18,6 +18,7 @@ from peerload.agent.peer_connection import PeerConnection, dial
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.messages import Identity
 from tests.conftest import require_program
+from tests.each import each
 from tests.support import credentials_of
 
 if TYPE_CHECKING:
@@ -28,19 +29,19 @@ if TYPE_CHECKING:
 LABEL = "a" * 63
 
 
-@pytest.mark.parametrize("host", [LABEL, f"{LABEL}.{LABEL}", "a.b", "a_b-c.d", "10.0.0.1", "::1"])
+@each("host", [LABEL, f"{LABEL}.{LABEL}", "a.b", "a_b-c.d", "10.0.0.1", "::1"])
 def test_a_host_is_a_name_or_an_address(host: str) -> None:
     assert parse_address("peer", f"[{host}]:7117", loopback_only=False) == (host, 7117)
 
 
-@pytest.mark.parametrize("host", ["a..b", f"{LABEL}a", f"{LABEL}a.x", ".a", "a.", "-a", "a b", "ü", f"{LABEL}." * 4])
+@each("host", ["a..b", f"{LABEL}a", f"{LABEL}a.x", ".a", "a.", "-a", "a b", "ü", f"{LABEL}." * 4])
 def test_what_no_host_can_be_called_is_refused(host: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_address("peer", f"{host}:7117", loopback_only=False)
     assert caught.value.key == "peer"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "host"),
     [
         ("[fd00::1]:7117", "fd00::1"),
@@ -55,7 +56,7 @@ def test_an_address_has_one_way_to_be_written_inside(text: str, host: str) -> No
     assert parse_address("peer", join_address(host, 7117), loopback_only=False) == (host, 7117)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "hint"),
     [
         ("fd00::1:7117", "[fd00::1]:7117"),
@@ -71,13 +72,13 @@ def test_ipv6_without_brackets_is_not_guessed_at(text: str, hint: str) -> None:
     assert caught.value.hint == f"for example {hint}"
 
 
-@pytest.mark.parametrize("text", ["[fd00::1:7117", "fd00::1]:7117", "[fd00::1]", "[]:7117", "[fd00::1]:", "[[::1]]:1"])
+@each("text", ["[fd00::1:7117", "fd00::1]:7117", "[fd00::1]", "[]:7117", "[fd00::1]:", "[[::1]]:1"])
 def test_half_a_bracket_is_none(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_address("listen", text, loopback_only=False)
 
 
-@pytest.mark.parametrize("host", ["fe80::1", "fe80::1%eth0", "fd00::1%eth0"])
+@each("host", ["fe80::1", "fe80::1%eth0", "fd00::1%eth0"])
 def test_an_address_of_one_link_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="one link alone") as caught:
         parse_address("listen", f"[{host}]:7117", loopback_only=False)
@@ -101,7 +102,7 @@ def test_what_a_socket_for_both_kinds_tells_of_the_other_end() -> None:
     assert [plain_host(host) for host in ("fd00::1", "192.0.2.7", "name")] == ["fd00::1", "192.0.2.7", "name"]
 
 
-@pytest.mark.parametrize("make", [uvloop.new_event_loop])
+@each("make", [uvloop.new_event_loop])
 def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
     make: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
@@ -122,7 +123,7 @@ def test_dialling_what_no_host_can_be_called_is_a_link_that_is_not_there(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can have a network of its own")
-@pytest.mark.parametrize(
+@each(
     ("addresses", "told"),
     [
         ((), "none"),

@@ -15,6 +15,7 @@ from peerload.agent.store_read import StoreReader
 from peerload.model.config import AgentConfig
 from peerload.model.errors import DiskFull, SlowDown
 from peerload.wire import control
+from tests.each import each
 
 
 def test_a_rate_is_granted_again_as_time_passes() -> None:
@@ -68,7 +69,7 @@ def test_what_one_user_has_too_much_of_is_no_others_loss() -> None:
 
 
 @pytest.mark.rule("L3")
-@pytest.mark.parametrize("is_system", [True, False])
+@each("is_system", [True, False])
 def test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node(*, is_system: bool) -> None:
     async def story() -> None:
         waited, ends = Waited(is_system=is_system), asyncio.Event()
@@ -119,7 +120,7 @@ def test_what_is_waited_for_has_a_bound_of_each_user_and_of_each_node(*, is_syst
     asyncio.run(story())
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "names"),
     [
         (control.Wait(tasks=("n1/1", "n1/2")), 2),

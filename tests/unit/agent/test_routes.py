@@ -10,10 +10,11 @@ import pytest
 from peerload.agent.foreign import merged
 from peerload.agent.forward import FRAMES_WAITING_MAX, Answers
 from peerload.model.errors import LinkUnavailable
+from tests.each import each
 from tests.support import PATIENCE_S
 
 
-@pytest.mark.parametrize(
+@each(
     ("first", "second", "together"),
     [
         ({}, {"held": ["a"]}, {"held": ["a"]}),

@@ -13,6 +13,7 @@ import pytest
 
 from peerload.agent.service_manager import STATUS_CHARS_MAX, ServiceManager, check_handed_over
 from peerload.model.errors import ConfigError
+from tests.each import each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +29,7 @@ def listening(name: str) -> Iterator[socket.socket]:
         yield sock
 
 
-@pytest.mark.parametrize("kind", ["path", "abstract"])
+@each("kind", ["path", "abstract"])
 def test_what_is_told(tmp_path: Path, kind: str) -> None:
     name = f"{tmp_path}/notify" if kind == "path" else f"@peerload-{os.getpid()}"
     environment = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
@@ -57,9 +58,7 @@ def test_nobody_is_told_where_there_is_nobody(tmp_path: Path) -> None:
     ServiceManager({"NOTIFY_SOCKET": f"{tmp_path}/gone"}).ready("that it cannot be reached ends nothing")
 
 
-@pytest.mark.parametrize(
-    "told", [{}, {"WATCHDOG_USEC": "-1"}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}]
-)
+@each("told", [{}, {"WATCHDOG_USEC": "-1"}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}])
 def test_no_watchdog(told: dict[str, str]) -> None:
     assert ServiceManager(told).watchdog_s == 0.0
 
@@ -75,7 +74,7 @@ def handed(tmp_path: Path, mode: int = 0o600) -> tuple[socket.socket, str]:
     return listener, path
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o660])
+@each("mode", [0o600, 0o660])
 def test_a_socket_that_is_taken(tmp_path: Path, mode: int) -> None:
     listener, path = handed(tmp_path, mode)
     with listener:
@@ -125,7 +124,7 @@ except ConfigError as error:
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "says"),
     [
         ("agent", "{path} True"),

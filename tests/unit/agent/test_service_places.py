@@ -13,6 +13,7 @@ from peerload.agent.service_manager import ServiceManager
 from peerload.agent.service_places import HINT, check_service_places
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
+from tests.each import each
 
 NOBODY = 61_003
 PROGRAM = """
@@ -51,7 +52,7 @@ def test_elsewhere_and_for_oneself_nothing_is_said(tmp_path: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize(
+@each(
     ("state", "socket", "says"),
     [
         ("/var/nowhere/state", "/tmp/agent.sock", "state: /var/nowhere/state cannot be made: /var: Permission denied"),

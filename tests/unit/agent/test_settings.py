@@ -12,6 +12,7 @@ from peerload.agent import settings
 from peerload.agent.settings import default_node_name, load
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
+from tests.each import each
 
 DEFAULTS = {"state": "/var/s", "socket": "/run/s"}
 
@@ -121,10 +122,10 @@ def test_an_unknown_key_is_named_with_its_neighbour(places: Places) -> None:
         places.load()
     assert caught.value.key == "slot"
     assert str(places.user) in str(caught.value)
-    assert caught.value.hint == "did you mean 'slots'?"
+    assert "'slots'" in caught.value.hint
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "key"),
     [
         ("slots = -1", "slots"),
@@ -149,7 +150,7 @@ def test_a_bad_value_names_the_key_and_the_file(places: Places, text: str, key: 
     assert caught.value.why
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ('gossip = "fast"', "gossip: 'fast' cannot be used (FILE): it may be lan or local or wan"),
@@ -191,7 +192,7 @@ def test_a_bad_value_says_what_it_may_be(places: Places, text: str, says: str) -
     assert str(caught.value) == says.replace("FILE", str(places.user))
 
 
-@pytest.mark.parametrize("text", ["0s", "9" * 400 + "s", "x", "", "1e3s", "-1s"])
+@each("text", ["0s", "9" * 400 + "s", "x", "", "1e3s", "-1s"])
 def test_no_time_to_starve_is_refused(places: Places, text: str) -> None:
     places.user.write_text(f'[gpu]\nstarve_after = "{text}"\n')
     with pytest.raises(ConfigError, match="such as 15m"):

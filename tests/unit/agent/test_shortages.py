@@ -9,6 +9,7 @@ import pytest
 from peerload.agent.shortages import TAIL_BYTES_MAX, says_out_of_gpu_memory, with_shortages
 from peerload.agent.spool import Spool
 from peerload.model.task import Exit
+from tests.each import each
 
 SAID = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 79.10 GiB",
@@ -38,12 +39,12 @@ NOT_SAID = (
 )
 
 
-@pytest.mark.parametrize("said", SAID)
+@each("said", SAID)
 def test_the_words_of_frameworks_are_known(said: str) -> None:
     assert says_out_of_gpu_memory(f"Traceback (most recent call last):\n  ...\n{said}\n".encode())
 
 
-@pytest.mark.parametrize("said", NOT_SAID)
+@each("said", NOT_SAID)
 def test_other_failures_are_others(said: str) -> None:
     assert not says_out_of_gpu_memory(said.encode())
 

@@ -11,6 +11,7 @@ import pytest
 
 from peerload.agent import speed
 from peerload.model.events import SpeedMeasured
+from tests.each import each
 from tests.support import wait_until
 
 
@@ -41,7 +42,7 @@ def test_the_measurement_is_a_process_that_prints_a_number(monkeypatch: pytest.M
     assert speed.kept_speed(tmp_path / "speed") == pytest.approx(event.speed, abs=0.001)
 
 
-@pytest.mark.parametrize(("printed", "found"), [("1.25", 1.25), ("1e9", 1000.0), ("0", 0.001)])
+@each(("printed", "found"), [("1.25", 1.25), ("1e9", 1000.0), ("0", 0.001)])
 def test_what_was_found_is_kept_and_told(
     printed: str, found: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -62,7 +63,7 @@ def test_a_measurement_that_fails_changes_nothing(
     asyncio.run(speed.find_out(tmp_path / "speed", told.append, after_s=0.0))
     assert told == []
     assert not list(tmp_path.iterdir())
-    assert "could not be measured" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_a_directory_that_cannot_be_written_costs_only_the_keeping(
@@ -72,7 +73,7 @@ def test_a_directory_that_cannot_be_written_costs_only_the_keeping(
     told: list[SpeedMeasured] = []
     asyncio.run(speed.find_out(tmp_path / "none" / "speed", told.append, after_s=0.0))
     assert told == [SpeedMeasured(2.0)]
-    assert "cannot be written" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_an_agent_that_stops_ends_the_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_an_agent_that_stops_ends_the_measurement(monkeypatch: pytest.MonkeyPatc
     assert started[0].returncode == -9
 
 
-@pytest.mark.parametrize("text", ["", "fast", "nan", "\xff"])
+@each("text", ["", "fast", "nan", "\xff"])
 def test_a_file_that_says_nothing_is_measured_again(text: str, tmp_path: Path) -> None:
     (tmp_path / "speed").write_text(text, encoding="latin-1")
     assert speed.kept_speed(tmp_path / "speed") is None
@@ -101,4 +102,4 @@ def test_a_file_that_says_nothing_is_measured_again(text: str, tmp_path: Path) -
 def test_a_file_that_cannot_be_read_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "speed").mkdir()
     assert speed.kept_speed(tmp_path / "speed") is None
-    assert "cannot be read" in caplog.text
+    assert len(caplog.records) == 1

@@ -14,6 +14,7 @@ import pytest
 from peerload.agent.inotify import READ_BYTES
 from peerload.agent.inputs import HomeInput, Inputs
 from peerload.agent.spool import Spool
+from tests.each import each
 from tests.unit.agent.test_spool import KEY, Reader, Story, fixture_play  # noqa: F401 -- a fixture
 
 QUEUE_EVENTS = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text(encoding="ascii"))
@@ -131,7 +132,7 @@ def test_directories_that_lie_too_deep_in_one_another_stop_nobody(tmp_path: Path
         subprocess.run(["rm", "-rf", scratch], check=True)
 
 
-@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null")])
+@each("put", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/null")])
 def test_an_input_in_whose_place_a_task_has_put_something_else_is_empty(
     tmp_path: Path, put: Callable[[Path], object]
 ) -> None:

@@ -22,6 +22,7 @@ from peerload.model.actions import DropExecution, PutEvent, PutExecution, PutFlo
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission, TaskFound
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
+from tests.each import each
 from tests.support import PATIENCE_S, wait_until
 
 NOW = 4e9  # far enough ahead for every retention
@@ -303,7 +304,7 @@ def paged(store: Store, limit: int, *, oldest_first: bool = False, since: float 
     return names
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+@each("limit", [1, 2, 3, 100])
 def test_ended_tasks_come_in_pages_none_twice_and_none_left_out(tmp_path: Path, limit: int) -> None:
     with Opened(tmp_path / "db") as opened:
         opened.keep(submission(1), put(1, TaskState.DONE, ended_at=NOW + 9))

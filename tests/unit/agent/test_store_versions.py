@@ -6,10 +6,10 @@ import sqlite3
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from peerload.model.actions import PutFloor
 from peerload.model.task import Exit, FloorKind, TaskState, Usage
+from tests.each import each
 from tests.unit.agent.test_store import NOW, Opened, put, steps, submission, uid
 
 OF_THE_SECOND_SCHEMA = """
@@ -67,7 +67,7 @@ def _packed(**fields: object) -> bytes:
     return msgspec.msgpack.encode(fields)
 
 
-@pytest.mark.parametrize("more", ["", "ALTER TABLE floors ADD COLUMN home TEXT NOT NULL DEFAULT '';"])
+@each("more", ["", "ALTER TABLE floors ADD COLUMN home TEXT NOT NULL DEFAULT '';"])
 def test_a_database_of_the_second_schema_is_taken_over(tmp_path: Path, more: str) -> None:
     path, ended = tmp_path / "db", _packed(exit_code=0, usage={"user_s": 1.5, "memory_bytes_max": 4096})
     spec = {"argv": [b"true"], "directory": b"/"}

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from peerload.agent.tails import BLOCK_BYTES, tail_start
+from tests.each import each
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +21,7 @@ def last(path: Path, data: bytes, lines: int) -> bytes:
     return data[tail_start(path, lines, len(data)) :]
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "lines", "expected"),
     [
         (b"a\nb\nc\n", 2, b"b\nc\n"),

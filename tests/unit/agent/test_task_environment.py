@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from peerload.agent.task_environment import Given, given, variables
 from peerload.core.device_ledger import DeviceLedger
 from peerload.core.devices import Ask
 from peerload.model.config import DeviceConfig, GpuConfig
 from peerload.model.devices import Device, DeviceMode, GpuShare
 from peerload.model.resources import Profile, ResourceRequest
+from tests.each import each
 
 GIB = 1 << 30
 CARDS = tuple(Device(f"nvidia:GPU-{number}", index=number, mem_bytes=80 * GIB) for number in range(4))
@@ -28,9 +27,7 @@ def test_advice_is_the_user_s_to_change_and_devices_are_not() -> None:
     assert found["CUDA_VISIBLE_DEVICES"] == "GPU-0"
 
 
-@pytest.mark.parametrize(
-    ("promised", "share"), [(20 * GIB, "0.25"), (80 * GIB, "1"), (GIB // 4, "0.01"), (27 * GIB, "0.337")]
-)
+@each(("promised", "share"), [(20 * GIB, "0.25"), (80 * GIB, "1"), (GIB // 4, "0.01"), (27 * GIB, "0.337")])
 def test_jax_takes_no_more_than_was_promised(promised: int, share: str) -> None:
     found = variables(ResourceRequest(), Given(CARDS[:2], promised_bytes=promised), (), {})
     assert found["XLA_PYTHON_CLIENT_MEM_FRACTION"] == share

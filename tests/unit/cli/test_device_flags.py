@@ -8,6 +8,7 @@ import pytest
 
 from peerload.cli import command, device_flags
 from peerload.cli.main import UsageError
+from tests.each import each
 
 
 def asked(*words: str) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def test_what_is_asked_for() -> None:
     assert asked("-l", "fpga=2", "-l", "licence") == {"devices": [("fpga", 2), ("licence", 1)]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         (("-G", "1.5"), "neither whole GPUs nor a part of one"),

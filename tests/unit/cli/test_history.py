@@ -12,6 +12,7 @@ import pytest
 
 from peerload.cli.history import instant
 from peerload.wire import control
+from tests.each import each
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, peerload  # noqa: F401 -- one is a fixture
 
 
@@ -106,7 +107,7 @@ def test_the_past_is_played_again_also_if_it_came_all_at_once(agent: FakeAgent, 
         assert b"mean response" in done.stdout
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         (("--export", "past.txt"), b".csv or .jsonl"),

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from peerload.cli import interactive
+from tests.each import each
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +18,7 @@ def at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "is_said"),
     [
         ("bash", True),

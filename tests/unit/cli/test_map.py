@@ -19,6 +19,7 @@ from peerload.cli.map_inputs import BadInput, Inputs, Lines, opened, split
 from peerload.cli.map_joblog import HEADER, Joblog
 from peerload.cli.map_show import Ended, Outputs, bar_text
 from peerload.cli.retry import to_retry
+from tests.each import each
 
 NO_NUL = st.binary(max_size=30).map(lambda raw: raw.replace(b"\0", b""))
 
@@ -51,7 +52,7 @@ def test_what_is_shown_of_a_command_can_be_typed(value: bytes) -> None:
     assert [os.fsencode(word) for word in shlex.split(os.fsdecode(shown(argv)))] == argv
 
 
-@pytest.mark.parametrize(
+@each(
     ("place", "value", "is_"),
     [
         ("{.}", "a.b/c.tar.gz", "a.b/c.tar"),
@@ -138,7 +139,7 @@ def test_a_log_of_gnu_parallel_is_read(tmp_path: Path) -> None:
     assert (read.skipped, again.skipped) == (3, 1)
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [b"x\n", b"1\t:\t0\t0\t0\t0\tx\t0\tc\n", b"0\t:\t0\t0\t0\t0\t0\t0\tc\n", b"99999999999\t:\t0\t0\t0\t0\t0\t0\tc\n"],
 )
@@ -165,7 +166,7 @@ def test_a_log_begins_anew_without_resume(tmp_path: Path) -> None:
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "failed", "succeeded", "is_due"),
     [
         ("never", 9, 9, False),
@@ -183,7 +184,7 @@ def test_when_it_is_enough(text: str, failed: int, succeeded: int, is_due: bool)
     assert Halt(text).is_now is text.startswith("now")
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["", "now", "now,fail", "now,fail=", "now,fail=x", "later,fail=1", "now,fail=0", "never,fail=1", "now,fail=-1"],
 )

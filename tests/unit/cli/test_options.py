@@ -10,9 +10,10 @@ from peerload.cli.environment import captured, looks_secret, packed
 from peerload.cli.main import UsageError
 from peerload.cli.submit import array_ranges
 from peerload.model.errors import BadRequest
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "size"),
     [("8G", 8 << 30), ("8GiB", 8 << 30), ("8gi", 8 << 30), ("8GB", 8 * 10**9), ("512M", 512 << 20), ("1.5K", 1536)],
 )
@@ -20,7 +21,7 @@ def test_sizes(text: str, size: int) -> None:
     assert options.size(text) == size
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("8", "8G is 8 GiB, 8M is 8 MiB"),
@@ -36,7 +37,7 @@ def test_sizes_refused(text: str, says: str) -> None:
         options.size(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [
         ("30s", 30),
@@ -52,7 +53,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert options.duration(text) == seconds
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("30", "30m is 30 minutes, 30s is 30 seconds"),
@@ -70,7 +71,7 @@ def test_durations_refused(text: str, says: str) -> None:
         options.duration(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "command"),
     [
         (["ls", "-l", "--json"], ["ls", "-l", "--json"]),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from peerload.policy import registry
+from tests.each import each
 from tests.unit.cli.fake_agent import FakeAgent, fixture_agent, peerload  # noqa: F401 -- one is a fixture
 
 OWN = """
@@ -43,22 +44,20 @@ def own(tmp_path: Path) -> Path:
 def test_what_there_is_needs_no_agent(tmp_path: Path) -> None:
     done = peerload("policy", XDG_RUNTIME_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    text = done.stdout.decode()
-    assert "no agent is running here" in text
     for name in registry.presets():
-        assert f"\n  {name} " in text
+        assert f"\n  {name} " in done.stdout.decode()
     told = json.loads(peerload("policy", "ls", "--json", XDG_RUNTIME_DIR=str(tmp_path)).stdout)
     assert told == {"v": 1, "policies": registry.policies(), "presets": registry.presets(), "in_force": None}
 
 
 def test_an_agent_that_only_the_environment_names_need_not_be_there(tmp_path: Path) -> None:
     done = peerload("policy", PEERLOAD_SOCKET=str(tmp_path / "none.sock"))
-    assert (done.returncode, b"no agent is running here" in done.stdout, done.stderr) == (0, True, b"")
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_an_agent_that_was_named_must_be_there() -> None:
     done = peerload("policy", "--socket", "/tmp/none/agent.sock")
-    assert (done.returncode, b"no agent is running" in done.stderr) == (125, True)
+    assert (done.returncode, b"/tmp/none/agent.sock" in done.stderr) == (125, True)
 
 
 def test_the_preset_in_force_is_marked(agent: FakeAgent) -> None:
@@ -86,10 +85,11 @@ def test_every_preset_and_every_policy_is_shown() -> None:
 
 def test_a_preset_is_shown_kind_by_kind() -> None:
     text = peerload("policy", "show", "threshold").stdout.decode()
-    assert text.startswith("threshold: A task that finds its node full")
-    assert "\ntransfer = single-threshold\n  A node sends at n ≥ T" in text
-    assert "\nlocation.receiver = none   (the preset does not say; this is the default)\n" in text
-    assert "\n  probes     3      3        a whole number, 0 … 64  L: nodes asked in one search at most\n" in text
+    assert text.startswith("threshold: ")
+    assert "\ntransfer = single-threshold\n" in text
+    assert "\nlocation.receiver = none " in text
+    (probes,) = (line.split() for line in text.splitlines() if line.startswith("  probes "))
+    assert probes[:3] == ["probes", "3", "3"]
     told = json.loads(peerload("policy", "show", "threshold", "--json").stdout)
     assert set(told) == {"v", "name", "description", "file", "memory", "chosen", "reference", "doubts"}
     (sender,) = [one for one in told["chosen"] if one["member"]["kind"] == "location.sender"]
@@ -99,13 +99,14 @@ def test_a_preset_is_shown_kind_by_kind() -> None:
 
 def test_what_the_reference_model_changes_is_shown() -> None:
     text = peerload("policy", "show", "adaptive").stdout.decode()
-    assert "in the reference model of the simulator instead:\n  transfer.prefetch = 0\n" in text
+    assert "\n  transfer.prefetch = 0\n" in text
 
 
 def test_a_policy_is_shown(own: Path) -> None:
     text = peerload("policy", "show", "transfer.double-threshold").stdout.decode()
-    assert text.startswith("transfer.double-threshold\n  A node accepts and asks below `low`")
-    assert "\n  Good: quiet between the two.\n  Bad: " in text
+    assert text.startswith("transfer.double-threshold\n")
+    assert "\n  Good: " in text
+    assert "\n  Bad: " in text
     assert "[RM]" in text
     assert peerload("policy", "show", "double-threshold").stdout.decode() == text
     text = peerload("policy", "show", f"{own.parent}/mine.py:Mine").stdout.decode()
@@ -114,11 +115,12 @@ def test_a_policy_is_shown(own: Path) -> None:
     told = json.loads(peerload("policy", "show", "load.tasks", "--json").stdout)
     assert set(told) == {"v", "kind", "name", "says", "good", "bad", "sources", "target", "parameters"}
     shown = peerload("policy", "show", str(own)).stdout.decode()
-    assert "\n  PARAMETER  VALUE  DEFAULT  ALLOWED                MEANS\n  patience   4      3        a whole" in shown
+    (patience,) = (line.split() for line in shown.splitlines() if line.startswith("  patience "))
+    assert patience[:3] == ["patience", "4", "3"]
     assert "doubtful: " in shown
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "code", "says"),
     [
         (("show",), 2, "takes one name"),
@@ -139,8 +141,8 @@ def test_what_cannot_be_shown_says_why(words: tuple[str, ...], code: int, says: 
 def test_a_sound_preset_is_ok_and_doubts_are_told(own: Path) -> None:
     done = peerload("policy", "check", str(own))
     assert done.returncode == 0
-    assert done.stdout.decode().startswith(f"{own}: ok: load tasks  transfer single-threshold")
-    assert f"peerload: {own}:3: transfer.accept_below: 3 lies above give_above = 2" in done.stderr.decode()
+    assert done.stdout.decode().startswith(f"{own}: ok: ")
+    assert f"peerload: {own}:3: transfer.accept_below: " in done.stderr.decode()
     told = json.loads(peerload("policy", "check", "--json", str(own)).stdout)
     assert (told["ok"], told["mistakes"], told["doubts"][0]["line"]) == (True, [], 3)
     assert told["chosen"]["location.sender"] == "mine.py:Mine"
@@ -151,18 +153,14 @@ def test_every_mistake_is_told_with_its_line(own: Path) -> None:
     done = peerload("policy", "check", str(own))
     assert (done.returncode, done.stdout) == (125, b"")
     first, second = done.stderr.decode().splitlines()
-    assert first.startswith(f'peerload: {own}:3: transfer.accept_below: "low" is not allowed: a number')
-    assert (
-        second
-        == f"peerload: {own}:6: location.sender.patience: 10 is not allowed: a whole number, 1 … 9; 3 if left out"
-    )
+    assert first.startswith(f'peerload: {own}:3: transfer.accept_below: "low" ')
+    assert second.startswith(f"peerload: {own}:6: location.sender.patience: 10 ")
     told = json.loads(peerload("policy", "check", "--json", str(own)).stdout)
     assert (told["ok"], told["chosen"]) == (False, None)
     assert [(one["line"], one["key"]) for one in told["mistakes"]] == [
         (3, "transfer.accept_below"),
         (6, "location.sender.patience"),
     ]
-    assert told["mistakes"][1]["what"] == "10 is not allowed"
     own.write_text("[transfer\n")
-    assert f"peerload: {own}:1: policy: is not TOML: " in peerload("policy", "check", str(own)).stderr.decode()
+    assert f"peerload: {own}:1: policy: " in peerload("policy", "check", str(own)).stderr.decode()
     assert json.loads(peerload("policy", "check", "--json", str(own)).stdout)["mistakes"][0]["line"] == 1

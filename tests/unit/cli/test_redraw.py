@@ -13,6 +13,7 @@ import pytest
 
 from peerload.cli import top
 from peerload.cli.redraw import redrawn
+from tests.each import each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ def at_keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     os.close(keyboard)
 
 
-@pytest.mark.parametrize("term", ["dumb", "xterm"])
+@each("term", ["dumb", "xterm"])
 def test_q_quits_and_the_terminal_is_as_before(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", term)
     drawn: list[int] = []

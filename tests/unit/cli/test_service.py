@@ -13,6 +13,7 @@ from peerload.cli import service
 from peerload.cli.completions import FILES, answered
 from peerload.cli.main import UsageError
 from peerload.model.errors import PeerloadError
+from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,7 +26,7 @@ def fixture_able(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(service, "_run", lambda *_, **__: pytest.fail("a script would run"))
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         [],
@@ -41,7 +42,7 @@ def test_what_makes_no_sense_is_a_mistake(words: list[str]) -> None:
         service.main(words)
 
 
-@pytest.mark.parametrize("what", service.TAKES)
+@each("what", service.TAKES)
 def test_anybody_but_root_is_told_what_to_type(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     words = [what, "--prefix", "/opt/two words"]
@@ -51,7 +52,7 @@ def test_anybody_but_root_is_told_what_to_type(what: str, monkeypatch: pytest.Mo
     assert typed == ["sudo", str(Path(sys.prefix, "bin/peerload")), "service", *words]
 
 
-@pytest.mark.parametrize("what", ["install", "upgrade"])
+@each("what", ["install", "upgrade"])
 def test_without_systemd_there_is_no_service(what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(service, "SYSTEMD", tmp_path / "none")
     with pytest.raises(PeerloadError) as caught:

@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peerload.cli.text import coloured, duration_text, printable, size_text, table
+from tests.each import each
 
 HARMFUL = set(range(0x20)) | set(range(0x7F, 0xA0)) | {0x2028, 0x2029, 0x200E, 0x200F, 0x061C}
 HARMFUL |= set(range(0x202A, 0x202F)) | set(range(0x2066, 0x206A)) | set(range(0xD800, 0xE000))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shown"),
     [
         ("plain words", "plain words"),
@@ -44,7 +45,7 @@ def test_table_is_aligned_and_harmless() -> None:
     assert lines == ["ID          N", "ws1/1       5", "w\\x1b[2J  100"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "shown"),
     [(0.42, "0.4s"), (59, "59s"), (185, "3m05s"), (7800, "2h10m"), (4 * 86400 + 3 * 3600, "4d03h"), (None, "-")],
 )
@@ -52,7 +53,7 @@ def test_durations(seconds: object, shown: str) -> None:
     assert duration_text(seconds) == shown
 
 
-@pytest.mark.parametrize(
+@each(
     ("size", "shown"),
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (64 << 30, "64 GiB"), (3 << 40, "3 TiB"), (None, "-")],
 )

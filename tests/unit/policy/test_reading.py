@@ -10,6 +10,7 @@ from peerload.model.errors import ConfigError
 from peerload.policy import describe
 from peerload.policy.reading import PRESET_BYTES_MAX
 from peerload.policy.registry import build_preset, load_preset
+from tests.each import each
 
 SOUND = """\
 description = "Mine."  # a comment
@@ -41,7 +42,7 @@ def test_a_sound_one_is_built(tmp_path: Path) -> None:
     assert describe.check(written(tmp_path, SOUND)).doubts == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("right", "wrong", "line", "key", "says"),
     [
         ("low = 1", "low = ", 5, "policy", ("not TOML", "Invalid value")),
@@ -125,7 +126,7 @@ def test_tables_may_be_written_in_any_way(tmp_path: Path) -> None:
     assert [(mistake.line, mistake.key) for mistake in mistakes] == [(1, "transfer.low"), (3, "location.sender.probes")]
 
 
-@pytest.mark.parametrize("raw", [b"a = '\xff'", b"x = 1\n" * PRESET_BYTES_MAX, b"a = " + b"[" * 100_000, b"\0"])
+@each("raw", [b"a = '\xff'", b"x = 1\n" * PRESET_BYTES_MAX, b"a = " + b"[" * 100_000, b"\0"])
 def test_what_is_no_text_of_a_preset_is_refused(tmp_path: Path, raw: bytes) -> None:
     name = written(tmp_path, raw)
     with pytest.raises(ConfigError) as caught:
@@ -245,7 +246,7 @@ def test_ones_own_may_be_a_struct_a_dataclass_or_plain(own: Path) -> None:
         assert preset.names["location.sender"] == chosen["policy"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "table", "line", "key", "says"),
     [
         ("sender", "policy = 'own.py:Good'", 2, "patience", "'own.py:Good' needs it: a whole number, 1 … 9"),
@@ -311,7 +312,7 @@ def _good(own: Path) -> object:
 # -- doubts -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "lines", "says"),
     [
         (

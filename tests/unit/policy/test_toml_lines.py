@@ -3,11 +3,11 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peerload.policy.toml_lines import lines_of
+from tests.each import each
 
 HARD = r'''# a comment with [table] and key = 1
 title = "a [string] = with # all of it \" and \\" # comment
@@ -73,7 +73,7 @@ def paths(value: Any, at: tuple[str, ...] = ()) -> set[tuple[str, ...]]:
     return set().union(*({(*at, key)} | paths(inner, (*at, key)) for key, inner in value.items()))
 
 
-@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@each("ends", ["\n", "\r\n"])
 def test_nothing_in_strings_comments_and_arrays_is_taken_for_a_key(ends: str) -> None:
     source = HARD.replace("\n", ends)
     assert paths(tomllib.loads(source)) == set(EXPECTED)

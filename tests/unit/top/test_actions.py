@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from peerload.top import actions
+from peerload.top.keys import BY_NAME, KEYS
 from peerload.top.world import Node
+from tests.each import each
 from tests.unit.top.given import NOW, look, node, sample, task
 
 
@@ -51,7 +51,7 @@ def test_a_retry_is_done_once() -> None:
     assert one.requests[0]["token"] != two.requests[0]["token"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("action", "says"),
     [
         (actions.cancel([]), "no task is chosen"),
@@ -68,7 +68,7 @@ def test_what_cannot_be_done_is_said(action: actions.Action | actions.Refused, s
     assert why(action) == says
 
 
-@pytest.mark.parametrize(
+@each(
     ("verb", "reply", "says"),
     [
         ("cancel", {"cancelled": ["ws1/1"]}, "cancelled"),
@@ -132,3 +132,8 @@ def test_a_signal_goes_to_what_runs() -> None:
     assert action.asks == "send HUP to 3 tasks that run ?"
     assert why(actions.send(marked("ws1/2"), "KILL")) == "ws1/2 does not run: it is queued"
     assert why(actions.send([], "KILL")) == "no task is chosen"
+
+
+def test_no_key_does_two_things() -> None:
+    names = [name for key in KEYS for name in key.names]
+    assert len(names) == len(set(names)) == len(BY_NAME)

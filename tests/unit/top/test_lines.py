@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from peerload.top import lines as draw
+from tests.each import each
 from tests.unit.top.given import ESCAPES
 
 TEXT = st.text(max_size=60) | st.text(alphabet="aé漢\u0301\u200b\u202e\x1b\n[]😀क\u093e", max_size=60)
@@ -44,7 +45,7 @@ def test_escapes_markup_and_bidi_are_shown_not_done() -> None:
     assert shown.count("\u0301") == draw.MARKS_IN_A_ROW_MAX
 
 
-@pytest.mark.parametrize("text", ["plain", "naïve", "日本語", "हिन्दी", "ไทย"])
+@each("text", ["plain", "naïve", "日本語", "हिन्दी", "ไทย"])
 def test_writing_is_left_as_it_is(text: str) -> None:
     assert draw.plain(text) == unicodedata.normalize("NFC", text)
 
@@ -57,7 +58,7 @@ def test_long_foreign_text_is_cut_before_it_is_looked_at() -> None:
     assert len(draw.plain("x" * 1_000_000)) == draw.LINE_CHARS_MAX
 
 
-@pytest.mark.parametrize("text", ["abc", "日本語テキスト", "a漢b"])
+@each("text", ["abc", "日本語テキスト", "a漢b"])
 def test_widths_are_those_that_textual_counts(text: str) -> None:
     assert draw.cells(text) == cell_len(text)
 
@@ -66,7 +67,7 @@ def test_a_wide_character_is_not_cut_in_half() -> None:
     assert draw.padded("日本語", 4) == "日… "
 
 
-@pytest.mark.parametrize(
+@each(
     ("share", "shown"),
     [
         (0.0, "··········"),
@@ -122,7 +123,7 @@ def test_a_frame_has_its_title_and_its_size() -> None:
     assert framed == ["+- nodes --+", "|          |", "+----------+"]
 
 
-@pytest.mark.parametrize(("width", "height"), [(0, 0), (3, 5), (10, 1), (4, 2), (5, 2), (6, 3)])
+@each(("width", "height"), [(0, 0), (3, 5), (10, 1), (4, 2), (5, 2), (6, 3)])
 def test_a_frame_without_room_is_no_trouble(width: int, height: int) -> None:
     lines = draw.framed([("a long title", "")], [], width, height, focus=False, ascii_only=False)
     assert [draw.width_of(line) for line in lines] == [width] * height

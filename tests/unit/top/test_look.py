@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from peerload.top.look import MEASURED_MAX, NODE_ORDERS, TASK_ORDERS, Look
 from peerload.wire.control import USAGE_TASKS_MAX
+from tests.each import each
 from tests.unit.top.given import NOW, gpu, look, node, sample, task
 
 
@@ -28,7 +27,7 @@ def test_running_ones_first_by_number_then_what_waits_then_what_ended() -> None:
     assert names(many()) == ["ws1/9", "ws1/10", "ws2/1", "ws1/2", "ws1/3", "ws1/1"]
 
 
-@pytest.mark.parametrize("letter", NODE_ORDERS)
+@each("letter", NODE_ORDERS)
 def test_each_letter_sorts_nodes_and_turns_them_round(letter: str) -> None:
     seen = many()
     seen.orders["nodes"] = "?"
@@ -39,7 +38,7 @@ def test_each_letter_sorts_nodes_and_turns_them_round(letter: str) -> None:
     assert seen.backwards["nodes"]
 
 
-@pytest.mark.parametrize("letter", TASK_ORDERS)
+@each("letter", TASK_ORDERS)
 def test_each_letter_sorts_tasks(letter: str) -> None:
     seen = many()
     assert seen.sort("tasks", letter)
@@ -63,7 +62,7 @@ def test_the_greatest_first() -> None:
     assert names(seen)[0] == "ws1/2"
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "expected"),
     [
         ("train", ["ws1/2"]),

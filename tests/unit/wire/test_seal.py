@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.wire import seal
 from peerload.wire.seal import Sealer
+from tests.each import each
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(range(1, 33))
@@ -33,14 +34,13 @@ def test_the_same_words_are_never_sealed_to_the_same_bytes() -> None:
     assert sealer(boot="b2").seal(b"x") != sealer().seal(b"x")
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         sealer("ws2", key=OTHER_KEY),
         sealer("ws2", cluster="c2"),
         sealer("ws2", purpose="mqtt"),
     ],
-    ids=["another key", "another cluster", "another purpose"],
 )
 def test_it_does_not_open_for(other: Sealer) -> None:
     with pytest.raises(NotAuthentic):

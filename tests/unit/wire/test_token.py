@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from peerload.model.errors import BadRequest
 from peerload.wire.token import ADDRESSES_MAX, FINGERPRINT_BYTES, ID_BYTES, PREFIX, SECRET_BYTES, Token, parse
+from tests.each import each
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 TOKEN = Token(b"f" * FINGERPRINT_BYTES, b"i" * ID_BYTES, b"s" * SECRET_BYTES, ("192.0.2.7:7117",), "ws2")
@@ -37,7 +38,7 @@ def test_one_wrong_character_is_noticed(place: int, letter: str) -> None:
             parse(mistyped)
 
 
-@pytest.mark.parametrize("cut", [1, 2, 7, 8, 50])
+@each("cut", [1, 2, 7, 8, 50])
 def test_a_part_of_it_is_none(cut: int) -> None:
     with pytest.raises(BadRequest, match="no whole token"):
         parse(TOKEN.text()[:-cut])

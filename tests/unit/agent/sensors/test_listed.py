@@ -7,6 +7,7 @@ import pytest
 from peerload.agent.sensors.listed import listed
 from peerload.model.config import DeviceConfig
 from peerload.model.errors import ConfigError
+from tests.each import each
 
 
 def test_devices_of_the_config() -> None:
@@ -14,7 +15,7 @@ def test_devices_of_the_config() -> None:
     assert [device.id for device in listed(config)] == ["fpga:a", "fpga:b", "licence:1"]
 
 
-@pytest.mark.parametrize("bad", [(DeviceConfig(kind="gpu", ids=("0",)),), (DeviceConfig(kind="fpga", ids=("a", "a")),)])
+@each("bad", [(DeviceConfig(kind="gpu", ids=("0",)),), (DeviceConfig(kind="fpga", ids=("a", "a")),)])
 def test_a_gpu_is_found_by_itself_and_nothing_is_there_twice(bad: tuple[DeviceConfig, ...]) -> None:
     with pytest.raises(ConfigError):
         listed(bad)

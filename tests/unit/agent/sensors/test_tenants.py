@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from peerload.agent.sensors.nvml import CardReading, Process
 from peerload.agent.sensors.tenants import CONTEXT_BYTES, FOREIGN_PEAK_S, Averaged, Tenants, shared_out
 from peerload.model.devices import Device, DeviceReading
+from tests.each import each
 
 MIB, GIB = 1 << 20, 1 << 30
 CARD = Device("nvidia:GPU-0", mem_bytes=24 * GIB, is_read=True)
@@ -37,7 +38,7 @@ def test_others_have_what_theirs_have() -> None:
     assert found == Tenants({"a": GIB}, 2 * GIB, 1, strangers={2: 2 * GIB})
 
 
-@pytest.mark.parametrize("processes", [[], [Process(9, None)]])
+@each("processes", [[], [Process(9, None)]])
 def test_what_no_process_of_ours_explains_is_foreign(processes: list[Process]) -> None:
     found = share(5 * GIB, processes, {9: None})
     assert (found.ours, found.foreign_bytes) == ({}, 5 * GIB)
@@ -71,9 +72,7 @@ def read(averaged: Averaged, tenants: Tenants, busy: float | None = 0.0, held: S
     return averaged.reading(CardReading(CARD.id, busy=busy), tenants, held, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("foreign_bytes", "others", "told"), [(49 * MIB, 1, 0), (51 * MIB, 0, 1), (GIB, 1, 1), (GIB, 3, 3)]
-)
+@each(("foreign_bytes", "others", "told"), [(49 * MIB, 1, 0), (51 * MIB, 0, 1), (GIB, 1, 1), (GIB, 3, 3)])
 def test_a_tenant_has_more_than_a_little_memory(foreign_bytes: int, others: int, told: int) -> None:
     reading = read(Averaged(CARD), Tenants({}, foreign_bytes, others))
     assert (reading.foreign, reading.mem_foreign_bytes) == (told, foreign_bytes)
