@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 LINTS := lint-ruff lint-format lint-mypy lint-imports
-.PHONY: help setup test test-long test-sample nightly gate-proof chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo recording bench theory golden lock clean
+.PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo recording bench theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
 WORKERS ?= 4
@@ -13,6 +13,7 @@ CASES ?= tests/theory/cases.json
 OUT ?= build/theory.json
 BUDGET_S ?= 600
 TIMES ?= 20
+TESTS ?= tests
 FUZZ_SECONDS ?= 60
 FUZZ_TARGET ?=
 FUZZ_RUNS ?= 0
@@ -60,6 +61,9 @@ nightly: test-long  ## `make test-long`, then 2,000 chaos seeds, every broken va
 
 gate-proof: lint  ## the gate TIMES=20 times in a row beside a busy loop on each core
 	@.venv/bin/python -m tests.gate_proof --times $(TIMES) -- -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+test-alone: setup  ## each test file by itself, in random order (TESTS="tests/core tests/wire" SEED=1 JOBS=2)
+	@.venv/bin/python -m tests.alone $(if $(SEED),--seed $(SEED)) --jobs $(JOBS) $(TESTS)
 
 lint: setup  ## ruff, mypy --strict and the layers, side by side
 	@$(MAKE) --no-print-directory --keep-going -j$(words $(LINTS)) -Otarget $(LINTS)

@@ -21,6 +21,7 @@ READS = {
     "from_bytes",
 }
 """What decodes, by the last word of its name; besides `decode` of a msgspec decoder, and `tomllib.load`."""
+LAST = {*READS, "decode", "load"}
 OUR_OWN = "bytes of this very program, or of the kernel"
 USERS_OWN = "the user's own file or words, read by that user's own command: it may fail, and says so"
 
@@ -118,9 +119,13 @@ def _look(tree: ast.AST, name: str, made: set[str], found: set[str]) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             _look(node, f"{name}{'' if name.endswith(':') else '.'}{node.name}", made, found)
             continue
-        if isinstance(node, ast.Call) and _reads(ast.unparse(node.func), made):
+        if isinstance(node, ast.Call) and _last(node.func) in LAST and _reads(ast.unparse(node.func), made):
             found.add(name)
         _look(node, name, made, found)
+
+
+def _last(called: ast.expr) -> str:
+    return called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
 
 
 def _reads(called: str, made: set[str]) -> bool:

@@ -40,28 +40,24 @@ def damaged(draw: st.DrawFn, examples: tuple[bytes, ...]) -> bytes:
     return bytes(raw)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-def test_examples_are_read(name: str) -> None:
-    for raw in TARGETS[name].examples:
-        tried(TARGETS[name], raw)
+def fuzzed(name: str, examples: int) -> None:
+    """Its examples as they are, so many drawn bytes, and as many damaged examples."""
+    target = TARGETS[name]
+    told = settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    for raw in target.examples:
+        tried(target, raw)
+    told(given(st.binary(max_size=300))(lambda raw: tried(target, raw)))()
+    if target.examples:
+        told(given(damaged(target.examples))(lambda raw: tried(target, raw)))()
 
 
 @pytest.mark.rule("P1")
 @pytest.mark.parametrize("name", TARGETS)
-def test_any_bytes(name: str) -> None:
-    @settings(max_examples=60 if name in SLOW else 250, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-    @given(st.binary(max_size=300))
-    def try_it(raw: bytes) -> None:
-        tried(TARGETS[name], raw)
-
-    try_it()
+def test_nothing_but_the_errors_that_are_said(name: str) -> None:
+    fuzzed(name, 20 if name in SLOW else 60)
 
 
-@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target.examples])
-def test_damaged_examples(name: str) -> None:
-    @settings(max_examples=60 if name in SLOW else 150, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-    @given(damaged(TARGETS[name].examples))
-    def try_it(raw: bytes) -> None:
-        tried(TARGETS[name], raw)
-
-    try_it()
+@pytest.mark.long
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_but_the_errors_that_are_said_at_length(name: str) -> None:
+    fuzzed(name, 200 if name in SLOW else 1000)

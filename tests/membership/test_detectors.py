@@ -15,6 +15,8 @@ from tests.membership.arena import Arena, Believe, Faults, Host
 
 OURS = "peerload"
 
+pytestmark = pytest.mark.long  # test_together.py has the same of ours alone, in short
+
 
 @pytest.mark.parametrize("kind", measures.KINDS)
 def test_equal_seeds_give_equal_runs(kind: str) -> None:
@@ -35,10 +37,7 @@ def test_equal_seeds_give_equal_runs(kind: str) -> None:
     assert {state for *_, state in first[0]} >= {"alive", "suspect"}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "most", "p50_max_s", "p99_max_s"),
-    [(10, 30, 4.0, 6.0), pytest.param(50, 5, 6.0, 8.0, marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize(("nodes", "most", "p50_max_s", "p99_max_s"), [(10, 30, 4.0, 6.0), (50, 5, 6.0, 8.0)])
 def test_a_crash_is_known_to_all_in_time(nodes: int, most: int, p50_max_s: float, p99_max_s: float) -> None:
     told = measures.crashes(OURS, nodes, most, seed=3)
     assert statistics.median(told.detection_s) <= p50_max_s
@@ -54,7 +53,6 @@ def test_the_baselines_are_what_they_are_taken_for() -> None:
     assert memberlist < plain < 10.0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("faults", [measures.HARSH, measures.MILD], ids=["harsh", "mild"])
 def test_healthy_nodes_are_not_called_dead(faults: Faults) -> None:
     told = measures.falsehoods(OURS, 16, 0.2, 3, faults)
@@ -63,14 +61,13 @@ def test_healthy_nodes_are_not_called_dead(faults: Faults) -> None:
     assert (told.deaths_of_pausing > 0) == (faults.pausing > 0)  # the faults are there
 
 
-@pytest.mark.parametrize("nodes", [10, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("nodes", [10, 50])
 def test_idling_costs_the_same_however_many_there_are(nodes: int) -> None:
     cost = measures.idle(OURS, nodes, 60.0, 3)
     assert cost.datagrams < 3.0
     assert cost.bytes + cost.stream_bytes < 1000.0
 
 
-@pytest.mark.long
 def test_all_agree_soon_after_all_were_restarted() -> None:
     assert measures.restarted_at_once(OURS, 50, 3) < 30.0
 

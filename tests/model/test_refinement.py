@@ -13,7 +13,7 @@ from tests.chaos.campaign import PRESETS, codec
 from tests.model.refinement import TooMany, explained
 from tests.model.watching import Watching
 
-SHORT_SEEDS = 6
+SHORT_SEEDS = 3
 LONG_SEEDS = 100
 FOLLOWED_MIN = 0.5
 """Of the tasks that were offered to anybody, so many are followed to the end; the others have too many states."""

@@ -30,10 +30,9 @@ from peerload.wire import peer as codec
 WALL_S = 1_000_000.0
 DELAY_S = 0.001
 UNTIL_S = 300.0
-BURST = 14
-"""Tasks of each of the two homes; at one moment, so that some must wait or move."""
-LATER = 12
-"""Tasks that come one by one after these."""
+TASKS = 40
+BURST_SHARE = 0.7
+"""Of them come at one moment, at two homes, so that some must wait or move; the others one by one after these."""
 
 PROFILES = {
     profile.node: profile
@@ -73,10 +72,14 @@ class Town:
     """``policies(node)``: what that node plays; ``watch`` sees every action as it is wanted. `run` plays one seed."""
 
     def __init__(
-        self, policies: Callable[[str], PolicySet], seed: int, watch: Watch = lambda _node, _action: None
+        self,
+        policies: Callable[[str], PolicySet],
+        seed: int,
+        watch: Watch = lambda _node, _action: None,
+        tasks: int = TASKS,
     ) -> None:
         self.now_s = 0.0
-        self.tasks = 2 * BURST + LATER
+        self.tasks = tasks
         self.ended: dict[str, str] = {}
         self.decided: list[actions.Decided] = []
         self._watch = watch
@@ -103,9 +106,10 @@ class Town:
 
     def _workload(self) -> None:
         at_s = 0.01
+        burst = int(self.tasks * BURST_SHARE)
         for number in range(self.tasks):
-            home = ("n1", "n2")[number % 2] if number < 2 * BURST else self._world.choice(("n1", "n2", "n3", "n4"))
-            if number >= 2 * BURST:
+            home = ("n1", "n2")[number % 2] if number < burst else self._world.choice(("n1", "n2", "n3", "n4"))
+            if number >= burst:
                 at_s += self._world.expovariate(10.0)
             wants: dict[str, Any] = dict(PECULIAR[number // 2 % len(PECULIAR)]) if number % 3 == 0 else {}
             spec = TaskSpec((b"task",), SCRATCH, **wants)

@@ -248,7 +248,7 @@ class Handoff(RuleBasedStateMachine):
 
 
 SETTINGS = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=40, stateful_step_count=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -284,8 +284,6 @@ class HandoffOnce(HandoffParked):
     guarantee = Guarantee.ONCE
 
 
-TestHandoff = Handoff.TestCase
-TestHandoff.settings = SETTINGS
 TestHandoffParked = HandoffParked.TestCase
 TestHandoffParked.settings = SETTINGS
 TestHandoffOnce = HandoffOnce.TestCase
@@ -325,13 +323,14 @@ def park_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GuestLeases, "park_received", late)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("variant", "machine"),
     [
-        pytest.param(broken_core.lease_from_receipt, Handoff, marks=pytest.mark.long),
+        (broken_core.lease_from_receipt, Handoff),
         (broken_variants.renewal_of_any_attempt, Handoff),
-        pytest.param(park_no_confirm, HandoffParked, marks=pytest.mark.long),
-        pytest.param(park_late, HandoffParked, marks=pytest.mark.long),
+        (park_no_confirm, HandoffParked),
+        (park_late, HandoffParked),
     ],
 )
 def test_a_rule_left_out_is_found_out(variant: Any, machine: type[Handoff], monkeypatch: pytest.MonkeyPatch) -> None:

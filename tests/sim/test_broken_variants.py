@@ -15,21 +15,22 @@ SEEDS_MAX = 200
 
 
 @pytest.mark.parametrize(
-    "variant",
+    ("variant", "first"),
     [
-        broken_core.lease_from_receipt,
-        broken_variants.renew_no_extend,
-        pytest.param(broken_variants.reboot_deadline, marks=pytest.mark.long),
-        broken_variants.suspicion_requeues,
-        broken_variants.nobody_freezes,
-        broken_variants.floor_volatile,
-        broken_variants.promise_not_kept,
-        broken_variants.renewal_of_any_attempt,
+        (broken_core.lease_from_receipt, 9),
+        (broken_variants.renew_no_extend, 0),
+        pytest.param(broken_variants.reboot_deadline, 0, marks=pytest.mark.long),
+        (broken_variants.suspicion_requeues, 6),
+        (broken_variants.nobody_freezes, 6),
+        (broken_variants.floor_volatile, 6),
+        (broken_variants.promise_not_kept, 0),
+        (broken_variants.renewal_of_any_attempt, 6),
     ],
 )
-def test_a_rule_left_out_is_found_out(variant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_left_out_is_found_out(variant: Any, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``first``: the seed that finds it out today; later ones are tried where a change of the core has moved it."""
     variant(monkeypatch)
-    for seed in range(SEEDS_MAX):
+    for seed in range(first, first + SEEDS_MAX):
         try:
             run(seed)
         except InvariantBroken:

@@ -100,7 +100,8 @@ def mmc_response(slots: int, load: float) -> float:
     return 1 + last / (below + last) / (slots * (1 - load))
 
 
-@pytest.mark.parametrize(("nodes", "probes"), [(1, 3), pytest.param(2, 0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("nodes", "probes"), [(1, 3), (2, 0)])
 def test_without_probes_or_peers_every_node_is_m_m_c(nodes: int, probes: int) -> None:
     preset = build_preset(
         "t", {"transfer": {"threshold": 2.0}, "location": {"sender": {"policy": "threshold", "probes": probes}}}

@@ -127,7 +127,7 @@ class Acquainted(Simulation):
 @pytest.mark.parametrize("policy", in_short(["receiver", "threshold", "adaptive"], 3))
 def test_messages_that_take_time_do_what_they_do_in_the_engine_with_its_promises_checked(policy: str) -> None:
     policies = load_preset(policy, is_reference=True)
-    arrivals = list(poisson([f"n{number}" for number in range(1, 6)], 4.5, 1200, random.Random(3)))
+    arrivals = list(poisson([f"n{number}" for number in range(1, 6)], 4.5, 600, random.Random(3)))
     ideal = [task.response_s for task in ended(policy, arrivals, [1] * 5, message_s=0.05)]
     network = NetworkOptions(delay_s=0.05)
     engine = Acquainted(policies, nodes=5, slots=1, seed=1, config=IDEAL_CONFIG, network=network)
@@ -268,7 +268,7 @@ def test_the_largest_bounded_pareto_is_its_ratio_from_the_smallest() -> None:
 
 
 def test_mean_wait_and_response_differ_by_the_service() -> None:
-    found, _ = played(scenario(service=Service("det"), tasks=3000))
+    found, _ = played(scenario(service=Service("det"), tasks=600))
     assert value(found, "mean_response") == pytest.approx(value(found, "mean_wait") + 1.0)
 
 

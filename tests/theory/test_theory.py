@@ -29,27 +29,7 @@ from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
 from tests.theory.run import combine
 
 CASES = json.loads(Path(__file__).with_name("cases.json").read_text(encoding="utf-8"))["cases"]
-LONG = {
-    "S-herd",
-    "S-rcm",
-    "S-foot",
-    "S-thr",
-    "S-thr-h2",
-    "S-thr-delay",
-    "X-sym4",
-    "X-mm2-sym",
-    "X-pair3",
-    "X-rec3",
-    "S-sho",
-    "X-sho3",
-    "S-prio-self",
-    "X-thr3",
-}  # among those of few nodes
-QUICK = [
-    pytest.param(case, id=case["id"], marks=[pytest.mark.long] if case["id"] in LONG else [])
-    for case in CASES
-    if case["params"]["N"] <= 20
-]
+FEW_NODES = [pytest.param(case, id=case["id"]) for case in CASES if case["params"]["N"] <= 20]
 
 pytestmark = pytest.mark.sample
 
@@ -82,7 +62,8 @@ def test_without_sharing_every_node_is_m_m_c(nodes: int, slots: int, load: float
     assert abs(value - mmc_response(slots, load)) < 2 * half + 0.03 * value
 
 
-@pytest.mark.parametrize("case", QUICK)
+@pytest.mark.long
+@pytest.mark.parametrize("case", FEW_NODES)
 def test_reference_cases(case: dict) -> None:
     """Wide: what fails here is wrong in kind. Counts settle sooner than response times."""
     reference = {**case.get("simref", {}), **case["reference"]}
@@ -97,7 +78,7 @@ def test_the_engine_with_its_promises_checked_plays_the_same_game() -> None:
     """Task by task: the same response times, and every counter equal."""
     parameters = {**BOTH, "N": 3, "rho": 0.9, "T_send": 2, "T_accept": 2, "L": 2, "L_recv": 2}
     setup = setup_of(parameters)
-    arrivals = list(itertools.islice(setup.arrivals(random.Random(1)), 1500))
+    arrivals = list(itertools.islice(setup.arrivals(random.Random(1)), 600))
     ideal: dict[int, Finished] = {}
     cluster = IdealCluster(
         setup.policies, slots=setup.slots, seed=1, ended=lambda task: ideal.__setitem__(task.number, task)
@@ -127,18 +108,20 @@ def test_the_engine_with_its_promises_checked_plays_the_same_game() -> None:
 def test_threshold_without_probes_or_peers_is_no_sharing(slots: int) -> None:
     threshold = {"sender": "threshold", "T_send": slots, "T_accept": slots}
     for nodes, probes in ((3, 0), (1, 3)):
-        without = played({"N": nodes, "c": slots, "rho": 0.8}, 1500)
-        assert played({"N": nodes, "c": slots, "rho": 0.8, **threshold, "L": probes}, 1500) == without
+        without = played({"N": nodes, "c": slots, "rho": 0.8}, 500)
+        assert played({"N": nodes, "c": slots, "rho": 0.8, **threshold, "L": probes}, 500) == without
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("nodes", [2, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("nodes", "slots"),
+    [(2, 2), *(pytest.param(nodes, slots, marks=pytest.mark.long) for nodes, slots in ((2, 1), (5, 1), (5, 2)))],
+)
 def test_both_sides_that_ask_everybody_are_one_central_queue(nodes: int, slots: int) -> None:
     """Equal service times: work leaves a work-conserving system at the same moments, whoever does it."""
     marks = dict.fromkeys(("T_send", "T_accept", "T_recv", "T_give"), slots)
     everybody = {**BOTH, **marks, "N": nodes, "c": slots, "L": nodes - 1, "L_recv": nodes - 1}
-    shared = played({**everybody, "rho": 0.9, "service": "det"}, 2000)
-    central = played({"N": 1, "c": nodes * slots, "rho": 0.9, "service": "det"}, 2000)
+    shared = played({**everybody, "rho": 0.9, "service": "det"}, 1000)
+    central = played({"N": 1, "c": nodes * slots, "rho": 0.9, "service": "det"}, 1000)
     assert fmean(shared) == pytest.approx(fmean(central), rel=1e-9)
 
 
@@ -229,17 +212,17 @@ def test_giving_the_oldest_or_the_newest_changes_the_tail_and_not_the_mean() -> 
 @pytest.mark.parametrize(
     "parameters",
     [
-        {"sender": "threshold", "T_send": 1, "T_accept": 1, "L": 3},
-        {"sender": "shortest", "T_send": 2, "T_accept": 2, "L": 4},
-        {"T_recv": 1, "T_give": 1, "L_recv": 4},
+        pytest.param({"sender": "threshold", "T_send": 1, "T_accept": 1, "L": 3}, marks=pytest.mark.long),
+        pytest.param({"sender": "shortest", "T_send": 2, "T_accept": 2, "L": 4}, marks=pytest.mark.long),
+        pytest.param({"T_recv": 1, "T_give": 1, "L_recv": 4}, marks=pytest.mark.long),
         {**BOTH, "L": 4, "L_recv": 4},
     ],
     ids=["threshold", "shortest", "receiver", "symmetric"],
 )
 def test_nothing_beats_one_central_queue(parameters: Parameters) -> None:
     """Equal service times again, so that chance has no say: not in the sum, whatever the policy does."""
-    shared = played({**parameters, "N": 5, "rho": 0.9, "service": "det"}, 2000)
-    central = played({"N": 1, "c": 5, "rho": 0.9, "service": "det"}, 2000)
+    shared = played({**parameters, "N": 5, "rho": 0.9, "service": "det"}, 1000)
+    central = played({"N": 1, "c": 5, "rho": 0.9, "service": "det"}, 1000)
     assert fmean(shared) >= fmean(central) * (1 - 1e-9)
 
 
