@@ -33,6 +33,13 @@ def deploy_directory() -> str:
     return next((place for place in places if os.path.isfile(os.path.join(place, "install"))), "")  # noqa: PTH113, PTH118
 
 
+def kept_wheel() -> str:
+    """The wheel that this peerload was installed from, where deploy/install keeps it; "" elsewhere."""
+    directory = os.path.join(sysconfig.get_path("data"), "share", NAME, "wheel")  # noqa: PTH118
+    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []  # noqa: PTH112, PTH208
+    return next((os.path.join(directory, name) for name in names if name.endswith(".whl")), "")  # noqa: PTH118
+
+
 def deployed(name: str) -> str:
     """Where this file of `deploy/` is, for hints; its name in a source tree if it is not on this machine."""
     return os.path.join(deploy_directory() or "deploy", name)  # noqa: PTH118

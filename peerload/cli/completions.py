@@ -26,12 +26,13 @@ HELP_WIDTH_MAX = 60
 FILES, DIRECTORIES, COMMAND = ":files", ":directories", ":command"
 """Instead of candidates: the shell is to complete names of files, of directories, or a command and its own words."""
 COMMANDS = ("run", "submit", "map")
+SIGNALS = "TERM INT KILL HUP USR1 USR2 STOP CONT"
 STATES = "held queued leased running done failed cancelled unknown"
 
 _WAITING, _UNFINISHED = ("queued", "held", "leased"), ("held", "queued", "leased", "running", "unknown")
 _ENDED = ("done", "failed", "cancelled", "unknown")
 TASKS: dict[str, tuple[str, ...]] = {
-    "show": (), "why": (), "logs": (), "ls": (), "exec": ("running",), "events": (), "attach": _UNFINISHED, "wait": _UNFINISHED, "cancel": _UNFINISHED,
+    "show": (), "why": (), "logs": (), "ls": (), "exec": ("running",), "events": (), "attach": _UNFINISHED, "wait": _UNFINISHED, "cancel": _UNFINISHED, "signal": ("running",),
     "hold": ("queued",), "release": ("held",), "retry": _ENDED, "prio": _WAITING, "pause": _UNFINISHED, "resume": (),
 }  # fmt: skip
 """Verbs that take ids, and the states of the tasks that are offered (none: all)."""
@@ -44,6 +45,7 @@ WORDS: dict[tuple[str, ...], str] = {
     ("demo",): "gpu",
     ("group",): "ls set pause resume rm",
     ("service",): "install upgrade uninstall",
+    ("signal",): SIGNALS,
 }
 """What may follow these words."""
 PATHS = {("policy", "check"): FILES, ("config", "check"): FILES, ("cluster", "init"): DIRECTORIES, ("replay",): FILES}
@@ -51,7 +53,7 @@ VALUES = {
     "--chdir": DIRECTORIES, "-d": DIRECTORIES, "--cluster": DIRECTORIES, "--export": FILES, "--config": FILES,
     "--record": FILES, "--socket": FILES, "--output": FILES, "-o": FILES, "--error": FILES, "-e": FILES,
     "--from": FILES, "--wheels": DIRECTORIES, "--prefix": DIRECTORIES, "--root": DIRECTORIES, "--each-line": FILES, "--param-file": FILES, "--joblog": FILES, "--speeds": FILES, "--plot": FILES, "--csv": FILES,
-    "--gpu-wait": "queue schedule", "--gpu-share": "auto exclusive time", "--lease": "auto", "--signal": "TERM INT KILL HUP USR1",
+    "--gpu-wait": "queue schedule", "--gpu-share": "auto exclusive time", "--lease": "auto", "--signal": SIGNALS,
     "--broker": "mosquitto amqtt", "--model": "reference live", "--what": "task attempt node agent launcher disk gpu store",
 }  # fmt: skip
 """What flags take."""

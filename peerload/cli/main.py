@@ -38,6 +38,7 @@ VERBS = (
     ("exec", "run a command inside a running task"),
     ("wait", "block until tasks have ended"),
     ("cancel", "stop tasks"),
+    ("signal", "send a signal to running tasks"),
     ("hold", "keep waiting tasks back"),
     ("release", "let held tasks go on"),
     ("prio", "change the priority of waiting tasks"),

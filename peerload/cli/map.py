@@ -13,7 +13,7 @@ from peerload.cli.map_inputs import opened, split
 from peerload.cli.map_joblog import Joblog
 from peerload.cli.map_run import Mapping
 from peerload.cli.map_show import Bar, Ended, Outputs
-from peerload.cli.text import counted, print_json, printable, say, shortened
+from peerload.cli.text import counted, print_json, printable, say, shortened, size_text
 from peerload.client import Client
 
 TYPE_CHECKING = False
@@ -30,6 +30,8 @@ ARRAYS_NAMED_MAX = 10
 COUNTED_FAILURES_MAX = 100
 """Exit code: the number of tasks that failed; 101 stands for more than these."""
 LINE_WIDTH_MAX = 240
+JSON_OUTPUT_BYTES_MAX = 64 << 20
+"""Output of one task that an object of `--json` holds."""
 _JSON_KEYS = ("id", "state", "exit_code", "signal", "node", "out_of", "started_at", "ended_at")
 _JSON_KEYS_OF_OUTPUT = ("stdout_bytes", "stderr_bytes", "stdout", "stderr")
 
@@ -162,7 +164,7 @@ def _run(mapping: Mapping, flags: Namespace) -> int:
         tags=flags.tag,
         before=bar.clear if bar is not None and sys.stdout.isatty() else lambda: None,
     )
-    mapping.ended = _print_ended if flags.json else outputs.ended
+    mapping.ended = (lambda task: _print_ended(mapping, task)) if flags.json else outputs.ended
     mapping.skipped = outputs.skipped
     mapping.is_full = lambda: outputs.is_full
     if bar is not None:
@@ -177,9 +179,28 @@ def _run(mapping: Mapping, flags: Namespace) -> int:
     return _told(mapping)
 
 
-def _print_ended(task: Ended) -> None:
+def _print_ended(mapping: Mapping, task: Ended) -> None:
     body = {key: task.body.get(key) for key in (*_JSON_KEYS, *_JSON_KEYS_OF_OUTPUT)}
+    sizes = int(body["stdout_bytes"] or 0), int(body["stderr_bytes"] or 0)
+    if "stdout" not in task.body and any(sizes):
+        body |= _fetched(mapping, str(body["id"]), sizes)
     print_json({"seq": task.number, "command": task.body["command"], **body})
+
+
+def _fetched(mapping: Mapping, task: str, sizes: tuple[int, int]) -> dict[str, Any]:
+    """The output of an ended task as stdout and stderr; or `output_missing`, why they cannot be told, which is noted, too."""
+    if sum(sizes) > JSON_OUTPUT_BYTES_MAX:
+        why = f"{size_text(sum(sizes))} of output are more than one object holds, {size_text(JSON_OUTPUT_BYTES_MAX)}"
+        mapping.note_incomplete(task, why)
+        return {"output_missing": why}
+    came = {1: bytearray(), 2: bytearray()}
+    for piece in mapping.output(task):
+        came[piece["stream"]] += piece["data"]
+    if (len(came[1]), len(came[2])) == sizes:
+        return {"stdout": bytes(came[1]), "stderr": bytes(came[2])}
+    why = f"{size_text(sum(sizes) - len(came[1]) - len(came[2]))} of its output are missing"
+    mapping.note_incomplete(task, why)
+    return {"output_missing": mapping.incomplete.get(task, why)}
 
 
 def _told(mapping: Mapping) -> int:

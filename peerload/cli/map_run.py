@@ -291,7 +291,7 @@ class Mapping:
                 told = {key: value for key, value in body.items() if key not in ("stdout", "stderr")}
                 self.failures.append((told, line))
         if missing_bytes := body.get("missing_bytes"):
-            self._note_incomplete(str(body["id"]), f"{size_text(missing_bytes)} of its output are missing")
+            self.note_incomplete(str(body["id"]), f"{size_text(missing_bytes)} of its output are missing")
         if self._joblog is not None and not is_cancelled:
             self._joblog.add(task.number, body, line)
         self.ended(Ended(task.number, b" ".join(task.values), {**body, "command": line}))
@@ -433,20 +433,23 @@ class Mapping:
             except AgentUnavailable as error:
                 until_s = until_s or time.monotonic() + RECONNECT_S_MAX
                 if time.monotonic() > until_s or self._signals:
-                    self._note_incomplete(task, error.what)
+                    self.note_incomplete(task, error.what)
                     return
                 select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
             except BadRequest as error:
-                self._note_incomplete(task, error.what)
+                self.note_incomplete(task, error.what)
                 return
         gaps.end(end)
         if gone := end.get("output_gone_why"):
-            self._note_incomplete(task, f"its output was removed ({gone})")
+            self.note_incomplete(task, f"its output was removed ({gone})")
         elif gaps.missing_bytes:
-            self._note_incomplete(task, f"{size_text(gaps.missing_bytes)} of its output are missing")
+            self.note_incomplete(task, f"{size_text(gaps.missing_bytes)} of its output are missing")
 
-    def _note_incomplete(self, task: str, why: str) -> None:
-        self.incomplete_count += task not in self.incomplete
+    def note_incomplete(self, task: str, why: str) -> None:
+        """Not all of the output of this task can be had; the first reason counts."""
+        if task in self.incomplete:
+            return
+        self.incomplete_count += 1
         if len(self.incomplete) < FAILURES_KEPT_MAX:
             self.incomplete[task] = why
 

@@ -25,6 +25,8 @@ STATES = ("held", "queued", "leased", "running", "done", "failed", "cancelled", 
 UNFINISHED = ("held", "queued", "leased", "running", "unknown")
 ENDED = ("done", "failed", "cancelled")
 ALL = "all"
+WITHOUT_STATES = ("clean", "signal")
+"""Verbs whose `--state` is their own, or that have none."""
 ASKED_ABOVE = 20
 """More tasks than this are not changed without a question, on a terminal."""
 REFS_AT_A_TIME = 5_000
@@ -59,7 +61,7 @@ class Selection:
     def __init__(self, flags: Namespace, verb: str, *, needed: bool = True) -> None:
         self._verb = verb
         self._asks = not getattr(flags, "yes", True)
-        self.states = states_of(flags.state, verb) if verb != "clean" else []
+        self.states = states_of(flags.state, verb) if verb not in WITHOUT_STATES else []
         self.words = [word for word in flags.task if word != ALL]
         self.means_all = ALL in flags.task
         if self.words and self.means_all:

@@ -27,8 +27,8 @@ EVENT_TASKS_MAX = 100
 USAGE_TASKS_MAX = 64
 DRAIN_REASON_CHARS_MAX = 256
 INPUT_BYTES_MAX = 1 << 20
-EXEC_ENVIRONMENT_BYTES_MAX = 64 << 10
 """The largest piece of a standard input that one request carries."""
+EXEC_ENVIRONMENT_BYTES_MAX = 64 << 10
 OUTPUT_TOLD_BYTES_MAX = 64 << 10
 EACH_MAX = 100_000
 """Command lines of one array; the size of a frame bounds them sooner."""
@@ -36,8 +36,9 @@ EACH_MAX = 100_000
 RequestId = Annotated[int, Meta(ge=0, le=1 << 62)]
 REF_CHARS_MAX = 4096
 TaskRef = Annotated[str, Meta(max_length=REF_CHARS_MAX)]
-CommandKey = Annotated[str, Meta(max_length=64)]
 """`ws1/42`, `42`, `42.7`, `42.3-9,12` (members of an array), `@` (the asker's last task) or `@~1` (the one before it)."""
+CommandKey = Annotated[str, Meta(max_length=64)]
+"""A command of `exec`, as its first answer names it; "" = none."""
 TaskRefs = Annotated[tuple[TaskRef, ...], Meta(min_length=1, max_length=TASKS_NAMED_MAX)]
 Argv = Annotated[tuple[bytes, ...], Meta(min_length=1, max_length=ARGV_ITEMS_MAX)]
 Range = tuple[

@@ -175,6 +175,18 @@ def test_a_command_inside_of_a_running_task(agents: list[Agent], node: str, tmp_
     assert (done.returncode, b"is cancelled" in done.stderr) == (125, True)
 
 
+@pytest.mark.parametrize("asked", [0, 2])
+def test_a_signal_reaches_a_task_elsewhere_whoever_asks(agents: list[Agent], asked: int) -> None:
+    """At its home, and at a third node, which asks that."""
+    script = "trap 'echo got; exit 3' USR1; echo ready; while :; do sleep 0.05; done"
+    task = agents[0].submit("sh", "-c", script, placement={"node": "n2"})
+    agents[0].await_state(task, "running")
+    wait_until(lambda: agents[0].output(task)[0] == b"ready\n", what="it to be ready")
+    assert agents[asked].cli("signal", "USR1", task).returncode == 0
+    assert agents[0].wait(task)[task]["exit_code"] == 3
+    assert agents[0].output(task)[0] == b"ready\ngot\n"
+
+
 def test_an_excluded_node_is_not_used(agents: list[Agent]) -> None:
     tasks = [agents[0].submit("sleep", "0.1", placement={"exclude": ["n1", "n2"]}) for _ in range(4)]
     assert {task["node"] for task in agents[0].wait(*tasks).values()} == {"n3"}

@@ -171,6 +171,11 @@ def test_json_and_dry_run(agent: Agent) -> None:
     (line,) = mapped(agent, "--json", "echo {}; exit 4", ":::", "\x1b[2J").stdout.splitlines()
     told = json.loads(line)
     assert (told["seq"], told["exit_code"], told["state"], told["stdout"]) == (1, 4, "failed", "\x1b[2J\n")
+    done = mapped(agent, "--json", "-j", "1", "seq {}; seq 9 >&2", ":::", "3", "200000")
+    told, large = map(json.loads, done.stdout.splitlines())
+    assert (told["stdout"], told["stderr"]) == ("1\n2\n3\n", "".join(f"{n}\n" for n in range(1, 10)))
+    assert (large["stdout"], large["stderr"]) == ("".join(f"{n}\n" for n in range(1, 200_001)), told["stderr"])
+    assert (done.returncode, "output_missing" in large) == (0, False)
     before = agent.states().keys()
     assert mapped(agent, "--dry-run", "echo {}", ":::", "a b", "c").stdout == b"echo 'a b'\necho c\n"
     assert agent.states().keys() == before

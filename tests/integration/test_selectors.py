@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.in_process import cli
+from tests.support import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,6 +106,27 @@ def test_all_is_what_the_verb_can_do_something_with(agent: Agent) -> None:
     assert json.loads(typed(agent, "release", "--json", "all"))["released"] == [held]
     agent.wait(held)
     assert json.loads(typed(agent, "cancel", "--json", "all")) == {"v": 1, "cancelled": [], "already_ended": []}
+
+
+def test_a_signal_goes_to_what_runs_and_to_nothing_else(agent: Agent, tmp_path: Path) -> None:
+    script = f"trap 'touch {tmp_path}/got-$PEERLOAD_ARRAY_INDEX; exit 3' USR1; touch {tmp_path}/ready-$PEERLOAD_ARRAY_INDEX; "
+    array = submitted(agent, "--array", "1-3", "--tag", "s=1", "sh", "-c", script + "while :; do sleep 0.05; done")
+    held = submitted(agent, "--held", "true")
+    wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 3, what="all three to run")
+    wait_until(lambda: set(states(agent, array).values()) == {"running"}, what="all three to be seen to run")
+    done = agent.cli("signal", "--json", "usr1", f"{array}.2", held)
+    assert done.returncode == 125
+    told = {"v": 1, "signal": 10, "signalled": [f"{array}.2"], "not_running": [held], "unreachable": []}
+    assert json.loads(done.stdout) == told
+    assert agent.wait(f"{array}.2")[f"{array}.2"]["exit_code"] == 3
+    assert typed(agent, "signal", "10", "--tag", "s") == f"{array}  2 tasks  signalled\n"
+    assert {agent.wait(f"{array}.{n}")[f"{array}.{n}"]["exit_code"] for n in (1, 3)} == {3}
+    assert {path.name for path in tmp_path.glob("got-*")} == {"got-1", "got-2", "got-3"}
+    for words in (array, "all --tag s", "999999"):
+        assert agent.cli("signal", "USR1", *words.split()).returncode == 125
+    for words in ("", "USR1", f"NO {held}", f"{held} USR1"):
+        assert agent.cli("signal", *words.split()).returncode == 2
+    typed(agent, "cancel", held)
 
 
 def test_the_outputs_of_several(agent: Agent) -> None:

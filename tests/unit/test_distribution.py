@@ -102,3 +102,13 @@ def test_the_workflow_names_what_there_is() -> None:
         assert f"\n{target}:" in (ROOT / "Makefile").read_text()
     for name in re.findall(r"(?<!/)\b((?:\.ci|deploy)/[\w.-]+)", commands):
         assert (ROOT / name).is_file(), name
+
+
+def test_what_others_publish_is_named_by_its_digest() -> None:
+    used = re.findall(r"uses: (\S+)", (ROOT / ".github/workflows/ci.yml").read_text())
+    assert used
+    assert [name for name in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", name)] == []
+    images = re.findall(r"^FROM (\S+)", (ROOT / "deploy/Containerfile").read_text(), re.MULTILINE)
+    images += re.findall(r"image: (?!peerload-)(\S+)", (ROOT / "deploy/compose.yaml").read_text())
+    assert len(images) == 2
+    assert [name for name in images if not re.fullmatch(r"[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", name)] == []

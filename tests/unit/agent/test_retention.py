@@ -9,9 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from peerload.agent.retention import Retention
+import pytest
+
+from peerload.agent import store_schema as schema
+from peerload.agent.retention import DATE_KEPT_EVERY_S, Retention
 from peerload.agent.store_removal import Upkeep
 from peerload.agent.store_rows import SINGLE
+from peerload.agent.trusted_date import Anchor, TrustedDate
 from peerload.model.actions import Row
 from peerload.model.task import Exit, TaskState, execution_key
 from tests.each import each
@@ -166,3 +170,36 @@ def test_what_is_in_use_stays_until_it_is_not(tmp_path: Path, why: str) -> None:
         parts.node.home.tasks = {}
         asyncio.run(retention.enforce())
         assert left(opened) == []
+
+
+def test_the_trusted_date_is_kept_now_and_then_and_at_once_where_that_of_the_machine_is_doubted(tmp_path: Path) -> None:
+    """What is kept is what the next start of the agent goes by."""
+    passed_s, ahead_s = 0.0, 0.0
+    with Opened(tmp_path / "db") as opened:
+        retention = retention_of(opened)
+        parts: Any = retention._parts
+        began = time.time()
+        date = TrustedDate(boot_id="b", clocks=lambda: (passed_s, began + passed_s + ahead_s))
+        parts.store.date, retention._date_kept = date, date.anchor
+
+        def kept() -> str:
+            """What is in the database after another look."""
+            asyncio.run(retention.enforce())
+            ((value,),) = opened.store.rows(schema.DATE)
+            return str(value)
+
+        before = kept()
+        passed_s = DATE_KEPT_EVERY_S - 1
+        assert kept() == before
+        passed_s = DATE_KEPT_EVERY_S
+        first = kept()
+        assert first == Anchor("b", passed_s, began + passed_s).packed() != before
+        passed_s += 60.0
+        assert kept() == first
+        ahead_s = 40 * DAY_S
+        doubted = kept()
+        assert doubted == Anchor("b", passed_s, began + passed_s, 0.0).packed()
+        passed_s += 60.0
+        assert kept() == doubted
+        ahead_s = 0.0
+        assert kept() == Anchor("b", passed_s, began + passed_s).packed()

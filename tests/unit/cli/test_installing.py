@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,7 +52,24 @@ def test_a_source_tree_is_carried_there(tmp_path: Path) -> None:
     assert line.is_typed_here
     assert played(tmp_path, line.text) == ["join plj1-secret"]
     (line,) = lines_for(JOIN, "peerload==1.2", {"url": tree.as_uri()}, is_system=True)
-    assert "sudo peerload/deploy/install && sudo peerload join" in line.text
+    assert "ssh -t OTHER 'sudo peerload/deploy/install && sudo peerload join" in line.text
+
+
+def test_a_service_is_made_from_the_wheel_that_was_kept(tmp_path: Path) -> None:
+    wheel = tmp_path / "peerload-1.2-py3-none-any.whl"
+    told = f'echo install "$@" >> {tmp_path}/told\n'
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("peerload-1.2.data/data/share/peerload/deploy/install", told)
+    gone: dict[str, object] = {"url": "file:///tmp/peerload-install.x/peerload-1.2-py3-none-any.whl"}
+    assert lines_for(JOIN, "peerload==1.2", gone, is_system=True) == []
+    (line,) = lines_for(JOIN, "peerload==1.2", gone, is_system=True, kept_wheel=str(wheel))
+    assert line.is_typed_here
+    assert played(tmp_path, line.text) == ["install --from peerload-1.2-py3-none-any.whl", "join plj1-secret"]
+    assert (tmp_path / "there" / wheel.name).read_bytes() == wheel.read_bytes()
+    (line,) = lines_for(JOIN, "peerload==1.2", {"url": wheel.as_uri()}, is_system=True)
+    assert str(wheel) in line.text
+    pipx, _ = lines_for(JOIN, "peerload==1.2", gone, is_system=False, kept_wheel=str(wheel))
+    assert "pipx install" in pipx.text
 
 
 def test_this_very_one_is_found() -> None:
@@ -64,7 +82,10 @@ def played(directory: Path, line: str) -> list[str]:
     for place in (directory / "bin", there / ".local" / "bin", there / "bin"):
         place.mkdir(parents=True)
     scripts = {
-        directory / "bin" / "ssh": f'shift; cd {there}; HOME={there} PATH={there}/bin:$PATH exec sh -c "$*"',
+        directory / "bin" / "sudo": 'exec "$@"',
+        directory
+        / "bin"
+        / "ssh": f'[ "$1" != -t ] || shift; shift; cd {there}; HOME={there} PATH={there}/bin:{directory}/bin:$PATH exec sh -c "$*"',
         there / "bin" / "pipx": f'echo "$*" >> {directory}/told',
         there / "bin" / "peerload": f'echo "$*" >> {directory}/told',
         there / ".local" / "bin" / "peerload": f'echo "$*" >> {directory}/told',

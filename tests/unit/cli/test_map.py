@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerload.cli import map as map_verb
 from peerload.cli import map_inputs
 from peerload.cli.each import Template, shown
 from peerload.cli.main import UsageError
+from peerload.cli.map import JSON_OUTPUT_BYTES_MAX
 from peerload.cli.map_halt import Halt
 from peerload.cli.map_inputs import BadInput, Inputs, Lines, opened, split
 from peerload.cli.map_joblog import HEADER, Joblog
@@ -248,3 +253,31 @@ def test_what_was_not_queued_again_is() -> None:
         ("x/4", ["x/4"]),
         ("x/7", ["x/7"]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pieces", "is_told"),
+    [
+        ((4, 2), [(1, b"ab"), (2, b"e\n"), (1, b"c\n")], True),
+        ((9, 2), [(1, b"ab"), (2, b"e\n")], False),
+        ((JSON_OUTPUT_BYTES_MAX, 1), [], False),
+    ],
+)
+def test_an_object_has_the_whole_output_or_says_why_not(
+    sizes: tuple[int, int], pieces: list[tuple[int, bytes]], is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    incomplete: dict[str, str] = {}
+    mapping: Any = SimpleNamespace(
+        output=lambda _task: iter([{"stream": stream, "data": data} for stream, data in pieces]),
+        incomplete=incomplete,
+        note_incomplete=incomplete.setdefault,
+    )
+    body = {"id": "n1/1.1", "command": b"x", "stdout_bytes": sizes[0], "stderr_bytes": sizes[1]}
+    map_verb._print_ended(mapping, Ended(1, b"", body))
+    told = json.loads(capsys.readouterr().out)
+    if is_told:
+        assert (told["stdout"], told["stderr"], incomplete) == ("abc\n", "e\n", {})
+        assert "output_missing" not in told
+    else:
+        assert (told["stdout"], told["stderr"]) == (None, None)
+        assert incomplete == {"n1/1.1": told["output_missing"]}
