@@ -45,8 +45,8 @@ def main(words: list[str]) -> int:
     reader.switch("--all", help="tasks of all users")
     reader.flag("--export", metavar="FILE", help="write a trace for `peerload sim`: .csv, .jsonl, or - (CSV, here)")
     flags = reader.read(words)
-    if flags.cluster and (flags.at or flags.export is not None):
-        raise UsageError("history: --cluster is not for --at, nor for --export", hint="a trace is of one home")
+    if flags.cluster and flags.at:
+        raise UsageError("history: --cluster is not for --at", hint="all nodes:  --cluster        one:  --at NODE")
     if flags.export is not None:
         from peerload.cli.history_export import export
 

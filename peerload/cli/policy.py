@@ -9,7 +9,7 @@ import sys
 
 from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options
-from peerload.cli.text import print_json, printable, say
+from peerload.cli.text import counted, print_json, printable, say
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.policy.describe import Checked
+    from peerload.sim.rehearsal import Rehearsal
 
 AGENT_S_MAX = 2.0
 """An agent that does not say within this what it plays is not waited for."""
@@ -32,7 +33,10 @@ def main(words: list[str]) -> int:
         "policy",
         "ls: the presets, and the policies kind by kind. show NAME: what a preset (threshold, mine.toml) or a policy\n"
         "(transfer.double-threshold, mine.py:Class) is, and what its parameters mean. check FILE: whether a preset is sound.",
-        usage="[ls | show NAME | check FILE]",
+        usage="[ls | show NAME | check [--play] FILE]",
+    )
+    reader.switch(
+        "--play", help="with check: play the preset in a short simulation, too, and say what went wrong there"
     )
     reader.add_argument("what", nargs="?", default="ls", metavar="ls | show | check")
     reader.add_argument("name", nargs="*", metavar="NAME")
@@ -42,6 +46,8 @@ def main(words: list[str]) -> int:
     if len(flags.name) != WORDS[flags.what]:
         takes = "one name" if WORDS[flags.what] else "no name"
         raise UsageError(f"policy {flags.what} takes {takes}", hint="what it takes:  peerload policy --help")
+    if flags.play and flags.what != "check":
+        raise UsageError(f"policy {flags.what} takes no --play", hint="peerload policy check --play FILE")
     return {"ls": _ls, "show": _show, "check": _check}[flags.what](flags)
 
 
@@ -125,24 +131,64 @@ def _check(flags: Namespace) -> int:
         checked = describe.check(name)
     except ConfigError as error:
         checked = describe.Checked(None, [error], [])
+    played = _play(name) if flags.play and checked.preset is not None else None
+    is_ok = checked.preset is not None and (played is None or played.is_good)
     if flags.json:
-        print_json(_as_json(name, checked))
-    else:
-        for mistake in checked.mistakes:
-            say(str(mistake), mistake.hint)
-        for doubt in checked.doubts:
-            say(f"{doubt} (it plays all the same)")
-        if checked.preset is not None:
-            chosen = "  ".join(f"{kind} {policy}" for kind, policy in checked.preset.names.items())
-            memory = "  with memory" if checked.preset.memory else ""
-            sys.stdout.write(f"{printable(name)}: ok: {printable(chosen)}{memory}\n")
-    return 0 if checked.preset is not None else CANNOT
+        print_json(_as_json(name, checked, played) | {"ok": is_ok})
+        return 0 if is_ok else CANNOT
+    for mistake in checked.mistakes:
+        say(str(mistake), mistake.hint)
+    for doubt in checked.doubts:
+        say(f"{doubt} (it plays all the same)")
+    if played is not None:
+        _say_played(name, played)
+    if is_ok and checked.preset is not None:
+        chosen = "  ".join(f"{kind} {policy}" for kind, policy in checked.preset.names.items())
+        memory = "  with memory" if checked.preset.memory else ""
+        sys.stdout.write(f"{printable(name)}: ok: {printable(chosen)}{memory}\n")
+        if played is not None:
+            sys.stdout.write(f"played: {counted(played.tasks, 'task')} on {counted(played.nodes, 'node')}\n")
+    return 0 if is_ok else CANNOT
 
 
-def _as_json(name: str, checked: Checked) -> dict[str, Any]:
+def _play(name: str) -> Rehearsal:
+    from peerload.sim.rehearsal import rehearse
+
+    return rehearse(name)
+
+
+def _say_played(name: str, played: Rehearsal) -> None:
+    """What was found as it was played, if anything."""
+    if played.shared:
+        say(
+            f"{printable(name)}: all nodes share {', '.join(map(printable, played.shared))}, which changed as it was played",
+            "a policy keeps its state in its instance (self.… in __init__): each node has its own, while a class or a "
+            "module is shared here and by no two agents",
+        )
+    if played.policy_errors:
+        say(
+            f"{printable(name)}: a policy failed {counted(played.policy_errors, 'time')} as it was played",
+            "what a location policy raised is told of a task that an agent with this preset has kept:  peerload why ID",
+        )
+    if not played.repeats:
+        say(
+            f"{printable(name)}: the same seed gave another run the second time",
+            "a policy takes its chance from the rng that it is given, reads no clock, and keeps state in its instance",
+        )
+
+
+def _as_json(name: str, checked: Checked, played: Rehearsal | None) -> dict[str, Any]:
     return {
         "preset": name,
-        "ok": checked.preset is not None,
+        "played": None
+        if played is None
+        else {
+            "nodes": played.nodes,
+            "tasks": played.tasks,
+            "policy_errors": played.policy_errors,
+            "shared": list(played.shared),
+            "repeats": played.repeats,
+        },
         "chosen": checked.preset.names if checked.preset is not None else None,
         "mistakes": [
             {

@@ -7,6 +7,7 @@ at the policy's retry rate while it is below its mark.
 
 from __future__ import annotations
 
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from peerload.core.search import STEPS_MAX
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from peerload.core.work import Work
     from peerload.model.load import LoadReport
 
-ASKERS = 1.0
-"""Nodes that are to ask, on average, when a node tells everybody that it has work."""
+ASKERS = 2
+"""Nodes that are to ask when a node tells everybody that it has work. With one, nobody would come where the one that the others
+count on has found work meanwhile."""
 
 
 class Receiver:
@@ -84,9 +86,8 @@ class Receiver:
 
     def answer(self, node: str, report: LoadReport) -> None:
         """A node has told everybody that it has work. If all that want more asked it, one of them would have a task, and the
-        number of questions would grow with the number of nodes. So a node that asks again by itself asks with the
-        probability ASKERS / (nodes that want more, as reports say), and only that node; and it does not ask where it
-        would be refused because the task would only wait here instead."""
+        number of questions would grow with the number of nodes. So of those that ask again by themselves only ASKERS ask,
+        and only that node; and none asks where it would be refused because the task would only wait here instead."""
         if not self._state.policies.receiver.retry_rate:
             self.pull(first=node)
             return
@@ -95,14 +96,23 @@ class Receiver:
         is_ahead = self._information.asks_ahead()
         if is_ahead and not evens_out(report.load_tasks, report.slots, self._ledger.load_tasks, self._slots):
             return
-        if self._state.rng.random() * (1 + self._others_that_want(is_ahead=is_ahead)) < ASKERS:
+        if self._is_asker(node, report, is_ahead=is_ahead):
             self.pull(first=node, asks_others=False)
 
-    def _others_that_want(self, *, is_ahead: bool) -> int:
-        """Nodes whose reports say that they have room; with ``is_ahead`` also those with no task to give."""
-        known = map(self._membership.report, self._membership.eligible(Need(), ""))
-        reports = (peer.report for peer in known if peer is not None)
-        return sum(report.accepts or (is_ahead and not report.gives) for report in reports)
+    def _is_asker(self, node: str, report: LoadReport, *, is_ahead: bool) -> bool:
+        """Whether this node is among the first ASKERS of those that want more, by rendezvous hashing [TR98] of the
+        announcement: nodes that know the same reports agree on who asks, without a message. Those that want more have room,
+        as their reports say; with ``is_ahead`` also those with no task to give."""
+        announcement = f"{node} {report.incarnation} {report.sequence}"
+        own, before = _weight(announcement, self._state.node), 0
+        for peer in self._membership.eligible(Need(), ""):
+            known = self._membership.report(peer)
+            if known is None or not (known.report.accepts or (is_ahead and not known.report.gives)):
+                continue
+            before += _weight(announcement, peer) < own
+            if before == ASKERS:
+                return False
+        return True
 
     @property
     def _slots(self) -> int:
@@ -111,6 +121,8 @@ class Receiver:
     def step(self, search: Search) -> None:
         """Ask the policy whom to ask next, and do it."""
         peers = self._membership.eligible(Need(), "")
+        if self._state.policies.information.reports_guide_probing and self._information.asks_ahead():
+            peers = tuple(peer for peer in peers if self._may_give_ahead(peer))
         view = self._information.view(peers)
         search.steps += 1
         try:
@@ -129,6 +141,13 @@ class Receiver:
         if self._memory.is_on:
             self._searches.leave_footprints(search)
         self._end(search)
+
+    def _may_give_ahead(self, peer: str) -> bool:
+        """Whether that node would not refuse this one because the task would only wait here instead, as far as is known."""
+        known = self._membership.report(peer)
+        if known is None:
+            return True
+        return evens_out(known.report.load_tasks, known.report.slots, self._ledger.load_tasks, self._slots)
 
     def _ask(self, search: Search, node: str) -> None:
         self._searches.asked(search, node)
@@ -214,3 +233,8 @@ def evens_out(load_tasks: int, slots: int, load_tasks_there: int, slots_there: i
     """Whether a node with so many tasks has no fewer than the asker even after it has given it one: else the task would only
     wait there instead of here."""
     return (load_tasks_there + 1) * slots <= (load_tasks - 1) * slots_there
+
+
+def _weight(announcement: str, node: str) -> bytes:
+    """By chance, and the same on every node."""
+    return blake2b(f"{announcement} {node}".encode(), digest_size=8).digest()

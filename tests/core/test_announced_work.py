@@ -1,4 +1,4 @@
-"""A node that tells everybody that it has work is asked by about one of those that want more, not by all of them."""
+"""A node that tells everybody that it has work is asked by two of those that want more, not by all of them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,38 @@ def has_work(x: Given, sequence: int, n: int = 3) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize(("others", "least", "most"), [(0, TIMES, TIMES), (9, 8, 36), (39, 1, 14)])
-def test_about_one_of_those_with_room_asks(others: int, least: int, most: int) -> None:
-    """With 10 and 40 that want more, 20 and 5 of 200 are expected."""
+@pytest.mark.parametrize(("others", "least", "most"), [(1, TIMES, TIMES), (9, 24, 58), (39, 2, 22)])
+def test_two_of_those_with_room_ask(others: int, least: int, most: int) -> None:
+    """With 2, 10 and 40 that want more, 200, 40 and 10 of 200 are expected."""
     names = [f"p{number}" for number in range(others)]
     x = Given(policies=PULLS, peers=("y", *names))
     for name in names:
         told(x, name, 1, accepts=True)
     assert least <= sum(len(has_work(x, sequence)) for sequence in range(2, TIMES + 2)) <= most
+
+
+def test_nodes_that_know_the_same_agree_on_who_asks() -> None:
+    names = [f"p{number}" for number in range(6)]
+    nodes = [
+        Given(policies=PULLS, node=name, peers=("y", *(other for other in names if other != name))) for name in names
+    ]
+    for x in nodes:
+        for name in names:
+            if name != x.profile.node:
+                told(x, name, 1, accepts=True)
+    for sequence in range(2, 12):
+        assert sum(len(has_work(x, sequence)) for x in nodes) == 2
+
+
+def test_a_busy_node_does_not_search_where_the_task_would_only_wait_here_instead() -> None:
+    policies = {**PULLS, "location": {"receiver": {"policy": "poll", "probes": 2, "retry_rate": 0.5}}}
+    x = Given(policies=policies, peers=("y", "z"))
+    x.submit()
+    x.submit()
+    told(x, "y", 2, load_tasks=2, waiting=1, movable=1, gives=True)
+    told(x, "z", 2, load_tasks=3, waiting=2, movable=2, gives=True)
+    did = x.end(x.task().key)
+    assert [step for step in did if step.startswith("GiveRequest")] == ["GiveRequest to z"]
 
 
 def test_a_busy_node_does_not_ask_where_the_task_would_only_wait_here_instead() -> None:

@@ -240,6 +240,16 @@ def test_the_tasks_of_all_nodes(agents: list[Agent]) -> None:
     assert {task["home"] for task in json.loads(text(agents[0].cli("ls", "--at", "n2", "--json")))["tasks"]} == {"n2"}
 
 
+def test_a_trace_of_all_nodes(agents: list[Agent]) -> None:
+    tasks = [agent.submit("true") for agent in agents]
+    for agent, task in zip(agents, tasks, strict=True):
+        agent.wait(task)
+    rows = agents[0].cli("history", "--cluster", "--export", "-").stdout.decode().splitlines()
+    assert {task.partition("/")[0] for task in tasks} <= {row.rpartition(",")[2] for row in rows[1:]}
+    arrivals = [float(row.partition(",")[0]) for row in rows[1:]]
+    assert arrivals == sorted(arrivals)
+
+
 def test_an_array_of_another_home(agents: list[Agent]) -> None:
     here, home, _ = agents
     array = far(home, "sh", "-c", "echo $PEERLOAD_ARRAY_INDEX", array=[(1, 300, 1)])

@@ -93,6 +93,35 @@ def test_a_trace_as_json_lines(agent: FakeAgent, tmp_path: Path) -> None:
     assert lines[-1] == {"arrival": 1000.125, "duration": 3600.0, "cpus": 4.0, "gpus": 2, "node": "ws1"}
 
 
+def test_a_trace_of_the_cluster_is_in_order_and_names_who_did_not_answer(agent: FakeAgent, tmp_path: Path) -> None:
+    other = [task(1, 1000.5, 4.0, home="ws2"), task(2, 1500.0, 1.0, home="ws2")]
+    other += [task(3, 1500.0, 1.0, home="a,b"), task(4, 1500.0, 1.0, home="ws2", cpus="all")]
+    missing = [{"node": "ws3", "state": "dead", "why": "it was last heard of 60 s ago (dead)"}]
+
+    def history(_request: control.History, reply: Reply) -> None:
+        reply.more(tasks=other)
+        reply.ok(tasks=PAST, truncated=False, missing=missing)
+
+    agent.handlers["history"] = history
+    done = peerload("history", "--cluster", "--export", "-", agent=agent)
+    assert done.returncode == 125
+    assert b"without the tasks of ws3" in done.stderr
+    assert b"5 tasks written; 3 that" in done.stderr
+    assert [row["node"] for row in csv.DictReader(io.StringIO(done.stdout.decode()))] == [
+        "ws1", "ws1", "ws2", "ws2", "ws1"
+    ]  # fmt: skip
+    arrivals = [float(row["arrival"]) for row in csv.DictReader(io.StringIO(done.stdout.decode()))]
+    assert arrivals == [0.0, 1.0, 1.5, 501.0, 1001.125]
+    (asked,) = agent.asked(control.History)
+    assert (asked.cluster, asked.oldest_first, asked.limit) == (True, True, None)
+    path = tmp_path / "past.csv"
+    done = peerload("history", "--cluster", "--limit", "2", "--export", str(path), "--json", agent=agent)
+    told = json.loads(done.stdout)
+    assert (done.returncode, told["tasks"], told["missing"]) == (125, 2, missing)
+    missing.clear()
+    assert peerload("history", "--cluster", "--export", str(path), agent=agent).returncode == 0
+
+
 @pytest.mark.long
 def test_the_past_is_played_again_also_if_it_came_all_at_once(agent: FakeAgent, tmp_path: Path) -> None:
     for name, apart_s in (("apart", 0.5), ("at-once", 0.0)):

@@ -144,7 +144,7 @@ def test_a_sound_preset_is_ok_and_doubts_are_told(own: Path) -> None:
     assert done.stdout.decode().startswith(f"{own}: ok: ")
     assert f"peerload: {own}:3: transfer.accept_below: " in done.stderr.decode()
     told = json.loads(peerload("policy", "check", "--json", str(own)).stdout)
-    assert (told["ok"], told["mistakes"], told["doubts"][0]["line"]) == (True, [], 3)
+    assert (told["ok"], told["mistakes"], told["doubts"][0]["line"], told["played"]) == (True, [], 3, None)
     assert told["chosen"]["location.sender"] == "mine.py:Mine"
 
 
@@ -164,3 +164,16 @@ def test_every_mistake_is_told_with_its_line(own: Path) -> None:
     own.write_text("[transfer\n")
     assert f"peerload: {own}:1: policy: " in peerload("policy", "check", str(own)).stderr.decode()
     assert json.loads(peerload("policy", "check", "--json", str(own)).stdout)["mistakes"][0]["line"] == 1
+
+
+def test_a_preset_that_is_played_says_what_its_nodes_share(own: Path) -> None:
+    (own.parent / "mine.py").write_text(
+        OWN.replace("return Keep", "SEEN.append(view.node); return Keep") + "SEEN = []\n"
+    )
+    done = peerload("policy", "check", "--play", "--json", str(own))
+    assert done.returncode == 125
+    told = json.loads(done.stdout)
+    assert (told["ok"], told["mistakes"], told["played"]["shared"]) == (False, [], ["SEEN"])
+    done = peerload("policy", "check", "--play", str(own))
+    assert (done.returncode, done.stdout, b"share SEEN" in done.stderr) == (125, b"", True)
+    assert peerload("policy", "ls", "--play").returncode == 2
