@@ -37,12 +37,13 @@ class Submitter(Meanwhile):
         super().__init__(socket)
         self.phase = "idle"
         self.took_s: dict[str, list[float]] = {}
+        self.tasks: list[str] = []
 
     def once(self, client: Client) -> None:
         """Submit one; it counts for the phase in which it began."""
         phase, began_s = self.phase, time.perf_counter()
         spec = {"argv": [b"true"], "directory": b"/tmp", "environment": ENVIRONMENT}
-        client.call("submit", token=os.urandom(16).hex(), spec=spec, held=True, array=[])
+        self.tasks.append(client.call("submit", token=os.urandom(16).hex(), spec=spec, held=True, array=[])["id"])
         self.took_s.setdefault(phase, []).append(time.perf_counter() - began_s)
 
 
@@ -84,6 +85,9 @@ def main() -> int:
                 taken.setdefault("cancel s", []).append(time.perf_counter() - began_s)
                 single.phase = "ended"
                 time.sleep(SETTLED_S)
+            taken.setdefault("memory when the array has ended MiB", []).append(rss_mib(home.pid)[0])
+            bulk.call("cancel", tasks=single.tasks)
+            time.sleep(SETTLED_S)
             now, most = rss_mib(home.pid)
             taken.setdefault("memory when all have ended MiB", []).append(now)
             taken.setdefault("memory at most MiB", []).append(most)
