@@ -351,7 +351,7 @@ class Daemon:
                 self.parts.retention.run(),
                 self.parts.chores.run(),
                 own_address.watch(self.parts),
-                memory.give_back(self.parts),
+                memory.watch(self.parts),
             )
             background = [group.create_task(one) for one in work]
             if self.introduction.speed() is None:

@@ -1,7 +1,9 @@
-"""Memory that many ended tasks have left: given back to the machine.
+"""Memory of many tasks: kept out of the garbage collector while they are there, given back to the machine when they have ended.
 
-Tables keep the size that they had at most, and the allocator keeps what it has freed for later. After a million tasks that is more than a gigabyte, which is given back
-when many tasks have ended.
+A full collection looks at every task, which stops the event loop for seconds where there are a million; so tasks that have come
+are frozen (`gc.freeze`). Tables keep the size that they had at most, and the allocator keeps what it has freed for later.
+After a million tasks that is more than a gigabyte, which is given back when most tasks have ended. What stays is whole
+arenas of the interpreter (1 MiB) in which something younger lives on, such as a task that was submitted meanwhile.
 """
 
 from __future__ import annotations
@@ -15,21 +17,30 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
 
 LOOK_EVERY_S = 2.0
-ENDED_MIN = 20_000
-"""Memory is given back once the number of tasks is this far below its peak."""
+TASKS_MIN = 20_000
+"""So many tasks more than at the last look are frozen. Memory is given back when as many have ended, and more than are left."""
+YOUNG = 1
+"""The generations of the collector that are small, however many tasks there are."""
 
 
-async def give_back(parts: Parts) -> None:
-    """Look every LOOK_EVERY_S whether many tasks have ended, and no more are ending just now; until cancelled."""
-    most = before = 0
+async def watch(parts: Parts) -> None:
+    """Look every LOOK_EVERY_S whether many tasks have come, or many have ended and no more are ending just now; until cancelled."""
+    most = before = frozen = 0
     while True:
         await asyncio.sleep(LOOK_EVERY_S)
         now = len(parts.node.home.tasks)
         most = max(most, now)
-        if now >= before and most - now >= ENDED_MIN:
-            most = now
+        if now - frozen >= TASKS_MIN:
+            frozen = now
+            gc.collect(YOUNG)
+            gc.freeze()
+        elif now >= before and most - now >= max(TASKS_MIN, now):
+            most = frozen = now
             parts.node.shrink()
+            if now < TASKS_MIN:
+                gc.unfreeze()
             gc.collect()  # it empties the free lists of the interpreter, too, which keep whole arenas
+            gc.freeze()
             trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc alone
             if trim is not None:
                 await asyncio.to_thread(trim, 0)

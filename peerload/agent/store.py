@@ -45,10 +45,12 @@ from peerload.model.actions import (
     PutFate,
     PutFloor,
     PutGroup,
+    PutMaking,
     PutSubmission,
     PutTask,
 )
 from peerload.model.errors import StoreError
+from peerload.model.task import TaskState
 from peerload.model.terms import NO_TERMS, owner_key
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class Store(StoreRecovery):
         self._on_error: Callable[[Exception], None]
         self._closing = threading.Event()
         self._new_events = 0
+        self._making: set[int] = set()
         self._aside: list[Row | Upkeep] = []
         self._high_water = HighWater(path.parent)
         self._counter_reached = self._event_reached = 0
@@ -134,6 +137,7 @@ class Store(StoreRecovery):
             if identity is None:
                 raise sqlite3.DatabaseError("it has no id")
             self._keep_node()
+            self._drop_partial()
             self.store_id = str(identity[0])
             self._look_for_loss()
             self._take_up_date()
@@ -149,6 +153,17 @@ class Store(StoreRecovery):
         except StoreError:
             self.close()
             raise
+
+    def _drop_partial(self) -> None:
+        """Drop the members of arrays whose submission was cut short: nobody was told of them. Their numbers are not given
+        again."""
+        assert self._writer is not None
+        for (counter,) in self._writer.execute(schema.MAKING).fetchall():
+            with self._writer:
+                self._writer.execute("BEGIN IMMEDIATE")
+                self._writer.execute(schema.COUNT_ON, (counter,))
+                self._writer.execute("DELETE FROM tasks WHERE counter = ?", (counter,))
+                self._writer.execute(schema.DROP_MAKING, (counter,))
 
     def _look_for_loss(self) -> None:
         """Compare the database with its high-water mark. One that has lost commits takes a new store id, since it does not
@@ -231,14 +246,14 @@ class Store(StoreRecovery):
             self.is_new = True
             made = f"INSERT INTO meta VALUES ('store_id', '{secrets.token_hex(8)}')"  # noqa: S608 -- hex digits of our own
             connection.executescript(f"BEGIN; {schema.SCHEMA} PRAGMA user_version = {schema.VERSION}; {made}; COMMIT;")
-            connection.executescript(schema.OWNERS)
+            connection.executescript(schema.BESIDES)
             return
         if version < schema.VERSION:
             back_up(connection, self._path, version)
         connection.create_function("output_bytes_of", 1, self._output_bytes_of)
         for number in range(version + 1, schema.VERSION + 1):
             connection.executescript(schema.migration(connection, number))
-        connection.executescript(schema.OWNERS)
+        connection.executescript(schema.BESIDES)
 
     def _keep_node(self) -> None:
         """The ids of the tasks here begin with the node's name: another one on the same database would rename them."""
@@ -415,6 +430,8 @@ class Store(StoreRecovery):
             last_event = writer.execute(schema.LAST_EVENT).fetchone()[0] or 0
             writer.execute("COMMIT")
             self._event_reached = last_event
+            self._making |= {row.counter for row in rows if type(row) is PutMaking}
+            self._making -= {row.submission.counter for row in rows if type(row) is PutSubmission}
             self._counter_reached = max(
                 (row.submission.counter for row in rows if type(row) is PutSubmission), default=self._counter_reached
             )
@@ -424,23 +441,23 @@ class Store(StoreRecovery):
             raise
 
     def _events(self, rows: list[Row | Upkeep]) -> list[tuple[object, ...]]:
-        """What these rows say has happened, in order. That all members of an array were submitted is one event."""
+        """What these rows say has happened, in order. That all members of an array were submitted is one event, which is told
+        when the last of them are kept."""
         arrays = {
             row.submission.counter: len(row.submission.indices)
             for row in rows
             if type(row) is PutSubmission and row.submission.indices
         }
+        making = {*self._making, *arrays, *(row.counter for row in rows if type(row) is PutMaking)}
         events: list[tuple[object, ...]] = []
-        submitted: set[bytes] = set()
         told: set[int] = set()
         for row in rows:
             if type(row) is PutTask:
                 record = row.record
                 counter, member = order_of(record.task)
                 state, reason = record.state.value, row.reason
-                if counter in arrays and record.uid not in submitted:
-                    submitted.add(record.uid)
-                    if counter in told:
+                if counter in making and _is_new(row):
+                    if counter in told or counter not in arrays:
                         continue
                     told.add(counter)
                     member, reason = SINGLE, f"{reason}: {arrays[counter]} task{'s' * (arrays[counter] != 1)}"
@@ -491,8 +508,11 @@ class Store(StoreRecovery):
                 writer.execute(schema.DROP_GROUP, (row.name,))
             case DropExecution():
                 writer.execute(schema.DROP_EXECUTION, (row.uid, row.attempt))
+            case PutMaking():
+                writer.execute(schema.PUT_MAKING, (row.counter,))
             case PutSubmission():
                 kept = row.submission
+                writer.execute(schema.DROP_MAKING, (kept.counter,))
                 digest = hashlib.sha256(kept.spec.environment).digest()
                 spec = encode(msgspec.structs.replace(kept.spec, environment=b""))
                 terms = None if kept.terms == NO_TERMS else encode(kept.terms)
@@ -515,6 +535,12 @@ class Store(StoreRecovery):
                     writer.execute(schema.PUT_OWNER, (kept.counter, who))
             case PutTask() | PutEvent() | PutChores():
                 raise AssertionError("applied apart")
+
+
+def _is_new(row: PutTask) -> bool:
+    """Whether this is the first row of its task."""
+    record = row.record
+    return record.state in (TaskState.QUEUED, TaskState.HELD) and not record.attempt and row.at == record.submitted_at
 
 
 def _sync_directory(path: Path) -> None:

@@ -148,7 +148,7 @@ class StoreReader:
     def has(self, counter: int, index: int | None) -> bool:
         """Whether there is such a task, or such an array."""
         where, values = _where(counter, index)
-        return bool(self._execute(f"SELECT 1 FROM tasks t WHERE {where} LIMIT 1", values))  # noqa: S608 -- constants
+        return bool(self._execute(f"SELECT 1 FROM tasks t WHERE t.{schema.WHOLE} AND {where} LIMIT 1", values))  # noqa: S608 -- constants
 
     def records(self, counter: int, index: int | None) -> list[TaskRecord]:
         """The same, the records alone."""
@@ -222,7 +222,10 @@ class StoreReader:
     def counts(self) -> dict[str, int]:
         """How many unfinished tasks there are in each state that any is in."""
         where, values = self._narrowed("counter")
-        counts = self._execute(f"SELECT state, count(*) FROM tasks WHERE ended_at = 0{where} GROUP BY state", values)  # noqa: S608 -- constants
+        counts = self._execute(
+            f"SELECT state, count(*) FROM tasks WHERE {schema.WHOLE} AND ended_at = 0{where} GROUP BY state",  # noqa: S608 -- constants
+            values,
+        )
         return {state: number for state, number in counts if state in tuple(TaskState)}
 
     def list_tasks(self, ended_after: float, limit: int, *, states: Sequence[str] = (), node: str = "") -> Listing:
@@ -395,8 +398,10 @@ class StoreReader:
     def each_found(self, columns: str, where: str, values: tuple[object, ...]) -> Iterator[Found]:
         """These columns of each task that a condition finds, as far as it is meant here."""
         only, who = self._narrowed("t.counter")
-        only = f"{only.removeprefix(' AND ')} AND " if only else ""
-        return self.each_row(f"SELECT {columns} FROM tasks t WHERE {self._only}{only}{where}", (*who, *values))  # noqa: S608 -- constants
+        return self.each_row(
+            f"SELECT {columns} FROM tasks t WHERE {self._only}t.{schema.WHOLE}{only} AND {where}",  # noqa: S608 -- constants
+            (*who, *values),
+        )
 
     def each_row(self, sql: str, values: tuple[object, ...] = ()) -> Iterator[Found]:
         """Rows that a query finds, one by one: there may be a million. Raises StoreError."""

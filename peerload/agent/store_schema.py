@@ -44,12 +44,19 @@ CREATE TABLE IF NOT EXISTS groups (name TEXT PRIMARY KEY, slots INTEGER NOT NULL
 """
 """What has become of tasks that others here wait for; and the groups that a user has set."""
 
-OWNERS = """
+BESIDES = """
+CREATE TABLE IF NOT EXISTS making (counter INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS owners (counter INTEGER PRIMARY KEY, who TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS owner_of ON owners (who, counter);
 """
-"""Whose the submissions are, in system mode (`owner_key`); those that are not in it are the agent's own. An agent that does not
-know of the table leaves it alone, so that it takes no version of its own."""
+"""making: arrays of which only some members are kept so far; owners: whose the submissions are, in system mode (`owner_key`);
+those that are not in it are the agent's own. An agent that does not know of these tables leaves them alone, so that they
+take no version of their own."""
+WHOLE = "counter NOT IN (SELECT counter FROM making)"
+"""A condition on a task: its submission was kept to the end."""
+PUT_MAKING = "INSERT OR IGNORE INTO making VALUES (?)"
+DROP_MAKING = "DELETE FROM making WHERE counter = ?"
+MAKING = "SELECT counter FROM making ORDER BY counter"
 
 SCHEMA = (
     """
@@ -196,3 +203,5 @@ HIGHEST = "SELECT counter FROM {table} WHERE counter IS NOT NULL AND counter < ?
 KEEP_ID = "UPDATE meta SET value = ? WHERE key = 'store_id'"
 KEEP_INCARNATION = "INSERT OR REPLACE INTO meta VALUES ('incarnation', ?)"
 KEEP_COUNTER = "INSERT OR REPLACE INTO meta VALUES ('counter', ?)"
+COUNT_ON = "INSERT INTO meta VALUES ('counter', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)"
+"""No smaller number of a submission is given from now on."""

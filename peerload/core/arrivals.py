@@ -84,8 +84,8 @@ class Arrivals:
         self._state.actions.append(Answer(event.request, reply))
 
     def _submitted(self, event: TaskSubmitted) -> Iterator[None]:
-        """The members of an array are made one by one, then kept all at once, and told of; nobody knows their names before.
-        Then each arrives, unless something has become of it already; from then on it ends with its client."""
+        """The members of an array are made one by one and kept some at a time; all of them count, and are told of, once the
+        last are kept: nobody knows their names before. Then each arrives, unless something has become of it already; from then on it ends with its client."""
         try:
             reply = self._submissions.repeated(event)
             if reply is not None:
@@ -109,6 +109,7 @@ class Arrivals:
         self._home.begin_making(array.name)
         self._attendance.coming(event.client)
         for member in array.members():
+            self._submissions.keep_so_far(array)
             task = array.add(member)
             if event.held:
                 task.phase = HomePhase.HELD

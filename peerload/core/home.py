@@ -61,7 +61,7 @@ class Home:
 
     def tables(self) -> tuple[dict[Any, Any], ...]:
         """Those that grow with the number of tasks."""
-        return self.tasks, self.by_id, self.arrays, *self.elsewhere.values()
+        return self.tasks, self.by_id, self.arrays, *self.arrays.values(), *self.elsewhere.values()
 
     def begin_making(self, array: str) -> None:
         """The members of this array are adopted one by one; until all of them are durable no user can mean one of them, as

@@ -11,7 +11,7 @@ from peerload.core.admission import asked_text, lacks, why_never
 from peerload.core.gpu_terms import seen_by
 from peerload.core.membership import PeerState
 from peerload.core.work import HomeTask
-from peerload.model.actions import Answer, PutSubmission, PutTask
+from peerload.model.actions import Answer, PutMaking, PutSubmission, PutTask
 from peerload.model.errors import BadRequest, NeverRunnable, SlowDown
 from peerload.model.events import Submission
 from peerload.model.messages import Need
@@ -35,8 +35,8 @@ NEW_TOKEN = "submit again with a new token"  # noqa: S105 -- words
 
 
 class Made:
-    """A submission while its tasks are made: their rows, which are kept all at once. ``repeated``: requests that repeat
-    it meanwhile."""
+    """A submission while its tasks are made. ``rows``: those of its tasks that are not on their way to the disk yet; begun:
+    whether some are; ``repeated``: requests that repeat it meanwhile."""
 
     def __init__(self, state: CoreState, event: TaskSubmitted, counter: int, spec: TaskSpec) -> None:
         self._state = state
@@ -45,7 +45,7 @@ class Made:
         self.name = f"{state.node}/{counter}"
         self.submitted_at = state.now.wall_s
         self.tasks: list[HomeTask] = []
-        self._submission = Submission(
+        self.submission = Submission(
             counter,
             event.token,
             event.digest,
@@ -55,7 +55,8 @@ class Made:
             terms=event.terms,
             each=event.each,
         )
-        self.rows: list[PutSubmission | PutTask] = [PutSubmission(self._submission)]
+        self.rows: list[PutTask] = []
+        self.is_begun = False
         self.repeated: list[TaskSubmitted] = []
         self._first, self._reason = (
             (TaskState.HELD, "submitted held") if event.held else (TaskState.QUEUED, "submitted")
@@ -89,7 +90,7 @@ class Made:
             input=self.event.input,
         )
         self.rows.append(PutTask(record, self.submitted_at, self._reason))
-        spec = self.spec if not self.event.each else self._submission.spec_of(member_of(member))
+        spec = self.spec if not self.event.each else self.submission.spec_of(member_of(member))
         task = HomeTask(record, spec, self._state.now.boot_s, self.event.terms)
         self.tasks.append(task)
         return task
@@ -158,14 +159,24 @@ class Submissions:
         self._under_way[event.token] = made
         return made
 
+    def keep_so_far(self, made: Made) -> None:
+        """Keep the members that were made so far, once there are many. They count for nothing until the submission is kept."""
+        if len(made.rows) < self._state.config.members_at_a_time:
+            return
+        begins = () if made.is_begun else (PutMaking(made.submission.counter),)
+        self._state.persist(*begins, *made.rows)
+        made.rows.clear()
+        made.is_begun = True
+
     def accept(
         self, made: Made, placeable: str | None, rows: Iterable[Row] = (), declining: Mapping[str, str] | None = None
     ) -> None:
-        """Keep the task or the members of the array (D1), and ``rows`` with them, and answer. placeable: why nobody can run it
-        now; declining: the nodes that could run it and decline, each with its reason."""
+        """Keep the submission and what is left of its tasks (D1), and ``rows`` with them, and answer. placeable: why nobody
+        can run it now; declining: the nodes that could run it and decline, each with its reason."""
         state, event = self._state, made.event
         del self._under_way[event.token]
-        state.persist(*made.rows, *rows)
+        state.persist(PutSubmission(made.submission), *made.rows, *rows)
+        made.rows.clear()
         state.count("tasks submitted", len(made.tasks))
         reply: dict[str, object] = {"id": made.name, "members": len(event.indices) or None}
         if event.retry_of:

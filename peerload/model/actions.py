@@ -23,6 +23,13 @@ class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
 # -- durable ---------------------------------------------------------------------------------------------------------
 
 
+class PutMaking(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Begin to keep the members of a large array, in parts. Until its PutSubmission they are nobody's: an agent that starts
+    before that drops them, and gives the number to nobody."""
+
+    counter: int
+
+
 class PutSubmission(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Keep a submission (its spec once, for all its members)."""
 
@@ -164,7 +171,8 @@ class DropGroup(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 Row = (
-    PutSubmission
+    PutMaking
+    | PutSubmission
     | PutTask
     | PutExecution
     | DropExecution

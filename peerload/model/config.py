@@ -151,6 +151,8 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A revoked or timed-out task gets its signal, then SIGKILL after this."""
     attended_s: Positive = 30.0
     """A task whose client must be there is cancelled if that is not back so long after a restart of the agent."""
+    members_at_a_time: Limit = 250
+    """Members of an array that is being submitted that go to the disk together, before other requests have their turn."""
     environments_kept_max: Limit = 64
     """Distinct environments kept once in memory, however many tasks share them."""
     tokens_kept_max: Limit = 100_000

@@ -16,6 +16,7 @@ from peerload.model.actions import (
     PutFate,
     PutFloor,
     PutGroup,
+    PutMaking,
     PutSubmission,
     PutTask,
 )
@@ -34,6 +35,7 @@ class Store:
     """The rows of one node."""
 
     def __init__(self) -> None:
+        self.making: set[int] = set()
         self.submissions: dict[int, Submission] = {}
         self.tasks: dict[str, TaskRecord] = {}
         self.executions: dict[str, ExecutionRecord] = {}
@@ -47,7 +49,10 @@ class Store:
         match row:
             case PutTask():
                 self.tasks[row.record.task] = row.record
+            case PutMaking():
+                self.making.add(row.counter)
             case PutSubmission():
+                self.making.discard(row.submission.counter)
                 self.submissions[row.submission.counter] = row.submission
             case PutExecution():
                 self.executions[execution_key(row.record.uid, row.record.attempt)] = row.record
@@ -74,7 +79,9 @@ class Store:
                 pass  # for people, and for the agent itself: no node reads anything from it
 
     def started(self, running: Running, ended: dict[str, Exit]) -> AgentStarted:
-        """What an agent that starts now is told."""
+        """What an agent that starts now is told. Members of arrays that were cut short are dropped."""
+        for name in [name for name in self.tasks if _counter(name) in self.making]:
+            del self.tasks[name]
         rows = tuple(
             TaskRow(record, kept.spec_of(member_of(record.task)), terms=kept.terms)
             for record, kept in (
@@ -87,7 +94,7 @@ class Store:
             tasks=rows,
             executions=tuple(self.executions.values()),
             floors=tuple((uid, *floor) for uid, floor in self.floors.items()),
-            counter=max(self.submissions, default=0),
+            counter=max((*self.submissions, *self.making), default=0),
             running=running,
             ended=tuple(ended.items()),
             drained=self.drained,
@@ -107,7 +114,7 @@ class Store:
         return TaskFound(task, is_known=bool(records), failed=words[0] if words else "", is_over=is_over)
 
     def _submission_of(self, task: str) -> Submission:
-        return self.submissions[int(task.partition("/")[2].partition(".")[0])]
+        return self.submissions[_counter(task)]
 
     def submission_of(self, token: str, home: str) -> tuple[bytes, str, int] | None:
         """(digest, id, members; 0 = a single task) of the submission with this token, if there is one."""
@@ -117,3 +124,7 @@ class Store:
             if kept.token == token
         )
         return next(found, None)
+
+
+def _counter(task: str) -> int:
+    return int(task.partition("/")[2].partition(".")[0])

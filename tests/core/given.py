@@ -174,6 +174,8 @@ def _row(row: actions.Row) -> str:  # noqa: C901 PLR0912 -- one line a row
             return str(row.record.state)
         case actions.PutExecution():
             return str(row.record.state)
+        case actions.PutMaking():
+            return "making"
         case actions.PutSubmission():
             return "submission"
         case actions.PutFloor():

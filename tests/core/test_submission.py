@@ -29,6 +29,17 @@ def test_a_token_that_only_the_store_remembers_gives_the_same_id() -> None:
     assert x.submit(token="old", digest=b"other", before=(b"digest", "x/7", 3)) == ["refuse BadRequest"]
 
 
+def test_a_large_array_is_kept_in_parts_and_told_of_when_all_of_it_is_kept() -> None:
+    x = Given(peers=(), config=CoreConfig(members_at_a_time=2))
+    assert x.submit(indices=(1, 2, 3, 4, 5), held=True) == [
+        "persist making held held",
+        "persist held held",
+        "persist submission held",
+        "answer",
+    ]
+    assert x.submit(indices=(1, 2), held=True) == ["persist submission held held", "answer"]
+
+
 def test_a_full_queue_is_a_typed_refusal() -> None:
     x = Given(peers=(), config=CoreConfig(tasks_queued_max=1))
     x.submit()

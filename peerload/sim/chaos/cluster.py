@@ -77,6 +77,7 @@ class Cluster:
             attempts_max=plan.attempts_max,
             poison_nodes=plan.poison_nodes,
             frozen_s_max=plan.frozen_s_max,
+            members_at_a_time=1,  # so that an agent may crash while an array is being kept
         )
         self.now_s = 0.0
         self.steps = 0

@@ -18,7 +18,16 @@ from peerload.agent import store, store_read, store_rows
 from peerload.agent.disk import Reserve
 from peerload.agent.store import Store
 from peerload.agent.store_removal import Upkeep
-from peerload.model.actions import DropExecution, PutEvent, PutExecution, PutFloor, PutSubmission, PutTask, Row
+from peerload.model.actions import (
+    DropExecution,
+    PutEvent,
+    PutExecution,
+    PutFloor,
+    PutMaking,
+    PutSubmission,
+    PutTask,
+    Row,
+)
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission, TaskFound
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, FloorKind, Grant, TaskRecord, TaskSpec, TaskState
@@ -87,6 +96,37 @@ def test_that_a_task_was_started_is_forgotten_by_age_only_where_that_does_no_har
             (uid(4), 2, FloorKind.STARTED, ""),  # its attempt is still here
             (uid(5), 2, FloorKind.REFUSED, ""),
         )
+
+
+def test_an_array_that_is_kept_in_parts_is_there_with_its_last_part(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        kept = opened.store
+        opened.keep(PutMaking(1), put(1, member=1), put(1, member=2))
+        opened.keep(put(1, member=3))
+        assert not kept.has(1, None)
+        assert not kept.records(1, None)
+        assert (kept.counts(), kept.last_counter(), kept.submission_of("token-1")) == ({}, None, None)
+        leased = put(1, TaskState.LEASED, 1, attempt=1, node="ws2")
+        opened.keep(submission(1, (1, 2, 3, 4)), put(1, member=4), leased)
+        assert [found.task for found in kept.records(1, None)] == [f"ws1/1.{member}" for member in (1, 2, 3, 4)]
+        assert kept.counts() == {"queued": 3, "leased": 1}
+        assert [(event.task, event.state) for event in kept.events(0, 100)] == [
+            ("ws1/1", "queued"),
+            ("ws1/1.1", "leased"),
+        ]
+
+
+def test_an_array_that_was_cut_short_is_dropped_and_its_number_is_not_given_again(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        opened.keep(submission(1), put(1))
+        opened.keep(PutMaking(2), put(2, member=1), put(2, member=2))
+    for _ in range(2):
+        with Opened(tmp_path / "db") as opened:
+            kept = opened.store.recover()
+            assert [row.record.task for row in kept.tasks] == ["ws1/1"]
+            assert not kept.damaged
+            assert kept.counter == 2
+            assert opened.store.rows("SELECT count(*) FROM tasks") == [(1,)]
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:

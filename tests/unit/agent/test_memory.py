@@ -1,0 +1,72 @@
+"""Memory of many tasks: frozen while they are there, looked through and given back when they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from peerload.agent import memory
+from tests.support import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Cyclic:
+    """Garbage that only the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    frozen = gc.get_freeze_count()
+    yield
+    gc.unfreeze()
+    gc.collect()
+    if frozen:
+        gc.freeze()
+
+
+def test_many_tasks_are_frozen_and_memory_is_given_back_once_when_most_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(memory, "TASKS_MIN", 100)
+    tasks: dict[int, Cyclic] = {}
+    shrunk: list[int] = []
+    node = SimpleNamespace(home=SimpleNamespace(tasks=tasks), shrink=lambda: shrunk.append(len(tasks)))
+
+    async def scenario() -> None:
+        watching = asyncio.get_running_loop().create_task(memory.watch(cast("Any", SimpleNamespace(node=node))))
+        before = gc.get_freeze_count()
+        tasks.update((number, Cyclic()) for number in range(1000))
+        while gc.get_freeze_count() < before + 1000:
+            await asyncio.sleep(0)
+        for number in range(400):  # most are left
+            del tasks[number]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert shrunk == []
+        for number in range(400, 990):
+            del tasks[number]
+        while not shrunk:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert shrunk == [10]
+        assert sum(isinstance(found, Cyclic) for found in _all()) == 10
+        watching.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
+
+
+def _all() -> list[object]:
+    """Every object that the collector knows of, frozen ones too."""
+    gc.unfreeze()
+    return gc.get_objects()
