@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from peerload.agent import store_schema as schema
 from peerload.agent.retention import DATE_KEPT_EVERY_S, Retention
 from peerload.agent.store_removal import Upkeep
