@@ -74,7 +74,7 @@ lint-ruff:
 lint-format:
 	.venv/bin/ruff format --check
 lint-mypy:
-	.venv/bin/mypy --num-workers 2
+	.venv/bin/mypy
 lint-imports:
 	.venv/bin/lint-imports
 
