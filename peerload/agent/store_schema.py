@@ -196,3 +196,5 @@ HIGHEST = "SELECT counter FROM {table} WHERE counter IS NOT NULL AND counter < ?
 KEEP_ID = "UPDATE meta SET value = ? WHERE key = 'store_id'"
 KEEP_INCARNATION = "INSERT OR REPLACE INTO meta VALUES ('incarnation', ?)"
 KEEP_COUNTER = "INSERT OR REPLACE INTO meta VALUES ('counter', ?)"
+KEEP_ATTEMPTS = "INSERT OR REPLACE INTO meta VALUES ('attempts_from', ?), ('attempts_up_to', ?)"
+ATTEMPTS = "SELECT value FROM meta WHERE key IN ('attempts_from', 'attempts_up_to') ORDER BY key"
