@@ -25,7 +25,7 @@ OUTPUT_BYTES_MAX = 16 << 20
 BLOCK_BYTES = 4096
 """A file takes up whole blocks."""
 ATTEMPTS_SWEPT_MAX = 16
-"""The last attempts of a task whose files are looked for when it is removed."""
+"""First and last attempts of a task whose files are looked for when it is removed."""
 BEYOND_SHARE_MAX = 1000
 """Submissions with more than their share that are dealt with at a time."""
 PRUNED_MAX = 200
