@@ -424,6 +424,8 @@ class Daemon:
                 groups=kept.groups,
                 commits_lost=self.parts.store.lost is not None,
                 revoked=self.parts.trust.trust.revoked_nodes(),
+                attempts_from=kept.attempts_from,
+                attempts_up_to=kept.attempts_up_to,
             )
         )
         self.incoming.release_early()

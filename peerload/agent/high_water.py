@@ -24,6 +24,9 @@ LINE_BYTES = 128
 GAP = 100_000
 """Numbers of submissions that are skipped after a loss: more than a node gives in the time that a mark may be old."""
 
+ATTEMPTS_GAP = 1_000
+"""The same of attempts of one task."""
+
 
 class Mark(msgspec.Struct, frozen=True):
     """High-water mark of a database: the last submission, the last event, and when (Unix s)."""

@@ -25,7 +25,7 @@ import msgspec
 
 from peerload.agent import store_schema as schema
 from peerload.agent.disk import has_no_room
-from peerload.agent.high_water import GAP, HighWater, LostCommits, Mark
+from peerload.agent.high_water import ATTEMPTS_GAP, GAP, HighWater, LostCommits, Mark
 from peerload.agent.store_backup import back_up
 from peerload.agent.store_chores import put_chores
 from peerload.agent.store_recover import StoreRecovery
@@ -50,7 +50,7 @@ from peerload.model.actions import (
     PutTask,
 )
 from peerload.model.errors import StoreError
-from peerload.model.task import TaskState
+from peerload.model.task import ATTEMPT_MAX, TaskState
 from peerload.model.terms import NO_TERMS, owner_key
 
 if TYPE_CHECKING:
@@ -167,15 +167,15 @@ class Store(StoreRecovery):
 
     def _look_for_loss(self) -> None:
         """Compare the database with its high-water mark. One that has lost commits takes a new store id, since it does not
-        know any more what it has promised (rule R6), and gives no number again."""
+        know any more what it has promised (rule R6), and gives no number again, neither of a submission nor of an attempt. The
+        mark may have another id: that of the database that came of an earlier loss."""
         assert self._writer is not None
         assert self._reader is not None
         self._counter_reached = self._counter()
         self._event_reached = self._reader.execute(schema.LAST_EVENT).fetchone()[0] or 0
         found = self.found_mark = self._high_water.read()
         has = self._mark()
-        is_same = found is not None and found.store == self.store_id
-        if found is not None and is_same and (found.counter > has.counter or found.event > has.event):
+        if found is not None and not self.is_new and (found.counter > has.counter or found.event > has.event):
             self.lost = LostCommits(found, has)
             self.store_id = secrets.token_hex(8)
             self._event_reached = max(found.event, has.event) + 1
@@ -184,6 +184,9 @@ class Store(StoreRecovery):
             self._writer.execute("BEGIN IMMEDIATE")
             self._writer.execute(schema.KEEP_ID, (self.store_id,))
             self._writer.execute(schema.KEEP_COUNTER, (self._counter_reached,))
+            # Each attempt that was ever granted is an event, so that no number of one is greater than theirs.
+            attempts_from = min(self._event_reached + ATTEMPTS_GAP, ATTEMPT_MAX // 2)
+            self._writer.execute(schema.KEEP_ATTEMPTS, (attempts_from, self._counter_reached))
             self._writer.execute(schema.PUT_LOSS, (self._event_reached, time.time(), words))
             self._writer.execute("COMMIT")
         self._high_water.write(self._mark())

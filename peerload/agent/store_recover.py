@@ -16,7 +16,7 @@ from peerload.agent.store_read import StoreReader
 from peerload.agent.store_rows import Damage, decoded_execution, decoded_terms, order_of
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
-from peerload.model.task import ExecutionRecord, FloorKind, TaskRecord
+from peerload.model.task import ATTEMPT_MAX, ExecutionRecord, FloorKind, TaskRecord
 from peerload.model.terms import NO_TERMS, Fate, GroupSettings
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Recovered(msgspec.Struct, frozen=True):
     groups: tuple[GroupSettings, ...] = ()
     damaged: tuple[Damage, ...] = ()
     unreadable: tuple[str, ...] = ()
+    attempts_from: int = 1
+    attempts_up_to: int = 0
 
 
 class StoreRecovery(StoreReader):
@@ -72,7 +74,15 @@ class StoreRecovery(StoreReader):
             self._groups(unreadable),
             tuple(self._damaged.values()),
             tuple(unreadable),
+            *self._attempts(),
         )
+
+    def _attempts(self) -> tuple[int, int]:
+        """From which number on attempts are granted of tasks up to which submission, since commits were lost."""
+        match self._execute(schema.ATTEMPTS):
+            case [(int(attempts_from),), (int(attempts_up_to),)]:
+                return min(max(attempts_from, 1), ATTEMPT_MAX // 2), attempts_up_to
+        return 1, 0
 
     def _unfinished(self) -> list[TaskRow]:
         """Those that can be read; the others are remembered as damaged for as long as this agent runs. A number where

@@ -25,7 +25,7 @@ OUTPUT_BYTES_MAX = 16 << 20
 BLOCK_BYTES = 4096
 """A file takes up whole blocks."""
 ATTEMPTS_SWEPT_MAX = 16
-"""The last attempts of a task whose files are looked for when it is removed."""
+"""First and last attempts of a task whose files are looked for when it is removed."""
 BEYOND_SHARE_MAX = 1000
 """Submissions with more than their share that are dealt with at a time."""
 PRUNED_MAX = 200
@@ -213,11 +213,13 @@ def _remove_outputs(writer: sqlite3.Connection, upkeep: RemoveOutputs) -> None:
 
 
 def keys_of(task: Ended) -> list[str]:
-    """The names its attempts have in the spool, the last ATTEMPTS_SWEPT_MAX of them."""
+    """The names its attempts have in the spool, the first and the last ATTEMPTS_SWEPT_MAX of them: after a loss of commits
+    the numbers between were given to none."""
     if not isinstance(task.uid, bytes) or not isinstance(task.attempt, int):
         return []
-    first = max(task.attempt - ATTEMPTS_SWEPT_MAX + 1, 1)
-    return [execution_key(task.uid, attempt) for attempt in range(first, task.attempt + 1)]
+    attempts = range(1, task.attempt + 1)
+    swept = dict.fromkeys((*attempts[:ATTEMPTS_SWEPT_MAX], *attempts[-ATTEMPTS_SWEPT_MAX:]))
+    return [execution_key(task.uid, attempt) for attempt in swept]
 
 
 # -- what may go -------------------------------------------------------------------------------------------------------

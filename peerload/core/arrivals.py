@@ -140,7 +140,7 @@ class Arrivals:
 
     def arrives(self, task: HomeTask) -> None:
         """An external arrival: stays, or looks for a place elsewhere. Not counted itself when that is asked."""
-        if not self._gates.admits(task):
+        if self._home.rests_until_sure(task) or not self._gates.admits(task):
             return
         spec = task.spec
         cannot = task.cannot_here or why_never(self._state.profile, spec.request, spec.placement, self._state.node)

@@ -173,7 +173,7 @@ class Authorisation:
         if isinstance(message, messages.Renew):
             return Role.FORMER  # each renewal is of another task
         task = self._home.tasks.get(message.uid)
-        if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt + 1:
+        if task is None or task.phase is HomePhase.OVER or message.attempt > self._home.next_attempt(task):
             return Role.FORMER
         record = task.record
         if src in (record.node, task.offered_to):
@@ -181,4 +181,5 @@ class Authorisation:
         is_former = (
             src == record.last_node or src in record.lost_on or any(grant.node == src for grant in record.grants)
         )
-        return Role.FORMER if is_former or message.attempt > record.attempt else Role.MEMBER
+        is_former = is_former or message.attempt > record.attempt or self._home.may_be_lost(task, message.attempt)
+        return Role.FORMER if is_former else Role.MEMBER

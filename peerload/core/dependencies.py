@@ -16,7 +16,7 @@ import msgspec
 from peerload.core.membership import PeerState
 from peerload.model.actions import DropFates, FindTasks, PutFate
 from peerload.model.messages import AWAITED_MAX, AwaitTasks
-from peerload.model.task import TaskState, task_home
+from peerload.model.task import TaskState, submission_of, task_home
 from peerload.model.terms import Fate, failed_words
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Dependencies:
         """A task of this home: it may wait for others."""
         if not task.terms.awaits:
             return
-        number = _number(task.task)
+        number = submission_of(task.task)
         dependents = self._dependents.get(number)
         if dependents is None:
             dependents = self._dependents[number] = Dependents(number, task.terms)
@@ -108,7 +108,7 @@ class Dependencies:
         """It is over."""
         if not task.terms.awaits:
             return
-        dependents = self._dependents.get(_number(task.task))
+        dependents = self._dependents.get(submission_of(task.task))
         if dependents is not None and dependents.tasks.pop(task.uid, None) is not None and not dependents.tasks:
             del self._dependents[dependents.number]
             self.await_no_more(dependents)
@@ -333,7 +333,3 @@ def stands(task: HomeTask) -> str:
     if record.state is TaskState.LEASED:
         return f"running on {record.node}" if task.running_at else f"waits on {record.node}"
     return str(record.state)
-
-
-def _number(task: str) -> int:
-    return int(task.partition("/")[2].partition(".")[0])

@@ -80,7 +80,7 @@ class Handoff:
             Offer(
                 task.task,
                 task.uid,
-                task.record.attempt + 1,
+                self._home.next_attempt(task),
                 spec,
                 self.leases.first_s(task.spec),
                 task.record.migrations + voluntary,
@@ -94,7 +94,7 @@ class Handoff:
     def accept_received(self, src: str, message: Accept) -> None:
         """Room is reserved there: grant the attempt durably, then COMMIT. Said again, it has had no COMMIT yet."""
         task = self._home.tasks.get(message.uid)
-        if task is None or (src, message.attempt) != (task.offered_to, task.record.attempt + 1):
+        if task is None or (src, message.attempt) != (task.offered_to, self._home.next_attempt(task)):
             if task is not None and self._waits_for_commit(task, src, message):
                 self._commit(task, message.ts)
             else:
@@ -150,7 +150,7 @@ class Handoff:
         """No room there after all, or never."""
         task = self._home.tasks.get(message.uid)
         is_offered = task is not None and task.phase is HomePhase.OFFERED
-        if task is None or not is_offered or (src, message.attempt) != (task.offered_to, task.record.attempt + 1):
+        if task is None or not is_offered or (src, message.attempt) != (task.offered_to, self._home.next_attempt(task)):
             self._state.count("declines of no offer")
             return
         self._membership.black_holes.declined(src, message.code, accepts=message.report.accepts)
@@ -200,7 +200,9 @@ class Handoff:
         has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
         if not has_it or (src, message.attempt) != (record.node, record.attempt):
             self._state.count("words of nodes that do not have it")
-            if message.attempt > record.attempt:  # else it may be late
+            if message.attempt > record.attempt and not self._home.may_be_lost(
+                task, message.attempt
+            ):  # else it may be late
                 self._state.broken("P3", src, f"it speaks of attempt {message.attempt} of {task.task}; there is none")
             return False
         if task.is_forgotten_there or (message.store and record.store and message.store != record.store):
@@ -251,6 +253,10 @@ class Handoff:
             self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
             return
         if not self._was_granted(task, src, message.attempt):
+            if self._home.may_be_lost(task, message.attempt):
+                self._state.count("results that are not recorded")
+                self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+                return
             self._state.count("results of attempts not granted")
             self._state.broken("P3", src, f"RESULT of {task.task}: attempt {message.attempt} was never given to it")
             return

@@ -16,7 +16,7 @@ from peerload.core.work import HomePhase, HomeTask
 from peerload.model.actions import ForgetTask, PutChores, PutTask, SignalTask, SpawnTask, TaskChanged
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Revoke, Signal
-from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended
+from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended, submission_of
 
 if TYPE_CHECKING:
     from peerload.core.admission import Ledger
@@ -170,6 +170,14 @@ class Home:
         task.phase = HomePhase.RESTING
         self._state.set_timer_in(seconds, "rest", task.uid.hex())
 
+    def rests_until_sure(self, task: HomeTask) -> bool:
+        """Have it rest as long as another node may have it by a lease that the database has lost. → whether that may be."""
+        unsure_s = self._state.unsure_until_s - self._state.now.boot_s
+        if unsure_s <= 0.0 or not self._is_older_than_loss(task):
+            return False
+        self.rest(task, unsure_s)
+        return True
+
     def rested(self, task: HomeTask) -> None:
         """That time is over: it arrives."""
         if task.phase is HomePhase.RESTING:
@@ -256,6 +264,19 @@ class Home:
 
     # -- runs on this node ---------------------------------------------------------------------------------------------
 
+    def next_attempt(self, task: HomeTask) -> int:
+        """The number of the next attempt. It was given to none before, also none that the database knows nothing of any
+        more: launchers, executors and the spool know an attempt by its number."""
+        after = task.record.attempt + 1
+        return max(after, self._state.attempts_from) if self._is_older_than_loss(task) else after
+
+    def may_be_lost(self, task: HomeTask, attempt: int) -> bool:
+        """Whether this attempt may have been granted by commits that the database has lost, and to anybody."""
+        return attempt < self._state.attempts_from and self._is_older_than_loss(task)
+
+    def _is_older_than_loss(self, task: HomeTask) -> bool:
+        return self._state.attempts_up_to > 0 and submission_of(task.task) <= self._state.attempts_up_to
+
     def start_here(self, task: HomeTask) -> None:
         """Run it on this node: LEASED to ourselves and START in one (D2 + D3)."""
         self.mediator.task_placed(task, self._state.node)
@@ -264,7 +285,7 @@ class Home:
             task,
             "room here",
             state=TaskState.LEASED,
-            attempt=task.record.attempt + 1,
+            attempt=self.next_attempt(task),
             node=self._state.node,
             nonce=0,
             machine_boot=self._state.identity.machine_boot,

@@ -16,6 +16,7 @@ def restart(node: Node, event: AgentStarted) -> None:
     """Take up every unfinished task and every attempt that is here for another home."""
     node.submissions.restore(event.counter)
     node.executor.floors.restore(event.floors)
+    node.state.attempts_from, node.state.attempts_up_to = event.attempts_from, event.attempts_up_to
     if event.drained is not None:
         node.drain.restore(event.drained)
     for run in event.past:

@@ -31,10 +31,12 @@ class CoreState:
     how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks; ``runs_frozen_only``:
     whether nothing runs here but what is frozen; ``is_stuck``: and there is no core left beside that; ``turned_away``: who
     was declined for that in this event; ``unsure_until_s``: until then another node may have a task of this home by a lease
-    that the database has lost."""
+    that the database has lost; ``attempts_from``, ``attempts_up_to``: as `AgentStarted` has them."""
 
     __slots__ = (
         "actions",
+        "attempts_from",
+        "attempts_up_to",
         "config",
         "counts",
         "has_disk_room",
@@ -71,6 +73,7 @@ class CoreState:
         self.is_stuck = False
         self.turned_away: Offer | None = None
         self.unsure_until_s = 0.0
+        self.attempts_from, self.attempts_up_to = 1, 0
         self.history = History(config.commands_kept_max, config.durations_kept_max)
 
     @property

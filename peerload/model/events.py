@@ -76,7 +76,9 @@ class AgentStarted(_Event, frozen=True):
     takes no tasks ("" is a reason, too), None if it does; known: members met before, where they were then; seeds:
     addresses (HOST:PORT) at which a member may be. They are tried for ever. fates: what has become of tasks that others here
     wait for; groups: those that a user has set; commits_lost: the database has lost its last commits, so that any of this
-    may have been overtaken; revoked: nodes that were ever shut out of the cluster, and when (Unix s).
+    may have been overtaken; revoked: nodes that were ever shut out of the cluster, and when (Unix s). attempts_from: the
+    next attempt of a task of a submission up to attempts_up_to has at least this number, since a loss of commits has taken
+    what was known of the numbers below.
     """
 
     tasks: tuple[TaskRow, ...] = ()
@@ -94,6 +96,8 @@ class AgentStarted(_Event, frozen=True):
     groups: tuple[GroupSettings, ...] = ()
     commits_lost: bool = False
     revoked: tuple[tuple[str, float], ...] = ()
+    attempts_from: int = 1
+    attempts_up_to: int = 0
 
 
 class TaskSubmitted(_Event, frozen=True):

@@ -27,7 +27,8 @@ GRANTS_KEPT_MAX = 16
 
 TaskId = Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,40}/[0-9]{1,18}(\.[0-9]{1,9})?\Z")]
 Uid = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Attempt = Annotated[int, Meta(ge=0, le=1 << 31)]
+ATTEMPT_MAX = 1 << 31
+Attempt = Annotated[int, Meta(ge=0, le=ATTEMPT_MAX)]
 Nonce = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 SCRATCH = b"-"
@@ -331,6 +332,11 @@ class ExecutionRecord(msgspec.Struct, frozen=True, gc=False):
 def task_home(task: str) -> str:
     """The home node in a task id: ``ws1`` in ``ws1/42.7``."""
     return task.partition("/")[0]
+
+
+def submission_of(task: str) -> int:
+    """The submission's number in a task id: 42 in ``ws1/42.7``."""
+    return int(task.partition("/")[2].partition(".")[0])
 
 
 def member_of(task: str) -> int:

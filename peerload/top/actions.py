@@ -125,7 +125,7 @@ def send(rows: Sequence[dict[str, Any]], name: str) -> Action | Refused:
     number = int(signal.Signals[f"SIG{name}"])
     requests: tuple[dict[str, object], ...] = tuple({"task": task, "signal": number} for task in running)
     called = running[0] if len(running) == 1 else f"{len(running)} tasks that run"
-    return Action(("signal", name, *running), "signal", requests, f"send {name} to {called} ?")
+    return Action(("peerload", "signal", name, *running), "signal", requests, f"send {name} to {called} ?")
 
 
 def _refs(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:

@@ -367,6 +367,56 @@ def test_what_comes_back_to_such_a_home_waits_too() -> None:
     assert "spawn 2" in sound.hear("y", messages.NotStarted("x/1", UID, 1, "not here"))
 
 
+def test_such_a_home_skips_the_numbers_of_attempts_that_it_may_have_granted() -> None:
+    rows = (_queued(1, spec()), _queued(2, spec()))
+    x = Given(
+        slots=1, peers=(), started=events.AgentStarted(tasks=rows, counter=9, attempts_from=500, attempts_up_to=7)
+    )
+    assert x.task(1).record.attempt == 500
+    x.end(x.task(1).key)
+    assert x.task(2).record.attempt == 500
+    x.end(x.task(2).key)
+    x.submit()
+    assert x.task(10).record.attempt == 1, "of what is submitted after the loss all is known"
+
+
+def test_an_attempt_that_such_a_home_knows_nothing_of_is_nobodys_breach() -> None:
+    """Its node has run it, and says so again and again until it is told that this was heard."""
+    x = Given(policies=SENDER, peers=(), started=events.AgentStarted(tasks=(), counter=1))
+    x.meet("y", start=5)
+    x.meet("z", start=5)
+    x.submit()
+    x.submit()
+    x.node.state.attempts_from, x.node.state.attempts_up_to = 500, 9
+    x.hear("z", messages.ProbeReply(1, accepts=True, report=ACCEPTS))
+    task = x.node.home.by_id["x/3"]
+    assert x.sent(messages.Offer).attempt == 500
+    late = messages.Result("x/3", task.uid, 1, RESULT)
+    assert x.hear("y", late) == ["ResultAck to y"]
+    x.hear("z", messages.Accept("x/3", task.uid, 500, 1, 0.0, "z-machine-1", "z-store"))
+    assert (task.record.node, task.record.attempt) == ("z", 500)
+    assert x.hear("y", late) == ["ResultAck to y"]
+    assert not [note for note in x.notes if note.what == "security"]
+    assert x.hear("y", messages.Died("x/3", task.uid, 1, "", "y-store")) == []
+    assert not [note for note in x.notes if note.what == "security"]
+    assert task.phase is HomePhase.AWAY
+
+
+def test_what_is_released_in_such_a_home_waits_too() -> None:
+    record = TaskRecord("x/1", UID, TaskState.HELD, 1.0)
+    started = events.AgentStarted(
+        tasks=(events.TaskRow(record, spec()),), counter=1, commits_lost=True, attempts_from=500, attempts_up_to=1
+    )
+    x = Given(peers=(), started=started)
+    assert "timer rest 65" in x.when(events.ReleaseRequested(1, ("x/1",)))
+    assert x.task().phase is HomePhase.RESTING
+    x.submit()
+    assert x.task(2).phase is HomePhase.HERE
+    x.end(x.task(2).key)
+    x.after(65)
+    assert "spawn 500" in x.timer("rest", UID.hex())
+
+
 def test_an_executor_promises_nothing_about_an_attempt_that_its_launcher_has_ended_and_it_knows_nothing_of() -> None:
     """Its database was put back from an older copy."""
     started = events.AgentStarted(ended=((KEY, RESULT),))

@@ -6,6 +6,8 @@ import contextlib
 import os
 import sqlite3
 
+import pytest
+
 from tests.integration.cluster import Agent, Cluster
 from tests.support import wait_until
 
@@ -80,3 +82,27 @@ def test_a_damaged_wal_is_told_and_no_id_comes_again() -> None:
         number = int(agent.submit("true").partition("/")[2])
         assert number > 5
         assert agent.submit("true") == f"n1/{number + 1}"
+
+
+@pytest.mark.long
+def test_a_task_that_an_older_copy_knows_as_held_runs_again_with_an_output_of_its_own() -> None:
+    with Cluster() as cluster:
+        agent = cluster.agent("n1", slots=1, lease_s=1)
+        task = _held(agent, 1)
+        agent.kill()
+        copied = {path: path.read_bytes() for path in agent.state.glob("peerload.db*")}
+        agent.start()
+        agent.cli("release", task)
+        agent.wait(task)
+        assert agent.show(task)["attempt"] == 1
+        agent.kill()
+        for path in agent.state.glob("peerload.db*"):
+            path.unlink()
+        for path, content in copied.items():
+            path.write_bytes(content)
+        agent.start()
+        assert agent.show(task)["state"] == "held"
+        agent.cli("release", task)
+        assert agent.wait(task)[task]["state"] == "done"
+        assert agent.output(task) == (b"1\n", b"")
+        assert agent.show(task)["attempt"] > 1

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgpack
 import psutil
 import pytest
 
@@ -261,6 +262,30 @@ def test_a_task_reads_what_its_user_sends(nodes: Nodes) -> None:
     fields = {"token": "reads-what-is-sent", "spec": spec, "terms": {}, "input": b"to be read", "input_ends": True}
     task = cluster.user(first, "alice").call("submit", **fields)["id"]
     assert cluster.ended(first, "alice", task)["out"] == "to be read"
+
+
+@pytest.mark.rule("X6", "L2")
+def test_a_command_inside_of_a_task_has_a_terminal_and_its_user(nodes: Nodes) -> None:
+    cluster, first, _ = nodes
+    task = cluster.submit(first, "alice", "cd /usr; exec sleep 300")
+    alice = cluster.user(first, "alice")
+    wait_until(lambda: alice.call("show", tasks=[task])["tasks"][0]["state"] == "running", 60.0, "it to run")
+    argv = [b"/bin/sh", b"-c", b"id -u; pwd; stty size; echo $TERM"]
+    environment = msgpack.packb({b"TERM": b"vt100"})
+    told: list[str] = []
+
+    def is_in_its_directory() -> bool:
+        asked = {"task": task, "argv": argv, "environment": environment, "terminal": {"rows": 33, "columns": 77}}
+        told[:] = b"".join(piece["data"] for piece in alice.stream("exec", **asked)).decode().split()
+        return "/usr" in told
+
+    wait_until(is_in_its_directory, 60.0, "its shell to have gone there")
+    assert told == [str(ACCOUNTS["alice"]), "/usr", "33", "77", "vt100"]
+    assert cluster.user(first, "bob").refused("exec", task=task, argv=argv)[1].startswith("no such task")
+    for verb, more in (("signal", {"signal": 9}), ("input", {}), ("resize", {"rows": 1, "columns": 1})):
+        assert alice.refused(verb, task=task, command="exec-0", **more)[1] == "no such command"
+    alice.call("cancel", tasks=[task])
+    cluster.ended(first, "alice", task)
 
 
 @pytest.mark.rule("L1", "S6")

@@ -452,6 +452,8 @@ def test_a_damaged_wal_is_noticed_and_no_number_comes_again(tmp_path: Path, dama
         kept = store.recover()
         assert [row.record.task for row in kept.tasks] == ["ws1/1", "ws1/2"]
         assert kept.counter == 4 + GAP
+        assert kept.attempts_from > lost.had.event, "no attempt of theirs has a greater number than there are events"
+        assert kept.attempts_up_to == kept.counter
         assert store.store_id != was
         event = store.events(after=0, limit=10)[-1]
         assert (event.what, event.state) == ("store", "lost")
@@ -462,7 +464,32 @@ def test_a_damaged_wal_is_noticed_and_no_number_comes_again(tmp_path: Path, dama
     again.open()
     assert again.lost is None
     assert again.recover().counter == 4 + GAP
+    assert (again.recover().attempts_from, again.recover().attempts_up_to) == (kept.attempts_from, 4 + GAP)
     again.close()
+
+
+def test_an_older_copy_that_is_put_back_twice_is_noticed_twice(tmp_path: Path) -> None:
+    """The mark is of the database that came of the first time."""
+    (tmp_path / "state").mkdir()
+    with Opened(tmp_path / "state" / "db") as opened:
+        opened.keep(submission(1), put(1))
+        older = _crashed_copy(opened, tmp_path / "older")
+        opened.keep(submission(2), put(2))
+        path = _crashed_copy(opened, tmp_path / "now")
+    recovered = []
+    for _ in range(2):
+        for suffix in ("", "-wal", "-shm"):
+            path.with_name(f"db{suffix}").unlink(missing_ok=True)
+            if older.with_name(f"db{suffix}").exists():
+                shutil.copy(older.with_name(f"db{suffix}"), path.with_name(f"db{suffix}"))
+        store = Store(path, "ws1")
+        store.open()
+        assert store.lost is not None
+        recovered.append(store.recover())
+        store.close()
+    first, second = recovered
+    assert (first.counter, second.counter) == (2 + GAP, 2 + 2 * GAP)
+    assert second.attempts_from > first.attempts_from
 
 
 def test_a_loss_is_noticed_that_no_submission_shows(tmp_path: Path) -> None:

@@ -161,6 +161,8 @@ def test_a_damaged_row_is_no_obstacle(opened: Opened, removable: Removable, tmp_
     assert found(removable, Wanted()) == [(1, -1), (3, -1), (4, -1)]
     (first, *_) = removable.page(Wanted(), (6,), None, 1)
     assert keys_of(first) == []
+    tried = keys_of(msgspec.structs.replace(first, uid=b"u" * 16, attempt=1_040))
+    assert [key.rpartition("-")[2] for key in tried] == [str(n) for n in (*range(1, 17), *range(1_025, 1_041))]
     opened.keep(RemoveTasks((first,)))
     assert not opened.store.has(1, None)
 

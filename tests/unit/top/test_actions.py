@@ -130,6 +130,7 @@ def test_a_signal_goes_to_what_runs() -> None:
     assert isinstance(action, actions.Action)
     assert action.requests == tuple({"task": name, "signal": 1} for name in ("ws1/1", "ws1/5.1", "ws1/5.2"))
     assert action.asks == "send HUP to 3 tasks that run ?"
+    assert command(action) == "peerload signal HUP ws1/1 ws1/5.1 ws1/5.2"
     assert why(actions.send(marked("ws1/2"), "KILL")) == "ws1/2 does not run: it is queued"
     assert why(actions.send([], "KILL")) == "no task is chosen"
 
