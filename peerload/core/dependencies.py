@@ -255,13 +255,13 @@ class Dependencies:
     def found(self, name: str, *, is_known: bool, failed: str) -> None:
         """What is on disk of a task of this home."""
         awaited = self._awaited.get(name)
-        if awaited is None or awaited.fate.is_over:
+        if awaited is None:
             return
         awaited.is_known = awaited.is_known or is_known
-        if is_known:
-            fate = Fate(name, is_over=not awaited.left, failed=awaited.fate.failed or failed)
+        if is_known:  # it may have ended since it was looked up
+            fate = Fate(name, is_over=awaited.fate.is_over or not awaited.left, failed=awaited.fate.failed or failed)
             self._heard(awaited, fate)
-        elif not awaited.left:
+        elif not awaited.left and not awaited.fate.is_over:
             self._loses(awaited, f"{self._state.node} does not know {name} any more")
         self._home.mediator.awaited_task_heard(name)
 
@@ -282,7 +282,7 @@ class Dependencies:
 
     def _heard(self, awaited: Awaited, fate: Fate) -> None:
         if fate != awaited.fate:
-            if any(number >= 0 for number in awaited.dependents):
+            if awaited.is_kept or any(number >= 0 for number in awaited.dependents):
                 self._state.persist(*self._becomes(awaited, fate))
             else:  # only those wait for it that are not submitted yet
                 awaited.fate = fate

@@ -272,6 +272,32 @@ def test_what_ended_before_is_found_on_disk() -> None:
     assert not x.node.gates.dependencies._awaited  # nobody waits for it any more
 
 
+def test_an_array_may_end_while_it_is_looked_up_on_disk() -> None:
+    x = alone()
+    x.submit(indices=(1, 2))
+    x.end(by_name(x, "x/1.1").key)
+    assert x.submit(terms=Terms(after_ok=("x/1",))) == ["FindTasks", "timer inquiry 5"]
+    x.end(by_name(x, "x/1.2").key)
+    x.when(events.TasksFound((events.TaskFound("x/1", is_known=True),)))
+    assert x.task(2).phase is HomePhase.HERE
+    x.end(x.task(2).key)
+    assert not x.node.gates.dependencies._awaited
+
+
+def test_what_failed_before_counts_when_the_array_ends_while_it_is_looked_up() -> None:
+    x = alone()
+    x.submit(indices=(1, 2))
+    x.end(by_name(x, "x/1.1").key, 3)
+    x.submit(terms=Terms(after_ok=("x/1",)))
+    x.end(by_name(x, "x/1.2").key)
+    failed = "x/1.1 failed (exit code 3)"
+    x.when(events.TasksFound((events.TaskFound("x/1", is_known=True, failed=failed),)))
+    rows = [row for action in x.last if isinstance(action, Persist) for row in action.rows]
+    assert PutFate(Fate("x/1", is_over=True, failed=failed)) in rows
+    (end,) = [row.record for row in rows if isinstance(row, PutTask) and row.record.task == "x/2"][-1:]
+    assert (end.state, end.reason) == (TaskState.CANCELLED, failed)
+
+
 @pytest.mark.parametrize(("name", "says"), [("x/2", "x/2 → x/2"), ("x/3", "the last one submitted on x is x/1")])
 def test_nobody_waits_in_a_circle(name: str, says: str) -> None:
     x = alone()

@@ -38,6 +38,7 @@ NOT_LOADED = ("peerload.cli.demo", "peerload.cli.sim", "peerload.cli.sweep", "pe
 """Verbs that load much and are seldom typed."""
 ROOM_BYTES = 32 << 10
 """Of the command line, and of the environment, that /proc shows."""
+PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 NUMBER = struct.Struct("<q")
 
 
@@ -74,8 +75,7 @@ class Forked(subprocess.Popen[bytes]):
         super().__init__(command, **how)
 
     def _execute_child(self, *given: Any) -> None:
-        names = self._execute_child_names()
-        how = dict(zip(names, given, strict=True))
+        how = dict(zip(_names(), given, strict=True))
         streams = [how["p2cread"], how["c2pwrite"], how["errwrite"]]
         streams = [number if fd == -1 else fd for number, fd in enumerate(streams)]
         try:
@@ -98,13 +98,7 @@ class Forked(subprocess.Popen[bytes]):
             self.pid = self._read()
             self._child_created = True
         finally:
-            self._close_pipe_fds(*(how[name] for name in names[10:16]))  # type: ignore[attr-defined]
-
-    @staticmethod
-    @functools.cache
-    def _execute_child_names() -> tuple[str, ...]:
-        code = subprocess.Popen._execute_child.__code__  # type: ignore[attr-defined]
-        return tuple(code.co_varnames[1 : code.co_argcount])
+            self._close_pipe_fds(*(how[name] for name in PIPES))  # type: ignore[attr-defined]
 
     def _read(self) -> int:
         assert self._server is not None
@@ -136,6 +130,13 @@ class Forked(subprocess.Popen[bytes]):
             finally:
                 self._waitpid_lock.release()  # type: ignore[attr-defined]
         return self.returncode
+
+
+@functools.cache
+def _names() -> tuple[str, ...]:
+    """The parameters of the method that `Popen` starts its child with."""
+    code = subprocess.Popen._execute_child.__code__  # type: ignore[attr-defined]
+    return tuple(code.co_varnames[1 : code.co_argcount])
 
 
 def _readable(sock: socket.socket) -> bool:
