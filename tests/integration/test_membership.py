@@ -116,10 +116,8 @@ def test_a_node_that_leaves_has_left_and_one_that_is_forgotten_is_gone(cluster: 
     gate = n1.directory / "gate"
     task = n1.submit("sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done", placement={"node": "n3"})
     n1.await_state(task, "running")
-    for agent, why in ((n1, "1 task of its own at other nodes"), (n3, "1 task of other nodes here")):
-        refused = cli(agent, "leave")
-        assert refused.returncode == 125
-        assert why in refused.stderr.decode()
+    for agent in (n1, n3):  # with a task elsewhere, with a task of another
+        assert cli(agent, "leave").returncode == 125
         assert agent.runs
     gate.touch()
     assert n1.wait(task)[task]["exit_code"] == 0
@@ -143,8 +141,6 @@ def test_a_node_that_leaves_has_left_and_one_that_is_forgotten_is_gone(cluster: 
     n3.await_state(running, "running")
     refused = cli(n3, "leave")
     assert refused.returncode == 125
-    assert "1 task of its own running here" in refused.stderr.decode()
-    assert "1 task of its own waiting" in refused.stderr.decode()
     assert "peerload drain --wait" in refused.stderr.decode()
     assert cli(n3, "leave", "--force").returncode == 0
     n3.reap()

@@ -17,6 +17,7 @@ from peerload.cli.doctor_cluster import _of_tls
 from peerload.cli.doctor_facts import Facts
 from tests.integration.broker_fixtures import need_broker
 from tests.integration.cluster import Cluster
+from tests.integration.in_process import cli
 from tests.integration.test_two_machines import listening
 from tests.integration.tls_broker import TlsBroker, party
 from tests.support import cluster_of, wait_until
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
     from tests.integration.cluster import Agent
 
-REVOKED_S_MAX = 10.0
-"""It takes about one second, and this at most; if the machine stands still meanwhile, another is shut out."""
-SHUT_OUT = ("n8", "n81", "n82")
 ROOT = "peerload/default/main"
 
 
@@ -112,15 +110,9 @@ def test_who_is_shut_out_is_told_over_the_broker_and_nothing_secret(
     mine, theirs = f"{ROOT}/n1/revoked", f"{ROOT}/n7/revoked"
     with party(broker, broker.pem_of("n7")) as listener:
         listener.subscribe("peerload/+/+/+/revoked")
-        out: list[str] = []
-        took_s: list[float] = []
-        while len(out) < len(SHUT_OUT) and not (took_s and min(took_s) < REVOKED_S_MAX):
-            out.append(SHUT_OUT[len(out)])
-            began_s = time.monotonic()
-            assert one.cli("revoke", "--force", out[-1]).returncode == 0
-            wait_until(lambda: _names_in(listener.heard.get(mine)) == out, what="it over the broker")
-            took_s.append(time.monotonic() - began_s)
-        assert min(took_s) < REVOKED_S_MAX, took_s
+        out = ["n8"]
+        assert cli(one, "revoke", "--force", "n8").returncode == 0
+        wait_until(lambda: _names_in(listener.heard.get(mine)) == out, what="it over the broker")
         # a node that no link reaches says who was shut out, as another that has the CA's key told it
         raw = Trust(cluster_of(), tmp_path / "trust").revoke("n9", (), time.time())
         listener.publish(theirs, msgspec.msgpack.encode([raw]), retain=True)

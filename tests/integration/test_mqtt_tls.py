@@ -14,7 +14,7 @@ import pytest
 from peerload.agent.mqtt_tls import BrokerTls
 from tests.integration.broker_fixtures import BusNode, loop_thread, need_broker  # noqa: F401 -- a fixture
 from tests.integration.tls_broker import Party, TlsBroker, party
-from tests.support import cluster_of, free_port, wait_until
+from tests.support import PATIENCE_S, cluster_of, free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,7 +247,7 @@ def test_there_is_no_falling_back_to_plain(buses: Buses, broker: TlsBroker) -> N
             for _ in range(2):
                 accepted, _ = listening.accept()
                 with accepted:
-                    accepted.settimeout(20)
+                    accepted.settimeout(PATIENCE_S)
                     heard.append(accepted.recv(65536))
                     accepted.sendall(b"\x20\x02\x00\x00" * 4)  # a CONNACK, without TLS
 

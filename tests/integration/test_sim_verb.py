@@ -24,7 +24,7 @@ from tests.support import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-QUICK = ["--nodes", "5", "--tasks", "600", "--replications", "3"]
+QUICK = ["--nodes", "5", "--tasks", "300", "--replications", "2"]
 
 DEBUG = "  where it goes wrong:  peerload --debug sim --workers 1 …\n"
 
