@@ -614,7 +614,7 @@ def test_an_input_that_its_task_closes_is_over_for_the_next_attempt_too() -> Non
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(b"one\n")
                 process.stdin.flush()
-            wait_until(lambda: list((home.state / "spool").glob("*.in-ended")), 20, "the input to end")
+            wait_until(lambda: list((home.state / "spool").glob("*.in-ended")), what="the input to end")
             os.kill(other.launcher_pid, signal.SIGKILL)
             assert process.wait(60) == 0
             assert process.stdout.read() in (b"", b"one\n")

@@ -83,7 +83,7 @@ def test_a_cancel_reaches_a_command_that_is_held_back(agents: list[Agent], tmp_p
     with ended(start(agents[0], "n1", tmp_path, script)) as process:
         stopped(tmp_path)
         agents[0].call("cancel", tasks=[agents[0].show("@")["id"]])
-        wait_until((tmp_path / "told").exists, 8, "it to take the signal before it is killed")
+        wait_until((tmp_path / "told").exists, what="it to take the signal before it is killed")
         assert rest_of(process)[1] == 125
 
 

@@ -159,7 +159,7 @@ def test_drained_dead_and_full(lab: Lab) -> None:
     assert "new PSU" in found["lab4"][2]
     assert lab.why_json()["change"] == {"words": "without -x gpu1", "node": "gpu1"}
     lab.lab4.kill()
-    wait_until(lambda: lab.reasons()["lab4"][2].startswith(("suspect", "dead")), 30, "its loss to be noticed")
+    wait_until(lambda: lab.reasons()["lab4"][2].startswith(("suspect", "dead")), what="its loss to be noticed")
     assert lab.reasons()["lab4"][:2] == (True, False)
     lab.lab4.start()
     wait_until(lambda: lab.node("lab4")["state"] == "alive", what="it to be back")
