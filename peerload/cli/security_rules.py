@@ -145,7 +145,7 @@ HELD_BY: dict[str, tuple[str, ...]] = {
     ),
     "X6": (
         "tests/security/test_system_users.py::test_a_task_runs_as_who_submitted_it_and_with_no_more",
-        "tests/integration/test_launcher.py::test_it_is_small_and_its_socket_private",
+        "tests/integration/test_launcher.py::test_its_socket_is_private_and_its_lock_held",
         "tests/integration/test_launcher.py::test_garbage_costs_the_connection_alone",
     ),
     "X7": (

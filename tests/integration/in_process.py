@@ -1,6 +1,6 @@
 """A verb in this process: what a test types costs no process where none is the subject.
 
-For verbs that answer and end. Those that follow, wait or catch signals (`run`, `map`, `events -f`) are typed with
+For verbs that answer and end. Those that follow something or are sent signals (`run`, `events -f`) are typed with
 `Agent.cli`, which starts a process.
 """
 

@@ -150,7 +150,7 @@ class Family(Beats):
 
     def await_frozen(self, reference: Beats) -> None:
         """Nothing of it executes, while others do."""
-        wait_until(lambda: all(map(stands_still, self.pids())), 60.0, "all stand still")
+        wait_until(lambda: all(map(stands_still, self.pids())), what="all stand still")
         before, began = self.counts(), reference.counts()["reference"]
         wait_until(lambda: reference.counts()["reference"] > began + BEATS_COUNTED)
         assert self.counts() == before
@@ -260,7 +260,7 @@ def test_what_a_task_uses_is_told(bench: Bench) -> None:
 
     before = used("a")["a"]
     family.await_more(MEMBERS)
-    wait_until(lambda: used("a")["a"][0] > before[0], 60.0, "its time to be counted")
+    wait_until(lambda: used("a")["a"][0] > before[0], what="its time to be counted")
     now = used("a", "idle", "nobody")
     assert set(now) == {"a", "idle"}
     assert now["a"][1] > 1 << 20

@@ -83,10 +83,10 @@ def test_the_speed_is_measured_once_kept_and_told() -> None:
             lambda: hastened(cluster) or (first.state / "speed").exists(), MEASURED_WITHIN_S, "n1 to be measured"
         )
         found = measured(first.state)
-        wait_until(lambda: speeds(first.socket)["n1"] == found, 20, "n1 to know")
+        wait_until(lambda: speeds(first.socket)["n1"] == found, what="n1 to know")
         written_at = (first.state / "speed").stat().st_mtime_ns
-        wait_until(lambda: speeds(second.socket)["n1"] == found, 20, "n2 to hear of it")
-        wait_until(lambda: speeds(first.socket)["n2"] == 2.5, 20, "n1 to hear of n2's")
+        wait_until(lambda: speeds(second.socket)["n1"] == found, what="n2 to hear of it")
+        wait_until(lambda: speeds(first.socket)["n2"] == 2.5, what="n1 to hear of n2's")
         first.kill()
         first.start()
         assert speeds(first.socket)["n1"] == found

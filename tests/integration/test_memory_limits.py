@@ -9,6 +9,7 @@ import pytest
 
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.in_process import cli
+from tests.integration.shared import restart
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ def test_the_reason_outlives_agent_and_launcher(agents: list[Agent]) -> None:
     home.wait(name)
     before = home.show(name)
     launcher = home.launcher_pid
-    home.kill()
-    home.start()
+    restart(agents)
     assert home.launcher_pid == launcher
     assert home.show(name) == before
 

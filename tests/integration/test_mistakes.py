@@ -203,7 +203,7 @@ def test_a_closed_pipe_is_no_error(agent: Agent) -> None:
     with ended(agent.spawn_cli("events", "-f", "--limit", "0")) as follower:
         assert follower.stdout is not None
         follower.stdout.close()
-        wait_until(happens, 20, "it to notice")
+        wait_until(happens, what="it to notice")
         assert follower.returncode == 141
         assert follower.stderr is not None
         assert follower.stderr.read() == b""

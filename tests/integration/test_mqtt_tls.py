@@ -14,7 +14,7 @@ import pytest
 from peerload.agent.mqtt_tls import BrokerTls
 from tests.integration.broker_fixtures import BusNode, loop_thread, need_broker  # noqa: F401 -- a fixture
 from tests.integration.tls_broker import Party, TlsBroker, party
-from tests.support import cluster_of, free_port, wait_until
+from tests.support import PATIENCE_S, cluster_of, free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ def why_not(node: BusNode, says: str) -> str:
     def tried() -> bool:
         return node.bus.connected or says in node.bus.why_away or not NO_ANSWER & set(node.bus.why_away.split(": "))
 
-    wait_until(tried, 60, "an attempt")
+    wait_until(tried, what="an attempt")
     assert not node.bus.connected
     assert node.changes == []
     return node.bus.why_away
@@ -84,17 +84,17 @@ def test_nodes_speak_by_tls_with_the_certificates_they_have(broker: TlsBroker, b
 
     one = buses("n1", broker.url, tls=tls_of(broker, "n1"))
     other = buses("n2", f"mqtts://127.0.0.1:{broker.port}", tls=tls_of(broker, "n2"))
-    wait_until(lambda: one.bus.connected and other.bus.connected, 30, "both to be connected")
-    wait_until(lambda: one.bus.is_heard and other.bus.is_heard, 30, "each to hear itself")
+    wait_until(lambda: one.bus.connected and other.bus.connected, what="both to be connected")
+    wait_until(lambda: one.bus.is_heard and other.bus.is_heard, what="each to hear itself")
     assert one.bus.url == broker.url
-    wait_until(lambda: one.heard and other.heard, 30, "each to hear the other")
+    wait_until(lambda: one.heard and other.heard, what="each to hear the other")
 
     def came() -> list[int]:
         return [body.pairing for body, _ in other.heard if isinstance(body, Unpair)]
 
     for number in range(BURST):  # many messages in one record of TLS
         assert buses.loop.call(one.bus.send, "n2", "", Unpair(number))
-    wait_until(lambda: len(came()) >= BURST, 30, "all of them")
+    wait_until(lambda: len(came()) >= BURST, what="all of them")
     assert came() == list(range(BURST))
 
 
@@ -117,7 +117,7 @@ def test_a_node_writes_below_its_own_name_alone(broker: TlsBroker) -> None:
             one.publish(topic, topic.encode())
         last = f"{root}/n1/ask"
         one.publish(last, b"the end")
-        wait_until(lambda: b"the end" in ten.heard.get(last, []), 20, "the last one")
+        wait_until(lambda: b"the end" in ten.heard.get(last, []), what="the last one")
         assert {topic for topic in ten.heard if not topic.startswith("$SYS")} == set(mine)
 
 
@@ -132,7 +132,7 @@ def test_nobody_reads_what_is_for_another(broker: TlsBroker) -> None:
             client.subscribe("#", "peerload/#", f"{root}/n2/to/n1", "peerload/+/+/+/to/+")
         two.publish(f"{root}/n2/to/n1", b"for n1")
         two.publish(f"{root}/n2/ask", b"for all")
-        wait_until(lambda: f"{root}/n2/ask" in ten.heard and f"{root}/n2/ask" in one.heard, 20, "what is for all")
+        wait_until(lambda: f"{root}/n2/ask" in ten.heard and f"{root}/n2/ask" in one.heard, what="what is for all")
         assert one.heard[f"{root}/n2/to/n1"]
         assert f"{root}/n2/to/n1" not in ten.heard
 
@@ -144,7 +144,7 @@ def test_a_client_that_calls_itself_everybody_gets_nothing(broker: TlsBroker) ->
         all_of_them.subscribe("peerload/#")
         all_of_them.publish(f"{root}/n2/ask", b"from everybody")
         one.publish(f"{root}/n1/ask", b"from n1")
-        wait_until(lambda: f"{root}/n1/ask" in one.heard, 20, "n1's own")
+        wait_until(lambda: f"{root}/n1/ask" in one.heard, what="n1's own")
         assert not all_of_them.heard
         assert f"{root}/n2/ask" not in one.heard
 
@@ -169,7 +169,7 @@ def test_who_is_no_node_does_not_come_in(broker: TlsBroker, who: str, tmp_path: 
     except OSError:
         return  # TLS 1.3: it may learn of it only when it reads
     try:
-        wait_until(lambda: client.is_over, 20, "it to be thrown out")
+        wait_until(lambda: client.is_over, what="it to be thrown out")
         assert not any(code == 0 for code in client.codes)
     finally:
         client.close()
@@ -247,7 +247,7 @@ def test_there_is_no_falling_back_to_plain(buses: Buses, broker: TlsBroker) -> N
             for _ in range(2):
                 accepted, _ = listening.accept()
                 with accepted:
-                    accepted.settimeout(20)
+                    accepted.settimeout(PATIENCE_S)
                     heard.append(accepted.recv(65536))
                     accepted.sendall(b"\x20\x02\x00\x00" * 4)  # a CONNACK, without TLS
 
@@ -283,11 +283,11 @@ def test_a_password_from_a_file_and_no_certificate(
         if password == "wrong":
             assert "Not authorized" in why_not(node, "Not authorized")
             private.write_text("n1:right:with:colons\n", encoding="utf-8")  # read anew at each attempt
-        wait_until(lambda: node.bus.connected and node.bus.is_heard, 40, "it to be let in")
+        wait_until(lambda: node.bus.connected and node.bus.is_heard, what="it to be let in")
         assert password not in (node.bus.url or "") + node.bus.why_away
         private.chmod(0o640)
         own.stop()
-        wait_until(lambda: "others may read or change it" in node.bus.why_away, 40, "it to be refused")
+        wait_until(lambda: "others may read or change it" in node.bus.why_away, what="it to be refused")
     finally:
         own.stop()
     assert password not in "".join(capfd.readouterr())

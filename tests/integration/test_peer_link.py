@@ -603,8 +603,8 @@ def test_who_is_shut_out_loses_every_link_and_stream_and_gets_no_other(
     for node, stream in ((a, dialled), (b, served)):
         with pytest.raises(LinkUnavailable):
             node.loop.run(rest(stream), 30)
-    wait_until(lambda: a.links.linked() == b.links.linked() == [], 20, "no link")
-    wait_until(lambda: not a.links._streams.served, 20, "no stream")
+    wait_until(lambda: a.links.linked() == b.links.linked() == [], what="no link")
+    wait_until(lambda: not a.links._streams.served, what="no stream")
     for node, dst in ((a, "b"), (b, "a")):
         with pytest.raises(LinkUnavailable):
             node.loop.run(begun(node, dst), 30)

@@ -295,7 +295,7 @@ def test_running_calls_are_cancelled(agent: Agent, tmp_path: Path) -> None:
 
     with Executor(agent.socket) as executor:
         future = executor.submit(long)
-        wait_until(started.exists, 20, "the function to run")
+        wait_until(started.exists, what="the function to run")
         called: list[Any] = []
         future.add_done_callback(called.append)
         assert future.cancel()
@@ -304,7 +304,7 @@ def test_running_calls_are_cancelled(agent: Agent, tmp_path: Path) -> None:
         assert called == [future]
         with pytest.raises(concurrent.futures.CancelledError):
             future.result(1)
-        wait_until(lambda: agent.show(future.task)["state"] == "cancelled", 20, "the task to be cancelled")
+        wait_until(lambda: agent.show(future.task)["state"] == "cancelled", what="the task to be cancelled")
         done = executor.submit(abs, -1)
         assert done.result(60) == 1
         assert not done.cancel()
@@ -317,7 +317,7 @@ def test_shutdown_waits_or_cancels(agent: Agent) -> None:
     futures = [executor.submit(time.sleep, 600) for _ in range(8)]
     executor.shutdown(cancel_futures=True)
     assert all(future.cancelled() for future in futures)
-    wait_until(lambda: not UNFINISHED & set(agent.states().values()), 20, "all to be cancelled")
+    wait_until(lambda: not UNFINISHED & set(agent.states().values()), what="all to be cancelled")
     executor = Executor(agent.socket)
     future = executor.submit(time.sleep, 0.2)
     executor.shutdown()
@@ -438,7 +438,7 @@ def test_calls_end_with_their_program(agent: Agent) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         process.kill()
-    wait_until(lambda: orphans() == ["cancelled"] * 3, 30, "its tasks to be cancelled")
+    wait_until(lambda: orphans() == ["cancelled"] * 3, what="its tasks to be cancelled")
 
 
 def test_without_an_agent_the_future_says_so(tmp_path: Path) -> None:
@@ -486,6 +486,6 @@ def test_the_examples_of_the_page_run(agent: Agent, tmp_path: Path) -> None:
 def test_a_thousand_calls_under_way_are_no_trouble(agent: Agent, calls: int) -> None:
     with Executor(agent.socket, tasks_max=calls + 100, held=True) as executor:
         futures = [executor.submit(abs, -number) for number in range(calls)]
-        wait_until(lambda: all(future.task for future in futures), 60, "all to be submitted")
+        wait_until(lambda: all(future.task for future in futures), what="all to be submitted")
         assert all(future.cancel() for future in futures)
-    wait_until(lambda: not UNFINISHED & set(agent.states().values()), 30, "all to be cancelled")
+    wait_until(lambda: not UNFINISHED & set(agent.states().values()), what="all to be cancelled")

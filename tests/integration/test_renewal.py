@@ -19,7 +19,7 @@ TASKS = 40
 def test_certificates_are_changed_under_tasks_and_none_is_lost_or_run_twice() -> None:
     with Lab() as lab:
         one, two = lab.cluster("ws1", "ws2", config=f"certificate_s = {CERTIFICATE_S}\n")
-        wait_until(lambda: one.sees("ws2") and two.sees("ws1"), 30, "a link")
+        wait_until(lambda: one.sees("ws2") and two.sees("ws1"), what="a link")
         ends_at = [machine.call("info")["certificate_ends_at"] for machine in (one, two)]
         there = one.done("submit", "--node", "ws2", "-d", "/", "sleep", str(3 * CERTIFICATE_S)).strip()
         back = two.done("submit", "--node", "ws1", "-d", "/", "sleep", str(3 * CERTIFICATE_S)).strip()
@@ -35,4 +35,4 @@ def test_certificates_are_changed_under_tasks_and_none_is_lost_or_run_twice() ->
             assert machine.call("info")["certificate_ends_at"] > first + CERTIFICATE_S, "made anew, more than once"
         cut = "peer links cut: the certificate has ended"
         assert one.counters().get(cut, 0) + two.counters().get(cut, 0) >= 2, "nobody stays in by one that has ended"
-        wait_until(lambda: one.sees("ws2") and two.sees("ws1"), 30, "they are together")
+        wait_until(lambda: one.sees("ws2") and two.sees("ws1"), what="they are together")

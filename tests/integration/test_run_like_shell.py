@@ -256,6 +256,6 @@ def test_a_time_limit_is_124(agent: Agent, tool: str, tmp_path: Path) -> None:
 
 
 def test_nothing_of_all_this_is_left(agent: Agent) -> None:
-    wait_until(lambda: all(state in {"done", "failed", "cancelled"} for state in agent.states().values()), 60.0)
+    wait_until(lambda: all(state in {"done", "failed", "cancelled"} for state in agent.states().values()))
     for one in agent.cluster.agents.values():
-        wait_until(lambda one=one: not list((one.state / "spool").glob("*.in*")), 60.0, "inputs to be dropped")  # type: ignore[misc]
+        wait_until(lambda one=one: not list((one.state / "spool").glob("*.in*")), what="inputs to be dropped")  # type: ignore[misc]

@@ -24,7 +24,7 @@ from tests.support import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-QUICK = ["--nodes", "5", "--tasks", "600", "--replications", "3"]
+QUICK = ["--nodes", "5", "--tasks", "300", "--replications", "2"]
 
 DEBUG = "  where it goes wrong:  peerload --debug sim --workers 1 …\n"
 
@@ -112,7 +112,7 @@ def at_work() -> Iterator[tuple[subprocess.Popen[str], list[int], list[int]]]:
             pids = children.read_text().split()
             return [int(pid) for pid in pids if int(Path(f"/proc/{pid}/stat").read_text().split()[13]) > 50]
 
-        wait_until(lambda: len(busy()) == 2, 60.0, "both workers use the cpu")
+        wait_until(lambda: len(busy()) == 2, what="both workers use the cpu")
         yield process, [int(pid) for pid in children.read_text().split()], busy()
     finally:
         if process.poll() is None:
@@ -131,7 +131,7 @@ def test_ctrl_c_and_sigterm_end_it_with_all_its_workers(number: signal.Signals) 
         out, err = process.communicate(timeout=60)
         assert process.returncode == 130
         assert (out, err) == ("", "")
-        wait_until(lambda: not any(map(is_alive, children)), 10.0, "the workers are gone")
+        wait_until(lambda: not any(map(is_alive, children)), what="the workers are gone")
 
 
 @pytest.mark.long
@@ -152,7 +152,7 @@ def test_a_worker_that_dies_ends_it_with_all_the_others(number: signal.Signals, 
         out, err = process.communicate(timeout=60)
         assert process.returncode == CANNOT
         assert (out, err) == ("", says)
-        wait_until(lambda: not any(map(is_alive, children)), 10.0, "nothing is left")
+        wait_until(lambda: not any(map(is_alive, children)), what="nothing is left")
 
 
 @pytest.mark.long
@@ -160,7 +160,7 @@ def test_workers_end_when_what_started_them_is_killed() -> None:
     with at_work() as (process, children, _):
         process.kill()
         process.communicate(timeout=60)
-        wait_until(lambda: not any(map(is_alive, children)), 30.0, "nothing is left")
+        wait_until(lambda: not any(map(is_alive, children)), what="nothing is left")
 
 
 def test_a_worker_that_ends_by_itself_is_told(tmp_path: Path) -> None:
