@@ -37,8 +37,8 @@ for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
 gc.disable()  # until all tests are collected
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """What there is by now stays: it is not searched again and again."""
     gc.freeze()
     gc.enable()
