@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -171,7 +172,10 @@ def test_an_install_that_fails_leaves_nothing(tmp_path: Path) -> None:
     """The packages that it needs are not there; it ends with 1, one line and a hint, and what it had begun is gone."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    (wheels / "other-1-py3-none-any.whl").touch()
+    with zipfile.ZipFile(wheels / "other-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("other-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: other\nVersion: 1\n")
+        wheel.writestr("other-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr("other-1.dist-info/RECORD", "")
     prefix = tmp_path / "opt/peerload"
     words = [
         str(DEPLOY / "install"),
