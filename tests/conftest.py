@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 INSTALL_TIMEOUT_S = 300
 SYSTEM_DIRECTORIES = "/usr/local/sbin:/usr/sbin:/sbin"
@@ -23,6 +24,9 @@ settings.register_profile(
     "busy", settings(), derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("busy")  # how long an example takes, and to draw it, says something about the machine alone
+# Hypothesis draws numbers and words from the modules that are loaded: which those are depends on the other tests of the
+# same process, and with them the examples.
+providers._get_local_constants = lambda: providers._local_constants
 
 for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(_number) is signal.SIG_IGN:
@@ -30,11 +34,14 @@ for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish() -> None:
+gc.disable()  # until all tests are collected
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """What there is by now stays: it is not searched again and again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(GARBAGE_AFTER, 20, 20)
 
 

@@ -132,7 +132,7 @@ def test_an_input_takes_no_descriptor(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     for number in range(50):
         inputs.get(f"{number:032x}").add(b"abc", 0)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 def test_what_repeats_an_ended_submission_leaves_nothing_behind() -> None:

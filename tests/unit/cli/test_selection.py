@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli import selection, sweep
+from peerload.cli import each_line, selection, sweep
 from peerload.cli.main import UsageError
 from peerload.model.errors import BadRequest
 from tests.each import each
@@ -157,6 +157,7 @@ def test_a_table_with_a_hole_is_refused(tmp_path: Path) -> None:
             swept("t", "{a}", param_file=[str(table)])
 
 
-def test_too_many_combinations_are_refused_in_no_time() -> None:
+def test_too_many_combinations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(each_line, "LINES_MAX", 1000)
     with pytest.raises(BadRequest):
         swept("t", "{a}{b}{c}", param=["a=1-2000", "b=1-2000", "c=1-2000"])

@@ -1,4 +1,6 @@
-"""The program on a terminal that is none: keys go in, lines come out. The cluster is played back."""
+"""The program on a terminal that is none: keys go in, lines come out. The cluster is played back.
+
+Textual is imported by the tests that run it, not by each process that collects them."""
 
 from __future__ import annotations
 
@@ -8,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.model.errors import AgentUnavailable
-from peerload.top.app import TopApp
 from peerload.top.keys import KEYS
 from peerload.top.lines import as_text
-from peerload.top.main_screen import Main
-from peerload.top.pages import Page
 from peerload.top.sample import Sample
-from peerload.top.widgets import STYLES, Lines, style_of
 from tests.each import each
 from tests.support import PATIENCE_S
 from tests.unit.cli.fake_agent import fixture_agent
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
 
     from textual.pilot import Pilot
 
+    from peerload.top.app import TopApp
     from tests.unit.cli.fake_agent import FakeAgent, Reply
 
 __all__ = ["fixture_agent"]
@@ -58,6 +57,8 @@ class Scripted:
 
 def screen(app: TopApp) -> list[str]:
     """What the program shows, line by line, as its panes have it."""
+    from peerload.top.widgets import Lines
+
     width, height = app.size
     rows = [[" "] * width for _ in range(height)]
     for widget in app.screen.query(Lines):
@@ -77,6 +78,8 @@ def play(
     **options: Any,
 ) -> TopApp:
     """Run the program without a terminal, and ``body`` beside it, once the first look was taken."""
+    from peerload.top.app import TopApp
+
     app = TopApp(Scripted(*(looks or (SEEN,))), socket, clock=lambda: NOW, **options)
 
     async def run() -> None:
@@ -113,6 +116,8 @@ def test_every_size_is_filled(size: tuple[int, int], ascii_only: bool) -> None:
 
 
 def test_every_key_does_something_or_says_why_not() -> None:
+    from peerload.top.pages import Page
+
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
         for key in KEYS:
             if key.does in ("quit", "why", "attach"):
@@ -251,6 +256,8 @@ def test_what_is_foreign_is_no_markup() -> None:
 
 
 def test_only_what_differs_is_drawn() -> None:
+    from peerload.top.widgets import Lines
+
     drawn: list[int] = []
 
     async def body(app: TopApp, pilot: Pilot[int]) -> None:
@@ -277,11 +284,16 @@ def test_only_what_differs_is_drawn() -> None:
 
 
 def test_every_style_that_is_used_is_there() -> None:
+    from peerload.top.widgets import STYLES, style_of
+
     for name in STYLES:
         assert style_of(f"{name} bold")
 
 
 def test_output_is_fetched_for_what_is_chosen(agent: FakeAgent) -> None:
+    from peerload.top.main_screen import Main
+    from peerload.top.pages import Page
+
     def output(request: Any, reply: Reply) -> None:
         reply.more(stream=1, offset=0, data=f"this is {request.task}\n".encode())
         reply.ok(id=request.task, state="running")
@@ -315,6 +327,8 @@ def test_a_cancel_is_sent_as_the_command_line_would(agent: FakeAgent) -> None:
 
 
 def test_a_bug_is_raised_not_drawn() -> None:
+    from peerload.top.app import TopApp
+
     class Broken(Scripted):
         def look(self) -> Sample:
             return Sample(NOW, {"nodes": 7})
