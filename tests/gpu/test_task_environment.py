@@ -95,7 +95,7 @@ def test_a_driver_that_hangs_at_the_start_is_waited_for_while_others_work(cluste
     assert seen(agent, {})["CUDA_VISIBLE_DEVICES"] == ""
     cards.more.remove("hang")
     cards.write()
-    wait_until(lambda: len(agent.call("nodes")["nodes"][0]["gpus"]) == 4, 20.0, "the GPUs")
+    wait_until(lambda: len(agent.call("nodes")["nodes"][0]["gpus"]) == 4, 60.0, "the GPUs")
     assert seen(agent, {"gpus": 4})["PEERLOAD_GPUS"] == "0,1,2,3"
 
 
