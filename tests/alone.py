@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,8 @@ def played(file: Path, seed: int) -> tuple[list[str], subprocess.CompletedProces
     """Run one file → the command, and what came of it."""
     name = str(file.relative_to(ROOT))
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--random-order", f"--random-order-seed={seed}", name]
-    return command, subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "COLUMNS": "300"}  # the summary says what failed in one line
+    return command, subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def main() -> int:

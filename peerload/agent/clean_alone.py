@@ -124,16 +124,23 @@ class Alone(Removable):
     def __init__(self, path: Path) -> None:
         self._directory = path.parent
         self._reader = sqlite3.connect(path, isolation_level=None)
+        try:
+            self.node = self._take_over(path)
+        except (sqlite3.Error, StoreError):
+            self.close()
+            raise
+
+    def _take_over(self, path: Path) -> str:
+        """Lock the database, and have it of this version → its node's name."""
         self._reader.execute(
             "PRAGMA locking_mode = EXCLUSIVE"
         )  # before anything is read: then it needs no shared memory
         if self._reader.execute("PRAGMA user_version").fetchone()[0] != schema.VERSION:
-            self.close()
             raise StoreError(
                 f"the database {path} is of another version of peerload", hint="start its agent:  peerload up"
             )
         self._reader.execute("PRAGMA synchronous = FULL")
-        self.node = str(self._reader.execute("SELECT value FROM meta WHERE key = 'node'").fetchone()[0])
+        return str(self._reader.execute("SELECT value FROM meta WHERE key = 'node'").fetchone()[0])
 
     def unfinished(self) -> tuple[int, ...]:
         """The submissions of which something has not ended."""

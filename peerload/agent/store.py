@@ -231,10 +231,14 @@ class Store(StoreRecovery):
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=10.0)
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute(f"PRAGMA cache_size = -{MEMORY_PAGES_KIB}")
-        connection.execute("PRAGMA wal_autocheckpoint = 2000")
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA cache_size = -{MEMORY_PAGES_KIB}")
+            connection.execute("PRAGMA wal_autocheckpoint = 2000")
+        except sqlite3.Error:
+            connection.close()
+            raise
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:

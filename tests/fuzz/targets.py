@@ -7,6 +7,7 @@ are well-formed: a fuzzer gets further from them than from nothing.
 from __future__ import annotations
 
 import base64
+import contextlib
 import random
 import shutil
 import sqlite3
@@ -285,12 +286,11 @@ class _Rows:
         )
         store.close()
         self._sound = self._path.read_bytes()
-        with sqlite3.connect(self._path) as connection:
+        with contextlib.closing(sqlite3.connect(self._path)) as connection:
             tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             self.columns = [
                 (table, column[1]) for table in tables for column in connection.execute(f"PRAGMA table_info({table})")
             ]
-        connection.close()
 
     def read(self, raw: bytes) -> object:
         """The first byte chooses the column, the second the type of the value."""
@@ -302,14 +302,13 @@ class _Rows:
         self._path.write_bytes(self._sound)
         for suffix in ("-wal", "-shm"):
             Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-        with sqlite3.connect(self._path) as connection:
+        with contextlib.closing(sqlite3.connect(self._path)) as connection:
             try:
                 connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
             except sqlite3.Error:
                 return None  # the schema itself does not allow it
             finally:
                 connection.commit()
-        connection.close()
         store = Store(self._path, "n1")
         try:
             store.open()

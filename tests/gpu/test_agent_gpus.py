@@ -14,15 +14,6 @@ from tests.support import wait_until
 SHOWN = "echo $CUDA_VISIBLE_DEVICES; echo $CUDA_DEVICE_ORDER"
 
 
-def test_a_task_sees_the_card_it_was_given_and_no_other(cluster: Cluster, cards: Cards) -> None:
-    agent = with_cards(cluster.agent(slots=8))
-    task = agent.submit("sh", "-c", SHOWN, request={"gpus": 1, "gpu_prefer": ["2"]})
-    none = agent.submit("sh", "-c", SHOWN)
-    agent.wait(task, none)
-    assert agent.output(task)[0] == f"{cards.name(2)}\nPCI_BUS_ID\n".encode()
-    assert agent.output(none)[0] == b"\nPCI_BUS_ID\n"
-
-
 def test_grants_survive_an_agent_that_is_killed(cluster: Cluster, cards: Cards) -> None:
     agent = with_cards(cluster.agent(slots=8))
     blocking = [agent.submit("sleep", "600", request={"gpus": 1}) for _ in range(4)]
@@ -175,18 +166,23 @@ def test_a_task_whose_card_has_failed_runs_again_on_another(cluster: Cluster, ca
 def test_other_devices_are_given_one_by_one(cluster: Cluster) -> None:
     agent = cluster.add("n1", slots=8)
     config = agent.directory / "devices.toml"
-    config.write_text('[[device]]\nkind = "fpga"\nids = ["a", "b"]\nenv = { BOARDS = "{ids}" }\n', encoding="utf-8")
+    config.write_text(
+        '[[device]]\nkind = "fpga"\nids = ["a", "b"]\nenv = { BOARDS = "--board={ids}" }\n', encoding="utf-8"
+    )
     agent.more += ["--config", str(config)]
     agent.start()
     holds = agent.submit("sleep", "600", request={"devices": [["fpga", 1]]})
     agent.await_state(holds, "running")
     one = agent.submit("sh", "-c", "echo $BOARDS $PEERLOAD_FPGA", request={"devices": [["fpga", 1]]})
-    both = agent.submit("true", request={"devices": [["fpga", 2]]})
-    agent.wait(one)
-    assert agent.output(one)[0] == b"b b\n"
+    both = agent.submit("sh", "-c", "echo $BOARDS $PEERLOAD_FPGA", request={"devices": [["fpga", 2]]})
+    none = agent.submit("sh", "-c", "echo ${PEERLOAD_FPGA-none}")
+    agent.wait(one, none)
+    assert agent.output(one)[0] == b"--board=b b\n"
+    assert agent.output(none)[0] == b"none\n"
     assert agent.show(both)["state"] == "queued"
     agent.call("cancel", tasks=[holds])
     agent.wait(both)
+    assert agent.output(both)[0] == b"--board=a,b a,b\n"
     assert agent.cli("submit", "-l", "fpga=3", "true").returncode == 125
 
 

@@ -386,7 +386,7 @@ def set_where_cores_go():
 def write_to_the_machine():
     for path in ("/", "/etc", "/usr/bin", "/var/lib", "/run", "/run/lock", "/opt", "/srv", "/mnt"):
         try:
-            os.close(os.open(f"{path}/left-by-a-guest", os.O_CREAT | os.O_WRONLY))
+            os.close(os.open(f"{path}/{os.environ['LEFT']}", os.O_CREAT | os.O_WRONLY))
         except OSError:
             continue
         return f"ESCAPED: {path}"
@@ -464,8 +464,8 @@ def main():
             told[name] = errno.errorcode.get(error.errno, str(error.errno))
         except ValueError as error:
             told[name] = str(error)
-    for path in ("/tmp/left", "/var/tmp/left", "/dev/shm/left"):
-        with open(path, "w", encoding="ascii") as file:
+    for path in ("/tmp", "/var/tmp", "/dev/shm"):
+        with open(f"{path}/{os.environ['LEFT']}", "w", encoding="ascii") as file:
             file.write("left")
     if os.fork() == 0:
         os.setsid()

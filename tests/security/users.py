@@ -10,6 +10,7 @@ import ast
 import os
 import secrets
 import shlex
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,23 @@ for line in sys.stdin:
         told = ("error", {"code": "os", "what": str(error.errno), "why": "", "hint": ""})
     print(repr(told), flush=True)
 """
+
+
+def within_reach(directory: Path) -> list[str]:
+    """Commands that let every user of a mount namespace run this interpreter, where it lies in a directory, such as
+    root's, that only its owner may enter. That directory shows nothing else then. ``directory``: one of the test's own."""
+    prefix = Path(sys.base_prefix).resolve()
+    closed = [parent for parent in prefix.parents if not parent.stat().st_mode & stat.S_IXOTH]
+    if not closed:
+        return []
+    here = directory / "interpreter"
+    return [
+        f"mkdir -p {here}",
+        f"mount --bind {prefix} {here}",
+        f"mount -t tmpfs -o mode=711 tmpfs {closed[-1]}",
+        f"mkdir -p {prefix}",
+        f"mount --bind {here} {prefix}",
+    ]
 
 
 class User:
@@ -175,7 +193,7 @@ class SystemAgent(Agent):
     def words(self) -> list[str]:
         """Its command line: mounts first, in a namespace of its own, then its launcher, unless that is there already."""
         mounts = f"mount --bind {self.cluster.directory}/passwd /etc/passwd && mount --bind {self.cluster.directory}/group /etc/group"
-        mounts += "".join(f" && {command}" for command in self.prepares)
+        mounts += "".join(f" && {command}" for command in (*within_reach(self.cluster.directory), *self.prepares))
         launcher = f"{shlex.join(self.launcher_words())} 2>>{self.cluster.directory}/{self.node}-launcher.log"
         script = f'{mounts} && {{ {launcher} & }} && export PEERLOAD_LAUNCHER={self.sockets} && exec "$@"'
         return [

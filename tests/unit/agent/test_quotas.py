@@ -149,14 +149,14 @@ def test_output_that_is_kept_keeps_more_from_being_queued() -> None:
 
 @pytest.mark.rule("L4")
 def test_all_users_that_a_node_tells_of_are_counted_together() -> None:
-    database = sqlite3.connect(":memory:")
+    store = StoreReader("n1")
+    store._reader = database = sqlite3.connect(":memory:")
     database.executescript("CREATE TABLE owners (counter, who); CREATE TABLE tasks (counter, ended_at, output_bytes)")
     for counter, who in enumerate(("n2:a", "n2:b", "n20:a", "n3:a", "20001", "2000")):
         database.execute("INSERT INTO owners VALUES (?, ?)", (counter, who))
         database.execute("INSERT INTO tasks VALUES (?, 0, 7)", (counter,))
-    store = StoreReader("n1")
-    store._reader = database
     told = {who: store.unfinished_of(who) for who in ("n2:", "n2:a", "n3:", "2000")}
     assert told == {"n2:": 2, "n2:a": 1, "n3:": 1, "2000": 1}
     assert store.output_bytes_of_owner("n2:") == 14
+    database.close()
     database.close()

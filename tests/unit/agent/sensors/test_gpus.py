@@ -213,8 +213,8 @@ def test_a_driver_that_is_unloaded_and_loaded_again(machine: Machine, pynvml: ob
         assert bench.healths() == {Health.UNKNOWN}
         await asyncio.sleep(0.2)
         assert [event for event in bench.events if isinstance(event, DevicesFound)] == []  # its tasks may hold it
-        machine.unsay("init")
         machine.gpu(1, uuid="GPU-1")
+        machine.unsay("init")  # last: a session tells of no card that comes after its beginning
         await until(lambda: len(bench.last()) == 2)
         assert bench.healths() == {Health.OK}
         (found,) = [event for event in bench.events if isinstance(event, DevicesFound)]
