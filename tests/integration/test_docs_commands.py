@@ -394,7 +394,7 @@ def test_a_task_has_the_variables_that_the_page_tells() -> None:
 def test_a_policy_of_ones_own_is_played(desk: Desk) -> None:
     text = (ROOT / "docs/policies.md").read_text(encoding="utf-8")
     for language, name in (("python", "mine.py"), ("toml", "mine.toml")):
-        (block,) = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        block = re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
         (desk.work / name).write_text(block.replace("/path/to", str(desk.work)), encoding="utf-8")
     assert "`peerload up --policy /path/to/mine.toml`" in text
     desk.types(f"peerload up --policy {desk.work}/mine.toml")
