@@ -20,7 +20,17 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import cluster, joined, last_words, memory, own_address, settings, store_claim, store_notices
+from peerload.agent import (
+    cluster,
+    joined,
+    last_words,
+    memory,
+    own_address,
+    settings,
+    state_origin,
+    store_claim,
+    store_notices,
+)
 from peerload.agent.chores import Chores
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
@@ -40,7 +50,7 @@ from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.machine import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.agent.members import Members
 from peerload.agent.mqtt_tls import BrokerTls
-from peerload.agent.name_clash import copied, name_taken
+from peerload.agent.name_clash import copied, heard_of_copy, name_taken
 from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
@@ -153,6 +163,7 @@ class Daemon:
 
     async def _run(self, loop: asyncio.AbstractEventLoop) -> int:
         state = private_directory(Path(self.config.state))
+        state_origin.check(state)
         for name in IN_THE_STATE:
             directory_in(state, name)
         self.parts.cluster = cluster.find(self.config.cluster, os.environ)
@@ -322,6 +333,7 @@ class Daemon:
                 tls=BrokerTls(self.config.mqtt_ca, self.parts.cluster.authority.certificate, self.parts.tls.file),
                 password_file=self.config.mqtt_password_file,
                 words=self.parts.trust.on_bus(),
+                copied=lambda other: heard_of_copy(self.parts, other),
             )
         self.parts.saving = Saving(self.parts)
         self.parts.output.adopt(self.parts.links, launcher.running)

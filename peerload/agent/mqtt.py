@@ -223,6 +223,7 @@ class MqttBus:
         tls: BrokerTls | None = None,
         password_file: str = "",
         words: WordsOnBus | None = None,
+        copied: Callable[[Identity], None] = lambda _other: None,
     ) -> None:
         self._urls = [BrokerUrl.parse(url) for url in urls]
         if not self._urls:
@@ -232,7 +233,7 @@ class MqttBus:
         self._password_file = password_file
         self._topics = Topics(cluster, site, identity.node)
         self._sealer = sealer
-        self._filter = AdviceFilter(self._topics, identity, sealer, counters, broken)
+        self._filter = AdviceFilter(self._topics, identity, sealer, counters, broken, copied)
         self._identifier = f"{identity.node}-{identity.boot[:8]}"
         self._envelope = envelope
         self._deliver = deliver

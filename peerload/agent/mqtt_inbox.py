@@ -17,6 +17,8 @@ from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
 from peerload.wire import peer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from peerload.agent.mqtt_repeats import Repeats
     from peerload.agent.security_events import Tell
     from peerload.wire.seal import Sealer
@@ -152,10 +154,17 @@ class AdviceFilter:
     """Says of each payload what it means, or that it is to be dropped. The sealer sees to it that each counts once."""
 
     def __init__(
-        self, topics: Topics, identity: Identity, sealer: Sealer, counters: Counter[str], broken: Tell = untold
+        self,
+        topics: Topics,
+        identity: Identity,
+        sealer: Sealer,
+        counters: Counter[str],
+        broken: Tell = untold,
+        copied: Callable[[Identity], None] = lambda _other: None,
     ) -> None:
-        """broken: (rule, who, what), what was refused."""
+        """broken: (rule, who, what), what was refused; copied: (who), an agent that has this node's name and database."""
         self._broken = broken
+        self._copied = copied
         self._topics = topics
         self._identity = identity
         self._sealer = sealer
@@ -168,8 +177,11 @@ class AdviceFilter:
         """The envelope in this payload if it is to be believed; else None, and it is counted. Raises nothing."""
         self.was_seen_before = False
         src = self._topics.source(topic)
-        if src == self._identity.node or not payload:
-            return None  # our own words come back, or a node took its State away
+        if not payload:
+            return None  # a node took its State away
+        if src == self._identity.node:
+            self._own_word(topic, payload)
+            return None
         envelope: Envelope | None = None
         try:
             if src is None or self._topics.kind(topic) == "revoked":
@@ -197,6 +209,25 @@ class AdviceFilter:
             return None
         self._counters["mqtt received"] += 1
         return envelope
+
+    def _own_word(self, topic: str, payload: bytes) -> None:
+        """Our own words come back; but an agent with a copy of our database says the same under the same name. What an earlier
+        start of ours has said has a smaller incarnation."""
+        if self._topics.kind(topic) != "state" or len(payload) > peer.MQTT_BYTES_MAX:
+            return
+        try:
+            sealed_by, sealed_boot, plain = self._sealer.open(payload, topic.encode())
+            told = peer.decode(plain).body
+        except (NotAuthentic, Replayed, ProtocolError):
+            return
+        ours = self._identity
+        if sealed_by != ours.node or sealed_boot == ours.boot or not isinstance(told, State):
+            return
+        other = told.identity
+        if (other.node, other.boot, other.store) == (ours.node, sealed_boot, ours.store) and (
+            other.incarnation >= ours.incarnation
+        ):
+            self._copied(other)
 
     def _objection(self, src: str, topic: str, envelope: Envelope) -> str:
         """Why this envelope is not to be believed; "" if it is."""

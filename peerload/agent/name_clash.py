@@ -39,6 +39,22 @@ def copied(parts: Parts, other: Identity, up_s: float) -> None:
     _log.error("%s", said)
 
 
+def heard_of_copy(parts: Parts, other: Identity) -> None:
+    """An agent with this node's name and database speaks over the broker. That proves no more than that a member of the
+    cluster says so; so it is said, and that agent is dialled once: its certificate proves its name then (`copied`)."""
+    said = (
+        f"another agent with a copy of {parts.config.state} runs at {other.address or 'an unknown address'}, says the broker;"
+        " both would run the same tasks: stop one of the two"
+    )
+    if said in parts.notices:
+        return
+    parts.notices.append(said)
+    _log.error("%s", said)
+    parts.journal.happened("store", "copied", node=other.node, reason=said)
+    if other.address:
+        parts.links.meet_copy(other.address)
+
+
 def name_taken(parts: Parts, by: str) -> None:
     """The peer at ``by`` refuses this agent for its name."""
     node = parts.node

@@ -327,8 +327,13 @@ class PeerLinks:
         connection.close(f"another agent is called {self.identity.node}")
         if not message.at:
             self._name_taken(connection.hello.identity.address if connection.hello is not None else "")
-        elif message.at != self.identity.address:
-            self._spawn(self._meet(message.at), f"copy {message.at}")
+        else:
+            self.meet_copy(message.at)
+
+    def meet_copy(self, address: str) -> None:
+        """Dial an agent once that is said to have this node's name and database."""
+        if address != self.identity.address:
+            self._spawn(self._meet(address), f"copy {address}")
 
     async def _meet(self, address: str) -> None:
         with contextlib.suppress(LinkUnavailable, ConfigError):

@@ -46,6 +46,7 @@ from peerload.model.actions import (
     PutFloor,
     PutGroup,
     PutMaking,
+    PutRun,
     PutSubmission,
     PutTask,
 )
@@ -437,6 +438,7 @@ class Store(StoreRecovery):
             last_event = writer.execute(schema.LAST_EVENT).fetchone()[0] or 0
             writer.execute("COMMIT")
             self._event_reached = last_event
+            self.store_id = next((row.store for row in reversed(rows) if type(row) is PutRun), self.store_id)
             self._making |= {row.counter for row in rows if type(row) is PutMaking}
             self._making -= {row.submission.counter for row in rows if type(row) is PutSubmission}
             self._counter_reached = max(
@@ -515,6 +517,9 @@ class Store(StoreRecovery):
                 writer.execute(schema.DROP_GROUP, (row.name,))
             case DropExecution():
                 writer.execute(schema.DROP_EXECUTION, (row.uid, row.attempt))
+            case PutRun():
+                writer.execute(schema.KEEP_INCARNATION, (row.incarnation,))
+                writer.execute(schema.KEEP_ID, (row.store,))
             case PutMaking():
                 writer.execute(schema.PUT_MAKING, (row.counter,))
             case PutSubmission():

@@ -232,11 +232,10 @@ class Gossip:
             self.refutation = rumour.refutation
         elif self.shared.now_s - self._raised_s < CLASH_S:
             return
-        else:  # an earlier run, of a database that was lost since; or another agent of this name
+        else:  # an earlier run, of a database that was lost or put back since; or another agent of this name
             self.shared.core.count("incarnations raised")
             self._raised_s = self.shared.now_s
-            identity = self.shared.core.identity
-            self.shared.core.identity = msgspec.structs.replace(identity, incarnation=rumour.incarnation + 1)
+            self.shared.core.outdo(rumour.incarnation, is_copy=rumour.store == own.store)
             self.refutation = 0
         self.speak(grave=True)
         for node in dict.fromkeys((src, *rumour.by)):

@@ -86,7 +86,7 @@ class GuestResults:
         self._ledger.end(guest.key)
         self._state.persist(DropExecution(guest.uid, guest.attempt))
         self._state.note_guest(guest, "lost", reason)
-        store = self._state.identity.store
+        store = self._state.store
         self._state.send(guest.home, Died(guest.task, guest.uid, guest.attempt, reason, store))
         self._remove(guest)
 
@@ -96,6 +96,6 @@ class GuestResults:
         refused = self._floors.row(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
         self._state.persist(DropExecution(guest.uid, guest.attempt), refused)
         self._state.note_guest(guest, "refused", reason)
-        store = self._state.identity.store
+        store = self._state.store
         self._state.send(guest.home, NotStarted(guest.task, guest.uid, guest.attempt, reason, store))
         self._remove(guest)

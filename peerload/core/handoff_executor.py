@@ -164,15 +164,14 @@ class Executor:
 
     def _accept(self, guest: Guest) -> None:
         """Say ACCEPT, and again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
-        identity = self._state.identity
         accept = Accept(
             guest.task,
             guest.uid,
             guest.attempt,
             guest.nonce,
             guest.ts,
-            identity.machine_boot,
-            identity.store,
+            self._state.identity.machine_boot,
+            self._state.store,
             guest.spec.needs_feeding,
         )
         self._state.send(guest.home, accept)
@@ -271,7 +270,7 @@ class Executor:
         if attempt > self.floors.attempt(uid):
             self.floors.raise_to(uid, attempt, FloorKind.REFUSED, src)
             self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
-        store = self._state.identity.store
+        store = self._state.store
         if self.floors.was_refused(uid, attempt):
             self._state.send(src, NotStarted(task, uid, attempt, reason, store))
         else:
@@ -440,7 +439,7 @@ class Executor:
         self._remove(guest)
         self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
         self._state.note_guest(guest, "returned", reason)
-        store = self._state.identity.store
+        store = self._state.store
         self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))
 
     def give_all_back(self, reason: str) -> int:

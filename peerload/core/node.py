@@ -145,6 +145,7 @@ class Node:
 
     def shrink(self) -> None:
         """Make the tables of tasks as small as what is in them: a dictionary keeps the size that it had at most."""
+        self.submissions.shrink()
         for table in (*self.home.tables(), *self.queue.tables()):
             kept = list(table.items())
             table.clear()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from peerload.core.devices import NOTHING_LEARNED
 from peerload.core.history import RUNS_KNOWN_MIN, History
-from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, Send, SetTimer
+from peerload.model.actions import ClearTimer, Note, Persist, PutEvent, PutRun, Send, SetTimer
 from peerload.model.devices import GpuShare
 from peerload.model.instant import Instant
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from peerload.model.resources import Profile
     from peerload.policy.preset import PolicySet
 
+LATER_RUN = "peers know a later run with this database: it was put back from a copy, or another agent has one"
 FOREVER_S = 1e8
 """Three years: what is so far off does not come, and no timer is set for it."""
 
@@ -31,7 +34,9 @@ class CoreState:
     how long commands took; ``has_disk_room``: whether the disk has enough room for more tasks; ``runs_frozen_only``:
     whether nothing runs here but what is frozen; ``is_stuck``: and there is no core left beside that; ``turned_away``: who
     was declined for that in this event; ``unsure_until_s``: until then another node may have a task of this home by a lease
-    that the database has lost; ``attempts_from``, ``attempts_up_to``: as `AgentStarted` has them."""
+    that the database has lost; ``attempts_from``, ``attempts_up_to``: as `AgentStarted` has them; ``store``: the id of the
+    database under which promises are made to homes, another one than ``identity`` tells once it is known that the database
+    is an older copy."""
 
     __slots__ = (
         "actions",
@@ -48,6 +53,7 @@ class CoreState:
         "profile",
         "rng",
         "runs_frozen_only",
+        "store",
         "turned_away",
         "unsure_until_s",
     )
@@ -63,6 +69,7 @@ class CoreState:
         self.config = config
         self.policies = policies
         self.identity = identity
+        self.store = identity.store
         self.profile = profile
         self.rng = rng
         self.now = Instant(0.0, 0.0)
@@ -122,6 +129,15 @@ class CoreState:
     def persist(self, *rows: Row) -> None:
         """Keep rows; what is said after this waits until they are durable."""
         self.actions.append(Persist(rows))
+
+    def outdo(self, incarnation: int, *, is_copy: bool) -> None:
+        """Count as a later run than that one. is_copy: it was a run of this very database, which does not know of it: what was
+        promised since is missing here, so that promises are made under another id from now on, for good."""
+        self.identity = msgspec.structs.replace(self.identity, incarnation=incarnation + 1)
+        if is_copy and self.store == self.identity.store:
+            self.store = f"{self.rng.getrandbits(64):016x}"
+            self.note("store", "copied", reason=LATER_RUN)
+        self.persist(PutRun(self.identity.incarnation, self.store))
 
     def note(
         self, what: str, state: str, *, task: str = "", attempt: int = 0, node: str = "", reason: str = ""

@@ -34,6 +34,9 @@ USED_BEFORE = "this token was used before for another command"
 NEW_TOKEN = "submit again with a new token"  # noqa: S105 -- words
 
 
+_tokens = msgspec.msgpack.Decoder(list[tuple[str, tuple[bytes, dict[str, object]]]])
+
+
 class Made:
     """A submission while its tasks are made. ``rows``: those of its tasks that are not on their way to the disk yet; begun:
     whether some are; ``repeated``: requests that repeat it meanwhile."""
@@ -198,6 +201,11 @@ class Submissions:
                 self._environments.popitem(last=False)
             return spec
         return spec if kept is spec.environment else msgspec.structs.replace(spec, environment=kept)
+
+    def shrink(self) -> None:
+        """Make the tokens anew, so that they lie together: each of them was made between tasks that have ended since."""
+        packed = msgspec.msgpack.encode(list(self._tokens.items()))
+        self._tokens = OrderedDict(_tokens.decode(packed))
 
     def _remember(self, token: str, digest: bytes, reply: dict[str, object]) -> None:
         self._tokens[token] = (digest, reply)

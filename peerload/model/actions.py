@@ -23,6 +23,14 @@ class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
 # -- durable ---------------------------------------------------------------------------------------------------------
 
 
+class PutRun(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Keep the incarnation that this run of the agent has come to count as, and the id under which its database makes
+    promises (`CoreState.store`)."""
+
+    incarnation: int
+    store: str
+
+
 class PutMaking(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Begin to keep the members of a large array, in parts. Until its PutSubmission they are nobody's: an agent that starts
     before that drops them, and gives the number to nobody."""
@@ -128,7 +136,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "disk": ("low", "full", "ok"),
     "gpu": ("found", "ok", "degraded", "sick", "unknown"),
     "chore": ("saved", "notified", "postponed", "abandoned"),
-    "store": ("damaged", "lost", "removed"),
+    "store": ("damaged", "lost", "copied", "removed"),
     "security": SECURITY_RULES,
 }
 """What can happen to what. ``task``: one whose home is here; ``attempt``: one that runs here for another home."""
@@ -171,7 +179,8 @@ class DropGroup(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 Row = (
-    PutMaking
+    PutRun
+    | PutMaking
     | PutSubmission
     | PutTask
     | PutExecution

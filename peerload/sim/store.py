@@ -17,6 +17,7 @@ from peerload.model.actions import (
     PutFloor,
     PutGroup,
     PutMaking,
+    PutRun,
     PutSubmission,
     PutTask,
 )
@@ -32,9 +33,10 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """The rows of one node."""
+    """The rows of one node. starts: how often an agent was started with it, which is the agent's incarnation."""
 
     def __init__(self) -> None:
+        self.starts = 0
         self.making: set[int] = set()
         self.submissions: dict[int, Submission] = {}
         self.tasks: dict[str, TaskRecord] = {}
@@ -49,6 +51,8 @@ class Store:
         match row:
             case PutTask():
                 self.tasks[row.record.task] = row.record
+            case PutRun():
+                self.starts = max(self.starts, row.incarnation)
             case PutMaking():
                 self.making.add(row.counter)
             case PutSubmission():

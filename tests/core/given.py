@@ -176,6 +176,8 @@ def _row(row: actions.Row) -> str:  # noqa: C901 PLR0912 -- one line a row
             return str(row.record.state)
         case actions.PutMaking():
             return "making"
+        case actions.PutRun():
+            return f"run {row.incarnation}"
         case actions.PutSubmission():
             return "submission"
         case actions.PutFloor():

@@ -586,3 +586,35 @@ def test_a_submission_and_gossip_do_not_meet() -> None:
     x = given("y")
     says(x, "z", rumour("y", Standing.DEAD))
     assert "Probe to y" not in [*x.submit(spec()), *x.submit(spec())]
+
+
+def rows(x: Given) -> list[actions.Row]:
+    return [row for action in x.last if isinstance(action, actions.Persist) for row in action.rows]
+
+
+def test_a_run_that_outdoes_a_later_one_comes_back_as_a_still_later_one() -> None:
+    x = given("y")
+    says(x, "y", rumour("x", Standing.ALIVE, 0, 5))  # y was told by a run whose database was put back since
+    (kept,) = rows(x)
+    assert isinstance(kept, actions.PutRun)
+    assert kept.incarnation == x.node.state.identity.incarnation == 6
+    says(x, "y", rumour("x", Standing.ALIVE, 0, 5))
+    assert rows(x) == []
+    x.after(11)
+    says(x, "y", rumour("x", Standing.ALIVE, 0, 8))
+    (again,) = rows(x)
+    assert isinstance(again, actions.PutRun)
+    assert (again.incarnation, again.store) == (9, kept.store)
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_who_has_an_older_copy_of_its_database_promises_nothing_in_the_name_of_the_database_that_it_was(
+    is_same: bool,
+) -> None:
+    x = given("y")
+    earlier = rumour("x", Standing.ALIVE, 0, 5)
+    says(x, "y", earlier if is_same else msgspec.structs.replace(earlier, store="one that was lost"))
+    x.hear("y", messages.Query("y/1", bytes(16), 1))
+    said = x.sent(messages.NotStarted)
+    assert (said.store == "x-store") == (not is_same)
+    assert x.node.state.identity.store == "x-store"  # links of this run are those of one database

@@ -22,6 +22,16 @@ def test_a_repeated_token_gives_the_same_id_and_another_command_is_refused() -> 
     assert x.submit(token="same", digest=b"other") == ["refuse BadRequest"]
 
 
+def test_tokens_are_known_after_their_table_was_made_anew() -> None:
+    x = Given(peers=())
+    x.submit(token="one")
+    x.submit(token="many", indices=(1, 2), held=True)
+    x.node.shrink()
+    assert x.submit(token="many") == ["answer"]
+    assert (x.done(Answer).reply["id"], x.done(Answer).reply["members"]) == ("x/2", 2)
+    assert x.submit(token="one", digest=b"other") == ["refuse BadRequest"]
+
+
 def test_a_token_that_only_the_store_remembers_gives_the_same_id() -> None:
     x = Given(peers=())
     assert x.submit(token="old", before=(b"digest", "x/7", 3)) == ["answer"]

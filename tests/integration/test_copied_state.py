@@ -6,22 +6,49 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.integration.cluster import Cluster, is_alive
+from tests.integration.broker_fixtures import broker, short_directory  # noqa: F401 -- fixtures
+from tests.integration.cluster import Agent, Cluster, is_alive
 from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from peerload.agent.broker import BrokerProcess
+
+AS_ON_ANOTHER_MACHINE = (  # the claim on the database is one machine's
+    "from peerload.agent import store_claim;"
+    " store_claim.claim = lambda *_: None; store_claim.end_strange_launcher = lambda *_: False"
+)
 
 
 def _copy(state: Path, to: Path) -> None:
     subprocess.run(["cp", "-a", str(state), str(to)], check=True)
 
 
-def test_an_agent_with_a_copy_of_the_state_of_another_is_refused_on_the_same_machine() -> None:
+def _begins_with(agent: Agent, code: str) -> None:
+    """Have this agent execute some Python first."""
+    words = agent.words()
+    code = f"import sys; {code}; from peerload.cli.main import main; sys.exit(main())"
+    agent.words = lambda: [sys.executable, "-I", "-c", code, *words[words.index("agent") :]]  # type: ignore[method-assign]
+
+
+def test_an_agent_with_a_copy_of_the_state_of_another_is_refused_on_the_same_machine_and_on_another() -> None:
     with Cluster() as cluster:
         agent = cluster.agent("n1", slots=1)
         held = agent.call("submit", token="a token of its own", spec=cluster.spec("true"), held=True)["id"]
         copy = cluster.add("copy", slots=1)
         copy.node = "n1"
         _copy(agent.state, copy.state)
+        machine = cluster.directory / "machine-id"
+        machine.write_text("f" * 32, encoding="ascii")
+        _begins_with(
+            copy,
+            f"import pathlib; from peerload.agent import state_origin; state_origin.MACHINE_ID = pathlib.Path({str(machine)!r})",
+        )
+        copy.spawn()
+        assert copy.reap() != 0
+        assert "another machine" in copy.log_end()
+        (copy.state / "origin").unlink()
         copy.spawn()
         assert copy.reap() != 0
         assert str(agent.pid) in copy.log_end()
@@ -57,13 +84,7 @@ def test_of_two_agents_with_copies_of_one_state_on_two_machines_the_younger_ends
         copy = cluster.add("copy", "--peer", other.listen, slots=1)
         copy.node = "n1"
         _copy(first.state, copy.state)
-        elsewhere = (  # as on another machine: the claim on the database is one machine's
-            "import sys; from peerload.agent import store_claim;"
-            " store_claim.claim = lambda *_: None; store_claim.end_strange_launcher = lambda *_: False;"
-            " from peerload.cli.main import main; sys.exit(main())"
-        )
-        words = copy.words()
-        copy.words = lambda: [sys.executable, "-I", "-c", elsewhere, *words[words.index("agent") :]]  # type: ignore[method-assign]
+        _begins_with(copy, AS_ON_ANOTHER_MACHINE)
         copy.spawn()
         assert copy.reap() != 0
         assert "copy of" in copy.log_end()
@@ -72,4 +93,22 @@ def test_of_two_agents_with_copies_of_one_state_on_two_machines_the_younger_ends
             lambda: any("copy of" in notice for notice in first.call("info")["notices"]), what="the first to say so"
         )
         wait_until(lambda: {"n1", "n2"} <= other.peers_alive(), what="the first to be back")
+        first.wait(first.submit("true"))
+
+
+def test_of_two_agents_with_copies_of_one_state_that_share_a_broker_alone_the_younger_ends(
+    broker: BrokerProcess,  # noqa: F811
+) -> None:
+    with Cluster() as cluster:
+        first = cluster.agent("n1", "--mqtt", broker.url, slots=1)
+        copy = cluster.add("copy", "--mqtt", broker.url, slots=1)
+        copy.node = "n1"
+        _copy(first.state, copy.state)
+        _begins_with(copy, AS_ON_ANOTHER_MACHINE)
+        copy.spawn()
+        assert copy.reap() != 0
+        assert "copy of" in copy.log_end()
+        wait_until(
+            lambda: any("copy of" in notice for notice in first.call("info")["notices"]), what="the first to say so"
+        )
         first.wait(first.submit("true"))

@@ -20,13 +20,11 @@ away."""
 
 
 class Disk(Store):
-    """The rows of one database file. number: which file (a lost disk is followed by the next); starts: how often an agent
-    was started with it, which is the agent's incarnation."""
+    """The rows of one database file. number: which file (a lost disk is followed by the next)."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
-        self.starts = 0
 
 
 def points(rows: Iterable[Row], node: str, disk: Store) -> list[str]:

@@ -55,7 +55,7 @@ def test_many_tasks_are_frozen_and_memory_is_given_back_once_when_most_have_ende
         assert shrunk == []
         for number in range(400, 990):
             del tasks[number]
-        while not shrunk:  # noqa: ASYNC110 -- nothing tells of it
+        while not shrunk:  # noqa: ASYNC110 -- as above
             await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)

@@ -44,3 +44,27 @@ def test_a_member_may_not_speak_below_the_name_of_another(topic: str) -> None:
         assert (believed is not None) == (node == "n2")
     assert counters["mqtt dropped: wrong source"] == 1
     assert broken == [("M1", "n2")]
+
+
+def test_an_agent_with_a_copy_of_our_database_is_noticed_and_our_own_words_are_not() -> None:
+    me = Identity("me", "me-boot", "m", "s", 5)
+    found: list[str] = []
+    topics = Topics(CLUSTER, "main", "me")
+    counters: Counter[str] = Counter()
+    ours = AdviceFilter(topics, me, _sealer("me"), counters, copied=lambda other: found.append(other.boot))
+
+    def hear(boot: str, store: str, incarnation: int) -> None:
+        told = Identity("me", boot, "m", store, incarnation, "h:1")
+        body = State(told, Profile("me", 1, 1.0), LoadReport())
+        envelope = Envelope(v=1, cluster=CLUSTER, src="me", src_boot=boot, seq=1, body=body)
+        sealer = Sealer(bytes(KEY_BYTES), "id", "me", boot, purpose="mqtt")
+        assert ours.accept(topics.state, sealer.seal(peer.encode(envelope), topics.state.encode())) is None
+
+    hear("me-boot", "s", 5)
+    hear("an earlier start", "s", 4)
+    hear("another database", "t", 5)
+    assert found == []
+    hear("a copy", "s", 5)
+    assert found == ["a copy"]
+    assert ours.accept(topics.state, b"not sealed") is None
+    assert not counters

@@ -24,6 +24,7 @@ from peerload.model.actions import (
     PutExecution,
     PutFloor,
     PutMaking,
+    PutRun,
     PutSubmission,
     PutTask,
     Row,
@@ -96,6 +97,16 @@ def test_that_a_task_was_started_is_forgotten_by_age_only_where_that_does_no_har
             (uid(4), 2, FloorKind.STARTED, ""),  # its attempt is still here
             (uid(5), 2, FloorKind.REFUSED, ""),
         )
+
+
+def test_a_run_comes_back_as_a_later_one_than_it_came_to_count_as(tmp_path: Path) -> None:
+    with Opened(tmp_path / "db") as opened:
+        assert opened.store.next_incarnation() == 1
+        opened.keep(PutRun(7, "another id"))
+        opened.keep(submission(1), put(1))
+    with Opened(tmp_path / "db") as opened:
+        assert (opened.store.next_incarnation(), opened.store.store_id) == (8, "another id")
+        assert opened.store.lost is None
 
 
 def test_an_array_that_is_kept_in_parts_is_there_with_its_last_part(tmp_path: Path) -> None:
