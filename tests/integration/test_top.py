@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOSTILE = "\x1b[31mred\x1b]0;owned\x07[bold red]m[/]\u202egnp\u200b"
-PRINTS = 'i=0; while true; do i=$((i+1)); echo "line $i of it"; echo "bad $i" >&2; test $i -lt 5 || sleep 2; done'
-"""A few lines at once, then so slowly that it takes half a minute until the first is not on the screen any more."""
+PRINTS = """
+for i in 1 2 3 4 5; do echo "line $i of it"; echo "bad $i" >&2; done
+until [ -e "$0" ]; do sleep 0.1; done; echo "line 6 of it"; exec sleep 600
+"""
+"""A few lines at once, and another when the file is there that it is called with."""
 
 
 @contextlib.contextmanager
@@ -75,9 +78,27 @@ def fixture_agents(pair: list[Agent]) -> Iterator[list[Agent]]:
         agent.call("clean")
 
 
+def drains_both(terminal: Terminal, n1: Agent, n2: Agent) -> None:
+    """Drain this node and take that back, then drain the other, whose row is chosen afterwards."""
+    terminal.press("BTab", "g", "d")
+    terminal.await_text("drain n1 ?", "peerload drain")
+    terminal.press("y")
+    terminal.await_text("peerload drain:  drained")
+    wait_until(lambda: n1.call("nodes")["nodes"][0]["drained"], what="it to be drained")
+    wait_until(lambda: "drained" in row(terminal, "n1 *"), what="it to be seen")
+    terminal.press("d", "y")
+    terminal.await_text("peerload undrain:  takes tasks again")
+    terminal.press("j", "d")
+    terminal.await_text("peerload drain n2")
+    terminal.press("y")
+    terminal.await_text("peerload drain n2:  drained")
+    wait_until(lambda: n2.call("nodes")["nodes"][0]["drained"], what="it to be drained")
+
+
 def test_two_nodes_are_seen_sorted_filtered_drained_visited_and_left(agents: list[Agent], tmux: Path) -> None:
     n1, n2 = agents
-    running = n1.submit("sh", "-c", PRINTS, name="talks", placement={"node": "n2"})
+    gate = n1.directory / "gate"
+    running = n1.submit("sh", "-c", PRINTS, str(gate), name="talks", placement={"node": "n2"})
     of_n2 = n2.submit("sleep", "600", placement={"local": True})
     ended = n1.submit("true")
     n1.await_state(running, "running")
@@ -104,24 +125,14 @@ def test_two_nodes_are_seen_sorted_filtered_drained_visited_and_left(agents: lis
         terminal.press("w")
         terminal.await_text(f"why {running}", f"peerload why {running}")
         terminal.press("q")
-        terminal.await_text("3 tasks")
+        terminal.await_none(f"why {running}")
         terminal.press("l")
         terminal.await_text(f"{running} output", "line 1 of it", f"peerload logs {running}")
+        gate.touch()
+        terminal.await_text("line 6 of it")
         terminal.press("q")
-        terminal.await_text("3 tasks")
-        terminal.press("BTab", "g", "d")
-        terminal.await_text("drain n1 ?", "peerload drain")
-        terminal.press("y")
-        terminal.await_text("peerload drain:  drained")
-        wait_until(lambda: n1.call("nodes")["nodes"][0]["drained"], what="it to be drained")
-        wait_until(lambda: "drained" in row(terminal, "n1 *"), what="it to be seen")
-        terminal.press("d", "y")
-        terminal.await_text("peerload undrain:  takes tasks again")
-        terminal.press("j", "d")
-        terminal.await_text("peerload drain n2")
-        terminal.press("y")
-        terminal.await_text("peerload drain n2:  drained")
-        wait_until(lambda: n2.call("nodes")["nodes"][0]["drained"], what="it to be drained")
+        terminal.await_none(f"{running} output")
+        drains_both(terminal, n1, n2)
         terminal.press("a")
         terminal.await_text("from n2", "n2 *", "peerload top --at n2", of_n2)
         quit_top(terminal)
@@ -191,7 +202,7 @@ def test_read_only_in_plain_characters_with_hostile_names_beside_an_agent_that_s
         terminal.press("Tab", "l")
         terminal.await_text(f"{task} output", "\\x1b[31mred")
         terminal.press("q")
-        terminal.await_text("3 tasks")
+        terminal.await_none(f"{task} output")
         assert n1.show(task)["state"] == "running"
         assert not n1.call("nodes")["nodes"][0]["drained"]
         n1.pause()
