@@ -1,7 +1,8 @@
 """Footprints: who was last seen with room, and who with work, after the sender and receiver lists of [SK90].
 
 A search that found nothing leaves its node's name with those it asked at random: a sender's on the busy list, a
-receiver's on the idle list. A name is only a hint: it is taken off when it is asked.
+receiver's on the idle list. Where reports guide probing, a node that refuses remembers the searcher at once instead, which
+costs no message. A name is only a hint: it is taken off when it is asked.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ NAMES_MAX = 16
 class Memory:
     """The two lists of one node, newest last. Where the preset has no memory both stay empty."""
 
-    __slots__ = ("_busy", "_idle", "is_on")
+    __slots__ = ("_busy", "_idle", "_is_on", "leaves_footprints")
 
-    def __init__(self, *, is_on: bool) -> None:
-        self.is_on = is_on
+    def __init__(self, *, is_on: bool, by_refusal: bool = False) -> None:
+        self._is_on = is_on
+        self.leaves_footprints = is_on and not by_refusal
+        """Whether a search that found nothing tells those whom it asked."""
         self._idle: list[str] = []
         self._busy: list[str] = []
 
@@ -43,6 +46,16 @@ class Memory:
         """It searched here for room in vain."""
         self._put(self._busy, node)
 
+    def refused_work(self, node: str) -> None:
+        """It searched for work, and this node had none for it."""
+        if not self.leaves_footprints:
+            self.is_idle(node)
+
+    def refused_room(self, node: str) -> None:
+        """It searched for room, and this node had none for it."""
+        if not self.leaves_footprints:
+            self.is_busy(node)
+
     def take_idle(self, node: str) -> bool:
         """It is asked now; whether it was on the idle list."""
         return _taken(self._idle, node)
@@ -52,7 +65,7 @@ class Memory:
         return _taken(self._busy, node)
 
     def _put(self, names: list[str], node: str) -> None:
-        if not self.is_on:
+        if not self._is_on:
             return
         _taken(names, node)
         names.append(node)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from peerload.core.work import Work
     from peerload.model.load import LoadReport
 
-ASKERS = 2
+ASKERS = 3
 """Nodes that are to ask when a node tells everybody that it has work. With one, nobody would come where the one that the others
 count on has found work meanwhile."""
 
@@ -138,7 +138,7 @@ class Receiver:
             if nodes:
                 self._ask(search, nodes[0])
                 return
-        if self._memory.is_on:
+        if self._memory.leaves_footprints:
             self._searches.leave_footprints(search)
         self._end(search)
 
@@ -202,6 +202,7 @@ class Receiver:
         self._membership.heard_report(src, request.report)
         work = self._choose(src, request)
         if work is None:
+            self._memory.refused_work(src)
             self._state.send(src, GiveReply(request.search, self._information.report()))
             return
         self._state.send(src, GiveReply(request.search, self._information.report(), work.task, work.uid))

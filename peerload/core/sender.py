@@ -225,7 +225,7 @@ class Sender:
         else:
             reason = _why(step, peers)
             self._searches.decide(search, "stay", reason)
-            if self._memory.is_on:
+            if self._memory.leaves_footprints:
                 self._searches.leave_footprints(search)
             self._end(search)
 
@@ -428,6 +428,8 @@ class Sender:
         """Would this node accept it now? Advice: nothing is reserved."""
         self._membership.heard_report(src, probe.report)
         accepts = self.would_accept(src, probe.need)
+        if not accepts:
+            self._memory.refused_room(src)
         self._state.send(
             src, ProbeReply(probe.search, accepts, self._information.report(), self.price_s(probe.expected_s))
         )

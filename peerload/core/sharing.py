@@ -61,7 +61,8 @@ class Sharing:
     ) -> None:
         self._state = state
         self._membership = membership
-        self._memory = Memory(is_on=state.policies.memory)
+        by_refusal = state.policies.information.reports_guide_probing
+        self._memory = Memory(is_on=state.policies.memory, by_refusal=by_refusal)
         self._pace = Pace(state)
         self._searches = Searches(state)
         self._has_receiver = state.policies.names["location.receiver"] != "none"

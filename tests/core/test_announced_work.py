@@ -1,4 +1,4 @@
-"""A node that tells everybody that it has work is asked by two of those that want more, not by all of them."""
+"""A node that tells everybody that it has work is asked by three of those that want more, not by all of them."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def has_work(x: Given, sequence: int, n: int = 3) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize(("others", "least", "most"), [(1, TIMES, TIMES), (9, 24, 58), (39, 2, 22)])
-def test_two_of_those_with_room_ask(others: int, least: int, most: int) -> None:
-    """With 2, 10 and 40 that want more, 200, 40 and 10 of 200 are expected."""
+@pytest.mark.parametrize(("others", "least", "most"), [(2, TIMES, TIMES), (9, 40, 82), (39, 5, 28)])
+def test_three_of_those_with_room_ask(others: int, least: int, most: int) -> None:
+    """With 3, 10 and 40 that want more, 200, 60 and 15 of 200 are expected."""
     names = [f"p{number}" for number in range(others)]
     x = Given(policies=PULLS, peers=("y", *names))
     for name in names:
@@ -55,7 +55,7 @@ def test_nodes_that_know_the_same_agree_on_who_asks() -> None:
             if name != x.profile.node:
                 told(x, name, 1, accepts=True)
     for sequence in range(2, 12):
-        assert sum(len(has_work(x, sequence)) for x in nodes) == 2
+        assert sum(len(has_work(x, sequence)) for x in nodes) == 3
 
 
 def test_a_busy_node_does_not_search_where_the_task_would_only_wait_here_instead() -> None:
@@ -99,3 +99,18 @@ def test_one_search_asks_few_of_those_that_memory_names() -> None:
         search = x.sent(messages.GiveRequest).search
         did = x.hear(nodes[0], messages.GiveReply(search, LoadReport(slots=1, incarnation=1)))
     assert asked == 2
+
+
+def test_who_refuses_remembers_the_searcher_without_a_message() -> None:
+    sender = {**PULLS["location"], "sender": {"policy": "idle-first"}}
+    x = Given(policies={**PULLS, "location": sender}, peers=("y", "z"))
+    x.submit()
+    busy = LoadReport(load_tasks=1, slots=1, incarnation=1, sequence=3)
+    x.hear("y", messages.Probe(1, messages.Need(), busy))
+    asker = Profile("z", 1, 1.0, slots_fixed=True)
+    assert x.hear("z", messages.GiveRequest(1, LoadReport(slots=1, incarnation=1, sequence=3), asker)) == [
+        "GiveReply to z"
+    ]
+    view = x.node.sharing.information.view()
+    assert (list(view.busy_list), list(view.idle_list)) == (["y"], ["z"])
+    assert not [step for step in x.submit() + x.timer("probe", "1") if step.startswith("Footprint")]
