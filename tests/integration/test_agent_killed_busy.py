@@ -96,7 +96,6 @@ def test_two_hundred_queued_tasks_outlive_their_agent_and_end_once(cluster: Clus
     agent.start()
     waited = agent.cli("wait", "@")
     assert waited.returncode == 0
-    assert len(waited.stdout.splitlines()) == 200
     assert ends(agent, "n1/1") == dict.fromkeys(members("n1/1", 200), 1)
     attempts = [task["attempt"] for task in agent.call("show", tasks=["n1/1"])["tasks"]]
     assert set(attempts) <= {1, 2}, "again only what was on its way to the launcher when the agent was killed"
