@@ -56,7 +56,7 @@ VARIANTS = {
     "park-no-confirm": Variant(parking.park_no_confirm, hint=2),
     "park-late": Variant(parking.park_late, hint=39),
     "park-flag": Variant(parking.park_flag, hint=2),
-    "park-strict": Variant(parking.park_strict, hint=2),
+    "park-strict": Variant(parking.park_strict, hint=58),
     "park-ts-volatile": Variant(parking.park_ts_volatile, checks_boots=False, hint=13),
     "revoke-forgets": Variant(parking.revoke_forgets, hint=110),
     "return-not-durable": Variant(core.return_not_durable, checks_boots=False, beside=(core.ignore_nonces,), hint=49),
