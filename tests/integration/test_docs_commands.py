@@ -297,7 +297,7 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     (ended,) = typed("history --json")
     assert without_version(ended) == told("`history`")[0]
     assert [set(ended["tasks"][0])] == [set.union(*told("task"), *told("task, in `history` also"))]
-    assert [without_version(typed("history --json --export t.csv")[0])] == told("`history --export FILE`")
+    assert without_version(typed("history --json --export t.csv")[0]) == told("`history --export FILE`")[0]
     (shown,) = typed("show --json 1")
     assert without_version(shown) == {"live"}.union(*told("task"), told("task, in `show` also")[0])
     assert [set(shown["history"][0])] == [told("step of `history`")[-1]]
