@@ -314,7 +314,7 @@ def test_json_has_the_keys_that_the_page_tells(desk: Desk) -> None:
     assert [without_version(shown), set(shown["parameters"][0])] == [policy_keys, parameter_keys]
     (desk.work / "bad.toml").write_text("transfer = 1", encoding="utf-8")
     (checked,) = typed("policy check --json bad.toml || true")
-    check_keys, _, mistake_keys, _, _ = told("`policy check`")
+    check_keys, _, _, _, mistake_keys, _, _ = told("`policy check`")
     assert [without_version(checked), set(checked["mistakes"][0])] == [check_keys, mistake_keys]
     assert [without_version(typed("top --json")[0])] == told("`top`")
     assert [without_version(typed("down --json --all")[0])] == told("`down`")
