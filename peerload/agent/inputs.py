@@ -23,8 +23,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.launcher_spawn import Holes
 from peerload.agent.spool import remove
+from peerload.launcher.process import Holes
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgpack
 
 import peerload
-from peerload.agent.launcher import ALREADY_RUNS
+from peerload.launcher.server import ALREADY_RUNS
 
 GONE_S = 0.2
 """A launcher that hangs up is given so long to be gone: then another one is needed."""
@@ -35,7 +35,7 @@ class LauncherProcess:
         self.let_go()
         self._popen = subprocess.Popen(
             start_words(
-                "launcher",
+                "server",
                 ["--directory", str(self._directory), *(["--store", self._store] if self._store else [])],
                 first=limit,
             ),
@@ -107,7 +107,7 @@ def start_words(module: str, flags: list[str], first: str = "") -> list[str]:
     """The command line of a launcher that has loaded nothing but itself; ``first``: what it does before."""
     root = str(Path(peerload.__file__).resolve().parent.parent)
     places = [str(Path(peerload.__file__).parent.parent), root, str(Path(msgpack.__file__).parent.parent)]
-    code = f"{first}import sys; sys.path[:0] = {places!r}; from peerload.agent.{module} import main; main()"
+    code = f"{first}import sys; sys.path[:0] = {places!r}; from peerload.launcher.{module} import main; main()"
     return [sys.executable, "-I", "-S", "-c", code, *flags]
 
 

@@ -14,13 +14,13 @@ import msgspec
 from peerload.agent.disk import cannot_write
 from peerload.agent.environment import variables_of
 from peerload.agent.launcher_reach import LauncherError
-from peerload.agent.launcher_spawn import SHORTAGES
 from peerload.agent.mqtt_inbox import SOURCES_MAX
 from peerload.agent.shortages import with_shortages
 from peerload.agent.task_environment import given
 from peerload.agent.task_environment import variables as task_variables
 from peerload.agent.users import Whose
 from peerload.core.handoff_executor import OFFERS_MAX
+from peerload.launcher.process import SHORTAGES
 from peerload.model import actions, events
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StoreError
 from peerload.model.messages import ADVICE, WHY_LENGTH_MAX, DirectoryRequest, DirectoryTold, Offer, Result, State

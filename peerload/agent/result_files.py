@@ -16,11 +16,11 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
-from peerload.agent import launcher_results
-from peerload.agent.launcher_results import Changed, Unwritable
 from peerload.agent.own_turns import comes_within
 from peerload.agent.spool import open_output
 from peerload.agent.store_rows import SINGLE
+from peerload.launcher.system import write_as_user
+from peerload.launcher.system.write_as_user import Changed, Unwritable
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _check(wanted: Sequence[bytes]) -> None:
 
 
 def append(path: bytes, segments: Sequence[Segment], umask: int, at: int, *, ends: bool) -> None:
-    """Put these parts of captured files into the file ``path``, as `launcher_results.append` does. Raises Changed, OSError."""
+    """Put these parts of captured files into the file ``path``, as `write_as_user.append` does. Raises Changed, OSError."""
     target = _target(path)
     if target is None:
         return
@@ -187,7 +187,7 @@ def append(path: bytes, segments: Sequence[Segment], umask: int, at: int, *, end
             opened.callback(os.close, captured)
             parts.append((captured, first, end))
         try:
-            launcher_results.append(target, parts, umask, at, ends=ends)
+            write_as_user.append(target, parts, umask, at, ends=ends)
         except Changed:
             raise
         except Unwritable as error:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from peerload.agent import joined
-from peerload.agent.launcher_settings import objection
 from peerload.agent.sensors.listed import listed
+from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError
 from peerload.wire.expected import in_words

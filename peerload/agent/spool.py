@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent.inotify import Inotify
-from peerload.agent.launcher_access import OwnAccess
-from peerload.agent.launcher_spawn import Capture, Holes
+from peerload.launcher.fs_credentials import OwnAccess
+from peerload.launcher.process import Capture, Holes
 from peerload.model.task import without_missing
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import signal
 import socket
 from pathlib import Path
 
-from peerload.agent.launcher import STOP_GRACE_S
 from peerload.agent.launcher_process import is_alive, wait_gone
-from peerload.agent.launcher_socket import claim_name
+from peerload.launcher.control_socket import claim_name
+from peerload.launcher.server import STOP_GRACE_S
 from peerload.model.errors import StoreError
 
 STOP_S_MAX = STOP_GRACE_S + 10.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.agent import result_files
 from peerload.agent.directories import Stalled, stalled
-from peerload.agent.launcher_results import GONE, Changed
+from peerload.launcher.system.write_as_user import GONE, Changed
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.task import SCRATCH
 

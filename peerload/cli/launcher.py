@@ -33,5 +33,5 @@ def main(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
         )
     from peerload.agent.launcher_process import start_words
 
-    argv = start_words("launcher_system", words[1:])
+    argv = start_words("system.service", words[1:])
     os.execv(argv[0], argv)  # noqa: S606 -- ourselves, with nothing loaded

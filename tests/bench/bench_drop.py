@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.launcher_access import AgentAccess
-from peerload.agent.launcher_filter import guest_filter
-from peerload.agent.launcher_fork import Forge, Order, Words
-from peerload.agent.launcher_kernel import Kernel
-from peerload.agent.launcher_spawn import spawn
-from peerload.agent.launcher_users import Account, UsersPolicy
+from peerload.launcher.fs_credentials import AgentAccess
+from peerload.launcher.process import spawn
+from peerload.launcher.system.accounts import Account, UsersPolicy
+from peerload.launcher.system.fork_server import Forge, Order, Words
+from peerload.launcher.system.seccomp import guest_filter
+from peerload.launcher.system.syscalls import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,7 +29,7 @@ def no_self_fence() -> None:
     """R5: the launcher lets tasks run on when their lease is over."""
     start = subprocess.Popen
     leave_out = (
-        "import peerload.agent.launcher_leases as one; method = one.Leases.enforce; assert callable(method);"
+        "import peerload.launcher.leases as one; method = one.Leases.enforce; assert callable(method);"
         " one.Leases.enforce = lambda *_: None; "
     )
 

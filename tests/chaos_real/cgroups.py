@@ -10,7 +10,7 @@ import os
 import signal
 from pathlib import Path
 
-from peerload.agent.launcher_cgroup import own_cgroup
+from peerload.launcher.cgroups import own_cgroup
 from tests.support import wait_until
 
 KINDS = ("cgroup2", "cgroup1")

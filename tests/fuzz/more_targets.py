@@ -25,14 +25,14 @@ from peerload.agent.foreign import Listing, merged
 from peerload.agent.invites import Invites, Refused
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.launcher_reach import LOST, read_frame
-from peerload.agent.launcher_socket import AgentSocket, _asks_for_the_list
-from peerload.agent.launcher_users import policy_of
 from peerload.agent.launcher_words import exit_of
 from peerload.agent.mqtt_words import WordsOnBus
 from peerload.agent.peer_connection import PeerConnection
 from peerload.agent.sensors.gpu_health import Illnesses
 from peerload.agent.speed import kept_speed
 from peerload.agent.trust import Trust
+from peerload.launcher.control_socket import AgentSocket, _asks_for_the_list
+from peerload.launcher.system.accounts import policy_of
 from peerload.model import messages
 from peerload.model.errors import BadRequest, PeerloadError, ProtocolError
 from peerload.model.resources import Profile

@@ -24,12 +24,12 @@ from peerload.agent import certificates, cluster, joined, settings
 from peerload.agent.environment import variables_of
 from peerload.agent.invites import Invites
 from peerload.agent.join_door import Door, Newcomer
-from peerload.agent.launcher_records import RecordLog
 from peerload.agent.mqtt_inbox import AdviceFilter, Topics
 from peerload.agent.peer_address import parse_address
 from peerload.agent.store import Store
 from peerload.cli.text import printable
 from peerload.core.node import Node
+from peerload.launcher.record_log import RecordLog
 from peerload.model import events, messages
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.config import CoreConfig

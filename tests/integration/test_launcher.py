@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from peerload.agent.launcher import ALREADY_RUNS
-from peerload.agent.launcher_records import process_start
+from peerload.launcher.record_log import process_start
+from peerload.launcher.server import ALREADY_RUNS
 from tests.support import wait_until
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = str(Path(__file__).resolve().parents[2])
 CODE = (
     f"import sys; sys.path[:0] = [{ROOT!r}, {str(Path(msgpack.__file__).parent.parent)!r}];"
-    " from peerload.agent.launcher import main; main()"
+    " from peerload.launcher.server import main; main()"
 )
 LIMIT_BYTES = 1 << 20
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgpack
 import pytest
 
-from peerload.agent.launcher_records import RecordLog, machine_boot, process_start
+from peerload.launcher.record_log import RecordLog, machine_boot, process_start
 from tests.integration.test_launcher import LIMIT_BYTES, Bench, _state, fixture_bench  # noqa: F401 -- a fixture
 from tests.support import wait_until
 

@@ -17,8 +17,8 @@ import pytest
 import uvloop
 
 from peerload.agent import launcher_reach
-from peerload.agent.launcher import ALREADY_RUNS
 from peerload.agent.launcher_link import LauncherLink
+from peerload.launcher.server import ALREADY_RUNS
 from peerload.model.actions import SpawnTask
 from peerload.model.events import Event, LauncherLost, LauncherReady, TaskEnded, TaskStarted
 from peerload.model.task import TaskSpec

@@ -229,7 +229,7 @@ def test_a_directory_that_cannot_be_used_is_an_error_that_says_why(directory: Pa
 
 def test_an_exit_as_the_launcher_writes_it_is_one_the_model_takes() -> None:
     """A size beyond what a record may say must not make the agent lose its launcher for ever."""
-    from peerload.agent.launcher_spawn import SIZE_BYTES_MAX
+    from peerload.launcher.process import SIZE_BYTES_MAX
     from peerload.model.task import Exit
 
     largest = {"exit_code": 192, "reason": "x" * 400, "stdout_bytes": SIZE_BYTES_MAX, "stderr_bytes": SIZE_BYTES_MAX}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.launcher_cgroup import cgroup_units
-from peerload.agent.launcher_memory import memory_limits
+from peerload.launcher.cgroups import cgroup_units
+from peerload.launcher.memory_limits import memory_limits
 from tests.integration.test_launcher import Agent, Bench, _state
 from tests.integration.test_launcher_units import (
     GONE,
@@ -28,7 +28,7 @@ from tests.support import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
 
 KINDS = (
     ("cgroup2", "cgroup2"),

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.launcher_cgroup import ROOT_PREFIX, cgroup_units
-from peerload.agent.launcher_records import whole_records
+from peerload.launcher.cgroups import ROOT_PREFIX, cgroup_units
+from peerload.launcher.record_log import whole_records
 from tests.integration.test_launcher import Agent, Bench, _state
 from tests.support import stands_still, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.agent.launcher_cgroup import Cgroups
+    from peerload.launcher.cgroups import Cgroups
 
 GONE = {"", "Z"}
 KINDS = ("cgroup2", "cgroup1", "bare")

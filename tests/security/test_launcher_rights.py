@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent import launcher_results, result_files
-from peerload.agent.launcher_access import AgentAccess
-from peerload.agent.launcher_errands import Errands
-from peerload.agent.launcher_fork import Forge, Order, Words
-from peerload.agent.launcher_kernel import Kernel
-from peerload.agent.launcher_policy import PolicyFiles
-from peerload.agent.launcher_spawn import PATH_DEFAULT, NotAllowed
-from peerload.agent.launcher_system import System, _is_foreign, _without_code
-from peerload.agent.launcher_users import Account, UsersPolicy
+from peerload.agent import result_files
+from peerload.launcher.fs_credentials import AgentAccess
+from peerload.launcher.process import PATH_DEFAULT, NotAllowed
+from peerload.launcher.system import write_as_user
+from peerload.launcher.system.accounts import Account, UsersPolicy
+from peerload.launcher.system.fork_server import Forge, Order, Words
+from peerload.launcher.system.service import System, _is_foreign, _without_code
+from peerload.launcher.system.syscalls import Kernel
+from peerload.launcher.system.user_helpers import Errands
+from peerload.launcher.system.user_policy import PolicyFiles
 from tests.integration.cluster import is_alive
 from tests.security.users import ROOT, needs_root
 from tests.support import wait_until
@@ -38,10 +39,10 @@ KEYCTL_GET_ID, SESSION_KEYRING = 0, -3
 LAUNCHER = f"""
 import os, select, signal, sys
 sys.path.insert(0, {str(ROOT)!r})
-from peerload.agent.launcher_access import AgentAccess
-from peerload.agent.launcher_fork import Forge, Order, Words
-from peerload.agent.launcher_kernel import Kernel
-from peerload.agent.launcher_users import Account
+from peerload.launcher.fs_credentials import AgentAccess
+from peerload.launcher.system.fork_server import Forge, Order, Words
+from peerload.launcher.system.syscalls import Kernel
+from peerload.launcher.system.accounts import Account
 forge = Forge(Kernel(), AgentAccess(0, 0), Words(select.epoll()))
 account = Account("somebody", {UID}, {UID}, ({UID},), "/")
 def work():
@@ -100,7 +101,7 @@ def test_no_result_becomes_a_set_user_id_program(tmp_path: Path) -> None:
     size = source.write_bytes(b"#!/bin/sh\nid\n")
     ways: list[Callable[[], None]] = [
         lambda: result_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True),
-        lambda: launcher_results.write(bytes(target), [os.open(source, os.O_RDONLY)], 0o022, "x"),
+        lambda: write_as_user.write(bytes(target), [os.open(source, os.O_RDONLY)], 0o022, "x"),
     ]
     for write in ways:
         target.write_bytes(b"before")
@@ -157,7 +158,7 @@ def test_no_task_runs_as_the_agent(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """Whoever is the agent's user may order of the launcher what it likes, and reads the keys of the cluster."""
     system = System(str(tmp_path), str(tmp_path), (UID, UID), PolicyFiles("/nonexistent", "/nonexistent"))
     agent = Account("peerload", UID, UID, (UID,), "/")
-    monkeypatch.setattr("peerload.agent.launcher_system.account_named", lambda *_, **__: agent)
+    monkeypatch.setattr("peerload.launcher.system.service.account_named", lambda *_, **__: agent)
     for user, uid in (("peerload", UID), ("peerload", -1)):
         with pytest.raises(NotAllowed, match="the agent itself"):
             system.account({"node": "n1", "home": "n1", "user": user, "uid": uid}, "key")

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.launcher_cgroup import ROOT_PREFIX
-from peerload.agent.launcher_records import process_fields
+from peerload.launcher.cgroups import ROOT_PREFIX
+from peerload.launcher.record_log import process_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.launcher_access import OwnAccess
-from peerload.agent.launcher_spawn import Capture, Holes
+from peerload.launcher.fs_credentials import OwnAccess
+from peerload.launcher.process import Capture, Holes
 from tests.each import each
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent import launcher_errands
-from peerload.agent.launcher_access import AgentAccess
-from peerload.agent.launcher_errands import OF_A_USER_MAX, Asked, Errands
-from peerload.agent.launcher_fork import Forge, Words
-from peerload.agent.launcher_kernel import Kernel
-from peerload.agent.launcher_users import Account
+from peerload.launcher.fs_credentials import AgentAccess
+from peerload.launcher.system import user_helpers
+from peerload.launcher.system.accounts import Account
+from peerload.launcher.system.fork_server import Forge, Words
+from peerload.launcher.system.syscalls import Kernel
+from peerload.launcher.system.user_helpers import OF_A_USER_MAX, Asked, Errands
 from tests.security.users import needs_root
 from tests.support import stands_still, wait_until
 
@@ -55,7 +55,7 @@ def test_one_that_its_user_stops_is_given_up(
     made: tuple[Errands, select.epoll, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errands, epoll, events = made
-    monkeypatch.setattr(launcher_errands, "LOOK_S_MAX", 0.2)
+    monkeypatch.setattr(user_helpers, "LOOK_S_MAX", 0.2)
     assert errands.due_s() is None
     for number in range(1, OF_A_USER_MAX + 2):
         errands.look(Asked(number, "alice"), ALICE, b"/", None, lambda: None)

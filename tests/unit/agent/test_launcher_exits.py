@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.launcher_exits import Exits
-from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, whole_records
+from peerload.launcher.exit_records import Exits
+from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, whole_records
 from tests.support import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:

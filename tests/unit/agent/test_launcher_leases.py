@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.agent import launcher_leases
-from peerload.agent.launcher_leases import Leases
+from peerload.launcher import leases
+from peerload.launcher.leases import Leases
 
 KEY = "ab-1"
 
@@ -20,7 +20,7 @@ class Held:
         self.now_s = 100.0
         self.did: list[str] = []
         self.events: list[dict[str, Any]] = []
-        monkeypatch.setattr(launcher_leases, "boot_s", lambda: self.now_s)
+        monkeypatch.setattr(leases, "boot_s", lambda: self.now_s)
         self.task: Any = SimpleNamespace(
             key=KEY,
             deadline_s=0.0,

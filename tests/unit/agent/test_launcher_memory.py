@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent import launcher_cgroup
-from peerload.agent.launcher_memory import MemoryOfUnits, MemoryUse
-from peerload.agent.launcher_shortage import note_shortage
 from peerload.agent.launcher_words import exit_of
+from peerload.launcher import cgroups
+from peerload.launcher.memory_limits import MemoryOfUnits, MemoryUse
+from peerload.launcher.oom_detection import note_shortage
 from tests.each import each
 
 if TYPE_CHECKING:
@@ -84,13 +84,13 @@ def test_who_was_killed_for_whose_limit(
 def test_memory_is_divided_beside_the_agent_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, system: str) -> None:
     """A cgroup with processes in it cannot be divided: plain files stand for the kernel's."""
     service = tmp_path / "peerload.service"
-    own = service / launcher_cgroup.SUBGROUP if system == "with a cgroup for the agent" else service
+    own = service / cgroups.SUBGROUP if system == "with a cgroup for the agent" else service
     own.mkdir(parents=True)
     (service / "cgroup.procs").write_text("" if own != service else "17\n")
     (service / "cgroup.controllers").write_text("pids" if system.endswith("had") else "memory pids")
     if own != service:
         (service / "cgroup.subtree_control").touch()
-    made = launcher_cgroup.Cgroup2.__new__(launcher_cgroup.Cgroup2)
+    made = cgroups.Cgroup2.__new__(cgroups.Cgroup2)
     assert made._place(str(own)) == str(service)
     assert made.has_memory is (own != service)
     assert own == service or (service / "cgroup.subtree_control").read_text() == "+memory"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from peerload.agent.launcher_results import Changed, append, copy, empty
+from peerload.launcher.system.write_as_user import Changed, append, copy, empty
 from tests.each import each
 
 if TYPE_CHECKING:

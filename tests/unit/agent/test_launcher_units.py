@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import launcher_cgroup as units
+from peerload.launcher import cgroups as units
 from tests.each import each
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload.agent import store_claim
-from peerload.agent.launcher_socket import claim_store
 from peerload.agent.store_claim import claim, end_strange_launcher
+from peerload.launcher.control_socket import claim_store
 from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:

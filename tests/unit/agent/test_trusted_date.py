@@ -14,10 +14,10 @@ import msgpack
 import pytest
 
 from peerload.agent import launcher_reach, store_chores
-from peerload.agent.launcher_task import Task
 from peerload.agent.store_removal import ChorePostponed
 from peerload.agent.store_rows import SINGLE
 from peerload.agent.trusted_date import SLACK_S, Anchor, TrustedDate, anchor_of
+from peerload.launcher.task import Task
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
 from peerload.model.task import Exit, TaskState

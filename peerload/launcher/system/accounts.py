@@ -11,8 +11,8 @@ import grp
 import os
 import pwd
 
-from peerload.agent.launcher_settings import GUEST, SAME_NAME, SETTINGS, UID_MAX, USER_UID_MIN, objection
-from peerload.agent.launcher_spawn import NotAllowed
+from peerload.launcher.process import NotAllowed
+from peerload.launcher.system.settings_rules import GUEST, SAME_NAME, SETTINGS, UID_MAX, USER_UID_MIN, objection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import errno
 import os
 
-from peerload.agent.launcher_cgroup import Cgroup2, own_cgroup, removed_all
-from peerload.agent.launcher_records import say
-from peerload.agent.launcher_units import read, write
+from peerload.launcher.cgroups import Cgroup2, own_cgroup, removed_all
+from peerload.launcher.containment import read, write
+from peerload.launcher.record_log import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
 
     class Memory(Protocol):
         """What each does. ``key`` names the attempt, ``limit_bytes`` is 0 for one that has none."""

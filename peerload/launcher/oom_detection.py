@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from peerload.agent.launcher_memory import MemoryUse
+    from peerload.launcher.memory_limits import MemoryUse
 
 REFUSED_SHARE = 0.97
 """Who fails with this much of what one process may have was refused more."""

@@ -7,8 +7,8 @@ import os
 import stat
 import time
 
-from peerload.agent.launcher_records import say
-from peerload.agent.launcher_users import UsersPolicy, policy_of
+from peerload.launcher.record_log import say
+from peerload.launcher.system.accounts import UsersPolicy, policy_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import time
 
-from peerload.agent.launcher_records import say
-from peerload.agent.launcher_task import boot_s
+from peerload.launcher.record_log import say
+from peerload.launcher.task import boot_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.launcher_task import Task
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
+    from peerload.launcher.task import Task
 
 REMAINS_S_MAX = 10.0
 """What an ended task has left and cannot be killed (it waits for a disk) keeps its exit back no longer than this."""

@@ -12,21 +12,21 @@ import socket
 import struct
 import sys
 
-from peerload.agent import launcher_world
-from peerload.agent.launcher import ignore_signals, locked
-from peerload.agent.launcher_access import AgentAccess
-from peerload.agent.launcher_births import memory_bytes_max
-from peerload.agent.launcher_errands import Asked, Errands
-from peerload.agent.launcher_filter import guest_filter
-from peerload.agent.launcher_fork import DESCRIPTORS_MAX, Forge, Order, Words
-from peerload.agent.launcher_kernel import Kernel
-from peerload.agent.launcher_lookups import Lookups, Unanswered, agent_ids
-from peerload.agent.launcher_policy import DIRECTORY, FILE, PolicyError, PolicyFiles, check_own
-from peerload.agent.launcher_records import say
-from peerload.agent.launcher_shares import Shares
-from peerload.agent.launcher_spawn import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, NotAllowed, raise_shortage
-from peerload.agent.launcher_users import Account, Entry, GuestIds, account_named, check_uid
-from peerload.agent.launcher_waits import Waits
+from peerload.launcher.fs_credentials import AgentAccess
+from peerload.launcher.process import NOT_EXECUTABLE, PATH_DEFAULT, CannotStart, NotAllowed, raise_shortage
+from peerload.launcher.record_log import say
+from peerload.launcher.server import ignore_signals, locked
+from peerload.launcher.spawner import memory_bytes_max
+from peerload.launcher.system import sandbox
+from peerload.launcher.system.account_resolver import Lookups, Unanswered, agent_ids
+from peerload.launcher.system.accounts import Account, Entry, GuestIds, account_named, check_uid
+from peerload.launcher.system.cgroup_limits import Shares
+from peerload.launcher.system.deferred_requests import Waits
+from peerload.launcher.system.fork_server import DESCRIPTORS_MAX, Forge, Order, Words
+from peerload.launcher.system.seccomp import guest_filter
+from peerload.launcher.system.syscalls import Kernel
+from peerload.launcher.system.user_helpers import Asked, Errands
+from peerload.launcher.system.user_policy import DIRECTORY, FILE, PolicyError, PolicyFiles, check_own
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
 
 SCRATCH = b"-"
 """What a task says for its directory that wants a fresh one."""
@@ -108,10 +108,10 @@ class System:
             say(f"the system calls of guests are not filtered: {why}")
             self._calls = b""
             self.unenforced += (NO_FILTER,)
-        self._has_networks = not self._try(lambda: launcher_world.leave_network(self._kernel))
+        self._has_networks = not self._try(lambda: sandbox.leave_network(self._kernel))
 
     def _try_world(self) -> None:
-        launcher_world.enter(self._kernel, 1 << 20, self._hidden, has_devices=False)
+        sandbox.enter(self._kernel, 1 << 20, self._hidden, has_devices=False)
 
     def _try(self, work: Any) -> str:  # noqa: ANN401 -- a call
         """Whether this works in a child → why not; "" if it does."""
@@ -254,7 +254,7 @@ class System:
         home = account.home
         if order.directory == SCRATCH:
             if order.world is not None:
-                order.directory, order.makes_scratch = launcher_world.SCRATCH.encode(), True
+                order.directory, order.makes_scratch = sandbox.SCRATCH.encode(), True
             else:
                 order.directory = self._make_scratch(key, account)
         if account.is_guest and order.world is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 
-from peerload.agent.launcher_records import say
+from peerload.launcher.record_log import say
 
 READ_BYTES = 64 << 10
 TURN_BYTES_MAX = 1 << 20

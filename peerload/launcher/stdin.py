@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 
-from peerload.agent.launcher_feed import Feeds
-from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, raise_shortage
-from peerload.agent.launcher_terminal import Terminals
+from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, raise_shortage
+from peerload.launcher.pty import Terminals
+from peerload.launcher.stdin_pump import Feeds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import select
     from typing import Any
 
-    from peerload.agent.launcher_access import Access
+    from peerload.launcher.fs_credentials import Access
 
 
 class StandardInput:

@@ -14,8 +14,8 @@ import select
 import signal
 import time
 
-from peerload.agent.launcher_records import process_fields, process_start, say
-from peerload.agent.launcher_units import PREFIX, REPORT_S, kill_one, read
+from peerload.launcher.containment import PREFIX, REPORT_S, kill_one, read
+from peerload.launcher.record_log import process_fields, process_start, say
 
 MARK = b"PEERLOAD_UNIT"
 """The variable by which a process shows which unit it belongs to: <launcher run>/peerload-<key>."""
@@ -36,7 +36,7 @@ Table = dict[int, tuple[int, int, int, int, bool]]
 
 
 class Bare:
-    """See `launcher_units.Units`. ``run`` names this run of the launcher, for the marks."""
+    """See `containment.Units`. ``run`` names this run of the launcher, for the marks."""
 
     name = "bare"
     is_bare = True

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 
-from peerload.agent.launcher_cgroup import IDLE_MAX, Cgroup2, own_cgroup, removed_all
-from peerload.agent.launcher_records import say
-from peerload.agent.launcher_units import read, write
+from peerload.launcher.cgroups import IDLE_MAX, Cgroup2, own_cgroup, removed_all
+from peerload.launcher.containment import read, write
+from peerload.launcher.record_log import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
 
 PIDS, CPU = b"pids", b"cpu"
 WEIGHT_OF_ONE, WEIGHT_MAX = 100, 10_000

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import resource
 
-from peerload.agent.launcher_units import read, write
+from peerload.launcher.containment import read, write
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.agent.launcher_kernel import Kernel
-    from peerload.agent.launcher_users import Account
+    from peerload.launcher.system.accounts import Account
+    from peerload.launcher.system.syscalls import Kernel
 
 FILES_SOFT_MAX = 1024
 """How many files a task may have open unless it asks for more, as it is after a login."""

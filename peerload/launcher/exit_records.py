@@ -9,7 +9,7 @@ import _thread
 import os
 from typing import Any
 
-from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, say
+from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, say
 
 RECORD_BYTES_WORTH = 500
 """A record has some 250 bytes: a log that holds more than twice what is of use is written again."""

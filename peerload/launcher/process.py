@@ -7,11 +7,11 @@ import os
 import signal
 from typing import Any
 
-from peerload.agent.launcher_records import say
+from peerload.launcher.record_log import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.agent.launcher_access import Access
+    from peerload.launcher.fs_credentials import Access
 
 PATH_DEFAULT = b"/usr/local/bin:/usr/bin:/bin"
 NOT_FOUND = 127

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from peerload.agent.launcher_cgroup import ROOT_PREFIX, cgroup_units
-from peerload.agent.launcher_memory import memory_limits
-from peerload.agent.launcher_takeover import note_units
+from peerload.launcher.cgroups import ROOT_PREFIX, cgroup_units
+from peerload.launcher.memory_limits import memory_limits
+from peerload.launcher.orphan_cleanup import note_units
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.agent.launcher_memory import Memory
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
+    from peerload.launcher.memory_limits import Memory
 
 
 def choose(directory: str, run: str, units_wanted: str, memory_wanted: str) -> tuple[Units, Memory]:
@@ -18,7 +18,7 @@ def choose(directory: str, run: str, units_wanted: str, memory_wanted: str) -> t
     name = ROOT_PREFIX + run
     units: Units | None = cgroup_units(units_wanted, name)
     if units is None:
-        from peerload.agent.launcher_bare import Bare  # noqa: PLC0415 -- most launchers have no use for it
+        from peerload.launcher.proc_scan import Bare  # noqa: PLC0415 -- most launchers have no use for it
 
         units = Bare(run)
     memory = memory_limits(memory_wanted, units, name)

@@ -1,4 +1,4 @@
-"""Units that the kernel keeps: a cgroup for each, of either version. See launcher_units.py.
+"""Units that the kernel keeps: a cgroup for each, of either version. See containment.py.
 
 Cgroups lie under one root per launcher run, below the cgroup the launcher was started in, so that limits and the end of
 that cgroup hold for tasks too. Used by the launcher alone; the imports are few.
@@ -10,8 +10,8 @@ import errno
 import os
 import time
 
-from peerload.agent.launcher_records import say
-from peerload.agent.launcher_units import REPORT_S, kill_one, read, write
+from peerload.launcher.containment import REPORT_S, kill_one, read, write
+from peerload.launcher.record_log import say
 
 ROOT_PREFIX = "peerload."
 FREEZE_LOOKS_MAX = 20

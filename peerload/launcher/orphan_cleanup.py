@@ -13,12 +13,12 @@ import sys
 import time
 from typing import Any
 
-from peerload.agent.launcher_cgroup import end_cgroup, left_root, removed_all
-from peerload.agent.launcher_records import RecordLog, machine_boot, say, whole_records
+from peerload.launcher.cgroups import end_cgroup, left_root, removed_all
+from peerload.launcher.record_log import RecordLog, machine_boot, say, whole_records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
 
 UNITS_NAME = "units"
 """The file that tells where the units of a launcher are: kind, machine boot, root, and the root of its memory groups if it
@@ -89,7 +89,7 @@ def _remove_memory(root: str) -> None:
 def end_rows(rows: list[Any]) -> None:
     """The same for bare units, of these rows of the log of spawns. A row whose pid is 0 was written before its process
     was made: that is found by its mark, or as the session that writes to these files."""
-    from peerload.agent import launcher_bare as bare  # noqa: PLC0415 -- most launchers have no use for it
+    from peerload.launcher import proc_scan as bare  # noqa: PLC0415 -- most launchers have no use for it
 
     leaders = {row[1]: row[2] for row in rows if row[1]}
     marks = {bare.unit_mark(row[5].encode(), row[0]) for row in rows if len(row) > 5}  # noqa: PLR2004 -- before, no runs
@@ -119,7 +119,7 @@ class Guard:
     def __init__(self, directory: str, units: Units, memory_root: str, run: str) -> None:
         path, raw = AT_ONCE.get(units.name, ("", ""))
         its = [directory, units.name, units.root, run, memory_root]
-        code = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.agent.launcher_takeover import guard; guard()"
+        code = f"import sys; sys.path[:0] = {sys.path!r}; from peerload.launcher.orphan_cleanup import guard; guard()"
         theirs, mine = os.pipe2(os.O_CLOEXEC)
         try:
             self.pid = os.posix_spawn(

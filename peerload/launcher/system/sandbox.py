@@ -12,7 +12,7 @@ import socket
 import stat
 import struct
 
-from peerload.agent.launcher_kernel import (
+from peerload.launcher.system.syscalls import (
     CLONE_NEWIPC,
     CLONE_NEWNET,
     CLONE_NEWNS,
@@ -28,7 +28,7 @@ from peerload.agent.launcher_kernel import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.agent.launcher_kernel import Kernel
+    from peerload.launcher.system.syscalls import Kernel
 
 TEMPORARY = "/tmp"  # noqa: S108 -- a fresh one
 SCRATCH = TEMPORARY + "/scratch"

@@ -2,7 +2,7 @@
 other end of a network, and hang.
 
 Each question is put by a child of its own, which has no rights at all and is ended when it takes too long; until there is an
-answer, what needs it waits (launcher_waits.py), and leases, exits and everything else go on. Used by such a launcher alone.
+answer, what needs it waits (deferred_requests.py), and leases, exits and everything else go on. Used by such a launcher alone.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import time
 
 import msgpack
 
-from peerload.agent.launcher_records import say
-from peerload.agent.launcher_settings import UID_MAX
-from peerload.agent.launcher_spawn import NotAllowed
-from peerload.agent.launcher_users import Account, Entry, is_nobodys, looked_up
+from peerload.launcher.process import NotAllowed
+from peerload.launcher.record_log import say
+from peerload.launcher.system.accounts import Account, Entry, is_nobodys, looked_up
+from peerload.launcher.system.settings_rules import UID_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from peerload.agent.launcher_errands import Errands
+    from peerload.launcher.system.user_helpers import Errands
 
 ANSWER_S_MAX = 10.0
 """Who has not been answered by then never is; well within the time of a lease."""

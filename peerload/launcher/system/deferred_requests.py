@@ -7,9 +7,9 @@ takes what is not in the list for never started. Used by such a launcher alone.
 
 from __future__ import annotations
 
-from peerload.agent.launcher_lookups import NotKnownYet, Question
-from peerload.agent.launcher_records import say
-from peerload.agent.launcher_socket import MALFORMED
+from peerload.launcher.control_socket import MALFORMED
+from peerload.launcher.record_log import say
+from peerload.launcher.system.account_resolver import NotKnownYet, Question
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

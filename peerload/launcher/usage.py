@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 import time
 
-from peerload.agent.launcher_records import process_fields
+from peerload.launcher.record_log import process_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from peerload.agent.launcher_task import Task
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
+    from peerload.launcher.task import Task
 
 KEYS_MAX = 64
 """Tasks that one request may name …"""

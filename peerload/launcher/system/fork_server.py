@@ -17,9 +17,7 @@ import signal
 import stat
 import termios
 
-from peerload.agent import launcher_drop, launcher_world
-from peerload.agent.launcher_results import Unwritable
-from peerload.agent.launcher_spawn import (
+from peerload.launcher.process import (
     NEVER_STARTED,
     NOT_EXECUTABLE,
     REASON_CHARS_MAX,
@@ -31,15 +29,17 @@ from peerload.agent.launcher_spawn import (
     raise_shortage,
     text,
 )
+from peerload.launcher.system import drop_privileges, sandbox
+from peerload.launcher.system.write_as_user import Unwritable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
-    from peerload.agent.launcher_access import AgentAccess
-    from peerload.agent.launcher_kernel import Kernel
-    from peerload.agent.launcher_users import Account, UsersPolicy
+    from peerload.launcher.fs_credentials import AgentAccess
+    from peerload.launcher.system.accounts import Account, UsersPolicy
+    from peerload.launcher.system.syscalls import Kernel
 
 FAILED_BEFORE = 126
 """The exit code of a child that did not get as far as the command; its reason tells more."""
@@ -148,8 +148,8 @@ class Forge:
     def become(self, account: Account) -> None:
         """In a child that does something else than a task, for a user: with that user's rights alone. Raises OSError,
         DropFailed."""
-        launcher_drop.limit(account, launcher_drop.HELPER_PROCESSES_MAX)
-        launcher_drop.drop(account, self.kernel)
+        drop_privileges.limit(account, drop_privileges.HELPER_PROCESSES_MAX)
+        drop_privileges.drop(account, self.kernel)
         self.kernel.die_with_parent()  # it may hang in a directory of its user's
         if os.getppid() != self._pid:
             os._exit(FAILED_BEFORE)
@@ -171,14 +171,14 @@ class Forge:
         os.umask(0)
         self._standard_files(order)
         os.umask(order.umask | (0o077 if account.is_guest else 0))
-        launcher_drop.limit(account, policy.task_processes_max)
+        drop_privileges.limit(account, policy.task_processes_max)
         if account.is_guest and not policy.guest_network:
-            launcher_world.leave_network(kernel)
+            sandbox.leave_network(kernel)
         if order.world is not None:
-            launcher_world.enter(kernel, policy.guest_bytes_max, order.world, has_devices=order.has_devices)
+            sandbox.enter(kernel, policy.guest_bytes_max, order.world, has_devices=order.has_devices)
         kernel.close_on_exec(3)
         os.chdir("/")
-        launcher_drop.drop(account, kernel)
+        drop_privileges.drop(account, kernel)
         if order.makes_scratch:
             os.mkdir(order.directory, 0o700)  # noqa: PTH102 -- pathlib costs the launcher a megabyte
         _enter(order.directory)

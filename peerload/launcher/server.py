@@ -11,7 +11,7 @@ the launcher goes on: garbage costs it the connection.
 An agent may be older or newer than its launcher: fields that came later may be missing (PROTOCOL says which).
 
 Tasks end with their launcher: its guard ends them at once, and a new launcher first ends what its predecessor has left,
-then answers. All processes of a task are in its unit (launcher_units.py). One thread, epoll over
+then answers. All processes of a task are in its unit (containment.py). One thread, epoll over
 sockets and pidfds; it wakes up by itself only while tasks run. Keep the imports few: it must stay small.
 """
 
@@ -25,26 +25,26 @@ import sys
 import time
 from typing import Any
 
-from peerload.agent.launcher_access import OwnAccess
-from peerload.agent.launcher_births import Births, memory_bytes_max
-from peerload.agent.launcher_cgroup import ROOT_PREFIX
-from peerload.agent.launcher_endings import Endings
-from peerload.agent.launcher_exits import Exits
-from peerload.agent.launcher_gauge import used
-from peerload.agent.launcher_input import StandardInput
-from peerload.agent.launcher_kinds import choose
-from peerload.agent.launcher_leases import CHECK_S, Leases
-from peerload.agent.launcher_records import LOG_BYTES_MAX, say
-from peerload.agent.launcher_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
-from peerload.agent.launcher_spawn import NEVER_STARTED, SHORTAGES, CannotStart, Capture, Holes, NotAllowed
-from peerload.agent.launcher_takeover import Guard, end_left_overs
-from peerload.agent.launcher_task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, Task, boot_s, failed
+from peerload.launcher.cgroups import ROOT_PREFIX
+from peerload.launcher.control_socket import EVENTS_PER_FRAME_MAX, AgentSocket, claim_store
+from peerload.launcher.detect_backends import choose
+from peerload.launcher.exit_records import Exits
+from peerload.launcher.fs_credentials import OwnAccess
+from peerload.launcher.leases import CHECK_S, Leases
+from peerload.launcher.orphan_cleanup import Guard, end_left_overs
+from peerload.launcher.process import NEVER_STARTED, SHORTAGES, CannotStart, Capture, Holes, NotAllowed
+from peerload.launcher.reaper import Endings
+from peerload.launcher.record_log import LOG_BYTES_MAX, say
+from peerload.launcher.spawner import Births, memory_bytes_max
+from peerload.launcher.stdin import StandardInput
+from peerload.launcher.task import CLOSE_S_MIN, FROZEN_S_MAX, LIMIT_EVERY_S, Task, boot_s, failed
+from peerload.launcher.usage import used
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
-    from peerload.agent.launcher_system import System
+    from peerload.launcher.system.service import System
 
 PROTOCOL = 9
 """What this launcher speaks, told with its list. 1 had no ``protocol``, ``run``, ``units``, ``unenforced`` and ``leases``

@@ -11,17 +11,17 @@ import select
 import signal
 import time
 
-from peerload.agent import launcher_results, launcher_world
-from peerload.agent.launcher_records import say
-from peerload.agent.launcher_spawn import NotAllowed
+from peerload.launcher.process import NotAllowed
+from peerload.launcher.record_log import say
+from peerload.launcher.system import sandbox, write_as_user
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from peerload.agent.launcher_fork import Forge
-    from peerload.agent.launcher_users import Account
+    from peerload.launcher.system.accounts import Account
+    from peerload.launcher.system.fork_server import Forge
 
 AT_A_TIME_MAX = 64
 OF_A_USER_MAX = 8
@@ -88,7 +88,7 @@ class Errands:
 
         def work() -> None:
             if world is not None:
-                launcher_world.enter(self._forge.kernel, 1 << 20, world, has_devices=False)
+                sandbox.enter(self._forge.kernel, 1 << 20, world, has_devices=False)
             self._forge.become(account)
             try:
                 os.chdir(directory)
@@ -103,7 +103,7 @@ class Errands:
         def work() -> None:
             self._forge.become(account)
             for pattern in patterns[:FILES_MAX]:
-                launcher_results.check(pattern)
+                write_as_user.check(pattern)
 
         self._begin(asked, account, work, seconds_max=LOOK_S_MAX)
 
@@ -112,9 +112,9 @@ class Errands:
 
         def work() -> None:
             with self._forge.access:
-                sources = [launcher_results.source(name) for name in captured[:FILES_MAX]]
+                sources = [write_as_user.source(name) for name in captured[:FILES_MAX]]
             self._forge.become(account)
-            launcher_results.write(path, [fd for fd in sources if fd >= 0], umask, tag)
+            write_as_user.write(path, [fd for fd in sources if fd >= 0], umask, tag)
 
         self._begin(asked, account, work)
 
@@ -133,10 +133,10 @@ class Errands:
 
         def work() -> None:
             with self._forge.access:
-                sources = {name: launcher_results.source(name) for name, _, _ in parts[:PARTS_MAX]}
+                sources = {name: write_as_user.source(name) for name, _, _ in parts[:PARTS_MAX]}
             self._forge.become(account)
             segments = [(sources[name], first, end) for name, first, end in parts[:PARTS_MAX] if sources[name] >= 0]
-            launcher_results.append(path, segments, umask, at, ends=ends)
+            write_as_user.append(path, segments, umask, at, ends=ends)
 
         self._begin(asked, account, work)
 
@@ -145,7 +145,7 @@ class Errands:
 
         def work() -> None:
             self._forge.become(account)
-            launcher_results.empty(path)
+            write_as_user.empty(path)
 
         self._begin(OWN, account, work, done)
 

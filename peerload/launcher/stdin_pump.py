@@ -11,7 +11,7 @@ import os
 import select
 from typing import Any
 
-from peerload.agent.launcher_records import say
+from peerload.launcher.record_log import say
 
 READ_BYTES = 256 << 10
 TURN_BYTES_MAX = 1 << 20

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgpack
 
-from peerload.agent.launcher_records import say
+from peerload.launcher.record_log import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.launcher_system import System
+    from peerload.launcher.system.service import System
 
 FRAME_BYTES_MAX = 4 << 20
 UNSENT_BYTES_MAX = 64 << 20

@@ -5,14 +5,14 @@ Deadlines are of CLOCK_BOOTTIME, which counts suspend. Used by the launcher alon
 
 from __future__ import annotations
 
-from peerload.agent.launcher_task import boot_s
+from peerload.launcher.task import boot_s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from peerload.agent.launcher_task import Task
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
+    from peerload.launcher.task import Task
 
 CHECK_S = 0.5
 """While a deadline is set it is compared with the clock at least this often (timers do not count suspend)."""

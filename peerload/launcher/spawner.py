@@ -11,20 +11,20 @@ import os
 import sys
 import time
 
-from peerload.agent.launcher_records import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
-from peerload.agent.launcher_spawn import NOT_EXECUTABLE, CannotStart, spawn
-from peerload.agent.launcher_takeover import SPAWNS_NAME
-from peerload.agent.launcher_units import PREFIX, read
+from peerload.launcher.containment import PREFIX, read
+from peerload.launcher.orphan_cleanup import SPAWNS_NAME
+from peerload.launcher.process import NOT_EXECUTABLE, CannotStart, spawn
+from peerload.launcher.record_log import LOG_BYTES_MAX, RecordLog, machine_boot, process_start, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from peerload.agent.launcher_input import StandardInput
-    from peerload.agent.launcher_memory import Memory
-    from peerload.agent.launcher_system import System
-    from peerload.agent.launcher_task import Task
-    from peerload.agent.launcher_units import Units
+    from peerload.launcher.containment import Units
+    from peerload.launcher.memory_limits import Memory
+    from peerload.launcher.stdin import StandardInput
+    from peerload.launcher.system.service import System
+    from peerload.launcher.task import Task
 
 DESCRIPTORS_RESERVED = 64
 """Descriptors kept for other things than tasks, each of which takes one: more tasks at a time are not started."""

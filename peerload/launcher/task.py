@@ -6,12 +6,12 @@ import os
 import time
 from typing import Any
 
-from peerload.agent.launcher_shortage import note_shortage
+from peerload.launcher.oom_detection import note_shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.agent.launcher_memory import MemoryUse
-    from peerload.agent.launcher_spawn import Capture, Holes
+    from peerload.launcher.memory_limits import MemoryUse
+    from peerload.launcher.process import Capture, Holes
 
 LIMIT_EVERY_S = 0.5
 """Captured output is held against its limit this often, while tasks run that are older than this."""
