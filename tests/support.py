@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent import cluster
-from peerload.agent.tls import Credentials
+from peerload.security import cluster_dir
+from peerload.security.tls import Credentials
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Iterator
 
-    from peerload.agent.cluster import Cluster
+    from peerload.security.cluster_dir import Cluster
 
 
 PATIENCE_S = 60.0
@@ -70,7 +70,7 @@ def _scratch() -> Path:
 
 @functools.cache
 def _cluster(name: str) -> Cluster:
-    return cluster.make(_scratch() / name, name)
+    return cluster_dir.make(_scratch() / name, name)
 
 
 def cluster_of(name: str = "default") -> Cluster:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.peer_address import PORT_MAX
 from peerload.model.messages import Identity
+from peerload.security.address import PORT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

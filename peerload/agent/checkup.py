@@ -9,9 +9,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from peerload.agent import answers
-from peerload.agent.mqtt_address import without_password
 from peerload.agent.security_facts import security_object
 from peerload.agent.settings_check import told
+from peerload.security.broker_address import without_password
 
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts

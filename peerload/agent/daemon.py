@@ -20,17 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import (
-    cluster,
-    joined,
-    last_words,
-    memory,
-    own_address,
-    settings,
-    state_origin,
-    store_claim,
-    store_notices,
-)
+from peerload.agent import last_words, memory, own_address, settings, state_origin, store_claim, store_notices
 from peerload.agent.chores import Chores
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
@@ -47,9 +37,7 @@ from peerload.agent.introduction import Introduction
 from peerload.agent.joining import Joining
 from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
-from peerload.agent.machine import IN_THE_STATE, directory_in, machine_boot_id, private_directory
 from peerload.agent.members import Members
-from peerload.agent.mqtt_tls import BrokerTls
 from peerload.agent.name_clash import copied, heard_of_copy, name_taken
 from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output import Output
@@ -71,8 +59,6 @@ from peerload.agent.speed import find_out
 from peerload.agent.spool import Spool
 from peerload.agent.store import Store
 from peerload.agent.store_schema import DATABASE
-from peerload.agent.tls import Credentials
-from peerload.agent.trust import Trust
 from peerload.agent.trust_link import TrustLink
 from peerload.agent.users import Users, Whose
 from peerload.agent.workers import Workers
@@ -84,6 +70,11 @@ from peerload.model.gossip import PRESETS
 from peerload.model.messages import Identity
 from peerload.model.task import TaskState
 from peerload.policy import registry
+from peerload.security import cluster_dir, node_identity_file
+from peerload.security.broker_tls import BrokerTls
+from peerload.security.private_files import IN_THE_STATE, directory_in, machine_boot_id, private_directory
+from peerload.security.revocation import Trust
+from peerload.security.tls import Credentials
 from peerload.wire import recording
 
 if TYPE_CHECKING:
@@ -166,7 +157,7 @@ class Daemon:
         state_origin.check(state)
         for name in IN_THE_STATE:
             directory_in(state, name)
-        self.parts.cluster = cluster.find(self.config.cluster, os.environ)
+        self.parts.cluster = cluster_dir.find(self.config.cluster, os.environ)
         check_addresses(self.config, loopback_only=self.parts.cluster.is_local)
         preset = registry.preset_source(self.config.policy)
         policies = registry.build_preset(*preset.tables())
@@ -465,7 +456,7 @@ class Daemon:
         self.parts.trust.close()
         self.parts.members.close(forget=self.parts.run.ending is Ending.LEAVE)
         if self.parts.run.ending is Ending.LEAVE:
-            joined.forget_peers(Path(self.config.state))
+            node_identity_file.forget_peers(Path(self.config.state))
         await self.parts.links.close()
         await self.parts.launcher.close()
         await self.parts.gpus.close()

@@ -14,10 +14,10 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from peerload.agent.peer_address import ANY, join_address, looked_up, plain_host
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError, NotAuthentic, ProtocolError, Replayed
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
+from peerload.security.address import ANY, join_address, looked_up, plain_host
 
 if TYPE_CHECKING:
     from collections import Counter

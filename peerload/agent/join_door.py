@@ -15,18 +15,18 @@ from collections import OrderedDict, deque
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, cast
 
-from peerload.agent.invites import Refused
-from peerload.agent.peer_address import plain_host
 from peerload.agent.security_events import untold
 from peerload.model.errors import ProtocolError
+from peerload.security.address import plain_host
+from peerload.security.invitations import Refused
 from peerload.wire import join
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from peerload.agent.invites import Invites, Objection
     from peerload.agent.security_events import Tell
+    from peerload.security.invitations import Invites, Objection
     from peerload.wire.join import JoinRequest, JoinWelcome
 
 NEWCOMERS_MAX = 16

@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent import certificates
-from peerload.agent.invites import Invites
 from peerload.agent.join_door import Door
-from peerload.agent.peer_address import reachable_by_both
 from peerload.agent.run_state import Ending
-from peerload.agent.trust import OVERLAP_S
 from peerload.core.membership import PeerState
 from peerload.model.errors import BadRequest, StoreError
+from peerload.security import certificates
+from peerload.security.address import reachable_by_both
+from peerload.security.invitations import Invites
+from peerload.security.revocation import OVERLAP_S
 from peerload.wire.join import JoinWelcome
 from peerload.wire.token import Token
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from peerload.agent.connection import Connection
-    from peerload.agent.invites import Invite
     from peerload.agent.parts import Parts
     from peerload.core.membership import Peer
+    from peerload.security.invitations import Invite
     from peerload.wire import control
 
 INVITES_FILE = "invites"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.addresses import Addresses
 from peerload.agent.gossip import GossipSocket, LagWatch
-from peerload.agent.peer_address import numeric, parse_address
 from peerload.core.membership import PeerState
 from peerload.model import events
 from peerload.model.errors import ConfigError
 from peerload.model.gossip import Rumour
+from peerload.security.address import numeric, parse_address
 from peerload.wire import gossip as wire
 
 if TYPE_CHECKING:

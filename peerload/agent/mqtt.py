@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import aiomqtt
 import paho.mqtt.client as mqtt  # what aiomqtt stands on
 
-from peerload.agent.mqtt_address import BrokerUrl
 from peerload.agent.mqtt_inbox import RECEIVED_MAX, AdviceFilter, Received, Topics
 from peerload.agent.mqtt_repeats import LEFT_ALONE_S, LOOK_EVERY_S, SAYS, Repeats
-from peerload.agent.mqtt_tls import Secured, broker_says, secured
-from peerload.agent.peer_address import connected
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, Message, State
+from peerload.security.address import connected
+from peerload.security.broker_address import BrokerUrl
+from peerload.security.broker_tls import Secured, broker_says, secured
 from peerload.wire import peer
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from paho.mqtt.reasoncodes import ReasonCode
 
-    from peerload.agent.mqtt_tls import BrokerTls
     from peerload.agent.mqtt_words import WordsOnBus
     from peerload.agent.security_events import Tell
+    from peerload.security.broker_tls import BrokerTls
     from peerload.wire.seal import Sealer
 
 CONNECT_S = 5.0

@@ -10,10 +10,10 @@ import asyncio
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from peerload.agent.mqtt_address import ROOT
 from peerload.agent.security_events import untold
 from peerload.model.errors import NotAuthentic, ProtocolError, Replayed
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, State
+from peerload.security.broker_address import ROOT
 from peerload.wire import peer
 
 if TYPE_CHECKING:

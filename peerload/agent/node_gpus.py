@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.machine import machine_boot_id
 from peerload.agent.sensors.gpu_health import Illnesses
 from peerload.agent.sensors.gpus import Gpus
 from peerload.agent.sensors.listed import listed
 from peerload.core.placing import is_meant
+from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

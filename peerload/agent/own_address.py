@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent import joined
-from peerload.agent.peer_address import join_address, parse_address, reachable, towards
 from peerload.agent.run_state import Ending
 from peerload.model.errors import ConfigError
+from peerload.security import node_identity_file
+from peerload.security.address import join_address, parse_address, reachable, towards
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -80,7 +80,7 @@ def is_gone(listen: str) -> bool:
 
 def _moved(config: AgentConfig, origins: Mapping[str, str], others: Iterable[str]) -> str:
     """Where to listen now, if the address that joining has chosen is gone and there is another; else empty."""
-    if Path(origins.get("listen", "")).name != joined.NAME or not is_gone(config.listen):
+    if Path(origins.get("listen", "")).name != node_identity_file.NAME or not is_gone(config.listen):
         return ""
     ip, port = _ip(config.listen), config.listen.rpartition(":")[2]
     hosts = [host for other in others if (host := _ip(other)) is not None and host.version == ip.version] if ip else []
@@ -132,8 +132,8 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _keep(config: AgentConfig, address: str) -> None:
     """The next start begins there."""
     try:
-        found = joined.read(Path(config.state))
+        found = node_identity_file.read(Path(config.state))
         if found is not None:
-            joined.write(Path(config.state), found._replace(listen=address))
+            node_identity_file.write(Path(config.state), found._replace(listen=address))
     except (OSError, ConfigError) as error:
         _log.warning("where this node listens now cannot be kept: %s", error)

@@ -18,7 +18,6 @@ from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
     from peerload.agent.chores import Chores
-    from peerload.agent.cluster import Cluster
     from peerload.agent.directories import AskedNodes
     from peerload.agent.disk import Disk
     from peerload.agent.feeding import Feeding
@@ -39,13 +38,14 @@ if TYPE_CHECKING:
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.spool import Spool
     from peerload.agent.store import Store
-    from peerload.agent.tls import Credentials
     from peerload.agent.trust_link import TrustLink
     from peerload.agent.users import Users
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig
     from peerload.model.messages import Identity
+    from peerload.security.cluster_dir import Cluster
+    from peerload.security.tls import Credentials
 
 
 class Clients(Protocol):

@@ -13,18 +13,18 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Protocol, cast
 
-from peerload.agent.peer_address import connected, join_address, parse_address, plain_host
 from peerload.agent.slow_frames import SlowFrames
-from peerload.agent.tls import node_of, shown_by, tls_says
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
+from peerload.security.address import connected, join_address, parse_address, plain_host
+from peerload.security.tls import node_of, shown_by, tls_says
 from peerload.wire import peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.tls import Credentials
     from peerload.model.errors import PeerloadError
+    from peerload.security.tls import Credentials
 
 CONNECT_S = 5.0
 HANDSHAKE_S = 5.0

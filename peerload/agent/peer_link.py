@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.peer_address import join_address, parse_address
 from peerload.agent.peer_book import BROKEN_RULES, Peer
 from peerload.agent.peer_dialling import Dialling
 from peerload.agent.peer_idle import IDLE, IdleLinks, spoke
@@ -36,6 +35,7 @@ from peerload.model.messages import (
     OutputRequest,
     WrongBoot,
 )
+from peerload.security.address import join_address, parse_address
 from peerload.wire import peer as wire
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from peerload.agent.peer_connection import PeerConnection
     from peerload.agent.peer_streams import Piece, ServeOutput, StreamReader
     from peerload.agent.security_events import Tell
-    from peerload.agent.tls import Credentials
+    from peerload.security.tls import Credentials
 
 CLOSE_S = 2.0
 

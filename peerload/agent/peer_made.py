@@ -8,16 +8,16 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from peerload.agent.certificates import proven_facts
 from peerload.agent.peer_connection import Owner, PeerConnection, dial
+from peerload.security.certificates import proven_facts
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
     from datetime import datetime
 
-    from peerload.agent.tls import Credentials
     from peerload.model.messages import Identity
+    from peerload.security.tls import Credentials
 
 
 class MadeConnections:

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.agent.peer_address import parse_address
 from peerload.agent.peer_book import backoff_s
 from peerload.model.errors import LinkUnavailable
+from peerload.security.address import parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

@@ -17,9 +17,9 @@ import secrets
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.peer_address import is_loopback
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import DialBack, NotDialled
+from peerload.security.address import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from peerload.agent import joined
 from peerload.agent.sensors.listed import listed
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError
+from peerload.security import node_identity_file
 from peerload.wire.expected import in_words
 
 SYSTEM_FILE = Path("/etc/peerload/peerload.toml")
@@ -60,9 +60,9 @@ def load_with_origins(
     layers.append((FLAG, given))
     state, where = _last(layers, "state"), _last(layers, "cluster")
     is_path = isinstance(state, str | os.PathLike) and "\0" not in str(state)  # if not, that is said below
-    joined_as = joined.settings(Path(state)) if is_path and state else {}
+    joined_as = node_identity_file.settings(Path(state)) if is_path and state else {}
     if joined_as and where in (None, "", joined_as["cluster"]):
-        layers.insert(1, (str(Path(state, joined.NAME)), joined_as))
+        layers.insert(1, (str(Path(state, node_identity_file.NAME)), joined_as))
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for place, layer in layers:

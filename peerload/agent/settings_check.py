@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent import settings
-from peerload.agent.mqtt_address import BrokerUrl, without_password
-from peerload.agent.peer_address import parse_address
 from peerload.agent.sensors.listed import listed
 from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
 from peerload.policy.toml_lines import lines_of
+from peerload.security.address import parse_address
+from peerload.security.broker_address import BrokerUrl, without_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

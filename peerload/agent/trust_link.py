@@ -14,21 +14,21 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from peerload.agent import certificates
 from peerload.agent.mqtt_words import WordsOnBus
-from peerload.agent.trust import OVERLAP_REVOKED_S, OVERLAP_S, Revoked
 from peerload.core.membership import PeerState
 from peerload.model import messages
 from peerload.model.errors import BadRequest, ConfigError
 from peerload.model.events import NodeRevoked
+from peerload.security import certificates
+from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, Revoked
 from peerload.wire.seal import KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from peerload.agent.parts import Parts
-    from peerload.agent.trust import Trust
     from peerload.model.messages import Hello
+    from peerload.security.revocation import Trust
     from peerload.wire.seal import Sealer
 
 PASSED_ON_TO = 4

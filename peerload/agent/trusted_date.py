@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.machine import machine_boot_id
+from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-    from peerload.agent.cluster import Cluster
+    from peerload.security.cluster_dir import Cluster
 
 EXAMPLE_PORT = 7117
 SOMEWHERE = "ADDRESS"
@@ -76,11 +76,11 @@ def main(words: list[str]) -> int:
 
 
 def _init(flags: Namespace) -> int:
-    from peerload.agent import cluster
-    from peerload.agent.peer_address import join_address, reachable_anywhere
+    from peerload.security import cluster_dir
+    from peerload.security.address import join_address, reachable_anywhere
 
     directory = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- a link stays one: it is refused
-    made = cluster.make(directory, _default_name(directory) if flags.name is None else flags.name)
+    made = cluster_dir.make(directory, _default_name(directory) if flags.name is None else flags.name)
     if flags.json:
         print_json(_facts(made))
         return 0
@@ -120,10 +120,10 @@ def _rotate(flags: Namespace) -> int:
 
 
 def _show(flags: Namespace) -> int:
-    from peerload.agent import cluster
+    from peerload.security import cluster_dir
 
     named = Path(os.path.abspath(flags.directory[0])) if flags.directory else None  # noqa: PTH100 -- as above
-    found = _configured() if named is None else cluster.read(named)
+    found = _configured() if named is None else cluster_dir.read(named)
     facts = _facts(found)
     if not flags.directory:
         facts["agent"] = _in_use(flags.socket)
@@ -153,12 +153,13 @@ def _show(flags: Namespace) -> int:
 
 def _configured() -> Cluster:
     """That of an agent that is started here now."""
-    from peerload.agent import cluster, settings
+    from peerload.agent import settings
     from peerload.cli.agent_flags import default_state
     from peerload.client import user_socket_path
+    from peerload.security import cluster_dir
 
     defaults = {"state": default_state(), "socket": user_socket_path()}
-    return cluster.find(settings.load({}, defaults, dict(os.environ)).cluster, os.environ)
+    return cluster_dir.find(settings.load({}, defaults, dict(os.environ)).cluster, os.environ)
 
 
 def _in_use(socket: str | None) -> dict[str, Any] | None:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
-    from peerload.agent.cluster import Cluster
+    from peerload.security.cluster_dir import Cluster
 
 
 def make_files(directory: Path, flags: Namespace, cluster: Cluster) -> int:
     """Make them in a new directory, and say what to type next. flags: `host`, `site`, `bridge` and `json` of the command
     line. Raises BadRequest."""
-    from peerload.agent import broker_bridges, broker_files
+    from peerload.security import broker_bridges, mosquitto_config
 
     if cluster.is_local:
         why = "this node is of no cluster beyond this machine"
@@ -37,13 +37,13 @@ def make_files(directory: Path, flags: Namespace, cluster: Cluster) -> int:
     site = flags.site or ""
     if site:
         broker_bridges.check_site(site)
-    valid_until = broker_files.make(cluster, directory, hosts, datetime.now(UTC), site, bridges)
+    valid_until = mosquitto_config.make(cluster, directory, hosts, datetime.now(UTC), site, bridges)
     if flags.json:
         print_json({"directory": str(directory), "hosts": hosts, "valid_until": valid_until.timestamp()})
         return 0
     url = f"mqtts://{f'[{hosts[0]}]' if ':' in hosts[0] else hosts[0]}:{TLS_PORT}"
     own_site = f' and site = "{site}"' if site else ""
-    place, there = printable(shlex.quote(str(directory))), broker_files.PLACE
+    place, there = printable(shlex.quote(str(directory))), mosquitto_config.PLACE
     sys.stdout.write(
         f"{place} has what a Mosquitto at {printable(', '.join(hosts))} needs, valid until {valid_until:%Y-%m-%d}. "
         f"{'What ends in .key is' if any(bridge.host for bridge in bridges) else 'broker.key is'} a secret.\n"

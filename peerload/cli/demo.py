@@ -16,7 +16,6 @@ import threading
 import time
 from pathlib import Path
 
-from peerload.agent import cluster
 from peerload.agent.broker import find_broker, start_broker
 from peerload.cli import demo_report, environment, up
 from peerload.cli.demo_work import commands
@@ -26,6 +25,7 @@ from peerload.cli.text import coloured, print_json, printable, say
 from peerload.client import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
+from peerload.security import cluster_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Demo:
         broker = self._stack.enter_context(start_broker(self.directory, kind))
         self.broker = kind
         config = self.directory / "config.toml"
-        made = cluster.make(self.directory / "cluster", f"demo-{os.getpid()}")
+        made = cluster_dir.make(self.directory / "cluster", f"demo-{os.getpid()}")
         config.write_text(_CONFIG.format(cluster=made.directory), encoding="utf-8")
         for node, slots in SLOTS.items():
             info = up.start(

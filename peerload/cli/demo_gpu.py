@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 import peerload
-from peerload.agent import cluster
 from peerload.cli import environment, up
 from peerload.cli.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
 from peerload.cli.main import INTERRUPTED
@@ -23,6 +22,7 @@ from peerload.cli.options import Options
 from peerload.cli.text import coloured, print_json, table
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
+from peerload.security import cluster_dir
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class GpuDemo(Demo):
             return _account(_seen(client, ids), saw)
 
     def _settings(self) -> dict[str, Any]:
-        made = cluster.make(self.directory / "cluster", f"demo-{os.getpid()}")
+        made = cluster_dir.make(self.directory / "cluster", f"demo-{os.getpid()}")
         config = self.directory / "config.toml"
         config.write_text(_CONFIG.format(cluster=made.directory), encoding="utf-8")
         (self.directory / "on").mkdir()

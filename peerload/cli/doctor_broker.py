@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     import paho.mqtt.client as mqtt
 
-    from peerload.agent.mqtt_address import BrokerUrl
-    from peerload.agent.mqtt_tls import BrokerTls
     from peerload.cli.doctor_facts import Facts
+    from peerload.security.broker_address import BrokerUrl
+    from peerload.security.broker_tls import BrokerTls
 
 ANSWERS_WITHIN_S = 3.0
 VERSION_WITHIN_S = 0.5
@@ -60,16 +60,16 @@ class Way(NamedTuple):
 
     def tls(self, *, shows_us: bool) -> BrokerTls:
         """With this node's certificate, or as anybody."""
-        from peerload.agent.mqtt_tls import BrokerTls
+        from peerload.security.broker_tls import BrokerTls
 
         return BrokerTls(self.ca, self.cluster_ca, self.certificate if shows_us else None)
 
 
 def probed(address: str, way: Way | None = None) -> Probed:
     """Connect with certificate, user and password as the agent would."""
-    from peerload.agent.mqtt_address import BrokerUrl
-    from peerload.agent.mqtt_tls import broker_valid_until
     from peerload.model.errors import ConfigError
+    from peerload.security.broker_address import BrokerUrl
+    from peerload.security.broker_tls import broker_valid_until
 
     way = way or Way()
     try:
@@ -98,8 +98,8 @@ def probed(address: str, way: Way | None = None) -> Probed:
 def anybody_may_publish(address: str, way: Way, facts: Facts) -> bool:
     """Whether somebody without name, password and certificate gets a message through below this node's topics. It goes to
     a topic that no agent listens to, and means nothing."""
-    from peerload.agent.mqtt_address import ROOT, BrokerUrl
     from peerload.model.errors import ConfigError
+    from peerload.security.broker_address import ROOT, BrokerUrl
 
     name, config = facts.cluster.name if facts.cluster is not None else "local", facts.config
     node, site = (config.node, config.site) if config is not None else ("node", "main")
@@ -154,7 +154,7 @@ def _tried(
     client: mqtt.Client, url: BrokerUrl, answered: threading.Event, found: dict[str, Any], let_in: Callable[[], None]
 ) -> str:
     """Connect, do that if we are let in, and go → why we were not, "" if we were."""
-    from peerload.agent.mqtt_tls import broker_says
+    from peerload.security.broker_tls import broker_says
 
     try:
         client.connect(url.host, url.port, keepalive=10)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from peerload.agent.cluster import Cluster
     from peerload.model.config import AgentConfig
+    from peerload.security.cluster_dir import Cluster
 
 AGENT_S_MAX = 5.0
 """So long the agent may take to answer."""
@@ -118,8 +118,9 @@ class Facts:
         return configured if is_named and "PEERLOAD_SOCKET" not in self.environment else found
 
     def _configure(self) -> None:
-        from peerload.agent import cluster, settings
+        from peerload.agent import settings
         from peerload.cli.agent_flags import default_state
+        from peerload.security import cluster_dir as cluster
 
         try:
             defaults = {"state": default_state(), "socket": user_socket_path()}

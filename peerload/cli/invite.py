@@ -95,9 +95,9 @@ def _say_how_to_install(join: str, *, is_system: bool) -> None:
 
 def _found(flags: Namespace, info: dict[str, Any]) -> None:
     """Make a cluster beyond this machine, and have the agent here be its first member."""
-    from peerload.agent import cluster, joined
-    from peerload.agent.peer_address import parse_address, reachable_anywhere
     from peerload.cli.joined import cluster_directory, listen_at, restart
+    from peerload.security import cluster_dir, node_identity_file
+    from peerload.security.address import parse_address, reachable_anywhere
 
     if flags.listen:
         listen = flags.listen
@@ -111,11 +111,11 @@ def _found(flags: Namespace, info: dict[str, Any]) -> None:
         listen = listen_at(host, str(info.get("listen")))
     directory, node = cluster_directory(None), str(info.get("node"))
     if os.path.lexists(directory):
-        made = cluster.read(directory)  # of an earlier try, or for an agent that was started before it was there
+        made = cluster_dir.read(directory)  # of an earlier try, or for an agent that was started before it was there
     else:
         name = flags.name or f"{node[: NODE_NAME_LENGTH_MAX - 5]}-{secrets.token_hex(2)}"
-        made = cluster.make(directory, name)
-    joined.write(Path(str(info["state"])), joined.Joined(str(directory), node, listen))
+        made = cluster_dir.make(directory, name)
+    node_identity_file.write(Path(str(info["state"])), node_identity_file.Joined(str(directory), node, listen))
     say(f"a cluster is made: {made.name} in {directory}; the agent starts again as its first member, tasks run on")
     after = restart(flags.socket, "the first member of a cluster")
     if after.get("cluster_local"):

@@ -148,27 +148,27 @@ def _admitted(
 ) -> Any:  # noqa: ANN401 -- as above
     """Be let in, and keep what that has brought: first what can be made anew, last the word that it counts. own: where the
     agent that runs here listens, "" if none does."""
-    from peerload.agent import cluster, join_client, joined, machine, tls, trust
-    from peerload.agent.certificates import Pair
-    from peerload.agent.peer_address import parse_address
     from peerload.cli.joined import listen_at
+    from peerload.security import cluster_dir, join_client, node_identity_file, private_files, revocation, tls
+    from peerload.security.address import parse_address
+    from peerload.security.certificates import Pair
 
     if flags.listen:
         parse_address("listen", flags.listen, loopback_only=False)
     state, directory = Path(place["state"]), Path(place["cluster"])
     make_private(place["state"])
-    machine.private_directory(state)
+    private_files.private_directory(state)
     _check_free(directory, token)
     got = join_client.ask(token, node, state)
     welcome = got.welcome
     try:
-        cluster.install(directory, welcome.name, welcome.cluster, Pair(got.ca, welcome.ca_key), welcome.seal_key)
+        cluster_dir.install(directory, welcome.name, welcome.cluster, Pair(got.ca, welcome.ca_key), welcome.seal_key)
         if welcome.trust:
-            trust.keep(state / "trust", welcome.trust)
-        joined.write_private(state / tls.JOINED_FILE, got.key + welcome.certificate)
+            revocation.keep(state / "trust", welcome.trust)
+        node_identity_file.write_private(state / tls.JOINED_FILE, got.key + welcome.certificate)
         peers = tuple(dict.fromkeys((got.address, *welcome.peers)))
         listen = flags.listen or listen_at(got.host, own)
-        joined.write(state, joined.Joined(str(directory), node, listen, peers))
+        node_identity_file.write(state, node_identity_file.Joined(str(directory), node, listen, peers))
     except OSError as error:
         hint = "make room, then the same again: the token is still good for this machine"
         raise PeerloadError(
@@ -181,9 +181,9 @@ def _check_free(directory: Path, token: Any) -> None:  # noqa: ANN401 -- as abov
     """Before anything is asked: that no other cluster is kept there."""
     import os
 
-    from peerload.agent import cluster
+    from peerload.security import cluster_dir
 
-    if os.path.lexists(directory) and cluster.read(directory).fingerprint != token.fingerprint.hex():
+    if os.path.lexists(directory) and cluster_dir.read(directory).fingerprint != token.fingerprint.hex():
         raise BadRequest(
             f"{directory} is of another cluster",
             why="a machine is of one cluster at a time, and nothing is written over",

@@ -34,16 +34,16 @@ def configured(given: dict[str, Any]) -> Any:  # noqa: ANN401 -- the agent's set
 
 def cluster_directory(named: str | None) -> Path:
     """Where the cluster of this machine belongs: as named, else this user's own place."""
-    from peerload.agent import cluster
+    from peerload.security import cluster_dir
 
-    return Path(os.path.abspath(named)) if named else cluster.own_directory(os.environ)  # noqa: PTH100 -- a link stays one
+    return Path(os.path.abspath(named)) if named else cluster_dir.own_directory(os.environ)  # noqa: PTH100 -- a link stays one
 
 
 def listen_at(host: str, own: str = "") -> str:
     """`HOST:PORT` with the usual port; with one that is free now, and is told of, where another program has that. own: where the
     agent that runs here, and is to start again, listens. Raises ConfigError."""
-    from peerload.agent.peer_address import join_address
     from peerload.model.errors import ConfigError
+    from peerload.security.address import join_address
 
     usual = join_address(host, PORT)
     if own == usual or _is_free(host, PORT):

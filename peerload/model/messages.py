@@ -152,7 +152,7 @@ class ProfileTold(_Message, frozen=True, tag="profile-told"):
 
 class Trust(_Message, frozen=True, tag="trust"):
     """What the cluster's CA has said since it was made: who is shut out, and with which keys is sealed. Each is signed by
-    it, whoever passes it on (agent/trust.py)."""
+    it, whoever passes it on (security/revocation.py)."""
 
     signed: Annotated[tuple[Annotated[bytes, Meta(max_length=1024)], ...], Meta(max_length=SIGNED_MAX)]
 

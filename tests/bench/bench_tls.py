@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.agent import cluster
-from peerload.agent.tls import Credentials
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Hello, Identity
 from peerload.model.resources import Profile
+from peerload.security import cluster_dir
+from peerload.security.tls import Credentials
 from peerload.wire import peer
 from tests.bench.support import ENVIRONMENT, TRUE, Agent, arguments, cpu_s, median_text, report, summary, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.agent.cluster import Cluster
+    from peerload.security.cluster_dir import Cluster
 
 TASKS = 300
 ROUNDS = 9
@@ -140,7 +140,7 @@ def main() -> int:
     options = arguments(__doc__ or "", rounds=ROUNDS, tasks=tasks)
     directory = Path(tempfile.mkdtemp(prefix="pl-tls-", dir="/tmp"))
     try:
-        made = cluster.make(directory / "cluster", "bench")
+        made = cluster_dir.make(directory / "cluster", "bench")
         with pair(directory / "t", made, plain=False) as tls, pair(directory / "p", made, plain=True) as plain:
             for agents in (tls, plain):
                 one_round(agents, 100)

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import uvloop
 
 from peerload.agent import peer_connection
-from peerload.agent.certificates import der_of
 from peerload.cli.main import main
+from peerload.security.certificates import der_of
 
 _OF_TLS = ("ssl", "server_hostname", "ssl_handshake_timeout", "ssl_shutdown_timeout")
 

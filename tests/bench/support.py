@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from peerload.agent import cluster
 from peerload.agent.broker import start_broker
 from peerload.cli import up
 from peerload.cli.environment import packed
 from peerload.client import Client
+from peerload.security import cluster_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -116,7 +116,7 @@ def agents(
     with contextlib.ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="pl-bench-", dir="/tmp"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        made = cluster.make(directory / "cluster", "bench")
+        made = cluster_dir.make(directory / "cluster", "bench")
         (directory / "config.toml").write_text(_CONFIG.format(cluster=made.directory))
         url = [stack.enter_context(start_broker(directory)).url] if mqtt else []
         stack.callback(_stop, started)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
-from peerload.agent.peer_address import join_address
+from peerload.security.address import join_address
 from tests.chaos_real.machine import send
 from tests.chaos_real.network import NAMESPACES
 

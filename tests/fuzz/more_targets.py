@@ -18,11 +18,10 @@ import msgpack
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peerload.agent import certificates, settings_check, trust
+from peerload.agent import settings_check
 from peerload.agent.addresses import Addresses
 from peerload.agent.connection import Connection, LocalConnection
 from peerload.agent.foreign import Listing, merged
-from peerload.agent.invites import Invites, Refused
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.launcher_reach import LOST, read_frame
 from peerload.agent.launcher_words import exit_of
@@ -30,13 +29,15 @@ from peerload.agent.mqtt_words import WordsOnBus
 from peerload.agent.peer_connection import PeerConnection
 from peerload.agent.sensors.gpu_health import Illnesses
 from peerload.agent.speed import kept_speed
-from peerload.agent.trust import Trust
 from peerload.launcher.control_socket import AgentSocket, _asks_for_the_list
 from peerload.launcher.system.accounts import policy_of
 from peerload.model import messages
 from peerload.model.errors import BadRequest, PeerloadError, ProtocolError
 from peerload.model.resources import Profile
 from peerload.policy import registry
+from peerload.security import certificates, revocation
+from peerload.security.invitations import Invites, Refused
+from peerload.security.revocation import Trust
 from peerload.wire import control, join, peer
 from tests.core import given
 from tests.support import cluster_of
@@ -271,7 +272,7 @@ def trust_words(raw: bytes) -> object:
     made, key = _ca()
     known = Trust(made, scratch() / "trust-none")
     known._worth_keeping = lambda _held, _now: {}  # type: ignore[method-assign, assignment]
-    signed = msgspec.msgpack.encode((raw, key.sign(trust._CONTEXT + raw)))
+    signed = msgspec.msgpack.encode((raw, key.sign(revocation._CONTEXT + raw)))
     read: list[object] = []
     for word in (raw, signed):
         try:
@@ -346,9 +347,9 @@ def exit_as_told(raw: bytes) -> object:
 def words() -> tuple[bytes, ...]:
     """Words of the CA, not signed."""
     made, _ = _ca()
-    said: tuple[trust.Word, ...] = (
-        trust.Revoked(made.id, "n2", 1.0, ("ab",)),
-        trust.SealKey(made.id, 1, bytes(32), 1.0),
+    said: tuple[revocation.Word, ...] = (
+        revocation.Revoked(made.id, "n2", 1.0, ("ab",)),
+        revocation.SealKey(made.id, 1, bytes(32), 1.0),
     )
     return tuple(msgspec.msgpack.encode(word) for word in said)
 

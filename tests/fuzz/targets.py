@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent import certificates, cluster, joined, settings
+from peerload.agent import settings
 from peerload.agent.environment import variables_of
-from peerload.agent.invites import Invites
 from peerload.agent.join_door import Door, Newcomer
 from peerload.agent.mqtt_inbox import AdviceFilter, Topics
-from peerload.agent.peer_address import parse_address
 from peerload.agent.store import Store
 from peerload.cli.text import printable
 from peerload.core.node import Node
@@ -43,6 +41,9 @@ from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
 from peerload.policy import registry
 from peerload.policy.reading import parsed
+from peerload.security import certificates, cluster_dir, node_identity_file
+from peerload.security.address import parse_address
+from peerload.security.invitations import Invites
 from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.fuzz import more_targets
@@ -179,11 +180,11 @@ def _cluster_directory(raw: bytes) -> object:
     place = more_targets.scratch() / "cluster"
     if not place.exists():
         shutil.copytree(cluster_of().directory, place)
-    file = place / cluster.FILES[raw[0] % len(cluster.FILES) if raw else 0]
+    file = place / cluster_dir.FILES[raw[0] % len(cluster_dir.FILES) if raw else 0]
     sound = file.read_bytes()
     file.write_bytes(raw[1:])
     try:
-        return cluster.read(place)
+        return cluster_dir.read(place)
     finally:
         file.write_bytes(sound)
 
@@ -259,8 +260,8 @@ def _at_the_door(raw: bytes) -> object:
 
 
 def _joined(raw: bytes) -> object:
-    (more_targets.scratch() / joined.NAME).write_bytes(raw)
-    return joined.read(more_targets.scratch())
+    (more_targets.scratch() / node_identity_file.NAME).write_bytes(raw)
+    return node_identity_file.read(more_targets.scratch())
 
 
 def _address(raw: bytes) -> object:
@@ -336,7 +337,7 @@ def targets() -> dict[str, Target]:
             (ConfigError,),
             tuple(
                 bytes((number,)) + (cluster_of().directory / name).read_bytes()
-                for number, name in enumerate(cluster.FILES)
+                for number, name in enumerate(cluster_dir.FILES)
             ),
         ),
         "preset": Target(

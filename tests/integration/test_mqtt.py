@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from peerload.agent import mqtt
-from peerload.agent.mqtt_address import BrokerUrl
 from peerload.agent.mqtt_inbox import AdviceFilter, Received, Topics
 from peerload.agent.mqtt_repeats import Repeats
 from peerload.model.errors import ConfigError, ProtocolError
@@ -33,6 +32,7 @@ from peerload.model.messages import (
     StateRequest,
 )
 from peerload.model.resources import Profile
+from peerload.security.broker_address import BrokerUrl
 from peerload.wire import peer
 from tests.integration.broker_fixtures import (  # noqa: F401 -- fixtures
     BusNode,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from peerload.agent.trust import Revoked, Trust, _signed, _words
 from peerload.cli import doctor_security_messages
 from peerload.cli.doctor_broker import Probed, Way, anybody_may_publish, probed
 from peerload.cli.doctor_cluster import _of_tls
 from peerload.cli.doctor_facts import Facts
+from peerload.security.revocation import Revoked, Trust, _signed, _words
 from tests.integration.broker_fixtures import need_broker
 from tests.integration.cluster import Cluster
 from tests.integration.in_process import cli

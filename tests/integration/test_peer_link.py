@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from peerload.agent import peer_connection, peer_listen
-from peerload.agent.peer_address import join_address, reachable
 from peerload.agent.peer_link import PeerLinks
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.load import LoadReport
@@ -34,6 +33,7 @@ from peerload.model.messages import (
 )
 from peerload.model.resources import Profile
 from peerload.model.task import TaskSpec
+from peerload.security.address import join_address, reachable
 from peerload.wire import peer
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- a fixture
 from tests.support import PATIENCE_S, credentials_of, kept_port, local_credentials_of, wait_until

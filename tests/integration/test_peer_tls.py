@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from peerload.agent import certificates, peer_listen
+from peerload.agent import peer_listen
 from peerload.agent.peer_connection import HANDSHAKE_S
-from peerload.agent.tls import PROTOCOL, Credentials
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import Hello, Ping
 from peerload.model.resources import Profile
+from peerload.security import certificates
+from peerload.security.tls import PROTOCOL, Credentials
 from tests.integration.broker_fixtures import LoopThread, identity_of, loop_thread  # noqa: F401 -- fixtures
 from tests.integration.test_peer_link import REQUEST, LinkNode, Nodes, Stranger, nodes  # noqa: F401 -- fixtures
 from tests.support import PATIENCE_S, cluster_of, credentials_of, wait_until

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
-from peerload.agent import broker_files, certificates
+from peerload.security import certificates, mosquitto_config
 from tests.support import free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.agent.cluster import Cluster
+    from peerload.security.cluster_dir import Cluster
 
 ANSWER_S = 60.0
 STARTS_MAX = 5
@@ -42,7 +42,7 @@ class TlsBroker:
         self.directory = directory
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
-        broker_files.make(cluster, directory, hosts, made_at or datetime.now(UTC))
+        mosquitto_config.make(cluster, directory, hosts, made_at or datetime.now(UTC))
 
     @property
     def url(self) -> str:
@@ -58,8 +58,8 @@ class TlsBroker:
         log = self.directory / "log"
         for _ in range(STARTS_MAX):
             port = self.port or free_port()
-            text = broker_files.CONFIGURATION.replace("listener 8883", f"listener {port} 127.0.0.1")
-            text = text.replace(broker_files.PLACE, str(self.directory))
+            text = mosquitto_config.CONFIGURATION.replace("listener 8883", f"listener {port} 127.0.0.1")
+            text = text.replace(mosquitto_config.PLACE, str(self.directory))
             for old, new in replaced.items():
                 text = text.replace(f"\n{old} ", f"\n{new} ")
             configuration = self.directory / "test.conf"

@@ -11,11 +11,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from peerload.agent.broker_files import PLACE
-from peerload.agent.mqtt_address import TLS_PORT
-from peerload.agent.peer_address import join_address
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
+from peerload.security.address import join_address
+from peerload.security.broker_address import TLS_PORT
+from peerload.security.mosquitto_config import PLACE
 from tests.chaos_real.broker import Broker
 from tests.chaos_real.machine import spec
 from tests.integration.cluster import program

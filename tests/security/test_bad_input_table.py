@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from peerload.agent import join_client
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import Accept, Commit, NotStarted, Offer, Ping, Pong, Query, Result
 from peerload.model.task import Exit, TaskSpec
+from peerload.security import join_client
 from peerload.wire import peer
 from peerload.wire.seal import Sealer
 from tests.integration.cluster import Agent, Cluster

@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 import peerload
-from peerload.agent import certificates
 from peerload.cli import (
     doctor_broker,
     doctor_facts,
@@ -35,6 +34,7 @@ from peerload.cli.doctor_facts import Facts
 from peerload.cli.doctor_security import LOOKS, examine, permitted
 from peerload.cli.security_rules import RULES
 from peerload.model.errors import ConfigError
+from peerload.security import certificates
 from tests.integration.cluster import program
 from tests.integration.machines import Lab
 from tests.security import careless

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import certificates
+from peerload.security import certificates
 from tests.integration.broker_fixtures import loop_thread  # noqa: F401 -- a fixture
 from tests.integration.test_peer_link import LinkNode, Nodes, Stranger, nodes  # noqa: F401 -- fixtures
 from tests.integration.test_peer_tls import context_of, said_to
@@ -17,7 +17,7 @@ from tests.wire.test_peer_codec import SAMPLES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from peerload.agent.certificates import Facts
+    from peerload.security.certificates import Facts
 
 pytestmark = pytest.mark.rule("P3", "J3", "J4")
 AT_ONCE, STEP = 8, 4

@@ -10,10 +10,10 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from peerload.agent import broker_files, certificates
-from peerload.agent.broker_bridges import Bridge, parse_bridge, user_of
 from peerload.cli.options import is_node_name
 from peerload.model.errors import BadRequest
+from peerload.security import certificates, mosquitto_config
+from peerload.security.broker_bridges import Bridge, parse_bridge, user_of
 from tests.each import each
 from tests.support import cluster_of
 
@@ -26,7 +26,7 @@ WEST, NORTH = Bridge("west", "broker.west"), Bridge("north")
 
 
 def made(place: Path, site: str, *bridges: Bridge) -> Path:
-    broker_files.make(cluster_of(), place, ("broker.lab",), NOW, site, bridges)
+    mosquitto_config.make(cluster_of(), place, ("broker.lab",), NOW, site, bridges)
     return place
 
 
@@ -83,14 +83,14 @@ def test_nothing_that_came_over_a_bridge_can_go_back_over_one(tmp_path: Path) ->
     place = made(tmp_path / "broker", "east", WEST, Bridge("south", "fd00::5", 99), NORTH)
     assert {path.name for path in place.iterdir()} == BASE | {"bridge.pem", "bridge.key"}
     text = (place / "mosquitto.conf").read_text(encoding="ascii")
-    assert text.startswith(broker_files.CONFIGURATION)
+    assert text.startswith(mosquitto_config.CONFIGURATION)
     bridges = text.split("\nconnection ")[1:]
     assert [re.findall(r"^topic (\S+) (\S+)", one, re.MULTILINE) for one in bridges] == [
         [("peerload/+/east/#", "out"), ("peerload/+/west/#", "in")],
         [("peerload/+/east/#", "out"), ("peerload/+/south/#", "in")],
     ]
     assert re.findall(r"^address (\S+)", text, re.MULTILINE) == ["broker.west:8883", "fd00::5:99"]
-    rights = (place / "mosquitto.acl").read_text(encoding="ascii").removeprefix(broker_files.ACL)
+    rights = (place / "mosquitto.acl").read_text(encoding="ascii").removeprefix(mosquitto_config.ACL)
     assert rights.splitlines()[2:] == [
         "user bridge.north",
         "topic write peerload/+/north/#",

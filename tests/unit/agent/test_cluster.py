@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import certificates, cluster
 from peerload.model.errors import BadRequest, ConfigError
+from peerload.security import certificates, cluster_dir
 from tests.each import each
 from tests.support import PATIENCE_S
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
-    cluster.make(tmp_path / "lab", "lab")
+    cluster_dir.make(tmp_path / "lab", "lab")
     return tmp_path / "lab"
 
 
@@ -33,7 +33,7 @@ def environment(base: Path) -> dict[str, str]:
 
 def refused(directory: Path, *words: str) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
-        cluster.read(directory)
+        cluster_dir.read(directory)
     assert caught.value.key == "cluster"
     for word in words:
         assert word in f"{caught.value} {caught.value.hint}"
@@ -43,16 +43,16 @@ def refused(directory: Path, *words: str) -> ConfigError:
 @pytest.mark.rule("J1", "S11")
 def test_what_is_made_can_be_read_by_its_owner_alone(made: Path) -> None:
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
-    assert {path.name for path in made.iterdir()} == {*cluster.FILES, cluster.CA_KEY}
+    assert {path.name for path in made.iterdir()} == {*cluster_dir.FILES, cluster_dir.CA_KEY}
     assert {stat.S_IMODE(path.stat().st_mode) for path in made.iterdir()} == {0o600}
-    read = cluster.read(made)
+    read = cluster_dir.read(made)
     assert (read.name, len(read.id), len(read.key), read.is_local) == ("lab", 32, 32, False)
     assert [path.name for path in made.parent.iterdir()] == ["lab"], "nothing else is left"
 
 
 @pytest.mark.rule("J6")
 def test_no_two_are_alike(tmp_path: Path) -> None:
-    one, two = cluster.make(tmp_path / "a", "lab"), cluster.make(tmp_path / "b", "lab")
+    one, two = cluster_dir.make(tmp_path / "a", "lab"), cluster_dir.make(tmp_path / "b", "lab")
     assert (one.id, one.key, one.authority, one.fingerprint) != (two.id, two.key, two.authority, two.fingerprint)
     assert one.key != two.key
     assert one.id != two.id
@@ -60,13 +60,13 @@ def test_no_two_are_alike(tmp_path: Path) -> None:
 
 def test_a_copy_is_the_same_cluster(made: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(made, tmp_path / "copy")
-    one, two = cluster.read(made), cluster.read(copy)
+    one, two = cluster_dir.read(made), cluster_dir.read(copy)
     assert one._replace(directory=copy) == two
 
 
 @pytest.mark.rule("S13")
 def test_no_key_is_shown(made: Path) -> None:
-    read = cluster.read(made)
+    read = cluster_dir.read(made)
     shown = f"{read!r} {read} {read.authority!r}"
     assert shown.startswith("Cluster('lab' in ")
     assert read.key.hex() not in shown
@@ -79,21 +79,21 @@ def test_one_that_exists_is_never_made_anew(made: Path, tmp_path: Path) -> None:
     link.symlink_to(tmp_path / "nowhere")
     for there in (made, link, made / "ca.key"):
         with pytest.raises(BadRequest, match="it exists"):
-            cluster.make(there, "lab")
+            cluster_dir.make(there, "lab")
     assert (made / "ca.key").read_bytes() == before
 
 
 @each("name", ["", "Lab", "a" * 41, "a/b", "a.b", 'x"\ny = "'])
 def test_a_name_that_is_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(BadRequest, match="cannot be a cluster's name"):
-        cluster.make(tmp_path / "lab", name)
+        cluster_dir.make(tmp_path / "lab", name)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_where_none_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadRequest, match="no cluster is made"):
-        cluster.make(tmp_path / "file" / "lab", "lab")
+        cluster_dir.make(tmp_path / "file" / "lab", "lab")
 
 
 @pytest.mark.rule("S11")
@@ -103,20 +103,20 @@ def test_others_may_not_look_into_it(made: Path, mode: int) -> None:
     refused(made, "others may read or change it", f"chmod -R go= {made}")
 
 
-@pytest.mark.parametrize("name", cluster.FILES)
+@pytest.mark.parametrize("name", cluster_dir.FILES)
 def test_others_may_read_none_of_its_files(made: Path, name: str) -> None:
     (made / name).chmod(0o640)
     refused(made, name, "others may read or change it", f"chmod -R go= {made}")
 
 
-@pytest.mark.parametrize("name", cluster.FILES)
+@pytest.mark.parametrize("name", cluster_dir.FILES)
 def test_a_part_that_is_missing(made: Path, name: str) -> None:
     (made / name).unlink()
     refused(made, name, "it does not exist", "copy the whole directory again")
 
 
 @pytest.mark.rule("S11")
-@pytest.mark.parametrize("name", cluster.FILES)
+@pytest.mark.parametrize("name", cluster_dir.FILES)
 def test_a_part_that_is_a_link(made: Path, tmp_path: Path, name: str) -> None:
     (made / name).rename(tmp_path / name)
     (made / name).symlink_to(tmp_path / name)
@@ -179,21 +179,21 @@ def test_one_of_a_later_format(made: Path) -> None:
 
 
 def test_a_part_that_is_too_large(made: Path) -> None:
-    damaged("ca.pem", lambda raw: raw + b"\n" * cluster.FILE_BYTES_MAX)(made)
+    damaged("ca.pem", lambda raw: raw + b"\n" * cluster_dir.FILE_BYTES_MAX)(made)
     refused(made, "it is too large")
 
 
 @pytest.mark.parametrize(("days", "hint"), [(-2, "set this machine's clock"), (4000, "make a new cluster")])
 def test_the_clock_is_looked_at(made: Path, monkeypatch: pytest.MonkeyPatch, days: int, hint: str) -> None:
     then = datetime.now(UTC) + timedelta(days=days)
-    monkeypatch.setattr(cluster, "_now", lambda: then)
+    monkeypatch.setattr(cluster_dir, "_now", lambda: then)
     refused(made, "is not valid now", hint)
 
 
 def test_a_clock_that_is_a_day_late_will_do(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     then = datetime.now(UTC) - timedelta(hours=23)
-    monkeypatch.setattr(cluster, "_now", lambda: then)
-    assert cluster.read(made)
+    monkeypatch.setattr(cluster_dir, "_now", lambda: then)
+    assert cluster_dir.read(made)
 
 
 # -- which one ---------------------------------------------------------------------------------------------------------
@@ -201,41 +201,41 @@ def test_a_clock_that_is_a_day_late_will_do(made: Path, monkeypatch: pytest.Monk
 
 def test_the_one_named_comes_first_then_the_users_own(made: Path, tmp_path: Path) -> None:
     own = tmp_path / "config" / "peerload" / "cluster"
-    cluster.make(own, "own")
-    assert cluster.find(str(made), environment(tmp_path)).name == "lab"
-    assert cluster.find("", environment(tmp_path)).name == "own"
+    cluster_dir.make(own, "own")
+    assert cluster_dir.find(str(made), environment(tmp_path)).name == "lab"
+    assert cluster_dir.find("", environment(tmp_path)).name == "own"
 
 
 def test_one_named_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
-        cluster.find(str(tmp_path / "none"), environment(tmp_path))
+        cluster_dir.find(str(tmp_path / "none"), environment(tmp_path))
 
 
 def test_the_users_own_is_not_passed_over_if_it_cannot_be_used(tmp_path: Path) -> None:
     own = tmp_path / "config" / "peerload" / "cluster"
-    cluster.make(own, "own")
+    cluster_dir.make(own, "own")
     own.chmod(0o755)
     with pytest.raises(ConfigError, match="others may read"):
-        cluster.find("", environment(tmp_path))
+        cluster_dir.find("", environment(tmp_path))
 
 
 def test_without_one_this_users_agents_have_one_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "SYSTEM_DIRECTORY", tmp_path / "none")
-    one, two = (cluster.find("", environment(tmp_path)) for _ in range(2))
+    monkeypatch.setattr(cluster_dir, "SYSTEM_DIRECTORY", tmp_path / "none")
+    one, two = (cluster_dir.find("", environment(tmp_path)) for _ in range(2))
     assert one == two
     assert one.is_local
     assert one.directory == tmp_path / "state" / "peerload" / "local-cluster"
-    assert cluster.find("", environment(tmp_path / "somebody")).key != one.key
+    assert cluster_dir.find("", environment(tmp_path / "somebody")).key != one.key
 
 
 def test_agents_that_start_at_once_make_one_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "SYSTEM_DIRECTORY", tmp_path / "none")
-    found: list[cluster.Cluster] = []
+    monkeypatch.setattr(cluster_dir, "SYSTEM_DIRECTORY", tmp_path / "none")
+    found: list[cluster_dir.Cluster] = []
     together = threading.Barrier(8)
 
     def start() -> None:
         together.wait(60)
-        found.append(cluster.find("", environment(tmp_path)))
+        found.append(cluster_dir.find("", environment(tmp_path)))
 
     threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
@@ -248,13 +248,13 @@ def test_agents_that_start_at_once_make_one_together(tmp_path: Path, monkeypatch
 
 
 def test_the_systems_is_used_by_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster.make(tmp_path / "etc", "system")
-    monkeypatch.setattr(cluster, "SYSTEM_DIRECTORY", tmp_path / "etc")
-    assert cluster.find("", environment(tmp_path)).name == "system"
+    cluster_dir.make(tmp_path / "etc", "system")
+    monkeypatch.setattr(cluster_dir, "SYSTEM_DIRECTORY", tmp_path / "etc")
+    assert cluster_dir.find("", environment(tmp_path)).name == "system"
 
 
 def test_the_cas_key_that_is_brought_is_there_whole_or_not_at_all(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = cluster.read(made)
+    whole = cluster_dir.read(made)
     (made / "ca.key").unlink()
 
     def killed(_descriptor: int) -> None:
@@ -264,8 +264,8 @@ def test_the_cas_key_that_is_brought_is_there_whole_or_not_at_all(made: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", killed)
         with pytest.raises(ConfigError, match="No space left"):
-            cluster.install(made, *bring)
-    assert not cluster.read(made).is_issuer, "it is what it was"
+            cluster_dir.install(made, *bring)
+    assert not cluster_dir.read(made).is_issuer, "it is what it was"
     (made / "ca.key").touch(0o600)  # as a machine that lost its power may find it
-    assert cluster.install(made, *bring).authority == whole.authority
+    assert cluster_dir.install(made, *bring).authority == whole.authority
     assert {path.name for path in made.iterdir()} == {"cluster.toml", "ca.pem", "ca.key", "seal.key"}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent import certificates, invites
-from peerload.agent.invites import Invites, Refused
 from peerload.model.errors import BadRequest
+from peerload.security import certificates, invitations
+from peerload.security.invitations import Invites, Refused
 from peerload.wire import join
 from tests.each import each
 
@@ -142,7 +142,7 @@ def test_a_use_that_cannot_be_kept_is_none(kept: Invites, tmp_path: Path, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(invites, "write_private", full)
+    monkeypatch.setattr(invitations, "write_private", full)
     with pytest.raises(OSError, match="No space"):
         kept.redeem(asked(token), SHOWN, NONCE, NOW, lambda *_, **__: "")
     monkeypatch.undo()
@@ -151,7 +151,7 @@ def test_a_use_that_cannot_be_kept_is_none(kept: Invites, tmp_path: Path, monkey
 
 
 def test_there_are_not_too_many(kept: Invites) -> None:
-    for _ in range(invites.INVITES_MAX):
+    for _ in range(invitations.INVITES_MAX):
         kept.make(NOW, life_s=900, uses=1)
     with pytest.raises(BadRequest, match="too many invitations"):
         kept.make(NOW, life_s=900, uses=1)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent import mqtt_address, settings
-from peerload.agent.mqtt_address import BrokerUrl, read_password
-from peerload.agent.mqtt_tls import BrokerTls, check_ca
+from peerload.agent import settings
 from peerload.cli.agent_flags import agent_options, given_settings
 from peerload.model.errors import ConfigError
+from peerload.security import broker_address
+from peerload.security.broker_address import BrokerUrl, read_password
+from peerload.security.broker_tls import BrokerTls, check_ca
 from tests.each import each
 from tests.support import cluster_of
 
@@ -52,7 +53,7 @@ def test_a_password_is_what_follows_the_first_colon(tmp_path: Path, end: str) ->
         (f"n1:{SECRET}\nmore", 0o600, "one line USER:PASSWORD"),
         (f"n1:{SECRET}\0", 0o600, "one line USER:PASSWORD"),
         (b"n1:\xff\xfe", 0o600, "one line USER:PASSWORD"),
-        ("n1:" + "x" * mqtt_address.PASSWORD_BYTES_MAX, 0o600, "one line USER:PASSWORD"),
+        ("n1:" + "x" * broker_address.PASSWORD_BYTES_MAX, 0o600, "one line USER:PASSWORD"),
     ],
 )
 def test_a_file_that_is_not_used_is_not_shown(tmp_path: Path, content: str | bytes, mode: int, says: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from peerload.agent.mqtt import _Client
-from peerload.agent.mqtt_address import BrokerUrl
+from peerload.security.broker_address import BrokerUrl
 from tests.each import each
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import joined, own_address
+from peerload.agent import own_address
 from peerload.model.config import AgentConfig
+from peerload.security import node_identity_file
 from tests.each import each
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def config(state: Path, listen: str, *peers: str) -> AgentConfig:
 
 
 def origins(state: Path) -> dict[str, str]:
-    return {"listen": str(state / joined.NAME)}
+    return {"listen": str(state / node_identity_file.NAME)}
 
 
 @each(
@@ -44,19 +45,19 @@ def test_whether_an_address_is_gone(listen: str, gone: bool) -> None:
 
 
 def test_the_way_to_the_members_gives_the_new_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    joined.write(tmp_path, joined.Joined("/c", "n1", ELSEWHERE, ("198.51.100.9:7117",)))
+    node_identity_file.write(tmp_path, node_identity_file.Joined("/c", "n1", ELSEWHERE, ("198.51.100.9:7117",)))
     monkeypatch.setattr(own_address, "_towards", lambda host: "198.51.100.2" if host == "198.51.100.9" else "")
     monkeypatch.setattr(own_address, "_free", lambda _host, port: port)
     before = config(tmp_path, ELSEWHERE, "198.51.100.9:7117")
     assert own_address.followed(before, origins(tmp_path)).listen == "198.51.100.2:7117"
-    kept = joined.read(tmp_path)
+    kept = node_identity_file.read(tmp_path)
     assert kept is not None
     assert kept.listen == "198.51.100.2:7117"
 
 
 def test_it_stays_with_the_kind_of_address_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone, members = "[2001:db8::7]:7117", ("198.51.100.9:7117", "[2001:db8:1::9]:7117")
-    joined.write(tmp_path, joined.Joined("/c", "n1", gone, members))
+    node_identity_file.write(tmp_path, node_identity_file.Joined("/c", "n1", gone, members))
     monkeypatch.setattr(own_address, "_towards", lambda host: {"2001:db8:1::9": "2001:db8:1::2"}.get(host, "192.0.2.1"))
     monkeypatch.setattr(own_address, "_free", lambda _host, port: port)
     assert own_address.followed(config(tmp_path, gone, *members), origins(tmp_path)).listen == "[2001:db8:1::2]:7117"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import uvloop
 
-from peerload.agent.peer_address import is_loopback, join_address, numeric, parse_address, plain_host
 from peerload.agent.peer_connection import PeerConnection, dial
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.messages import Identity
+from peerload.security.address import is_loopback, join_address, numeric, parse_address, plain_host
 from tests.conftest import require_program
 from tests.each import each
 from tests.support import credentials_of
@@ -144,7 +144,7 @@ def test_two_machines_and_a_cable(addresses: tuple[str, ...], told: str) -> None
             f"{program} link set cable{number} up",
             f"{program} addr add {address}/{64 if ':' in address else 24} dev cable{number}",
         ]
-    ask = "from peerload.agent.peer_address import reachable_anywhere\ntry: print(reachable_anywhere())\nexcept OSError: print('none')"
+    ask = "from peerload.security.address import reachable_anywhere\ntry: print(reachable_anywhere())\nexcept OSError: print('none')"
     script = " && ".join([*lines, shlex.join([sys.executable, "-c", ask])])
     done = subprocess.run(["unshare", "--net", "sh", "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == told, done.stderr

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent import certificates, cluster
-from peerload.agent.tls import PROTOCOL, Credentials, tls_says
 from peerload.model.errors import ConfigError
+from peerload.security import certificates, cluster_dir
+from peerload.security.tls import PROTOCOL, Credentials, tls_says
 from tests.each import each
 from tests.support import cluster_of
 
@@ -130,22 +130,22 @@ def shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
 @each("years", [-30, 20])
 def test_a_local_cluster_looks_at_no_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, years: int) -> None:
     then = datetime.now(UTC) + timedelta(days=365 * years)
-    monkeypatch.setattr(cluster, "_now", lambda: then)
-    directory = cluster.make(tmp_path / "local", "lab").directory
+    monkeypatch.setattr(cluster_dir, "_now", lambda: then)
+    directory = cluster_dir.make(tmp_path / "local", "lab").directory
     monkeypatch.undo()
-    local = cluster.read(directory, is_local=True)
+    local = cluster_dir.read(directory, is_local=True)
     now, before = Credentials(local, "ws1", tmp_path / "1"), Credentials(local, "ws2", tmp_path / "2")
     before.renew_if_due(then + timedelta(days=1000))
     shake_hands(now.client, before.server)
     shake_hands(before.client, now.server)
     with pytest.raises(ConfigError, match="not valid now"):
-        cluster.read(directory)
+        cluster_dir.read(directory)
     dated = Credentials(local._replace(is_local=False), "ws3", tmp_path / "3")
     with pytest.raises(ssl.SSLError, match="certificate"):
         shake_hands(dated.client, now.server)
 
 
-def member_of(name: str = "default") -> cluster.Cluster:
+def member_of(name: str = "default") -> cluster_dir.Cluster:
     """The same cluster as a node has it that cannot make certificates."""
     whole = cluster_of(name)
     return whole._replace(authority=certificates.Pair(whole.authority.certificate, b""))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from peerload.agent import certificates, trust
-from peerload.agent.certificates import Facts, Pair
-from peerload.agent.joined import write_private
-from peerload.agent.trust import CLOCKS_S, OVERLAP_S, SPREAD_S, Revoked, SealKey, Trust
 from peerload.model.errors import BadRequest
+from peerload.security import certificates, revocation
+from peerload.security.certificates import Facts, Pair
+from peerload.security.node_identity_file import write_private
+from peerload.security.revocation import CLOCKS_S, OVERLAP_S, SPREAD_S, Revoked, SealKey, Trust
 from peerload.wire.seal import Sealer
 from tests.each import each
 from tests.support import cluster_of
@@ -165,7 +165,7 @@ def test_who_hears_late_seals_with_the_new_key_at_once(tmp_path: Path) -> None:
     late = trust_in(tmp_path / "2")
     late.take([raw], NOW + 7200)
     assert late.keys(NOW + 7200) == (K1, cluster_of().key)
-    trust.keep(tmp_path / "new", [raw])
+    revocation.keep(tmp_path / "new", [raw])
     assert Trust(cluster_of(), tmp_path / "new").keys(NOW) == (K1,), "a newcomer never had another"
 
 
@@ -174,8 +174,8 @@ def test_old_revocations_and_keys_are_dropped(tmp_path: Path) -> None:
     one.revoke("ws3", [], NOW)
     for key in (K1, K2, K3):
         one.rotate(key, NOW, OVERLAP_S)
-    assert sum(isinstance(word, SealKey) for word, _ in one._held.values()) == trust.KEYS_KEPT_MAX
-    one.revoke("ws4", [], NOW + CLOCKS_S + trust.ENDS_AFTER_S + 1)
+    assert sum(isinstance(word, SealKey) for word, _ in one._held.values()) == revocation.KEYS_KEPT_MAX
+    one.revoke("ws4", [], NOW + CLOCKS_S + revocation.ENDS_AFTER_S + 1)
     assert {word.node for word in one.revocations} == {"ws4"}
 
 
@@ -207,7 +207,7 @@ def test_who_is_shut_out_and_the_new_key_are_kept_at_once_or_not_at_all(
 ) -> None:
     one = trust_in(tmp_path / "1")
     with monkeypatch.context() as patch:
-        patch.setattr(trust, "write_private", _no_room)
+        patch.setattr(revocation, "write_private", _no_room)
         with pytest.raises(OSError, match="no room"):
             one.revoke("ws3", [], NOW, key=K1)
     for known in (one, trust_in(tmp_path / "1")):
@@ -218,7 +218,7 @@ def test_who_is_shut_out_and_the_new_key_are_kept_at_once_or_not_at_all(
         written.append(data)
         write_private(path, data)
 
-    monkeypatch.setattr(trust, "write_private", write)
+    monkeypatch.setattr(revocation, "write_private", write)
     one.revoke("ws3", [], NOW, key=K1)
     assert len(written) == 1, "so that nobody is killed in between"
     known = trust_in(tmp_path / "1")
@@ -231,13 +231,13 @@ def _no_room(*_: object) -> None:
 
 
 def test_there_are_not_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "REVOCATIONS_MAX", 3)
+    monkeypatch.setattr(revocation, "REVOCATIONS_MAX", 3)
     one = trust_in(tmp_path / "1")
     for number in range(3):
         one.revoke(f"ws{number}", [], NOW)
     with pytest.raises(BadRequest, match="too many"):
         one.revoke("ws9", [], NOW)
-    one.revoke("ws9", [], NOW + CLOCKS_S + trust.ENDS_AFTER_S)  # those that mean nothing any more do not count
+    one.revoke("ws9", [], NOW + CLOCKS_S + revocation.ENDS_AFTER_S)  # those that mean nothing any more do not count
     assert [word.node for word in one.revocations] == ["ws9"]
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from peerload.agent.mqtt_address import TLS_PORT
-from peerload.agent.peer_address import parse_address
 from peerload.model.errors import BadRequest, ConfigError
+from peerload.security.address import parse_address
+from peerload.security.broker_address import TLS_PORT
 
 BRIDGES_MAX = 64
 _SITE = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)

@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent import certificates
-from peerload.agent.certificates import Pair
-from peerload.agent.joined import write_private
 from peerload.model.errors import BadRequest, ConfigError
+from peerload.security import certificates
+from peerload.security.certificates import Pair
+from peerload.security.node_identity_file import write_private
 from peerload.wire.seal import KEY_BYTES
 
 if TYPE_CHECKING:

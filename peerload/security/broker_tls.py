@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from peerload.agent.mqtt_address import BrokerUrl
+    from peerload.security.broker_address import BrokerUrl
 
 SYSTEM = "system"
 """As the setting `mqtt_ca`: whoever the system believes."""

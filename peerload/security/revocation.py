@@ -16,19 +16,19 @@ import msgspec
 from cryptography.exceptions import InvalidSignature
 from msgspec import Meta
 
-from peerload.agent import certificates
-from peerload.agent.joined import write_private
 from peerload.model.errors import BadRequest, ConfigError
 from peerload.model.messages import SIGNED_MAX
 from peerload.model.resources import NodeName
+from peerload.security import certificates
+from peerload.security.node_identity_file import write_private
 from peerload.wire.seal import KEY_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from peerload.agent.certificates import Facts
-    from peerload.agent.cluster import Cluster
+    from peerload.security.certificates import Facts
+    from peerload.security.cluster_dir import Cluster
 
 REVOCATIONS_MAX = SIGNED_MAX - 4
 KEYS_KEPT_MAX = 2

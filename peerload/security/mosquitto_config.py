@@ -10,15 +10,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent import broker_bridges, certificates
 from peerload.model.errors import BadRequest
+from peerload.security import broker_bridges, certificates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from peerload.agent.broker_bridges import Bridge
-    from peerload.agent.cluster import Cluster
+    from peerload.security.broker_bridges import Bridge
+    from peerload.security.cluster_dir import Cluster
 
 PLACE = "/etc/mosquitto/peerload"
 """Where the files are to lie on the broker's machine."""

@@ -13,18 +13,18 @@ import ssl
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from peerload.agent import certificates
-from peerload.agent.joined import write_private
-from peerload.agent.machine import private_directory
 from peerload.model.errors import ConfigError
+from peerload.security import certificates
+from peerload.security.node_identity_file import write_private
+from peerload.security.private_files import private_directory
 from peerload.wire.join import PROTOCOL as JOIN_PROTOCOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from peerload.agent.certificates import Facts
-    from peerload.agent.cluster import Cluster
+    from peerload.security.certificates import Facts
+    from peerload.security.cluster_dir import Cluster
 
 PROTOCOL = "peerload/1"
 """What the two ends agree to speak (ALPN)."""

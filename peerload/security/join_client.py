@@ -14,11 +14,11 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent import certificates
-from peerload.agent.joined import write_private
-from peerload.agent.peer_address import parse_address, towards
-from peerload.agent.tls import JOINED_FILE, tls_says
 from peerload.model.errors import BadRequest, ConfigError, LinkUnavailable, PeerloadError, ProtocolError
+from peerload.security import certificates
+from peerload.security.address import parse_address, towards
+from peerload.security.node_identity_file import write_private
+from peerload.security.tls import JOINED_FILE, tls_says
 from peerload.wire import join
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from msgspec import Meta
 
-from peerload.agent import certificates
-from peerload.agent.joined import write_private
 from peerload.model.errors import BadRequest, ConfigError
+from peerload.security import certificates
+from peerload.security.node_identity_file import write_private
 from peerload.wire import join
 from peerload.wire.token import ID_BYTES, SECRET_BYTES
 
