@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent import answers
 from peerload.agent.security_facts import security_object
-from peerload.agent.settings_check import told
+from peerload.config.check import told
 from peerload.security.broker_address import without_password
 
 if TYPE_CHECKING:

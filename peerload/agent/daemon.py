@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import last_words, memory, own_address, settings, state_origin, store_claim, store_notices
+from peerload.agent import last_words, memory, own_address, state_origin, store_claim, store_notices
 from peerload.agent.chores import Chores
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
@@ -62,6 +62,7 @@ from peerload.agent.store_schema import DATABASE
 from peerload.agent.trust_link import TrustLink
 from peerload.agent.users import Users, Whose
 from peerload.agent.workers import Workers
+from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
 from peerload.model.config import CoreConfig
@@ -116,7 +117,7 @@ class Daemon:
             lease_s=config.lease_s,
             gossip=PRESETS[config.gossip],
             counts_foreign=config.load.foreign == "count",
-            gpu=settings.gpu_config(config.gpu),
+            gpu=loader.gpu_config(config.gpu),
         )
         if config.gossip == "wan":
             self.core_config = msgspec.structs.replace(

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from peerload.agent import settings
 from peerload.agent.log_lines import LogLines
 from peerload.agent.own_address import followed
 from peerload.agent.service_manager import ServiceManager
 from peerload.agent.service_places import check_service_places
+from peerload.config import loader
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(flags: dict[str, Any], defaults: dict[str, Any], gpu_library: Any = None
         manager = ServiceManager(os.environ)
 
         def load() -> tuple[AgentConfig, dict[str, str]]:
-            found, origins = settings.load_with_origins(flags, defaults, settings.environment_now())
+            found, origins = loader.load_with_origins(flags, defaults, loader.environment_now())
             return followed(found, origins), origins
 
         config, origins = load()

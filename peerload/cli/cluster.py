@@ -153,13 +153,13 @@ def _show(flags: Namespace) -> int:
 
 def _configured() -> Cluster:
     """That of an agent that is started here now."""
-    from peerload.agent import settings
     from peerload.cli.agent_flags import default_state
     from peerload.client import user_socket_path
+    from peerload.config import loader
     from peerload.security import cluster_dir
 
     defaults = {"state": default_state(), "socket": user_socket_path()}
-    return cluster_dir.find(settings.load({}, defaults, dict(os.environ)).cluster, os.environ)
+    return cluster_dir.find(loader.load({}, defaults, dict(os.environ)).cluster, os.environ)
 
 
 def _in_use(socket: str | None) -> dict[str, Any] | None:

@@ -52,8 +52,8 @@ def main(words: list[str]) -> int:
 
 
 def _show(flags: Namespace) -> int:
-    from peerload.agent import settings
-    from peerload.agent.settings_check import told
+    from peerload.config import loader as settings
+    from peerload.config.check import told
     from peerload.model.errors import ConfigError
 
     mistake: ConfigError | None = None
@@ -112,8 +112,8 @@ def compared(
 ) -> list[dict[str, Any]]:
     """Each setting in force as `key value origin now now_origin needs_restart`. now: what an agent started now would
     have; what was given as a flag or by a variable is nobody's mistake if a file says otherwise, and needs no restart."""
-    from peerload.agent import settings as agent_settings
-    from peerload.agent.settings_check import told
+    from peerload.config import loader as agent_settings
+    from peerload.config.check import told
 
     now = {one["key"]: one for one in (told(config, origins or {}) if config is not None else settings)}
     rows = []
@@ -188,8 +188,8 @@ def _value(value: object) -> str:
 
 
 def _check(flags: Namespace) -> int:
-    from peerload.agent import settings
-    from peerload.agent.settings_check import mistakes_in
+    from peerload.config import loader as settings
+    from peerload.config.check import mistakes_in
     from peerload.model.errors import ConfigError
 
     environment = dict(os.environ)

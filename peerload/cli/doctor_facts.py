@@ -99,9 +99,9 @@ class Facts:
 
     def settings_files(self, named: str | None) -> list[Path]:
         """The configuration files there are for an agent of this user; named: what its `--config` says. Raises ConfigError."""
-        from peerload.agent import settings
+        from peerload.config import loader
 
-        return settings.files(named, self.environment)
+        return loader.files(named, self.environment)
 
     def has(self, path: str) -> bool:
         """Whether this lies below the root."""
@@ -118,13 +118,13 @@ class Facts:
         return configured if is_named and "PEERLOAD_SOCKET" not in self.environment else found
 
     def _configure(self) -> None:
-        from peerload.agent import settings
         from peerload.cli.agent_flags import default_state
+        from peerload.config import loader
         from peerload.security import cluster_dir as cluster
 
         try:
             defaults = {"state": default_state(), "socket": user_socket_path()}
-            self.config = settings.load({}, defaults, self.environment)
+            self.config = loader.load({}, defaults, self.environment)
         except PeerloadError as error:
             self.config_error = error
         try:

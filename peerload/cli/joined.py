@@ -26,10 +26,10 @@ LOOK_EVERY_S = 0.05
 
 def configured(given: dict[str, Any]) -> Any:  # noqa: ANN401 -- the agent's settings, which this room does not name
     """The settings that an agent started here would have."""
-    from peerload.agent import settings
+    from peerload.config import loader
 
     defaults = {"state": default_state(), "socket": given.get("socket") or user_socket_path()}
-    return settings.load(given, defaults, settings.environment_now())
+    return loader.load(given, defaults, loader.environment_now())
 
 
 def cluster_directory(named: str | None) -> Path:

@@ -1,7 +1,7 @@
 """Every setting of the core and of the agent, with its bound and its default.
 
 A value that cannot be used raises `ConfigError` naming the key. The agent reads these from flags, `PEERLOAD_*`
-variables and TOML files (`agent/settings.py`); the simulator makes them directly.
+variables and TOML files (`config/loader.py`); the simulator makes them directly.
 """
 
 from __future__ import annotations

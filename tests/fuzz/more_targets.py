@@ -18,7 +18,6 @@ import msgpack
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peerload.agent import settings_check
 from peerload.agent.addresses import Addresses
 from peerload.agent.connection import Connection, LocalConnection
 from peerload.agent.foreign import Listing, merged
@@ -29,6 +28,7 @@ from peerload.agent.mqtt_words import WordsOnBus
 from peerload.agent.peer_connection import PeerConnection
 from peerload.agent.sensors.gpu_health import Illnesses
 from peerload.agent.speed import kept_speed
+from peerload.config import check
 from peerload.launcher.control_socket import AgentSocket, _asks_for_the_list
 from peerload.launcher.system.accounts import policy_of
 from peerload.model import messages
@@ -323,7 +323,7 @@ def settings_text(raw: bytes) -> object:
     """A configuration file, of which every mistake is looked for."""
     file = scratch() / "config.toml"
     file.write_bytes(raw)
-    return settings_check.mistakes_in(file)
+    return check.mistakes_in(file)
 
 
 def mqtt_words(raw: bytes) -> object:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent import settings
 from peerload.agent.environment import variables_of
 from peerload.agent.join_door import Door, Newcomer
 from peerload.agent.mqtt_inbox import AdviceFilter, Topics
 from peerload.agent.store import Store
 from peerload.cli.text import printable
+from peerload.config import loader
 from peerload.core.node import Node
 from peerload.launcher.record_log import RecordLog
 from peerload.model import events, messages
@@ -172,7 +172,7 @@ def _recording(raw: bytes) -> object:
 def _config(raw: bytes) -> object:
     file = more_targets.scratch() / "settings.toml"
     file.write_bytes(raw)
-    return settings.load({"config": str(file)}, {"state": "/s", "socket": "/s/a"}, {"HOME": "/nowhere"})
+    return loader.load({"config": str(file)}, {"state": "/s", "socket": "/s/a"}, {"HOME": "/nowhere"})
 
 
 def _cluster_directory(raw: bytes) -> object:

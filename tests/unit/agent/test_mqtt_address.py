@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent import settings
 from peerload.cli.agent_flags import agent_options, given_settings
+from peerload.config import loader
 from peerload.model.errors import ConfigError
 from peerload.security import broker_address
 from peerload.security.broker_address import BrokerUrl, read_password
@@ -103,7 +103,7 @@ def test_no_password_on_a_command_line(url: str) -> None:
 @each("value", [f"mqtts://n1:{SECRET}@b", [f"mqtts://n1:{SECRET}@b", 5], {"url": SECRET}])
 def test_a_setting_of_the_wrong_kind_is_not_shown(value: object) -> None:
     with pytest.raises(ConfigError, match="mqtt") as caught:
-        settings.converted_value("mqtt", value, "/etc/peerload/peerload.toml")
+        loader.converted_value("mqtt", value, "/etc/peerload/peerload.toml")
     assert SECRET not in str(caught.value) + caught.value.hint + caught.value.why
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from peerload.agent import settings
-from peerload.agent.settings import default_node_name, load
+from peerload.config import loader
+from peerload.config.loader import default_node_name, load
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
@@ -35,8 +35,8 @@ class Places:
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
     made = Places(tmp_path)
-    monkeypatch.setattr(settings, "SYSTEM_FILE", made.system)
-    monkeypatch.setattr(settings, "SYSTEM_DIRECTORY", made.directory)
+    monkeypatch.setattr(loader, "SYSTEM_FILE", made.system)
+    monkeypatch.setattr(loader, "SYSTEM_DIRECTORY", made.directory)
     return made
 
 

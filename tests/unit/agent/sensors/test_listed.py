@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.agent.sensors.listed import listed
+from peerload.config.configured_devices import listed
 from peerload.model.config import DeviceConfig
 from peerload.model.errors import ConfigError
 from tests.each import each

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from peerload.agent.sensors.listed import listed
+from peerload.config.configured_devices import listed
 from peerload.launcher.system.settings_rules import objection
 from peerload.model.config import AgentConfig, GpuConfig, GpuSettings
 from peerload.model.errors import ConfigError

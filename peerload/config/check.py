@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent import settings
-from peerload.agent.sensors.listed import listed
+from peerload.config import loader
+from peerload.config.configured_devices import listed
 from peerload.model.config import AgentConfig, GpuSettings, LoadSettings
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
@@ -68,8 +68,8 @@ def _read(path: Path) -> str:
 
 def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
     for key, value in values.items():
-        if key not in settings.KEYS:
-            yield settings.unknown(key, "here")
+        if key not in loader.KEYS:
+            yield loader.unknown(key, "here")
             continue
         if key == "gpu" and isinstance(value, dict):
             yield from _of_gpus(value)
@@ -82,7 +82,7 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
             )
             continue
         try:
-            converted = settings.converted_value(key, value, "here")
+            converted = loader.converted_value(key, value, "here")
             _look_at(key, converted)
         except ConfigError as error:
             yield error
@@ -91,7 +91,7 @@ def _mistakes(values: dict[str, Any]) -> Iterator[ConfigError]:
 def _of_gpus(table: dict[str, Any]) -> Iterator[ConfigError]:
     for key, value in table.items():
         try:
-            settings.gpu_config(settings.converted_value("gpu", {key: value}, "here"))
+            loader.gpu_config(loader.converted_value("gpu", {key: value}, "here"))
         except ConfigError as error:
             if key not in GpuSettings.__struct_fields__:
                 yield ConfigError(
@@ -120,7 +120,7 @@ def _look_at(key: str, value: Any) -> None:  # noqa: ANN401 -- of the setting's 
 def told(config: AgentConfig, origins: dict[str, str]) -> list[dict[str, object]]:
     """Each setting as `key value origin`, for JSON; brokers without their passwords."""
     return [
-        {"key": key, "value": _plain(key, getattr(config, key)), "origin": origins.get(key, settings.BUILT_IN)}
+        {"key": key, "value": _plain(key, getattr(config, key)), "origin": origins.get(key, loader.BUILT_IN)}
         for key in AgentConfig.__struct_fields__
     ]
 

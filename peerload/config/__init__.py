@@ -1,0 +1,1 @@
+"""Settings of an agent: read from flags, environment and TOML files, and checked."""
