@@ -10,8 +10,8 @@ import secrets
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from peerload.cli import environment as variables
-from peerload.cli import units
 from peerload.model.errors import BadRequest
+from peerload.text import units
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,9 +7,9 @@ import sys
 from peerload.cli import selection
 from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options, duration, signal_number
-from peerload.cli.tasks import collapsed
-from peerload.cli.text import counted, print_json, say
 from peerload.client import Client
+from peerload.text.format import counted, print_json, say
+from peerload.text.tasks import collapsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

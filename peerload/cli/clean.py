@@ -8,10 +8,10 @@ import sys
 from peerload.cli import selection
 from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options, duration, whole
-from peerload.cli.tasks import collapsed
-from peerload.cli.text import counted, print_json, say, size_text
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
+from peerload.text.format import counted, print_json, say, size_text
+from peerload.text.tasks import collapsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options
-from peerload.cli.text import duration_text, print_json, printable, say
+from peerload.text.format import duration_text, print_json, printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import shlex
 import sys
 from datetime import UTC, datetime
 
-from peerload.cli.text import print_json, printable
 from peerload.model.errors import BadRequest
+from peerload.text.format import print_json, printable
 
 TLS_PORT = 8883
 TYPE_CHECKING = False

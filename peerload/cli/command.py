@@ -9,8 +9,8 @@ import sys
 
 from peerload.cli import device_flags, environment, mistakes, options, terms_flags
 from peerload.cli.main import CANNOT, UsageError
-from peerload.cli.text import number_text, printable, say, shortened, size_text
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable
+from peerload.text.format import number_text, printable, say, shortened, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **m
     shown = {**spec, "argv": [printable(word) for word in spec["argv"]], "directory": printable(spec["directory"])}
     shown |= {"environment": [printable(name) for name in variables], "left_out": secret, **more}
     if flags.json:
-        from peerload.cli.text import print_json
+        from peerload.text.format import print_json
 
         print_json(shown)
         return 0

@@ -10,9 +10,9 @@ import sys
 
 from peerload.cli.main import VERBS, UsageError
 from peerload.cli.options import DESCRIBE, Described, Options
-from peerload.cli.text import printable, shortened
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
+from peerload.text.format import printable, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def main(words: list[str]) -> int:
         what = f"no such shell: {flags.shell!r}" if flags.shell else "which shell is missing"
         raise UsageError(f"completions: {what}", hint="there are:  peerload completions bash | zsh | fish")
     if flags.json:
-        from peerload.cli.text import print_json
+        from peerload.text.format import print_json
 
         print_json({"shell": flags.shell, "script": SCRIPTS[flags.shell]})
     else:

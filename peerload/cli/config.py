@@ -8,7 +8,7 @@ from pathlib import Path
 
 from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options
-from peerload.cli.text import coloured, counted, print_json, printable, say, table
+from peerload.text.format import coloured, counted, print_json, printable, say, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None) -> No
 
 
 def _value(value: object) -> str:
-    from peerload.cli.text import shortened
+    from peerload.text.format import shortened
 
     if value is None:
         return "as found out"

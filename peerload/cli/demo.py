@@ -21,11 +21,11 @@ from peerload.cli import demo_report, environment, up
 from peerload.cli.demo_work import commands
 from peerload.cli.main import INTERRUPTED
 from peerload.cli.options import Options, whole
-from peerload.cli.text import coloured, print_json, printable, say
 from peerload.client import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.security import cluster_dir
+from peerload.text.format import coloured, print_json, printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from peerload.cli import environment, up
 from peerload.cli.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
 from peerload.cli.main import INTERRUPTED
 from peerload.cli.options import Options
-from peerload.cli.text import coloured, print_json, table
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
 from peerload.security import cluster_dir
+from peerload.text.format import coloured, print_json, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from peerload.cli.demo_work import list_schedule_s
-from peerload.cli.text import coloured, table
+from peerload.text.format import coloured, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import threading
 from peerload.cli import doctor_agent, doctor_cluster, doctor_machine
 from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Check, Facts, Finding
 from peerload.cli.options import Options
-from peerload.cli.text import coloured, counted, print_json, printable
+from peerload.text.format import coloured, counted, print_json, printable
 
 CHECKS = (
     Check("settings", doctor_agent.settings),

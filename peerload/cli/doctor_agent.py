@@ -11,8 +11,8 @@ from pathlib import Path
 
 from peerload import __version__
 from peerload.cli.doctor_facts import AS_SERVICE, FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
-from peerload.cli.text import counted, size_text
 from peerload.model.errors import AgentSilent
+from peerload.text.format import counted, size_text
 
 SLOW_SYNC_S = 0.2
 """A disk that takes longer to keep a small file makes every submit slow."""

@@ -8,8 +8,8 @@ import re
 import shlex
 
 from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
-from peerload.cli.text import counted, duration_text, shortened
 from peerload.distribution import deployed
+from peerload.text.format import counted, duration_text, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 import peerload
 from peerload.cli.doctor_agent import mounted_at
 from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Facts, Finding
-from peerload.cli.text import counted, size_text
+from peerload.text.format import counted, size_text
 
 FILES_MIN, FILES_GOOD = 256, 1024
 PROCESSES_LEFT_MIN = 256

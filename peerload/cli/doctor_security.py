@@ -16,7 +16,7 @@ from peerload.cli import (
 from peerload.cli.doctor import looked_at
 from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Check, Facts, Finding
 from peerload.cli.security_rules import HELD_BY, RULES
-from peerload.cli.text import coloured, counted, print_json, printable
+from peerload.text.format import coloured, counted, print_json, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

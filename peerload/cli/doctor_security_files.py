@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import peerload
 from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
-from peerload.cli.text import counted, duration_text, printable
+from peerload.text.format import counted, duration_text, printable
 
 KEY_FILES = ("tls/node.pem", "joining.pem", "invites", "trust", "launcher/launcher.sock")
 """In the state directory: each is its owner's alone, wherever that lies; also the socket by which tasks are started."""

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from peerload.cli.doctor_facts import FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
 from peerload.cli.doctor_security_files import cluster_directory
-from peerload.cli.text import duration_text
 from peerload.security import certificates
 from peerload.security.tls import NO_DATES, PROTOCOL
+from peerload.text.format import duration_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

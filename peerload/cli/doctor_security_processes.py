@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from peerload.cli.doctor_facts import AS_SERVICE, FAIL, OK, SKIP, WARN, Facts, Finding, needs_agent
 from peerload.cli.doctor_security_files import owner_of
-from peerload.cli.text import counted, printable
+from peerload.text.format import counted, printable
 
 LISTENS, UNCONNECTED = "0A", "07"
 """Of /proc/net/tcp and /proc/net/udp: a socket that waits for anybody."""

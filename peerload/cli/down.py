@@ -8,9 +8,9 @@ import select
 import sys
 
 from peerload.cli.options import Options
-from peerload.cli.text import print_json, printable
 from peerload.client import START_HINT, Client
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.text.format import print_json, printable
 
 STOPS_WITHIN_S = 30.0
 FLAG = "flag"

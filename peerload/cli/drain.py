@@ -6,8 +6,8 @@ import sys
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, duration, node_name
-from peerload.cli.text import counted, print_json, say
 from peerload.client import Client
+from peerload.text.format import counted, print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

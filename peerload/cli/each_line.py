@@ -5,8 +5,8 @@ from __future__ import annotations
 from peerload.cli.each import Template
 from peerload.cli.main import UsageError
 from peerload.cli.map_inputs import Lines
-from peerload.cli.text import printable, size_text
 from peerload.model.errors import BadRequest
+from peerload.text.format import printable, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import os
 
 import msgpack
 
-from peerload.cli.text import printable, size_text
 from peerload.model.errors import BadRequest, UsageError
+from peerload.text.format import printable, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 
-from peerload.cli import tasks
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, whole
-from peerload.cli.text import json_line, printable
 from peerload.client import Client
+from peerload.text import tasks
+from peerload.text.format import json_line, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from peerload.cli.options import Options
 from peerload.cli.output import OutputWriter
 from peerload.cli.standard_input import StandardInput, takes_input
 from peerload.cli.terminal import window
-from peerload.cli.text import print_json, printable, say
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable, BadRequest
+from peerload.text.format import print_json, printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

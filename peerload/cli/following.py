@@ -14,9 +14,9 @@ import time
 from peerload.cli import command
 from peerload.cli.standard_input import BACKGROUND_LOOK_S, StandardInput
 from peerload.cli.terminal import DETACH_KEY, RawTerminal, window
-from peerload.cli.text import printable, say, shortened
 from peerload.client import Client, accepted
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.text.format import printable, say, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 
-from peerload.cli import tasks
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, whole
-from peerload.cli.text import (
+from peerload.client import Client
+from peerload.text import tasks
+from peerload.text.format import (
     counted,
     duration_text,
     number_text,
@@ -19,7 +20,6 @@ from peerload.cli.text import (
     table,
     terminal_columns,
 )
-from peerload.client import Client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

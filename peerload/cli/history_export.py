@@ -12,11 +12,11 @@ import os
 import re
 import sys
 
-from peerload.cli import tasks
 from peerload.cli.main import CANNOT, UsageError
-from peerload.cli.text import counted, print_json, say
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
+from peerload.text import tasks
+from peerload.text.format import counted, print_json, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

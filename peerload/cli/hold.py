@@ -7,10 +7,10 @@ import sys
 from peerload.cli import selection
 from peerload.cli.main import CANNOT
 from peerload.cli.options import Options
-from peerload.cli.tasks import ENDED, collapsed
-from peerload.cli.text import print_json
 from peerload.client import Client
 from peerload.model.errors import BadRequest
+from peerload.text.format import print_json
+from peerload.text.tasks import ENDED, collapsed
 
 LOOKED_AT_MAX = 100
 """Tasks of which it is said whether they have ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from peerload.cli.text import printable, say
+from peerload.text.format import printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from peerload.cli.agent_flags import located, make_private
 from peerload.cli.as_service import become_agents_user
 from peerload.cli.main import UsageError
 from peerload.cli.options import NODE_NAME_SAYS, Options, is_node_name
-from peerload.cli.text import print_json, printable, say
 from peerload.client import Client, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.text.format import print_json, printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

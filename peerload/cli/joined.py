@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from peerload.cli.agent_flags import default_state
-from peerload.cli.text import say
 from peerload.client import Client, user_socket_path
 from peerload.model.errors import AgentUnavailable, PeerloadError
+from peerload.text.format import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

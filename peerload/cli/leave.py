@@ -6,9 +6,9 @@ import sys
 
 from peerload.cli.down import await_end, watch
 from peerload.cli.options import Options
-from peerload.cli.text import print_json, printable, say
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
+from peerload.text.format import print_json, printable, say
 
 
 def main(words: list[str]) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from peerload.cli.text import counted, size_text
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
+from peerload.text.format import counted, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

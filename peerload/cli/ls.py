@@ -6,13 +6,14 @@ import gc
 import sys
 import time
 
-from peerload.cli import selection, tasks
-from peerload.cli.array_rows import as_row, number_of
+from peerload.cli import selection
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, whole
 from peerload.cli.redraw import redrawn
-from peerload.cli.text import counted, print_json, say, terminal_columns
 from peerload.client import Client
+from peerload.text import tasks
+from peerload.text.array_rows import as_row, number_of
+from peerload.text.format import counted, print_json, say, terminal_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -170,7 +170,7 @@ def _unknown(verb: str) -> UsageError:
 
 def report(error: PeerloadError, debug_hint: list[str] | None = None, verb: str = "") -> None:
     """Say on stderr what happened and why, on one line, and the next command to type on another."""
-    from peerload.cli.text import printable
+    from peerload.text.format import printable
 
     hint = error.hint or DEFAULT_HINT
     if isinstance(error, UsageError) and not error.hint:

@@ -6,7 +6,7 @@ import os
 
 from peerload.cli import command
 from peerload.cli.map_inputs import BadInput
-from peerload.cli.text import printable, shortened
+from peerload.text.format import printable, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

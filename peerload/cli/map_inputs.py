@@ -12,7 +12,7 @@ import os
 from collections import deque
 
 from peerload.cli.main import UsageError
-from peerload.cli.text import printable, size_text
+from peerload.text.format import printable, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

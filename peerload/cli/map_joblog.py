@@ -12,8 +12,8 @@ import stat
 from array import array
 
 from peerload.cli.main import UsageError
-from peerload.cli.text import printable
 from peerload.model.errors import PeerloadError
+from peerload.text.format import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from peerload.cli.each import shown
 from peerload.cli.map_batch import Batch, Task, sound_size
 from peerload.cli.map_inputs import BadInput
 from peerload.cli.map_show import Ended
-from peerload.cli.text import counted, say, size_text
 from peerload.client import Client, OutputGaps, raise_refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.text.format import counted, say, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 import time
 
 from peerload.cli.output import write_all
-from peerload.cli.text import duration_text, printable
+from peerload.text.format import duration_text, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

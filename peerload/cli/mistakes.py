@@ -8,8 +8,8 @@ import os
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import NODE_NAME_SAYS, is_node_name
-from peerload.cli.text import printable, say
 from peerload.model.errors import NeverRunnable
+from peerload.text.format import printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.options import Options
-from peerload.cli.text import (
+from peerload.client import Client
+from peerload.text.format import (
     duration_text,
     number_text,
     print_json,
@@ -16,7 +17,6 @@ from peerload.cli.text import (
     terminal_columns,
     width_of,
 )
-from peerload.client import Client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from peerload.cli.main import UsageError
-from peerload.cli.units import duration as duration  # noqa: PLC0414 -- verbs have it from here
-from peerload.cli.units import size as size  # noqa: PLC0414 -- as above
+from peerload.text.units import duration as duration  # noqa: PLC0414 -- verbs have it from here
+from peerload.text.units import size as size  # noqa: PLC0414 -- as above
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from peerload.cli.text import print_json, printable, say, size_text
 from peerload.client import OutputGaps
+from peerload.text.format import print_json, printable, say, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

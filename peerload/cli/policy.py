@@ -9,9 +9,9 @@ import sys
 
 from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options
-from peerload.cli.text import counted, print_json, printable, say
 from peerload.client import Client
 from peerload.model.errors import AgentUnavailable
+from peerload.text.format import counted, print_json, printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import textwrap
 
-from peerload.cli.text import printable, table
 from peerload.policy.parameters import shown
+from peerload.text.format import printable, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import sys
 
 from peerload.cli import options, selection
 from peerload.cli.main import CANNOT
-from peerload.cli.tasks import collapsed
-from peerload.cli.text import print_json
 from peerload.client import Client
+from peerload.text.format import print_json
+from peerload.text.tasks import collapsed
 
 PRIORITY_MAX = 1_000_000
 

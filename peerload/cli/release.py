@@ -7,9 +7,9 @@ import sys
 from peerload.cli import selection
 from peerload.cli.main import CANNOT
 from peerload.cli.options import Options
-from peerload.cli.tasks import collapsed
-from peerload.cli.text import print_json
 from peerload.client import Client
+from peerload.text.format import print_json
+from peerload.text.tasks import collapsed
 
 
 def main(words: list[str]) -> int:

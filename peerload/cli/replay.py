@@ -9,8 +9,8 @@ from pathlib import Path
 from peerload import __version__
 from peerload.cli.options import Options
 from peerload.cli.replay_nodes import Replay, replays, shown
-from peerload.cli.text import print_json, printable, say
 from peerload.model.errors import BadMessage, PeerloadError
+from peerload.text.format import print_json, printable, say
 from peerload.wire import recording
 
 TYPE_CHECKING = False

@@ -8,9 +8,9 @@ import sys
 from peerload.cli import command, selection
 from peerload.cli.main import CANNOT, UsageError, report
 from peerload.cli.options import Options
-from peerload.cli.text import counted, print_json, printable, say
 from peerload.client import Client
 from peerload.model.errors import BadRequest
+from peerload.text.format import counted, print_json, printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import sys
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import NODE_NAME_SAYS, Options, is_node_name
-from peerload.cli.text import print_json, printable, say
 from peerload.client import Client
+from peerload.text.format import print_json, printable, say
 
 
 def main(words: list[str]) -> int:

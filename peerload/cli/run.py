@@ -14,8 +14,8 @@ from peerload.cli.main import CANNOT, INTERRUPTED
 from peerload.cli.output import OutputWriter
 from peerload.cli.standard_input import StandardInput, takes_input
 from peerload.cli.terminal import window
-from peerload.cli.text import print_json, printable, say, size_text
 from peerload.client import Client
+from peerload.text.format import print_json, printable, say, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

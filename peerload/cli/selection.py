@@ -10,7 +10,7 @@ import sys
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import node_name
-from peerload.cli.text import counted, printable, say
+from peerload.text.format import counted, printable, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options
-from peerload.cli.text import print_json
 from peerload.distribution import deploy_directory
 from peerload.model.errors import PeerloadError
+from peerload.text.format import print_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import time
 
-from peerload.cli import live, tasks
+from peerload.cli import live
 from peerload.cli.options import Options
-from peerload.cli.text import ago_text, counted, duration_text, number_text, print_json, printable, size_text
 from peerload.client import Client
+from peerload.text import tasks
+from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, printable, size_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import sys
 from peerload.cli import selection
 from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options, signal_number
-from peerload.cli.tasks import collapsed
-from peerload.cli.text import print_json, printable, say
 from peerload.client import Client
+from peerload.text.format import print_json, printable, say
+from peerload.text.tasks import collapsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

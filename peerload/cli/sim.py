@@ -8,9 +8,9 @@ from pathlib import Path
 
 from peerload.cli import sim_compare, sim_flags, sim_plot, sim_report, sim_work
 from peerload.cli.main import CANNOT, report
-from peerload.cli.text import json_line, say
 from peerload.model.errors import PeerloadError
 from peerload.sim.outcome import impossible, longer, outcome
+from peerload.text.format import json_line, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

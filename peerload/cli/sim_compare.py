@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from peerload.cli.sim_report import load_text
-from peerload.cli.text import counted, printable, table
+from peerload.text.format import counted, printable, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

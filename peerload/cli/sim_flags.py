@@ -11,11 +11,11 @@ from pathlib import Path
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, duration, whole
-from peerload.cli.text import counted
 from peerload.model.errors import ConfigError
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import Scenario, tasks_for
 from peerload.sim.service import Service, read_service
+from peerload.text.format import counted
 
 NODES_MAX, SLOTS_MAX, GPUS_MAX = 100_000, 65_536, 1024
 TASKS_MIN, TASKS_MAX = 10, 100_000_000

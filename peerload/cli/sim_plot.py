@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peerload.cli.main import UsageError
-from peerload.cli.text import counted
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.sim.outcome import bounds
+from peerload.text.format import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

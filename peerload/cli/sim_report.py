@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from peerload.cli.text import counted, number_text, printable, table
+from peerload.text.format import counted, number_text, printable, table
 
 if TYPE_CHECKING:
     from typing import Any

@@ -6,9 +6,9 @@ import sys
 
 from peerload.cli import command, terms_flags
 from peerload.cli.main import UsageError
-from peerload.cli.text import counted, print_json, printable, say, shortened
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
+from peerload.text.format import counted, print_json, printable, say, shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import sys
 from peerload.cli.each import Template
 from peerload.cli.each_line import gathered
 from peerload.cli.main import UsageError
-from peerload.cli.text import printable
+from peerload.text.format import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

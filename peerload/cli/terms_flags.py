@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from peerload.cli import ending_flags, options
 from peerload.cli.main import UsageError
-from peerload.cli.text import printable
+from peerload.text.format import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

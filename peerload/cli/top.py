@@ -6,13 +6,14 @@ import os
 import sys
 import time
 
-from peerload.cli import nodes, tasks
+from peerload.cli import nodes
 from peerload.cli.options import Options
 from peerload.cli.redraw import redrawn
-from peerload.cli.text import coloured, number_text, print_json, printable, table
 from peerload.client import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
+from peerload.text import tasks
+from peerload.text.format import coloured, number_text, print_json, printable, table
 from peerload.top.snapshot import bar, sample
 
 TYPE_CHECKING = False

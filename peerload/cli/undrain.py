@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.options import Options, node_name
-from peerload.cli.text import print_json
 from peerload.client import Client
+from peerload.text.format import print_json
 
 
 def main(words: list[str]) -> int:

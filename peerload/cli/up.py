@@ -14,9 +14,9 @@ import peerload
 from peerload.cli.agent_flags import agent_options, as_words, given_settings, located, make_private
 from peerload.cli.down import await_end, watch
 from peerload.cli.orphans import is_worked_in
-from peerload.cli.text import counted, number_text, print_json, printable, say, size_text, terminal_columns
 from peerload.client import ANSWERS_WITHIN_S, Client, default_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
+from peerload.text.format import counted, number_text, print_json, printable, say, size_text, terminal_columns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

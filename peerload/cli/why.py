@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 
-from peerload.cli import tasks
 from peerload.cli.options import Options
-from peerload.cli.text import counted, duration_text, number_text, print_json, printable, shortened, table
 from peerload.client import Client
+from peerload.text import tasks
+from peerload.text.format import counted, duration_text, number_text, print_json, printable, shortened, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

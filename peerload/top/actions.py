@@ -6,9 +6,9 @@ import secrets
 import signal
 from typing import NamedTuple
 
-from peerload.cli.text import counted
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
+from peerload.text.format import counted
 from peerload.top import arrays
 from peerload.top.sample import ANSWERS_WITHIN_S, at
 

@@ -10,9 +10,9 @@ from textual.binding import Binding
 from textual.message import Message
 
 from peerload.cli import why as why_text
-from peerload.cli.tasks import own_names
 from peerload.client import Client
 from peerload.model.errors import PeerloadError
+from peerload.text.tasks import own_names
 from peerload.top import actions
 from peerload.top import lines as draw
 from peerload.top.detail import Tail

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peerload.cli.array_rows import as_row, number_of, ranges
-from peerload.cli.tasks import array_of, command_text
+from peerload.text.array_rows import as_row, number_of, ranges
+from peerload.text.tasks import array_of, command_text
 from peerload.top.world import number
 
 TYPE_CHECKING = False

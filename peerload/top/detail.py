@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 
-from peerload.cli.text import duration_text, number_text, size_text
+from peerload.text.format import duration_text, number_text, size_text
 from peerload.top import lines as draw
 from peerload.top import tables
 from peerload.top.arrays import counts_text

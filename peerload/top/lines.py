@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from peerload.cli.text import printable
+from peerload.text.format import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ The choice is kept by name: what moves in the table stays chosen, unless it move
 
 from __future__ import annotations
 
-from peerload.cli.tasks import array_of, is_mine
+from peerload.text.tasks import array_of, is_mine
 from peerload.top import arrays
 from peerload.top.world import Node, World, number
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from peerload.cli.tasks import command_text
-from peerload.cli.text import duration_text, number_text, size_text
+from peerload.text.format import duration_text, number_text, size_text
+from peerload.text.tasks import command_text
 from peerload.top import arrays
 from peerload.top import lines as draw
 from peerload.top.actions import SIGNALS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peerload.cli.text import size_text
+from peerload.text.format import size_text
 from peerload.top import lines as draw
 from peerload.top.world import Series, is_number, number
 

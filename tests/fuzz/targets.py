@@ -24,7 +24,6 @@ from peerload.agent.environment import variables_of
 from peerload.agent.join_door import Door, Newcomer
 from peerload.agent.mqtt_inbox import AdviceFilter, Topics
 from peerload.agent.store import Store
-from peerload.cli.text import printable
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.launcher.record_log import RecordLog
@@ -44,6 +43,7 @@ from peerload.policy.reading import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invites
+from peerload.text.format import printable
 from peerload.wire import control, frame, gossip, join, peer, recording, token
 from peerload.wire.seal import KEY_BYTES, Sealer
 from tests.fuzz import more_targets

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from peerload.cli.array_rows import as_row, number_of, ranges
-from peerload.cli.tasks import listed_table
+from peerload.text.array_rows import as_row, number_of, ranges
+from peerload.text.tasks import listed_table
 from tests.each import each
 
 

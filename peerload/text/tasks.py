@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from peerload.cli.text import ago_text, counted, duration_text, printable, say, shortened, table
+from peerload.text.format import ago_text, counted, duration_text, printable, say, shortened, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

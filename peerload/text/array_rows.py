@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peerload.cli.tasks import array_of
-from peerload.cli.text import counted
+from peerload.text.format import counted
+from peerload.text.tasks import array_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
