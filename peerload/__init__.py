@@ -7,9 +7,9 @@ __all__ = ["AsyncClient", "Client", "Executor", "__version__"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from peerload.api.asynchronous import AsyncClient
-    from peerload.api.blocking import Client
-    from peerload.api.executor import Executor
+    from peerload.client.asynchronous import AsyncClient
+    from peerload.client.blocking import Client
+    from peerload.client.executor import Executor
 
 _ROOMS = {"Client": "blocking", "AsyncClient": "asynchronous", "Executor": "executor"}
 
@@ -20,4 +20,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'peerload' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415 -- as above
 
-    return getattr(import_module(f"peerload.api.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"peerload.client.{_ROOMS[name]}"), name)

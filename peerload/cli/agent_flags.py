@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 
 from peerload.cli.options import Options, speed, whole
-from peerload.client import SYSTEM_SOCKET, user_socket_path
+from peerload.client.connection import SYSTEM_SOCKET, user_socket_path
 from peerload.model.errors import ConfigError, PeerloadError
 
 TYPE_CHECKING = False

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 
-from peerload.client import ANSWERS_WITHIN_S, default_socket_path
+from peerload.client.connection import ANSWERS_WITHIN_S, default_socket_path
 from peerload.model.errors import PeerloadError
 from peerload.wire import frame
 

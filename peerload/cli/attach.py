@@ -10,7 +10,7 @@ from peerload.cli.options import Options, whole
 from peerload.cli.output import OutputWriter
 from peerload.cli.run import say_detached, told, told_missing
 from peerload.cli.standard_input import StandardInput, takes_input
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.text.format import print_json
 from peerload.text.tasks import is_mine

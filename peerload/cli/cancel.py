@@ -7,7 +7,7 @@ import sys
 from peerload.cli import selection
 from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options, duration, signal_number
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text.format import counted, print_json, say
 from peerload.text.tasks import collapsed
 

@@ -8,7 +8,7 @@ import sys
 from peerload.cli import selection
 from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options, duration, whole
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
 from peerload.text.format import counted, print_json, say, size_text
 from peerload.text.tasks import collapsed

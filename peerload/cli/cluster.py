@@ -101,7 +101,7 @@ def _init(flags: Namespace) -> int:
 
 
 def _rotate(flags: Namespace) -> int:
-    from peerload.client import Client
+    from peerload.client.connection import Client
 
     if flags.directory or flags.name is not None:
         raise UsageError("cluster rotate takes nothing", hint="what it takes:  peerload cluster --help")
@@ -154,7 +154,7 @@ def _show(flags: Namespace) -> int:
 def _configured() -> Cluster:
     """That of an agent that is started here now."""
     from peerload.cli.agent_flags import default_state
-    from peerload.client import user_socket_path
+    from peerload.client.connection import user_socket_path
     from peerload.config import loader
     from peerload.security import cluster_dir
 
@@ -164,7 +164,7 @@ def _configured() -> Cluster:
 
 def _in_use(socket: str | None) -> dict[str, Any] | None:
     """The cluster of the agent that runs here; None if none does."""
-    from peerload.client import Client
+    from peerload.client.connection import Client
     from peerload.model.errors import AgentUnavailable
 
     try:

@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 import sys
 
-from peerload.cli import device_flags, environment, mistakes, options, terms_flags
+from peerload.cli import device_flags, mistakes, options, terms_flags
 from peerload.cli.main import CANNOT, UsageError
+from peerload.client import environment
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable
 from peerload.text.format import number_text, printable, say, shortened, size_text
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from typing import Any
 
-    from peerload.client import Client
+    from peerload.client.connection import Client
 
 ARGV_ITEMS_MAX = 32_768
 ARGV_BYTES_MAX = 1 << 20

@@ -10,7 +10,7 @@ import sys
 
 from peerload.cli.main import VERBS, UsageError
 from peerload.cli.options import DESCRIBE, Described, Options
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.format import printable, shortened
 

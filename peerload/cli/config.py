@@ -84,14 +84,14 @@ def _known(config: AgentConfig | None) -> AgentConfig:
 
 def _defaults() -> dict[str, str]:
     from peerload.cli.agent_flags import default_state
-    from peerload.client import user_socket_path
+    from peerload.client.connection import user_socket_path
 
     return {"state": default_state(), "socket": user_socket_path()}
 
 
 def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[dict[str, Any]] | None, str | None]:
     """The settings of the agent that runs here, and its node; None without one, unless the command line named it."""
-    from peerload.client import Client
+    from peerload.client.connection import Client
     from peerload.model.errors import AgentUnavailable, BadRequest
 
     place = flags.socket or os.environ.get("PEERLOAD_SOCKET") or (config.socket if config is not None else None)

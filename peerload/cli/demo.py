@@ -17,11 +17,12 @@ import time
 from pathlib import Path
 
 from peerload.agent.broker import find_broker, start_broker
-from peerload.cli import demo_report, environment, up
+from peerload.cli import demo_report, up
 from peerload.cli.demo_work import commands
 from peerload.cli.main import INTERRUPTED
 from peerload.cli.options import Options, whole
-from peerload.client import Client
+from peerload.client import environment
+from peerload.client.connection import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.security import cluster_dir

@@ -15,11 +15,12 @@ import sys
 from pathlib import Path
 
 import peerload
-from peerload.cli import environment, up
+from peerload.cli import up
 from peerload.cli.demo import ANSWER_WITHIN_S, MARK, Demo, carried_out, interrupt, temporary_directory, wait
 from peerload.cli.main import INTERRUPTED
 from peerload.cli.options import Options
-from peerload.client import Client
+from peerload.client import environment
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.security import cluster_dir
 from peerload.text.format import coloured, print_json, table

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from peerload.client import Client, default_socket_path, user_socket_path
+from peerload.client.connection import Client, default_socket_path, user_socket_path
 from peerload.distribution import deployed
 from peerload.model.errors import AgentUnavailable, BadRequest, ConfigError, PeerloadError
 

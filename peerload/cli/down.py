@@ -8,7 +8,7 @@ import select
 import sys
 
 from peerload.cli.options import Options
-from peerload.client import START_HINT, Client
+from peerload.client.connection import START_HINT, Client
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 from peerload.text.format import print_json, printable
 
@@ -81,7 +81,7 @@ def _back_again(client: Client) -> str:
 def own_place(key: str) -> str | None:
     """Where `peerload up` keeps these without being told, None for any other setting."""
     from peerload.cli.agent_flags import default_state
-    from peerload.client import default_socket_path
+    from peerload.client.connection import default_socket_path
 
     return {"state": default_state(), "socket": default_socket_path()}.get(key)
 

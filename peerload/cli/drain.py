@@ -6,7 +6,7 @@ import sys
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, duration, node_name
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text.format import counted, print_json, say
 
 TYPE_CHECKING = False

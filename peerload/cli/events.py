@@ -6,7 +6,7 @@ import sys
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, whole
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text import tasks
 from peerload.text.format import json_line, printable
 

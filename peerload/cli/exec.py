@@ -7,7 +7,6 @@ import signal
 
 from peerload.cli import command
 from peerload.cli.attach import is_ours
-from peerload.cli.environment import packed
 from peerload.cli.following import Following
 from peerload.cli.interactive import with_colours, with_term
 from peerload.cli.main import CANNOT, UsageError
@@ -15,7 +14,8 @@ from peerload.cli.options import Options
 from peerload.cli.output import OutputWriter
 from peerload.cli.standard_input import StandardInput, takes_input
 from peerload.cli.terminal import window
-from peerload.client import Client
+from peerload.client.connection import Client
+from peerload.client.environment import packed
 from peerload.model.errors import AgentUnavailable, BadRequest
 from peerload.text.format import print_json, printable, say
 

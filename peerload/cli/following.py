@@ -14,7 +14,7 @@ import time
 from peerload.cli import command
 from peerload.cli.standard_input import BACKGROUND_LOOK_S, StandardInput
 from peerload.cli.terminal import DETACH_KEY, RawTerminal, window
-from peerload.client import Client, accepted
+from peerload.client.connection import Client, accepted
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 from peerload.text.format import printable, say, shortened
 

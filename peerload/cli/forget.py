@@ -6,7 +6,7 @@ import sys
 
 from peerload.cli.main import UsageError
 from peerload.cli.options import NODE_NAME_SAYS, Options, is_node_name
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text.format import print_json, printable
 
 

@@ -7,7 +7,7 @@ import sys
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options
 from peerload.cli.terms_flags import group_name
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text.format import counted, print_json, printable, table
 
 TYPE_CHECKING = False

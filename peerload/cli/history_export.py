@@ -13,7 +13,7 @@ import re
 import sys
 
 from peerload.cli.main import CANNOT, UsageError
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text import tasks
 from peerload.text.format import counted, print_json, say
@@ -89,7 +89,7 @@ def export(flags: Namespace) -> int:
         raise UsageError(f"history: {path!r} says no format", hint="a trace's name ends in .csv or .jsonl")
     partial = f"{path}.{os.getpid()}.part"
     try:
-        with open(partial, "x", encoding="utf-8") as out:  # noqa: PTH123 -- as client.py: no pathlib on the way to a start
+        with open(partial, "x", encoding="utf-8") as out:  # noqa: PTH123 -- as client/connection.py: no pathlib on the way to a start
             trace = _copy(flags, out, as_csv=path.endswith(".csv"))
         os.replace(partial, path)  # noqa: PTH105
     except OSError as error:

@@ -7,7 +7,7 @@ import sys
 from peerload.cli import selection
 from peerload.cli.main import CANNOT
 from peerload.cli.options import Options
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import BadRequest
 from peerload.text.format import print_json
 from peerload.text.tasks import ENDED, collapsed

@@ -10,7 +10,7 @@ from pathlib import Path
 from peerload.cli.as_service import become_agents_user
 from peerload.cli.main import UsageError
 from peerload.cli.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, duration, is_node_name, whole
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import BadRequest
 from peerload.text.format import duration_text, print_json, printable, say
 

@@ -12,7 +12,7 @@ from peerload.cli.agent_flags import located, make_private
 from peerload.cli.as_service import become_agents_user
 from peerload.cli.main import UsageError
 from peerload.cli.options import NODE_NAME_SAYS, Options, is_node_name
-from peerload.client import Client, default_socket_path
+from peerload.client.connection import Client, default_socket_path
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 from peerload.text.format import print_json, printable, say
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from peerload.cli.agent_flags import default_state
-from peerload.client import Client, user_socket_path
+from peerload.client.connection import Client, user_socket_path
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from peerload.text.format import say
 

@@ -6,7 +6,7 @@ import sys
 
 from peerload.cli.down import await_end, watch
 from peerload.cli.options import Options
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
 from peerload.text.format import print_json, printable, say
 

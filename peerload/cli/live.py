@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.format import counted, size_text
 

@@ -7,7 +7,7 @@ from peerload.cli.command import say_away, say_unknown, say_waits
 from peerload.cli.main import CANNOT, report
 from peerload.cli.options import Options, whole
 from peerload.cli.output import OutputWriter
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import BadRequest
 from peerload.text.format import say
 from peerload.text.tasks import instant_text, is_mine, own_names

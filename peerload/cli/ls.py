@@ -10,7 +10,7 @@ from peerload.cli import selection
 from peerload.cli.main import UsageError
 from peerload.cli.options import Options, whole
 from peerload.cli.redraw import redrawn
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text import tasks
 from peerload.text.array_rows import as_row, number_of
 from peerload.text.format import counted, print_json, say, terminal_columns

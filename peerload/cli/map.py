@@ -13,7 +13,7 @@ from peerload.cli.map_inputs import opened, split
 from peerload.cli.map_joblog import Joblog
 from peerload.cli.map_run import Mapping
 from peerload.cli.map_show import Bar, Ended, Outputs
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text.format import counted, print_json, printable, say, shortened, size_text
 
 TYPE_CHECKING = False

@@ -18,7 +18,7 @@ from peerload.cli.each import shown
 from peerload.cli.map_batch import Batch, Task, sound_size
 from peerload.cli.map_inputs import BadInput
 from peerload.cli.map_show import Ended
-from peerload.client import Client, OutputGaps, raise_refusal
+from peerload.client.connection import Client, OutputGaps, raise_refusal
 from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
 from peerload.text.format import counted, say, size_text
 

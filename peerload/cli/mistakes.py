@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from peerload.client import Client
+    from peerload.client.connection import Client
 
 NAMED_MAX = 8
 SHELL_MARKS = "|&;<>()$`*?~"

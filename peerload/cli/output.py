@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from peerload.client import OutputGaps
+from peerload.client.connection import OutputGaps
 from peerload.text.format import print_json, printable, say, size_text
 
 TYPE_CHECKING = False

@@ -9,7 +9,7 @@ import sys
 
 from peerload.cli.main import CANNOT, UsageError
 from peerload.cli.options import Options
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
 from peerload.text.format import counted, print_json, printable, say
 

@@ -6,7 +6,7 @@ import sys
 
 from peerload.cli import options, selection
 from peerload.cli.main import CANNOT
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text.format import print_json
 from peerload.text.tasks import collapsed
 

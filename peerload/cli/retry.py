@@ -8,7 +8,7 @@ import sys
 from peerload.cli import command, selection
 from peerload.cli.main import CANNOT, UsageError, report
 from peerload.cli.options import Options
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import BadRequest
 from peerload.text.format import counted, print_json, printable, say
 

@@ -14,7 +14,7 @@ from peerload.cli.main import CANNOT, INTERRUPTED
 from peerload.cli.output import OutputWriter
 from peerload.cli.standard_input import StandardInput, takes_input
 from peerload.cli.terminal import window
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text.format import print_json, printable, say, size_text
 
 TYPE_CHECKING = False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.cli.options import Options
-    from peerload.client import Client
+    from peerload.client.connection import Client
 
 STATES = ("held", "queued", "leased", "running", "done", "failed", "cancelled", "unknown")
 UNFINISHED = ("held", "queued", "leased", "running", "unknown")

@@ -7,7 +7,7 @@ import time
 
 from peerload.cli import live
 from peerload.cli.options import Options
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text import tasks
 from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, printable, size_text
 

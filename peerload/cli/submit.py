@@ -6,7 +6,7 @@ import sys
 
 from peerload.cli import command, terms_flags
 from peerload.cli.main import UsageError
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.format import counted, print_json, printable, say, shortened
 

@@ -9,7 +9,7 @@ import time
 from peerload.cli import nodes
 from peerload.cli.options import Options
 from peerload.cli.redraw import redrawn
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.distribution import how_to_add
 from peerload.model.errors import PeerloadError
 from peerload.text import tasks

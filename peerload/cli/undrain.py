@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from peerload.cli.options import Options, node_name
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text.format import print_json
 
 

@@ -14,7 +14,7 @@ import peerload
 from peerload.cli.agent_flags import agent_options, as_words, given_settings, located, make_private
 from peerload.cli.down import await_end, watch
 from peerload.cli.orphans import is_worked_in
-from peerload.client import ANSWERS_WITHIN_S, Client, default_socket_path
+from peerload.client.connection import ANSWERS_WITHIN_S, Client, default_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, PeerloadError
 from peerload.text.format import counted, number_text, print_json, printable, say, size_text, terminal_columns
 

@@ -9,7 +9,7 @@ from peerload.cli import selection
 from peerload.cli.command import exit_code_of, say_missing, say_unknown, say_unsaved
 from peerload.cli.map_show import Bar
 from peerload.cli.options import Options, duration
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.format import print_json, printable, say
 from peerload.text.tasks import array_of

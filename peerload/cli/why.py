@@ -6,7 +6,7 @@ import sys
 import time
 
 from peerload.cli.options import Options
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.text import tasks
 from peerload.text.format import counted, duration_text, number_text, print_json, printable, shortened, table
 

@@ -6,7 +6,7 @@ import secrets
 import signal
 from typing import NamedTuple
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.format import counted
 from peerload.top import arrays

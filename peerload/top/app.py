@@ -10,7 +10,7 @@ from textual.binding import Binding
 from textual.message import Message
 
 from peerload.cli import why as why_text
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.tasks import own_names
 from peerload.top import actions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 
-from peerload.client import Client
+from peerload.client.connection import Client
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from peerload.client import Client
+    from peerload.client.connection import Client
 
 TASKS_MAX = 1000
 BAR_WIDTH = 10

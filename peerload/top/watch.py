@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.top.sample import ANSWERS_WITHIN_S
 from peerload.top.world import number

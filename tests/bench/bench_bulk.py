@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from tests.bench.bench_queue import rss_mib
 from tests.bench.support import ENVIRONMENT, Meanwhile, agents, arguments, report_taken, wait_until
 

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from tests.bench.bench_stall import Asker
 from tests.bench.ended import fill
 from tests.bench.support import (
@@ -61,7 +61,7 @@ def _is_done(client: Client) -> bool:
 
 def _elsewhere(socket: str, verb: str, fields: dict[str, Any]) -> None:
     """Ask from another process: reading a large answer would hold up the one that measures."""
-    code = f"from peerload.client import Client; Client({socket!r}, timeout_s={ANSWER_WITHIN_S}).call({verb!r}, **{fields!r})"
+    code = f"from peerload.client.connection import Client; Client({socket!r}, timeout_s={ANSWER_WITHIN_S}).call({verb!r}, **{fields!r})"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
 from tests.bench.support import arguments, cpu_s, pss_bytes, report, wait_until
 

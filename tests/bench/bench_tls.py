@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Hello, Identity

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from peerload.agent.broker import start_broker
 from peerload.cli import up
-from peerload.cli.environment import packed
-from peerload.client import Client
+from peerload.client.connection import Client
+from peerload.client.environment import packed
 from peerload.security import cluster_dir
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable, PeerloadError
 from tests.chaos_real.cgroups import Cgroups, to_hide
 from tests.chaos_real.network import NAMESPACES, command

@@ -164,7 +164,7 @@ def lease() -> str:
 
 
 ASK = """
-from peerload.client import Client
+from peerload.client.connection import Client
 with Client("/home/bob/run/peerload/agent.sock", timeout_s=60.0) as client:
     print(client.call("info")["pid"])
 """

@@ -23,7 +23,7 @@ from tests.integration.cluster import Cluster
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from peerload.client import Client
+    from peerload.client.connection import Client
     from tests.integration.cluster import Agent
 
 WAIT_S_MAX = 120.0

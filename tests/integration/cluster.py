@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgpack
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
 from tests.integration import forks
 from tests.support import cluster_of, wait_until

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from tests.integration.cluster import MARK, PATH, is_alive, processes_with, program
 from tests.integration.in_process import cli_in
 from tests.support import wait_until

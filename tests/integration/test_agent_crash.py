@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable
 from tests.integration.cluster import MARK, SHORT_LEASE_S, Agent, Cluster, ended, is_alive
 from tests.integration.ledger import Ledger

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import pytest
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentUnavailable, BadRequest
 from peerload.model.messages import Hello, Ping
 from tests.integration import forks

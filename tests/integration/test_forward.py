@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.agent import forward
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import BadRequest
 from tests.integration.cluster import Agent, Cluster, ended
 from tests.support import stands_still, wait_until

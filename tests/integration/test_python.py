@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from peerload import AsyncClient, Client, Executor
-from peerload.api import executor_link
-from peerload.api.call import RESULT_BYTES_MAX, RemoteError, RemoteTraceback, TaskFailed
+from peerload.client import executor_link
+from peerload.client.call import RESULT_BYTES_MAX, RemoteError, RemoteTraceback, TaskFailed
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, OutputIncomplete
 from tests.integration.cluster import ROOT, Agent, Cluster
 from tests.integration.shared import bring_back, restart
@@ -279,7 +279,7 @@ def test_an_interpreter_without_peerload_or_of_another_version_is_named(agent: A
         executor.submit(abs, 1).result(60)
     other = tmp_path / "other"
     other.write_text(
-        f"#!{sys.executable}\nimport sys\nfrom peerload.api import call, function\ncall.PYTHON = [3, 8]\nsys.exit(function.main())\n"
+        f"#!{sys.executable}\nimport sys\nfrom peerload.client import call, function\ncall.PYTHON = [3, 8]\nsys.exit(function.main())\n"
     )
     other.chmod(0o755)
     with Executor(agent.socket, python=str(other)) as executor, pytest.raises(RuntimeError, match=r"Python 3\.8"):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from tests.integration.cluster import Cluster
 from tests.support import wait_until
 

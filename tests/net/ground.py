@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.security.address import join_address
 from peerload.security.broker_address import TLS_PORT

@@ -32,8 +32,8 @@ FORBIDDEN = {
 }
 CODES = {"S102", "S301", "S302", "S306", "S307", "S506", "S602", "S604", "S605", "S202", "TID251"}
 LET_PASS = {
-    "peerload/api/call.py": ["TID251"],
-    "peerload/api/function.py": ["TID251"],
+    "peerload/client/call.py": ["TID251"],
+    "peerload/client/function.py": ["TID251"],
 }
 """The function that a user submits, and its outcome: bytes to every agent, launcher and node in between."""
 

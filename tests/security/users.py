@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from peerload.client import raise_refusal
+from peerload.client.connection import raise_refusal
 from tests.integration.cluster import Agent, Cluster, program
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be othe
 ASKER = """
 import ast, os, sys
 sys.path.insert(0, sys.argv[1])
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 uid, socket = int(sys.argv[2]), sys.argv[3]
 os.setgroups([int(group) for group in sys.argv[4].split(",") if group])

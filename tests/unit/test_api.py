@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import peerload
-from peerload.api import call, request
-from peerload.api.values import NodeInfo, TaskInfo
+from peerload.client import call, request
+from peerload.client.values import NodeInfo, TaskInfo
 from peerload.model.errors import BadRequest
 
 MARK = "ab" * 16
@@ -124,7 +124,7 @@ def test_values_leave_out_what_they_do_not_know() -> None:
 
 
 def test_a_command_imports_none_of_it() -> None:
-    line = "import sys, peerload, peerload.client; print([name for name in sys.modules if name.startswith('peerload.api') or name in ('asyncio', 'cloudpickle', 'dataclasses', 'concurrent')])"
+    line = "import sys, peerload, peerload.client.connection; print([name for name in sys.modules if name.startswith('peerload.client.') and name != 'peerload.client.connection' or name in ('asyncio', 'cloudpickle', 'dataclasses', 'concurrent')])"
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     with pytest.raises(AttributeError):

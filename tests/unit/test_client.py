@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload import client as client_module
-from peerload.client import Client, default_socket_path, user_socket_path
+from peerload.client import connection as client_module
+from peerload.client.connection import Client, default_socket_path, user_socket_path
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, NoSuchTask, PeerloadError
 from peerload.wire import control, frame
 from tests.each import each
@@ -231,7 +231,7 @@ def test_a_private_directory_of_others_is_not_trusted(monkeypatch: pytest.Monkey
 
 def test_imports_nothing_slow() -> None:
     code = (
-        "import sys; sys.path.insert(0, '.'); import peerload.client, peerload.cli.submit, peerload.cli.run;"
+        "import sys; sys.path.insert(0, '.'); import peerload.client.connection, peerload.cli.submit, peerload.cli.run;"
         "slow = {'msgspec', 'asyncio', 'json', 'dataclasses', 'tomllib', 'subprocess', 'importlib.metadata',"
         " 'pathlib', 'logging', 'ssl', 'cryptography'};"
         "print(sorted(slow & set(sys.modules)))"

@@ -148,7 +148,7 @@ def test_too_old_a_python_is_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_clients_start_without_heavy_modules() -> None:
     heavy = {"asyncio", "cryptography", "dataclasses", "importlib.metadata", "msgspec", "rich", "ssl", "tomllib"}
-    program = "import sys, peerload.client; print(' '.join(sys.modules))"
+    program = "import sys, peerload.client.connection; print(' '.join(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {program}"],
         capture_output=True,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from peerload.agent.connection import PART_BYTES, UNREAD_BYTES_MAX, LocalConnection
-from peerload.client import Client
+from peerload.client.connection import Client
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, InvariantBroken, PeerloadError, StoreError
 from peerload.wire.frame import CONTROL_BYTES_MAX
 from tests.each import each

@@ -6,9 +6,9 @@ import pytest
 
 from peerload.cli import options
 from peerload.cli.command import command_options, task_name
-from peerload.cli.environment import captured, looks_secret, packed
 from peerload.cli.main import UsageError
 from peerload.cli.submit import array_ranges
+from peerload.client.environment import captured, looks_secret, packed
 from peerload.model.errors import BadRequest
 from tests.each import each
 

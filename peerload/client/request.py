@@ -9,7 +9,7 @@ import os
 import secrets
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from peerload.cli import environment as variables
+from peerload.client import environment as variables
 from peerload.model.errors import BadRequest
 from peerload.text import units
 

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from peerload import client as socket_client
-from peerload.api import request, values
+from peerload.client import connection as socket_client
+from peerload.client import request, values
 from peerload.model.errors import AgentSilent, AgentUnavailable
 from peerload.wire import frame
 

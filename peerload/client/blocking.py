@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from peerload import client as socket_client
-from peerload.api import request, values
+from peerload.client import connection as socket_client
+from peerload.client import request, values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -84,7 +84,7 @@ class Client:
         self, argv: Sequence[request.Word] | str, *, shell: bool = False, **wanted: Unpack[request.Wanted]
     ) -> Task:
         """Queue a command; durable when this returns. ``argv``: its words, or, with ``shell``, one line for /bin/sh. What
-        else can be asked for: `peerload.api.request.Wanted`."""
+        else can be asked for: `peerload.client.request.Wanted`."""
         return self._submit(request.submission(request.command(argv, shell=shell), wanted))
 
     def submit_array(

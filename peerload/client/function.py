@@ -1,4 +1,4 @@
-"""What a task of `peerload.Executor` runs: `python -m peerload.api.function` reads a call, makes it, and tells its outcome.
+"""What a task of `peerload.Executor` runs: `python -m peerload.client.function` reads a call, makes it, and tells its outcome.
 
 Whatever the function prints is the task's output, as with any command. The outcome goes to a descriptor of its own, which
 is a copy of standard output: a function that redirects or closes that loses nothing.
@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle  # noqa: TID251 -- the user's own function and its outcome: opaque to every agent (rule C1)
 
-from peerload.api import call
+from peerload.client import call
 
 TRACEBACK_CHARACTERS_MAX = 100_000
 OTHER_PYTHON = 125

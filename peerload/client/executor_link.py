@@ -14,14 +14,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from peerload import client as socket_client
-from peerload.api import call
+from peerload.client import call
+from peerload.client import connection as socket_client
 from peerload.model.errors import AgentUnavailable, PeerloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.api.executor import TaskFuture
+    from peerload.client.executor import TaskFuture
 
 FIRST_INPUT_BYTES = 512 << 10
 INPUT_BYTES = 512 << 10

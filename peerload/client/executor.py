@@ -20,9 +20,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
-from peerload import client as socket_client
-from peerload.api import call, request
-from peerload.api.executor_link import Call, Link
+from peerload.client import call, request
+from peerload.client import connection as socket_client
+from peerload.client.executor_link import Call, Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -120,7 +120,7 @@ class Executor(concurrent.futures.Executor):
         if serializer not in call.SERIALIZERS:
             raise ValueError(f"serializer is {serializer!r}; there are: {', '.join(call.SERIALIZERS)}")
         self._serializer = serializer
-        argv = [os.fsencode(python or sys.executable), b"-m", b"peerload.api.function"]
+        argv = [os.fsencode(python or sys.executable), b"-m", b"peerload.client.function"]
         self._fields = request.submission(argv, wanted)
         self._fields["spec"]["takes_input"] = True
         if not keep:

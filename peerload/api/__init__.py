@@ -1,1 +1,0 @@
-"""peerload from Python: `Client`, `AsyncClient` and `Executor`, to be had from `peerload` itself."""
