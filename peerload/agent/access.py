@@ -26,7 +26,7 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.store_read import StoreReader
-    from peerload.core.work import Guest, HomeTask
+    from peerload.core.tasks.work import Guest, HomeTask
     from peerload.model.messages import Forward
     from peerload.model.task import TaskSpec
     from peerload.model.terms import Terms

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.gpu_history import ANY_MODEL
-from peerload.core.history import RUNS_KNOWN_MIN
-from peerload.core.membership import PeerState
-from peerload.core.reasons import uncollected_words
-from peerload.core.work import HomePhase
+from peerload.core.estimates.gpu_history import ANY_MODEL
+from peerload.core.estimates.history import RUNS_KNOWN_MIN
+from peerload.core.explain.reasons import uncollected_words
+from peerload.core.membership.membership import PeerState
+from peerload.core.tasks.work import HomePhase
 from peerload.model.devices import GPU
 from peerload.model.task import TaskState, execution_key
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from peerload.agent.store_gathered import Row
     from peerload.agent.store_read import StoreReader
     from peerload.agent.store_rows import Damage, Happened
-    from peerload.core.history import History
+    from peerload.core.estimates.history import History
     from peerload.core.node import Node
-    from peerload.core.work import HomeTask
+    from peerload.core.tasks.work import HomeTask
     from peerload.model.devices import Device
     from peerload.model.instant import Instant
     from peerload.model.resources import ResourceRequest

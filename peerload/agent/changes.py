@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Pending
     from peerload.agent.store_rows import Each
-    from peerload.core.work import HomeTask
+    from peerload.core.tasks.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.model.terms import Terms
     from peerload.wire import control

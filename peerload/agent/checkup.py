@@ -15,7 +15,7 @@ from peerload.security.broker_address import without_password
 
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
-    from peerload.core.membership import Peer
+    from peerload.core.membership.membership import Peer
 
 DAMAGED_TOLD_MAX = 100
 FROZEN_TOLD_MAX = 100

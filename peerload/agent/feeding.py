@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import GuestPhase, HomePhase
 from peerload.model.errors import PeerloadError
 from peerload.model.events import InputCame, InputCut
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.peer_connection import FORWARD_STALLED_S
-from peerload.core.membership import PeerState
+from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadMessage, BadRequest, LinkUnavailable, SlowDown
 from peerload.model.messages import FORWARD_BYTES_MAX, Forward, Forwarded, ForwardStop
 from peerload.wire import control

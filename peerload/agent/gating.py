@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.core.groups import own_part, told
+from peerload.core.tasks.groups import own_part, told
 from peerload.model.errors import BadRequest
 from peerload.model.events import GroupRequested, PriorityRequested
 from peerload.model.task import Guarantee

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent import answers
 from peerload.agent.streams import last_lines
-from peerload.core.work import GuestPhase
+from peerload.core.tasks.work import GuestPhase
 from peerload.model.messages import OutputEnd, OutputRequest
 from peerload.model.task import TaskRecord, TaskState
 from peerload.wire import control
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from peerload.agent.caller import Caller
     from peerload.agent.connection import Connection
     from peerload.agent.parts import Parts
-    from peerload.core.work import Guest
+    from peerload.core.tasks.work import Guest
 
 
 def find(parts: Parts, name: str) -> Guest | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.peer_connection import PeerConnection
     from peerload.agent.peer_streams import StreamReader
-    from peerload.core.work import Guest
+    from peerload.core.tasks.work import Guest
 
 log = logging.getLogger("peerload.input")
 

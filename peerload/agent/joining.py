@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.join_door import Door
 from peerload.agent.run_state import Ending
-from peerload.core.membership import PeerState
+from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, StoreError
 from peerload.security import certificates
 from peerload.security.address import reachable_by_both
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.connection import Connection
     from peerload.agent.parts import Parts
-    from peerload.core.membership import Peer
+    from peerload.core.membership.membership import Peer
     from peerload.security.invitations import Invite
     from peerload.wire import control
 

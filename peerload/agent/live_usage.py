@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from peerload.agent import guest_views
 from peerload.agent.naming import REF
-from peerload.core.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import GuestPhase, HomePhase
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
-    from peerload.core.devices import DeviceState, Grant
+    from peerload.core.resources.devices import DeviceState, Grant
 
 FRESH_S = 0.5
 """What was read so short a time ago is told again."""

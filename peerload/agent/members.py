@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.agent.addresses import Addresses
 from peerload.agent.gossip import GossipSocket, LagWatch
-from peerload.core.membership import PeerState
+from peerload.core.membership.membership import PeerState
 from peerload.model import events
 from peerload.model.errors import ConfigError
 from peerload.model.gossip import Rumour

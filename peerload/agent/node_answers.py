@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from peerload import __version__
 from peerload.agent.answers import text
 from peerload.agent.sensors.gpus import NOT_INSTALLED
-from peerload.core.membership import PeerState
+from peerload.core.membership.membership import PeerState
 from peerload.model.devices import GPU, MIB, DeviceMode, Health
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from peerload.agent.parts import Parts
-    from peerload.core.devices import DeviceState
-    from peerload.core.membership import Peer
+    from peerload.core.membership.membership import Peer
     from peerload.core.node import Node
+    from peerload.core.resources.devices import DeviceState
     from peerload.model.devices import Device
     from peerload.model.load import LoadReport
     from peerload.model.resources import Profile

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from peerload.agent.sensors.gpu_health import Illnesses
 from peerload.agent.sensors.gpus import Gpus
 from peerload.config.configured_devices import listed
-from peerload.core.placing import is_meant
+from peerload.core.resources.placement import is_meant
 from peerload.security.private_files import machine_boot_id
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from peerload.agent.disk import cannot_write
 from peerload.agent.pace import Pace
 from peerload.agent.spool import FOLLOWED_S_MAX, Follower
-from peerload.core.work import GuestPhase
+from peerload.core.tasks.work import GuestPhase
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest
 from peerload.model.task import execution_key

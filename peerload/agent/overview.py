@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 from peerload.agent import answers, node_answers
 from peerload.agent.access import user_shown
-from peerload.core.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import GuestPhase, HomePhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from peerload.agent.caller import Caller
     from peerload.agent.parts import Parts
-    from peerload.core.membership import Peer
-    from peerload.core.work import Guest, HomeTask
+    from peerload.core.membership.membership import Peer
+    from peerload.core.tasks.work import Guest, HomeTask
     from peerload.wire import control
 
 TASKS_SHOWN_MAX = 1000

@@ -19,7 +19,7 @@ from peerload.agent.shortages import with_shortages
 from peerload.agent.task_environment import given
 from peerload.agent.task_environment import variables as task_variables
 from peerload.agent.users import Whose
-from peerload.core.handoff_executor import OFFERS_MAX
+from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
 from peerload.model import actions, events
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown, StoreError

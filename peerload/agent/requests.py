@@ -27,7 +27,7 @@ from peerload.agent.store_select import Criteria
 from peerload.agent.streams import OutputStream, Watch
 from peerload.agent.waiting import Waiting
 from peerload.agent.why import Why
-from peerload.core.work import as_recorded
+from peerload.core.tasks.work import as_recorded
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import execution_key
 from peerload.policy import registry

@@ -18,7 +18,7 @@ from peerload.agent.connection import Connection, told
 from peerload.agent.foreign import Listing, lists_in, merged
 from peerload.agent.forward import Answers, Forwards
 from peerload.agent.naming import REF, refs_of
-from peerload.core.membership import PeerState
+from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
 from peerload.wire import control
 from peerload.wire.frame import HEADER_BYTES

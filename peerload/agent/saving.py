@@ -28,7 +28,7 @@ from peerload.model.task import TaskState, execution_key
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.result_files import Segment
-    from peerload.core.work import HomeTask
+    from peerload.core.tasks.work import HomeTask
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.model.terms import Terms

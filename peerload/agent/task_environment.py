@@ -16,7 +16,7 @@ from peerload.model.devices import GPU, MIB, Device, DeviceMode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from peerload.core.device_ledger import DeviceLedger
+    from peerload.core.resources.device_ledger import DeviceLedger
     from peerload.model.config import DeviceConfig
     from peerload.model.resources import ResourceRequest
 

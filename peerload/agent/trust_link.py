@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from peerload.agent.mqtt_words import WordsOnBus
-from peerload.core.membership import PeerState
+from peerload.core.membership.membership import PeerState
 from peerload.model import messages
 from peerload.model.errors import BadRequest, ConfigError
 from peerload.model.events import NodeRevoked

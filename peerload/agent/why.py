@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.agent import answers
-from peerload.core.admission import needs_text
-from peerload.core.change import Change, smallest_change
-from peerload.core.membership import PeerState
-from peerload.core.reasons import Reasons, Verdict, holds_words, uncollected_words
-from peerload.core.work import HomePhase
+from peerload.core.explain.reasons import Reasons, Verdict, holds_words, uncollected_words
+from peerload.core.explain.suggestion import Change, smallest_change
+from peerload.core.membership.membership import PeerState
+from peerload.core.resources.admission import needs_text
+from peerload.core.tasks.work import HomePhase
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import how_it_ended
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Decisions
     from peerload.core.node import Node
-    from peerload.core.work import HomeTask
+    from peerload.core.tasks.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
 
 MEMBERS_MAX = 10_000

@@ -15,36 +15,36 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from peerload.core.admission import Ledger
-from peerload.core.arrivals import Arrivals
-from peerload.core.attendance import Attendance
-from peerload.core.authorisation import DROPPED, Authorisation
-from peerload.core.clients import Clients
-from peerload.core.drain import Drain
-from peerload.core.endings import WORDS, Endings
-from peerload.core.gates import Gates
-from peerload.core.handoff_executor import Executor
-from peerload.core.handoff_home import Handoff
-from peerload.core.home import Home
-from peerload.core.leaving import Leaving
-from peerload.core.meetings import Meetings
-from peerload.core.membership import Membership
-from peerload.core.own_profile import OwnProfile
-from peerload.core.queue import WaitingQueue
+from peerload.core.handoff.authorisation import DROPPED, Authorisation
+from peerload.core.handoff.executor import Executor
+from peerload.core.handoff.home import Handoff
+from peerload.core.membership.membership import Membership
+from peerload.core.membership.own_profile import OwnProfile
+from peerload.core.membership.peer_events import Meetings
+from peerload.core.resources.admission import Ledger
+from peerload.core.resources.shortage import Shortage
 from peerload.core.restart import restart
-from peerload.core.runs import Runs
-from peerload.core.sharing import Sharing
-from peerload.core.shortage import Shortage
+from peerload.core.sharing.sharing import Sharing
 from peerload.core.state import CoreState
-from peerload.core.submission import Submissions
-from peerload.core.turns import Turns
+from peerload.core.tasks.batched_requests import Turns
+from peerload.core.tasks.client_binding import Attendance
+from peerload.core.tasks.clients import Clients
+from peerload.core.tasks.drain import Drain
+from peerload.core.tasks.eligibility import Gates
+from peerload.core.tasks.home import Home
+from peerload.core.tasks.intake import Arrivals
+from peerload.core.tasks.leaving import Leaving
+from peerload.core.tasks.queue import WaitingQueue
+from peerload.core.tasks.runs import Runs
+from peerload.core.tasks.submission import Submissions
+from peerload.core.tasks.termination_tracker import WORDS, Endings
 from peerload.model import events, messages
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Iterable, Sequence
 
-    from peerload.core.work import Guest, HomeTask, Work
+    from peerload.core.tasks.work import Guest, HomeTask, Work
     from peerload.model.actions import Action, Row
     from peerload.model.config import CoreConfig
     from peerload.model.gossip import Load

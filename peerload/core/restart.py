@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.work import GuestPhase, HomePhase, HomeTask
+from peerload.core.tasks.work import GuestPhase, HomePhase, HomeTask
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from peerload.core.directory import Directory
+from peerload.core.membership.directory import Directory
 from peerload.core.node import Node
 from peerload.model import actions, events
 from peerload.model.config import CoreConfig

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from peerload.core.admission import Ledger
+    from peerload.core.resources.admission import Ledger
 
 
 class Watch:

@@ -14,8 +14,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.core.change import smallest_change
-from peerload.core.reasons import Reasons, Verdict
+from peerload.core.explain.reasons import Reasons, Verdict
+from peerload.core.explain.suggestion import smallest_change
 from peerload.model import events
 from peerload.model.devices import Device, DeviceLoad, DeviceMode
 from peerload.model.gossip import Load, Rumour, Standing

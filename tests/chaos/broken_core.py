@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.guest_leases import GuestLeases
-from peerload.core.guest_results import GuestResults
-from peerload.core.handoff_executor import Executor
-from peerload.core.handoff_home import Handoff
-from peerload.core.home import Home
-from peerload.core.leases import Leases
-from peerload.core.losses import Losses
-from peerload.core.meetings import Meetings
-from peerload.core.work import Guest, GuestPhase, HomePhase, HomeTask
+from peerload.core.handoff.executor import Executor
+from peerload.core.handoff.guest_leases import GuestLeases
+from peerload.core.handoff.guest_results import GuestResults
+from peerload.core.handoff.home import Handoff
+from peerload.core.handoff.leases import Leases
+from peerload.core.membership.peer_events import Meetings
+from peerload.core.tasks.home import Home
+from peerload.core.tasks.lost_attempts import Losses
+from peerload.core.tasks.work import Guest, GuestPhase, HomePhase, HomeTask
 from peerload.model import actions, events, messages
 from peerload.model.task import TaskRecord
 

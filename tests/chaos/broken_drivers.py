@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from peerload.core import leases
-from peerload.core.runs import Runs
+from peerload.core.handoff import leases
+from peerload.core.tasks.runs import Runs
 from peerload.model import actions, events, messages
 from peerload.model.task import ExecutionState, Exit
 from peerload.sim.chaos.cluster import Cluster

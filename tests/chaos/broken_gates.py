@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from peerload.core.dependencies import Dependencies
-from peerload.core.groups import Group, Groups
-from peerload.core.handoff_home import Handoff
-from peerload.core.membership import PeerState
-from peerload.core.retries import Retries
-from peerload.core.work import HomeTask
+from peerload.core.handoff.home import Handoff
+from peerload.core.membership.membership import PeerState
+from peerload.core.tasks.dependencies import Dependencies
+from peerload.core.tasks.groups import Group, Groups
+from peerload.core.tasks.retries import Retries
+from peerload.core.tasks.work import HomeTask
 from peerload.model.messages import Result
 from peerload.model.task import Exit
 from peerload.model.terms import Fate

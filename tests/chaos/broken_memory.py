@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.handoff_home import Handoff
-from peerload.core.memory_retries import MemoryRetries
-from peerload.core.work import HomeTask
+from peerload.core.handoff.home import Handoff
+from peerload.core.tasks.memory_retries import MemoryRetries
+from peerload.core.tasks.work import HomeTask
 from peerload.model import actions
 from peerload.model.messages import Result
 from peerload.model.task import Exit

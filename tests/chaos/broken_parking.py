@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.guest_leases import GuestLeases
-from peerload.core.handoff_executor import Executor
-from peerload.core.parking import Parking
-from peerload.core.work import GuestPhase, HomeTask
+from peerload.core.handoff.executor import Executor
+from peerload.core.handoff.guest_leases import GuestLeases
+from peerload.core.handoff.parking import Parking
+from peerload.core.tasks.work import GuestPhase, HomeTask
 from peerload.model import actions, messages
 from peerload.sim.chaos.launcher import Launcher
 from tests.chaos.broken_drivers import goes_out_early

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from peerload.core.admission import why_never
-from peerload.core.backfill import Backfill
-from peerload.core.device_ledger import DeviceLedger
-from peerload.core.devices import Ask
-from peerload.core.gpu_terms import has_room
-from peerload.core.placing import place
+from peerload.core.resources.admission import why_never
+from peerload.core.resources.backfill import Backfill
+from peerload.core.resources.device_ledger import DeviceLedger
+from peerload.core.resources.devices import Ask
+from peerload.core.resources.gpu_terms import has_room
+from peerload.core.resources.placement import place
 from peerload.model import actions, events, messages
 from peerload.model.config import GpuConfig
 from peerload.model.devices import Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare, GpuWait, Health, Nearness

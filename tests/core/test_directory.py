@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.directory import Directory, Names
-from peerload.core.membership import Membership, PeerState
+from peerload.core.membership.directory import Directory, Names
+from peerload.core.membership.membership import Membership, PeerState
 from peerload.core.state import CoreState
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from peerload.core.handoff_executor import OFFERS_MAX
-from peerload.core.work import GuestPhase
+from peerload.core.handoff.executor import OFFERS_MAX
+from peerload.core.tasks.work import GuestPhase
 from peerload.model import events, messages
 from peerload.model.actions import PutFloor, SetLease, SpawnTask
 from peerload.model.config import CoreConfig
@@ -176,7 +176,7 @@ def test_a_shorter_lease_is_renewed_sooner() -> None:
 
 
 def test_many_leases_of_one_home_are_all_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peerload.core.guest_leases.RENEWALS_MAX", 2)
+    monkeypatch.setattr("peerload.core.handoff.guest_leases.RENEWALS_MAX", 2)
     x = Given(slots=5, peers=("h",))
     for number in range(5):
         uid = bytes([number]) * 16

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from peerload.core.foreign_load import foreign_slots
-from peerload.core.reasons_there import room_told
+from peerload.core.explain.reasons_there import room_told
+from peerload.core.resources.foreign_load import foreign_slots
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport, Region

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.gpu_history import GpuHistory, GpuRuns
-from peerload.core.past_runs import PastRuns
+from peerload.core.estimates.duration_estimate import PastRuns
+from peerload.core.estimates.gpu_history import GpuHistory, GpuRuns
 from peerload.model import actions, events, messages
 from peerload.model.devices import MIB, Device, DeviceLoad, DeviceMode, DeviceReading, GpuShare
 from peerload.model.load import LoadReport

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from peerload.core.device_ledger import DeviceLedger
-from peerload.core.devices import Ask
-from peerload.core.gpu_use import with_gpu_use
+from peerload.core.resources.device_ledger import DeviceLedger
+from peerload.core.resources.devices import Ask
+from peerload.core.resources.gpu_use import with_gpu_use
 from peerload.model.config import GpuConfig
 from peerload.model.devices import Device, DeviceReading, Health
 from peerload.model.resources import Profile, ResourceRequest

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.history import DURATION_S_AT_FIRST, Backlog, History, command_keys
-from peerload.core.view import task_view
-from peerload.core.work import Work
+from peerload.core.estimates.history import DURATION_S_AT_FIRST, Backlog, History, command_keys
+from peerload.core.sharing.view import task_view
+from peerload.core.tasks.work import Work
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.load import LoadReport

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from peerload.core.reasons import uncollected_words
-from peerload.core.work import HomePhase, HomeTask
+from peerload.core.explain.reasons import uncollected_words
+from peerload.core.tasks.work import HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.model.actions import Answer, PutFloor
 from peerload.model.config import CoreConfig

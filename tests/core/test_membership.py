@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.membership import PeerState
+from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.gossip import (

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from peerload.core.memory import NAMES_MAX, Memory
+from peerload.core.sharing.peer_hints import NAMES_MAX, Memory
 from peerload.model import messages
 from peerload.model.load import LoadReport, Region
 from peerload.model.resources import Profile

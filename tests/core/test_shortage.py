@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peerload.core.shortage import TIMER
-from peerload.core.work import HomePhase
+from peerload.core.resources.shortage import TIMER
+from peerload.core.tasks.work import HomePhase
 from peerload.model import events, messages
 from peerload.model.actions import Announce, PutFloor, SpawnTask
 from peerload.model.load import LoadReport

@@ -77,7 +77,7 @@ DECODERS = {
     "cli/doctor_security_link.py:certificate_says_node": "certificate",
     "cli/installing.py:lines": "what the installer of this very program has written down",
     "client/connection.py:Client._pid": OUR_OWN,
-    "core/submission.py:Submissions.shrink": OUR_OWN,
+    "core/tasks/submission.py:Submissions.shrink": OUR_OWN,
     "policy/parameters.py:made": "preset",
     "policy/parameters.py:why_not": "preset",
     "policy/reading.py:_why_no_value": "preset",

@@ -4,7 +4,7 @@ FIFO per node: every node has one line for all its tasks and starts the first as
 nothing goes elsewhere. Central first-fit: one line for all, which knows the free cores and GPUs of every node at every
 moment; each time something changes, every task in it is tried, in the order of arrival, on each node, and starts on the
 first where it fits. Both know how much memory each task will have of its GPUs, also where it did not say, and spend
-no time on messages. What fits is decided as on any node (`core/admission.py`).
+no time on messages. What fits is decided as on any node (`core/resources/admission.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from peerload.core.admission import Ledger
-from peerload.core.devices import Ask
-from peerload.core.placing import place
+from peerload.core.resources.admission import Ledger
+from peerload.core.resources.devices import Ask
+from peerload.core.resources.placement import place
 from peerload.model.resources import ResourceRequest
 from peerload.policy.registry import load_preset
 from peerload.sim.device_cluster import DeviceArrival, DeviceCluster

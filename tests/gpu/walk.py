@@ -11,10 +11,10 @@ import sys
 import time
 from typing import Any
 
-from peerload.core.devices import DeviceState
 from peerload.core.node import Node
-from peerload.core.placing import Scope, place
-from peerload.core.work import HomePhase, HomeTask
+from peerload.core.resources.devices import DeviceState
+from peerload.core.resources.placement import Scope, place
+from peerload.core.tasks.work import HomePhase, HomeTask
 from peerload.model import actions, events
 from peerload.model.config import CoreConfig
 from peerload.model.devices import Device, DeviceReading, GpuShare, GpuWait, Health, Nearness
@@ -250,7 +250,7 @@ class Walk:
 
 
 def _ask(node: Node, work: HomeTask) -> Any:
-    from peerload.core.devices import Ask
+    from peerload.core.resources.devices import Ask
 
     devices = node.ledger.devices
     learned = node.state.learned_gpu_bytes(work, devices.models)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from peerload.core.gossip import rumour_of
+from peerload.core.membership.gossip import rumour_of
 from peerload.core.node import Node
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peerload.core.rumours import Rumours, transmissions
-from peerload.core.suspicion import Suspicion, suspicion_s
+from peerload.core.membership.broadcast_queue import Rumours, transmissions
+from peerload.core.membership.suspicion import Suspicion, suspicion_s
 from peerload.model.errors import ProtocolError
 from peerload.model.gossip import (
     ACCUSERS_MAX,

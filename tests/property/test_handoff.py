@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from peerload.core.guest_leases import RENEWALS_PER_LEASE, GuestLeases
+from peerload.core.handoff.guest_leases import RENEWALS_PER_LEASE, GuestLeases
+from peerload.core.handoff.parking import Parking
 from peerload.core.node import Node
-from peerload.core.parking import Parking
-from peerload.core.work import HomeTask
+from peerload.core.tasks.work import HomeTask
 from peerload.model import actions, events, messages
 from peerload.model.config import CoreConfig
 from peerload.model.instant import Instant

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from peerload.agent.access import RIGHTS
-from peerload.core.authorisation import (
+from peerload.core.handoff.authorisation import (
     ANY_MEMBER,
     DROPPED,
     ITS_HOME,

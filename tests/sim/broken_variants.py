@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.core.handoff_executor import Executor
-from peerload.core.handoff_home import Handoff
-from peerload.core.leases import Leases
-from peerload.core.membership import PeerState
+from peerload.core.handoff.executor import Executor
+from peerload.core.handoff.home import Handoff
+from peerload.core.handoff.leases import Leases
+from peerload.core.membership.membership import PeerState
 from peerload.core.node import Node
-from peerload.core.work import GuestPhase, HomePhase, HomeTask
+from peerload.core.tasks.work import GuestPhase, HomePhase, HomeTask
 from peerload.model import events, messages
 from peerload.sim.launcher import Launcher, Process
 from peerload.sim.store import Store

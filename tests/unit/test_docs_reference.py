@@ -18,7 +18,7 @@ from peerload.agent.store_rows import Happened
 from peerload.cli import doctor
 from peerload.cli import main as cli
 from peerload.cli.options import Options
-from peerload.core.history import History
+from peerload.core.estimates.history import History
 from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig
 from peerload.model.devices import Device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import GuestPhase, HomePhase
 
 if TYPE_CHECKING:
     from peerload.sim.chaos.cluster import Cluster

@@ -10,13 +10,13 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.core.work import GuestPhase, HomePhase
+from peerload.core.tasks.work import GuestPhase, HomePhase
 from peerload.model.messages import Offer, Park, Renew, RenewOk
 from peerload.model.task import Guarantee
 from peerload.sim.chaos import meetings, plan
 
 if TYPE_CHECKING:
-    from peerload.core.work import HomeTask
+    from peerload.core.tasks.work import HomeTask
     from peerload.sim.chaos.cluster import Cluster
     from peerload.sim.chaos.machine import Machine
 

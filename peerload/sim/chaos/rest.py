@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.core.membership import PeerState
-from peerload.core.work import HomePhase
+from peerload.core.membership.membership import PeerState
+from peerload.core.tasks.work import HomePhase
 from peerload.model.errors import InvariantBroken
 from peerload.model.task import TaskState
 from peerload.sim.chaos.gates import STUCK, waits_in_vain

@@ -16,7 +16,7 @@ from peerload.agent.addresses import PEERS_KEPT_MAX, PRIVATE, Addresses
 from peerload.agent.members import PORT_TRIES_MAX, Members
 from peerload.agent.peer_facts import PeerFacts
 from peerload.agent.security_events import SecurityEvents
-from peerload.core.membership import PeerState
+from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events
 from peerload.model.errors import ConfigError
 from peerload.model.gossip import LAN, GossipAck

@@ -22,7 +22,7 @@ from peerload.agent.incoming import Incoming
 from peerload.agent.output import Output
 from peerload.agent.perform import Performer
 from peerload.agent.spool import Spool
-from peerload.core.work import GuestPhase
+from peerload.core.tasks.work import GuestPhase
 from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from peerload.agent.task_environment import Given, given, variables
-from peerload.core.device_ledger import DeviceLedger
-from peerload.core.devices import Ask
+from peerload.core.resources.device_ledger import DeviceLedger
+from peerload.core.resources.devices import Ask
 from peerload.model.config import DeviceConfig, GpuConfig
 from peerload.model.devices import Device, DeviceMode, GpuShare
 from peerload.model.resources import Profile, ResourceRequest

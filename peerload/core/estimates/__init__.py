@@ -1,0 +1,1 @@
+"""Estimates from history: durations of tasks, and their GPU memory."""

@@ -1,0 +1,1 @@
+"""Reasons for people: why a task waits, why it went where it went, and which change would start it."""

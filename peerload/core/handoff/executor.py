@@ -1,0 +1,508 @@
+"""The executor's side of the handoff, in one file because it has one table of guests.
+
+docs/wire.md names the rules (D3 … R11).
+
+A COMMIT without its live reservation is refused, durably (D6), and so is every attempt not above the task's *floor*:
+the highest attempt this node has started or promised never to start (R7). START is durable before the process exists
+(D3). How long a guest may run is `guest_leases.py`'s, how its home learns of its end `guest_results.py`'s.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from peerload.core.handoff.attempt_fence import Floors
+from peerload.core.handoff.guest_leases import GuestLeases
+from peerload.core.handoff.guest_results import GuestResults
+from peerload.core.resources.admission import why_never
+from peerload.core.tasks.work import Guest, GuestPhase
+from peerload.model.actions import (
+    Answer,
+    DropExecution,
+    PutExecution,
+    SignalTask,
+    SpawnTask,
+)
+from peerload.model.messages import (
+    WHY_LENGTH_MAX,
+    Accept,
+    Commit,
+    Decline,
+    Died,
+    NotStarted,
+    Offer,
+    Query,
+    ResultAck,
+    Return,
+    Revoke,
+    Signal,
+)
+from peerload.model.task import (
+    ExecutionRecord,
+    ExecutionState,
+    FloorKind,
+    Guarantee,
+    execution_key,
+    task_home,
+)
+
+if TYPE_CHECKING:
+    from peerload.core.mediator import Mediator
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.queue import WaitingQueue
+    from peerload.model.events import RemoteCancelRequested
+
+SIGKILL = 9
+REVOKED = "its home was shut out of the cluster"
+STUCK = "nothing runs there but tasks that are frozen, since their homes are silent"
+NOT_ITS_HOME = "words of others than its home"
+OFFERS_MAX = 1024
+"""Offers of one peer that may be outstanding here: more are declined (rule P2)."""
+
+
+class Executor:
+    """The attempts of other homes on this node, by key; `by_uid` finds the newest attempt of a task."""
+
+    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, mediator: Mediator) -> None:
+        self._state = state
+        self._mediator = mediator
+        self._queue = queue
+        self._ledger = ledger
+        self.guests: dict[str, Guest] = {}
+        self.by_uid: dict[bytes, Guest] = {}
+        self._reserved: dict[str, set[str]] = {}
+        self.floors = Floors(state, self.by_uid.__contains__)
+        self.leases = GuestLeases(state, self.guests, self._guest_of, self._tell, self.give_back, self.prioritize)
+        self.results = GuestResults(state, ledger, self.floors, self.guests, self._remove)
+
+    def _reserved_no_more(self, guest: Guest) -> None:
+        reserved = self._reserved.get(guest.home)
+        if reserved is not None:
+            reserved.discard(guest.key)
+            if not reserved:
+                del self._reserved[guest.home]
+
+    # -- offer and commit ----------------------------------------------------------------------------------------------
+
+    def offer_received(
+        self, src: str, offer: Offer, *, directory_here: bool, refused: str = "", stalled: str = ""
+    ) -> None:
+        """Reserve room, or decline with the reason."""
+        objection = self._objection(src, offer.task, offer.uid)
+        if objection:
+            self._state.count("offers declined here: cannot")
+            self._state.broken("P3", src, f"OFFER of {offer.task}: {objection}")
+            self._state.send(
+                src, Decline(offer.task, offer.uid, offer.attempt, "cannot", objection, self._mediator.own_report())
+            )
+            return
+        stale = self.by_uid.get(offer.uid)
+        if (
+            stale is not None
+            and stale.phase is GuestPhase.RESERVED
+            and stale.attempt < offer.attempt
+            and stale.home == src
+        ):
+            self._drop(stale)
+        refusal = self._refusal(src, offer, directory_here=directory_here, refused=refused, stalled=stalled)
+        if refusal is not None:
+            code, reason = refusal
+            if reason == STUCK:
+                self._state.turned_away = offer
+            if offer.uid not in self.by_uid:
+                self._ledger.expect_no_more(offer.uid)
+            self._state.count(f"offers declined here: {code}")
+            self._state.send(
+                src, Decline(offer.task, offer.uid, offer.attempt, code, reason, self._mediator.own_report())
+            )
+            return
+        guest = self.by_uid.get(offer.uid)
+        if guest is None:
+            guest = Guest(offer.task, offer.uid, offer.attempt, src, offer.spec, self._state.now.boot_s)
+            self.guests[guest.key] = guest
+            self.by_uid[offer.uid] = guest
+            self._reserved.setdefault(src, set()).add(guest.key)
+        guest.nonce = self._state.rng.getrandbits(62)  # a new one each time: an older ACCEPT cannot be committed
+        guest.ts = self._state.now.boot_s
+        guest.lease_s = offer.lease_s
+        guest.migrations = offer.migrations
+        guest.migrations_max = offer.migrations_max
+        self._ledger.expect(offer.uid, offer.spec.request)
+        self._state.clear_timer("inbound", offer.uid.hex())
+        guest.repeat_s = self._state.config.repeat_s
+        self._accept(guest)
+
+    def _objection(self, src: str, task: str, uid: bytes) -> str:
+        """Why src has no say about this task; "" if it has. Launcher, spool and queue know an attempt by its task's uid, so
+        that one uid is never two homes'."""
+        if task_home(task) != src:
+            return "only its home may offer a task, start it or ask for it"
+        guest = self.by_uid.get(uid)
+        home = guest.home if guest is not None else self.floors.home(uid)
+        if self._mediator.is_own_task(uid) or home not in ("", src):
+            return "a task of another home has that uid here"
+        return ""
+
+    def _guest_of(self, src: str, uid: bytes) -> Guest | None:
+        """What is here of a task of src. That another speaks of it is counted."""
+        guest = self.by_uid.get(uid)
+        if guest is None or guest.home == src:
+            return guest
+        self._state.count(NOT_ITS_HOME)
+        self._state.broken("P3", src, f"it speaks of {guest.task}, whose home is {guest.home}")
+        return None
+
+    def _has_no_say(self, src: str, task: str, uid: bytes) -> bool:
+        """As `_objection`, where there is nothing to answer: it is counted."""
+        if not (objection := self._objection(src, task, uid)):
+            return False
+        self._state.count(NOT_ITS_HOME)
+        self._state.broken("P3", src, f"it speaks of {task}: {objection}")
+        return True
+
+    def _accept(self, guest: Guest) -> None:
+        """Say ACCEPT, and again until the COMMIT comes: either may be lost. The room is kept for reservation_s in all."""
+        accept = Accept(
+            guest.task,
+            guest.uid,
+            guest.attempt,
+            guest.nonce,
+            guest.ts,
+            self._state.identity.machine_boot,
+            self._state.store,
+            guest.spec.needs_feeding,
+        )
+        self._state.send(guest.home, accept)
+        left_s = guest.ts + self._state.config.reservation_s - self._state.now.boot_s
+        self._state.set_timer_in(min(guest.repeat_s, max(left_s, 0.0)), "reserved", guest.key)
+        guest.repeat_s *= 2
+
+    def _refusal(  # noqa: C901 -- one line a reason
+        self, src: str, offer: Offer, *, directory_here: bool, refused: str, stalled: str
+    ) -> tuple[str, str] | None:
+        profile = self._state.profile
+        known = self.by_uid.get(offer.uid)
+        if known is not None and not (
+            known.phase is GuestPhase.RESERVED and known.attempt == offer.attempt and known.home == src
+        ):
+            self._tell(known)  # an earlier attempt is still here: its home had better know
+            return "floor", "an earlier attempt of it is still here"
+        if offer.attempt <= self.floors.attempt(offer.uid):
+            return "floor", "that attempt was started or refused here before"
+        if profile.drained:
+            return "drained", f"drained: {profile.drain_reason}" if profile.drain_reason else "drained"
+        if not self._state.has_disk_room:
+            return "disk", "little room is left on its disk"
+        if profile.trouble:
+            return "room", profile.trouble
+        never = why_never(profile, offer.spec.request, offer.spec.placement, src)
+        waits_for_frozen = self._state.runs_frozen_only and not self._ledger.fits(offer.spec.request)
+        if never or waits_for_frozen:
+            return ("cannot", never) if never else ("room", STUCK)
+        if refused:
+            return "policy", refused
+        if stalled:
+            return "stalled", stalled
+        if not directory_here:
+            return "directory", f"no directory {offer.spec.directory.decode(errors='replace')[:WHY_LENGTH_MAX]} there"
+        if known is None and (too_many := self._too_many(src)):
+            return "busy", too_many
+        if (
+            known is None
+            and not offer.only
+            and not self._is_promised(offer)
+            and not self._mediator.accepts_offer(offer)
+        ):
+            return "room", "no room there by now"
+        return None
+
+    def _too_many(self, src: str) -> str:
+        """Why nothing more of src is taken, whatever room there is; "" if something is."""
+        if len(self._reserved.get(src, ())) >= OFFERS_MAX:
+            self._state.broken("P2", src, f"more than {OFFERS_MAX} offers outstanding")
+            return f"{OFFERS_MAX} offers of {src} are outstanding here already"
+        if len(self.guests) >= self._state.config.guests_max:
+            return f"{len(self.guests)} tasks of other homes are here already"
+        return ""
+
+    def _is_promised(self, offer: Offer) -> bool:
+        """Whether this node has asked for it, and keeps room. What devices a promised task would take was not known when
+        it was promised: that is looked at now."""
+        is_expected = offer.uid in self._ledger.inbound
+        if is_expected and offer.spec.request.takes_devices:
+            self._ledger.expect_no_more(offer.uid)
+            return False
+        return is_expected
+
+    def commit_received(self, src: str, commit: Commit) -> None:
+        """Run it, if it answers the live reservation; else refuse for good."""
+        if self._has_no_say(src, commit.task, commit.uid):
+            return
+        guest = self.by_uid.get(commit.uid)
+        if guest is not None and guest.attempt == commit.attempt and guest.home == src:
+            if guest.phase is not GuestPhase.RESERVED:
+                self._tell(guest)
+                return
+            if guest.nonce == commit.nonce and guest.ts == commit.ts:
+                self._state.clear_timer("reserved", guest.key)
+                self._ledger.expect_no_more(guest.uid)
+                guest.phase = GuestPhase.WAITING
+                self._reserved_no_more(guest)
+                guest.lease_s = commit.lease_s
+                guest.deadline_s = guest.ts + commit.lease_s
+                guest.arrived_s = self._state.now.boot_s
+                self._queue.add(guest)
+                self._state.count("guests committed")
+                self._state.note_guest(guest, "accepted", "committed by its home")
+                self.leases.began(guest)
+                self._mediator.guest_arrived(guest)
+                return
+            self._drop(guest)
+        self._refuse(src, commit.task, commit.uid, commit.attempt, "no such reservation (any more)")
+
+    def _refuse(self, src: str, task: str, uid: bytes, attempt: int, reason: str) -> None:
+        """What to say of an attempt that is not here: NOT_STARTED, durable before it is said (D6), or DIED. Nothing yet of
+        one that the launcher is still ending (R8): home asks again."""
+        if self._mediator.is_ending(execution_key(uid, attempt)):
+            return
+        if attempt > self.floors.attempt(uid):
+            self.floors.raise_to(uid, attempt, FloorKind.REFUSED, src)
+            self._state.note("attempt", "refused", task=task, attempt=attempt, node=src, reason=reason)
+        store = self._state.store
+        if self.floors.was_refused(uid, attempt):
+            self._state.send(src, NotStarted(task, uid, attempt, reason, store))
+        else:
+            self._state.send(src, Died(task, uid, attempt, "nothing is left of it there", store))
+
+    def not_committed(self, key: str) -> None:
+        """No COMMIT came so far: said again, or the reservation ends."""
+        guest = self.guests.get(key)
+        if guest is None or guest.phase is not GuestPhase.RESERVED:
+            return
+        if self._state.now.boot_s < guest.ts + self._state.config.reservation_s:
+            self._accept(guest)
+        else:
+            self._state.count("reservations unused")
+            self._drop(guest)
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def start(self, guest: Guest) -> bool:
+        """START, durable, then the process. A lease that has run out meanwhile is given back instead (→ False)."""
+        if guest.deadline_s <= self._state.now.boot_s:
+            self.give_back(guest, "its lease ran out while it waited")
+            return False
+        guest.phase = GuestPhase.HERE
+        is_once = guest.spec.guarantee is Guarantee.ONCE
+        self._state.persist(
+            PutExecution(guest.record(ExecutionState.START)),
+            self.floors.row(
+                guest.uid, guest.attempt, FloorKind.STARTED_ONCE if is_once else FloorKind.STARTED, guest.home
+            ),
+        )
+        self._state.note_guest(guest, "started", "room here")
+        self._holds_room(guest)
+        self._state.actions.append(
+            SpawnTask(
+                guest.key,
+                guest.task,
+                guest.attempt,
+                guest.home,
+                guest.spec,
+                0.0 if guest.is_parked else guest.deadline_s,
+                guest.ts,
+                self._state.config.frozen_s_max,
+                guest.devices,
+            )
+        )
+        return True
+
+    def _holds_room(self, guest: Guest) -> None:
+        run_s = self._state.run_s_max(guest, self._ledger.devices.models) if guest.devices else 0.0
+        learned = self._state.learned_gpu_bytes(guest, self._ledger.devices.models) if guest.devices else {}
+        self._ledger.start(
+            guest.key, guest.spec.request, is_local=False, devices=guest.devices, run_s=run_s, learned=learned
+        )
+
+    def started(self, guest: Guest, started_at: float, reason: str = "its process is there") -> None:
+        """The launcher has the process: say so, which is what users see as running."""
+        guest.running_at = started_at
+        self._state.note_guest(guest, "running", reason)
+        if guest.spec.time_limit_s:
+            left_s = started_at + guest.spec.time_limit_s - self._state.now.wall_s
+            self._state.set_timer_in(max(min(left_s, guest.spec.time_limit_s), 0.0), "limit", guest.key)
+        self._tell(guest)
+
+    def ack_received(self, src: str, ack: ResultAck) -> None:
+        """Recorded at home."""
+        guest = self._guest_of(src, ack.uid)
+        if ack.uid not in self.by_uid and not self._has_no_say(src, ack.task, ack.uid):
+            self.floors.noted(ack.uid, ack.attempt)  # that it died
+        if guest is not None and guest.attempt == ack.attempt and guest.phase is GuestPhase.ENDED:
+            self.results.acknowledged(guest)
+
+    def _tell(self, guest: Guest) -> None:
+        """What its home should know of an attempt that is here."""
+        if guest.phase is GuestPhase.ENDED:
+            self.results.say(guest)
+        elif guest.phase is not GuestPhase.RESERVED:
+            self.leases.renew_one(guest)
+
+    # -- what home asks ------------------------------------------------------------------------------------------------
+
+    def query_received(self, src: str, query: Query) -> None:
+        """Always answered: with what is here, or with a promise that it never will be. Who asks about a reservation has
+        granted it, and its COMMIT was lost. To its home alone: a promise raises the floor for good."""
+        if self._has_no_say(src, query.task, query.uid):
+            return
+        guest = self.by_uid.get(query.uid)
+        if guest is not None and guest.home == src and guest.attempt == query.attempt:
+            if guest.phase is GuestPhase.RESERVED:
+                self._accept(guest)
+            else:
+                self._tell(guest)
+            return
+        self._refuse(src, query.task, query.uid, query.attempt, "it was never started there")
+
+    def revoke_received(self, src: str, revoke: Revoke) -> None:
+        """End this attempt. One that has not started is refused for good; a running one gets the signal, then SIGKILL."""
+        guest = self._guest_of(src, revoke.uid)
+        if guest is None or guest.attempt != revoke.attempt:
+            return
+        if guest.phase is GuestPhase.RESERVED:
+            self._drop(guest)
+        elif guest.phase is GuestPhase.WAITING:
+            self.give_back(guest, revoke.reason or "revoked")
+        elif guest.phase is GuestPhase.HERE:
+            self._state.note_guest(guest, "revoked", revoke.reason)
+            self._end(guest, revoke.signal)
+
+    def home_revoked(self, home: str, until: float = math.inf) -> None:
+        """End all that is here of a home that was shut out of the cluster; of what runs, the attempts that were started up
+        to ``until`` (Unix s). The attempt is forgotten durably before its processes are gone: an agent that starts
+        meanwhile finds processes that nobody wants, and ends them."""
+        for guest in [guest for guest in self.guests.values() if guest.home == home]:
+            if guest.phase is GuestPhase.RESERVED:
+                self._drop(guest)
+            elif guest.phase is GuestPhase.WAITING:
+                self.give_back(guest, REVOKED)
+            elif guest.phase is GuestPhase.HERE and guest.running_at <= until:
+                guest.is_revoked = True
+                self._state.persist(DropExecution(guest.uid, guest.attempt))
+                self._state.note_guest(guest, "revoked", REVOKED)
+                self._end(guest, SIGKILL)
+
+    def cancel(self, event: RemoteCancelRequested) -> None:
+        """Somebody on this machine wants tasks of other homes gone from here: those that wait go home, those that run are
+        ended, which is their result."""
+        cancelled: list[str] = []
+        ended: list[str] = []
+        wanted = frozenset(event.tasks)
+        for guest in [guest for guest in self.guests.values() if guest.task in wanted or guest.array in wanted]:
+            (ended if guest.phase is GuestPhase.ENDED else cancelled).append(guest.task)
+            if guest.phase is GuestPhase.RESERVED:
+                self._drop(guest)
+            elif guest.phase is GuestPhase.WAITING:
+                self.give_back(guest, event.reason)
+            elif guest.phase is GuestPhase.HERE:
+                guest.killed_because = event.reason
+                self._state.note_guest(guest, "cancelled", event.reason)
+                self._end(guest, SIGKILL if event.force else event.signal)
+        self._state.actions.append(Answer(event.request, {"cancelled": cancelled, "already_ended": ended}))
+
+    def _end(self, guest: Guest, signal: int) -> None:
+        """Its processes get a signal, and later SIGKILL."""
+        self._state.actions.append(SignalTask(guest.key, signal))
+        self._state.set_timer_in(self._state.config.kill_after_s, "kill", guest.key)
+
+    def signal_received(self, src: str, message: Signal) -> None:
+        """Pass a signal on."""
+        guest = self._guest_of(src, message.uid)
+        if guest is None or guest.attempt != message.attempt:
+            return
+        if guest.phase is GuestPhase.HERE:
+            self._state.actions.append(SignalTask(guest.key, message.signal))
+
+    def prioritize(self, guest: Guest, priority: int) -> None:
+        """Its user wants another priority: one that has not started stands elsewhere in the queue from now on."""
+        if guest.spec.priority == priority or guest.phase not in (GuestPhase.RESERVED, GuestPhase.WAITING):
+            return
+        self._queue.prioritize(guest, priority)
+        if guest.phase is GuestPhase.WAITING:
+            self._state.note_guest(guest, "queued", f"its priority is {priority} now")
+
+    def give_back(self, guest: Guest, reason: str, to: str = "") -> None:
+        """A waiting guest goes home unstarted, for good (D6): RETURN, which may suggest a better node."""
+        self._queue.remove(guest)
+        self._remove(guest)
+        self.floors.raise_to(guest.uid, guest.attempt, FloorKind.REFUSED, guest.home)
+        self._state.note_guest(guest, "returned", reason)
+        store = self._state.store
+        self._state.send(guest.home, Return(guest.task, guest.uid, guest.attempt, to, reason, store))
+
+    def give_all_back(self, reason: str) -> int:
+        """Nothing of others is to start here any more → how many went home; room that was kept is not kept any longer."""
+        guests = list(self.guests.values())
+        for guest in guests:
+            if guest.phase is GuestPhase.RESERVED:
+                self._drop(guest)
+            elif guest.phase is GuestPhase.WAITING:
+                self.give_back(guest, reason)
+        return sum(guest.phase is GuestPhase.WAITING for guest in guests)
+
+    def give_unrunnable_back(self) -> None:
+        """Those that wait here for what this node has no more."""
+        for guest in [guest for guest in self.guests.values() if guest.phase is GuestPhase.WAITING]:
+            never = why_never(self._state.profile, guest.spec.request, guest.spec.placement, guest.home)
+            if never:
+                self.give_back(guest, never)
+
+    def give_waiting_back(self) -> None:
+        """Nobody can say when those that wait here could start."""
+        for guest in list(self.guests.values()):
+            if guest.phase is GuestPhase.WAITING:
+                self.give_back(guest, STUCK)
+
+    def home_is_back(self, home: str) -> None:
+        """Another start of a home: say at once what is here of its tasks."""
+        for guest in list(self.guests.values()):
+            if guest.home == home:
+                guest.repeat_s = self._state.config.repeat_s
+                self._tell(guest)
+
+    # -- after a restart of this agent ---------------------------------------------------------------------------------
+
+    def adopt(self, record: ExecutionRecord) -> Guest:
+        """An attempt found in the store; the caller says whether it runs, has ended or died."""
+        guest = Guest.of(record, self._state.now.boot_s)
+        self.guests[guest.key] = guest
+        self.by_uid[guest.uid] = guest
+        if record.state is ExecutionState.RESULT:
+            guest.repeat_s = self._state.config.repeat_s
+            self.results.say(guest)
+        return guest
+
+    def adopted_running(self, guest: Guest, started_at: float, ts: float) -> None:
+        """It runs on: hold its room, tell its home. ts: the newest that the launcher was told with its deadline."""
+        guest.ts = max(guest.ts, ts)
+        self._holds_room(guest)
+        self.started(guest, started_at, "it runs on; the agent is back")
+        self.leases.began(guest)
+        if guest.is_revoked:  # the launcher that was told to end it is not this one, or did not hear it
+            self._end(guest, SIGKILL)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _drop(self, guest: Guest) -> None:
+        """A reservation ends; nothing was started and nothing is promised."""
+        self._state.clear_timer("reserved", guest.key)
+        self._ledger.expect_no_more(guest.uid)
+        self._remove(guest)
+
+    def _remove(self, guest: Guest) -> None:
+        self.guests.pop(guest.key, None)
+        self._reserved_no_more(guest)
+        if self.by_uid.get(guest.uid) is guest:
+            del self.by_uid[guest.uid]

@@ -1,0 +1,339 @@
+"""The home's side of the handoff: offers, commits, leases, results. docs/wire.md names the rules (D1 … R11).
+
+An attempt number is granted once: an accepted offer burns it with a durable LEASED before COMMIT is said (D2). How long
+that lasts is `leases.py`'s, what becomes of a task whose attempt was lost `lost_attempts.py`'s, and the task's record `home.py`'s.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.handoff.leases import Leases
+from peerload.core.handoff.parking import Parking
+from peerload.core.sharing.effective_request import asked_of
+from peerload.core.tasks.lost_attempts import Losses
+from peerload.core.tasks.memory_retries import MemoryRetries
+from peerload.core.tasks.retries import Retries
+from peerload.core.tasks.work import HomePhase
+from peerload.model.actions import FetchOutput, KeepOutput
+from peerload.model.messages import Accept, Commit, Decline, Died, NotStarted, Offer, Result, ResultAck, Return, Revoke
+from peerload.model.task import GRANTS_KEPT_MAX, Grant, Guarantee, TaskState, without_missing
+
+if TYPE_CHECKING:
+    from peerload.core.membership.membership import Membership
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.home import Home
+    from peerload.core.tasks.queue import WaitingQueue
+    from peerload.core.tasks.work import HomeTask
+
+SIGKILL = 9
+UNCOLLECTED_CHARS_MAX = 300
+"""Of why a result could not be kept."""
+
+
+class Handoff:
+    """The conversation of a home with the nodes that run its tasks; its timer is ``offer``.
+
+    ``declined(task, node, reason)`` is called when an offer came to nothing.
+    """
+
+    def __init__(self, state: CoreState, queue: WaitingQueue, membership: Membership, home: Home) -> None:
+        self._state = state
+        self._queue = queue
+        self._membership = membership
+        self._home = home
+        self.losses = Losses(state, membership, home)
+        self.memory = MemoryRetries(state, membership, home)
+        self.retries = Retries(state, home, self.memory, self.losses)
+        self.parking = Parking(state, membership, home)
+        self.leases = Leases(state, home, self.losses, self.parking)
+        self._mediator = home.mediator
+
+    # -- offering ------------------------------------------------------------------------------------------------------
+
+    def offer(
+        self,
+        task: HomeTask,
+        node: str,
+        *,
+        voluntary: bool,
+        only: bool = False,
+        search: bool = True,
+        load_tasks_max: int = -1,
+    ) -> None:
+        """Offer the next attempt to a node; the task keeps its place, withheld. ``search``: on a decline the sender's
+        search goes on (False: a task given on request, whose loss triggers nothing)."""
+        task.phase = HomePhase.OFFERED
+        self._queue.withhold(task)
+        task.offered_to = node
+        task.voluntary = voluntary
+        task.offer_only = only
+        task.on_decline_search = search
+        peer = self._membership.get(node)
+        asked = asked_of(self._state, task, peer.profile if peer is not None else None)
+        spec = task.spec if asked is task.spec.request else msgspec.structs.replace(task.spec, request=asked)
+        self._state.count("offers sent")
+        self._state.send(
+            node,
+            Offer(
+                task.task,
+                task.uid,
+                self._home.next_attempt(task),
+                spec,
+                self.leases.first_s(task.spec),
+                task.record.migrations + voluntary,
+                self._home.migrations_max(task),
+                only,
+                load_tasks_max,
+            ),
+        )
+        self._state.set_timer_in(self._state.config.offer_timeout_s, "offer", task.uid.hex())
+
+    def accept_received(self, src: str, message: Accept) -> None:
+        """Room is reserved there: grant the attempt durably, then COMMIT. Said again, it has had no COMMIT yet."""
+        task = self._home.tasks.get(message.uid)
+        if task is None or (src, message.attempt) != (task.offered_to, self._home.next_attempt(task)):
+            if task is not None and self._waits_for_commit(task, src, message):
+                self._commit(task, message.ts)
+            else:
+                self._state.count("accepts too late")  # that reservation ends by itself
+            return
+        if task.spec.needs_feeding and not message.input:  # the reservation there ends by itself
+            self._declined(task, src, f"{src} is of an earlier version, and passes no standard input on")
+            return
+        self._membership.black_holes.took(src)
+        self._home.withdraw(task)
+        self._queue.remove(task)
+        task.phase = HomePhase.AWAY
+        task.commits = 0
+        task.deadline_s = 0.0
+        task.heard_ts = message.ts
+        task.is_forgotten_there = False
+        task.repeat_s = self._state.config.repeat_s
+        peer = self._membership.get(src)
+        known_boot = peer.identity.machine_boot if peer is not None else ""
+        self._home.become(
+            task,
+            f"accepted by {src}",
+            state=TaskState.LEASED,
+            attempt=message.attempt,
+            node=src,
+            nonce=message.nonce,
+            machine_boot=message.machine_boot or known_boot,
+            store=message.store,
+            lease_s=self.leases.first_s(task.spec),
+            migrations=task.record.migrations + task.voluntary,
+            last_node="",
+            grants=(*task.record.grants, Grant(message.attempt, src))[-GRANTS_KEPT_MAX:],
+        )
+        self._state.count("transfers")
+        self._mediator.task_placed(task, src)
+        self._commit(task, message.ts)
+
+    def _waits_for_commit(self, task: HomeTask, src: str, message: Accept) -> bool:
+        record = task.record
+        granted = (record.node, record.attempt, record.nonce)
+        return task.phase is HomePhase.AWAY and (src, message.attempt, message.nonce) == granted
+
+    def _commit(self, task: HomeTask, ts: float) -> None:
+        """Say COMMIT; the deadline moves first (R2)."""
+        lease_s = min(self.leases.first_s(task.spec), task.record.lease_s)
+        self.leases.extend(task, lease_s)
+        task.commits += 1
+        record = task.record
+        self._state.send(record.node, Commit(task.task, task.uid, record.attempt, record.nonce, ts, lease_s))
+        self._state.set_timer_in(task.repeat_s, "ask", task.uid.hex())
+
+    def decline_received(self, src: str, message: Decline) -> None:
+        """No room there after all, or never."""
+        task = self._home.tasks.get(message.uid)
+        is_offered = task is not None and task.phase is HomePhase.OFFERED
+        if task is None or not is_offered or (src, message.attempt) != (task.offered_to, self._home.next_attempt(task)):
+            self._state.count("declines of no offer")
+            return
+        self._membership.black_holes.declined(src, message.code, accepts=message.report.accepts)
+        self._declined(task, src, message.reason)
+
+    def _declined(self, task: HomeTask, node: str, reason: str) -> None:
+        self._home.withdraw(task)
+        self._state.count("offers declined")
+        self._mediator.offer_declined(task, node, reason)
+
+    def offer_failed(self, node: str, uid: bytes) -> None:
+        """No answer in time, or the offer never left: as a decline."""
+        task = self._home.tasks.get(uid)
+        if task is not None and task.phase is HomePhase.OFFERED and task.offered_to == node:
+            if self._membership.is_usable(node):
+                self._membership.black_holes.unanswered(node)
+            self._declined(task, node, f"no answer from {node}")
+
+    # -- what its node says of it ---------------------------------------------------------------------------------------
+
+    def not_started_received(self, src: str, message: NotStarted | Return) -> str | None:
+        """A durable promise that the attempt never started: back to the queue, where the caller decides about it.
+        → the node a RETURN suggests ("" for none), None if it was not about a current attempt."""
+        task = self._home.tasks.get(message.uid)
+        if task is None or not self._may_say(task, src, message):
+            return None
+        reason = message.reason or f"{src} has not started it"
+        rests_s = 0.0 if isinstance(message, Return) else self.losses.refused(task)
+        self._home.requeue(task, reason, arrives=False, rests_s=rests_s, grants=self._other_grants(task))
+        return message.to if isinstance(message, Return) else ""
+
+    def died_received(self, src: str, message: Died) -> None:
+        """The attempt started, its processes are gone, and there is no result."""
+        task = self._home.tasks.get(message.uid)
+        if task is not None and self._may_say(task, src, message):
+            reason = f"{src}: {message.reason or 'the attempt died'}"
+            self.losses.died(task, reason)
+        elif task is not None and (task.record.attempt, task.record.node) == (message.attempt, src):
+            return
+        if task is None or task.spec.guarantee is Guarantee.ONCE:
+            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))  # its word is kept until then
+
+    def _may_say(self, task: HomeTask, src: str, message: NotStarted | Return | Died) -> bool:
+        """Whether src has this attempt, and its word on it counts: with a new database it knows nothing of what its old one
+        has promised (R6); only its lease, or a new start of its machine, ends the attempt then."""
+        record = task.record
+        has_it = task.phase in (HomePhase.AWAY, HomePhase.UNKNOWN)
+        if not has_it or (src, message.attempt) != (record.node, record.attempt):
+            self._state.count("words of nodes that do not have it")
+            if message.attempt > record.attempt and not self._home.may_be_lost(
+                task, message.attempt
+            ):  # else it may be late
+                self._state.broken("P3", src, f"it speaks of attempt {message.attempt} of {task.task}; there is none")
+            return False
+        if task.is_forgotten_there or (message.store and record.store and message.store != record.store):
+            self._state.count("promises of another store")
+            self.losses.disk_lost(task)
+            return False
+        return True
+
+    def peer_is_older(self, node: str) -> None:
+        """A node has come back with an older copy of its database, which may not have what is granted to it now: its word
+        that an attempt never started, or died, counts for nothing."""
+        self._state.count("peers that came back with an older database")
+        for task in self._home.at(node):
+            task.is_forgotten_there = True
+
+    def commit_never_left(self, task: HomeTask, attempt: int) -> None:
+        """The only COMMIT of this attempt never left this agent: nobody can have started it."""
+        if task.phase is HomePhase.AWAY and task.record.attempt == attempt and task.commits == 1:
+            reason = f"{task.record.node} went away before it could be told to start"
+            self._home.requeue(task, reason, grants=self._other_grants(task))
+
+    def _other_grants(self, task: HomeTask) -> tuple[Grant, ...]:
+        """All but the current one, which nobody has started, or ever will."""
+        return tuple(grant for grant in task.record.grants if grant.attempt != task.record.attempt)
+
+    def _was_granted(self, task: HomeTask, src: str, attempt: int) -> bool:
+        """Whether src may have run this attempt. Records of earlier versions know the current grant and the last."""
+        record = task.record
+        is_current = attempt == record.attempt and attempt > 0 and src in (record.node, record.last_node)
+        return is_current or Grant(attempt, src) in record.grants
+
+    def _may_have(self, task: HomeTask, src: str, attempt: int) -> bool:
+        """Whether it is src's still, or may become so again (R11)."""
+        record = task.record
+        return attempt == record.attempt and src in (record.node, record.last_node)
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def result_received(self, src: str, message: Result) -> None:
+        """The first result of any attempt that was granted counts (R9), from the node that it was granted to; its output
+        comes home before it is recorded.
+
+        Until then another attempt that holds the lease by now runs on, renewed: should the output never come, it is needed,
+        and its node is asked what has become of it."""
+        task = self._home.tasks.get(message.uid)
+        if task is None or task.phase is HomePhase.OVER or message.attempt > task.record.attempt:
+            self._state.count("results that are not recorded")
+            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            return
+        if not self._was_granted(task, src, message.attempt):
+            if self._home.may_be_lost(task, message.attempt):
+                self._state.count("results that are not recorded")
+                self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+                return
+            self._state.count("results of attempts not granted")
+            self._state.broken("P3", src, f"RESULT of {task.task}: attempt {message.attempt} was never given to it")
+            return
+        if message.exit.signal and not self._may_have(task, src, message.attempt):
+            # It was given up, and revoked: that it was killed there is no result.
+            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            return
+        if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
+            self._membership.black_holes.ended(src, task.spec, message.exit)
+        if self._is_tried_again(task, message):
+            self._state.send(src, ResultAck(message.task, message.uid, message.attempt))
+            return
+        if task.phase is HomePhase.COLLECTING or task.phase is HomePhase.HERE:
+            return  # it will be repeated
+        if task.phase not in (HomePhase.AWAY, HomePhase.UNKNOWN):
+            self._home.take_out(task, src)
+        task.phase = HomePhase.COLLECTING
+        task.collected_attempt = message.attempt
+        task.collected_from = src
+        task.exit = message.exit
+        if message.inline:
+            came = len(message.stdout), len(message.stderr)
+            short = message.exit.stdout_bytes - came[0], message.exit.stderr_bytes - came[1]
+            missing = max(short[0], 0), max(short[1], 0)
+            task.exit = without_missing(message.exit, missing, f"{src} has not sent its output")
+            self._state.actions.append(
+                KeepOutput(task.key, task.task, task.uid, message.attempt, message.stdout, message.stderr)
+            )
+        else:
+            self._state.actions.append(
+                FetchOutput(
+                    task.key,
+                    task.task,
+                    task.uid,
+                    message.attempt,
+                    src,
+                    message.exit.stdout_bytes,
+                    message.exit.stderr_bytes,
+                )
+            )
+
+    def _is_tried_again(self, task: HomeTask, message: Result) -> bool:
+        """Whether this is no result, since the task is (or was by now) queued again: with more GPU memory, or as it is to be
+        tried again when it has failed. That is durable before it is acknowledged; said again after that, or of an attempt
+        that was given up, it is dropped."""
+        if not self.retries.concerns(task, message.exit):
+            if task.phase is not HomePhase.COLLECTING:
+                task.why_over = ""
+            return False
+        if task.phase is HomePhase.AWAY and message.attempt == task.record.attempt:
+            task.why_over = self.retries.again(task, message.exit)
+            return not task.why_over
+        if task.phase is HomePhase.COLLECTING and message.attempt == task.collected_attempt:
+            return False  # it has been decided that this is its result
+        self._state.count("results that are not recorded")
+        return True
+
+    def output_arrived(self, uid: bytes, attempt: int, error: str, missing: tuple[int, int] = (0, 0)) -> None:
+        """Its output lies here, synced: record the result (D5), then acknowledge it."""
+        task = self._home.tasks.get(uid)
+        if (
+            task is None
+            or task.phase is not HomePhase.COLLECTING
+            or task.exit is None
+            or task.collected_attempt != attempt
+        ):
+            return
+        if error:
+            self._state.count("output fetches failed")
+            task.uncollected_because = error[:UNCOLLECTED_CHARS_MAX]
+            self._home.resume(task)  # it will be repeated, and fetched again
+            self.leases.resumed(task)
+            return
+        other = task.record.node
+        exit_ = without_missing(task.exit, missing, f"{task.collected_from} could not read its output")
+        self._home.finish(task, exit_, why=task.why_over, node=task.collected_from)
+        if task.record.attempt != attempt and other:
+            reason = "another attempt has ended"
+            self._state.send(other, Revoke(task.task, uid, task.record.attempt, SIGKILL, reason))
+        self._state.send(task.collected_from, ResultAck(task.task, uid, attempt))

@@ -1,0 +1,1 @@
+"""Who is in the cluster: gossip, failure detector, suspicion, broadcast queue, anti-entropy, profiles."""

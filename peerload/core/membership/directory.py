@@ -1,0 +1,93 @@
+"""Many members that know one another from the start, kept once for all of them.
+
+In real life nodes meet one by one, and each keeps what it knows of each other: N² entries in all. Where N nodes live in
+one process and were introduced before anything happened, they share one `Directory` instead, and each keeps of its own
+only what it has heard since (`membership.py`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
+from peerload.core.resources.admission import why_never
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from peerload.model.messages import Identity, Need
+    from peerload.model.resources import Profile
+
+ELIGIBLE_KEPT_MAX = 1024
+"""Distinct needs whose eligible nodes are remembered."""
+
+
+class Names(Sequence[str]):
+    """Names in order, without one of them, which costs nothing to leave out; that a name is in is found by bisection."""
+
+    __slots__ = ("_all", "_count", "_skipped")
+
+    def __init__(self, names: tuple[str, ...], without: str = "") -> None:
+        self._all = names
+        place = bisect_left(names, without)
+        self._skipped = place if place < len(names) and names[place] == without else len(names)
+        self._count = len(names) - (self._skipped < len(names))
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        if index < 0:
+            index += self._count
+            if index < 0:
+                raise IndexError(index)
+        return self._all[index if index < self._skipped else index + 1]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._all[: self._skipped]
+        yield from self._all[self._skipped + 1 :]
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        place = bisect_left(self._all, name)
+        return place < len(self._all) and self._all[place] == name and place != self._skipped
+
+
+class Directory:
+    """Who is there, by name; it never changes."""
+
+    __slots__ = ("_eligible", "members", "names")
+
+    def __init__(self, members: Iterable[tuple[Identity, Profile]]) -> None:
+        self.members: Mapping[str, tuple[Identity, Profile]] = {
+            identity.node: (identity, profile) for identity, profile in members
+        }
+        self.names = tuple(sorted(self.members))
+        self._eligible: dict[tuple[Need, str], tuple[str, ...]] = {}
+
+    def eligible(self, need: Need, home: str) -> tuple[str, ...]:
+        """The members that could ever run this, by name."""
+        key = (need, home if need.placement.local else "")
+        found = self._eligible.get(key)
+        if found is None:
+            found = tuple(name for name in self.names if _could_run(self.members[name][1], need, home))
+            if len(self._eligible) >= ELIGIBLE_KEPT_MAX:
+                self._eligible.clear()
+            self._eligible[key] = found
+        return found
+
+
+def _could_run(profile: Profile, need: Need, home: str) -> bool:
+    return not profile.drained and not why_never(profile, need.request, need.placement, home)
+
+
+NOBODY = Directory(())
+"""The directory of a node that meets its peers one by one."""

@@ -1,0 +1,524 @@
+"""Who is there: the peers this node knows, what they have and last said; one door for the rest of the core, so one file.
+
+Gossip (`gossip.py`) finds out who is alive. What it says is advice: it stops probes and offers to whoever is suspected
+or called dead; no task is ever taken back because of it.
+
+Peers become known one by one (`meet`, and by gossip), or all at once through a shared directory (`meet_all`): then there
+is no gossip, and nothing is kept here of those of whom nothing else was heard.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.membership.anti_entropy import identity_of
+from peerload.core.membership.directory import ELIGIBLE_KEPT_MAX, NOBODY, Names
+from peerload.core.membership.gossip import Gossip, rumour_of
+from peerload.core.membership.heard import Heard
+from peerload.core.membership.profiles import Profiles
+from peerload.core.resources.admission import why_never
+from peerload.core.sharing.circuit_breaker import BlackHoles
+from peerload.model.actions import ForgetPeer
+from peerload.model.gossip import Load, Standing
+from peerload.model.messages import DECLINES_LASTING, Hello, Leaving, Need, Pong, decline_subject
+from peerload.model.resources import Profile
+from peerload.policy.api import KnownReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from peerload.core.mediator import Mediator
+    from peerload.core.membership.directory import Directory
+    from peerload.core.state import CoreState
+    from peerload.model.gossip import Rumour
+    from peerload.model.load import LoadReport
+    from peerload.model.messages import DirectoryTold, Identity, Ping
+    from peerload.model.task import TaskSpec
+
+LEAVING_SAID_MAX = 4
+"""Members that are told over the peer link that this node stops, besides what gossip tells."""
+
+STALLED_MEMORY_S = 3.0
+"""A decline because a file system did not answer is remembered for this long only: it may answer again at any moment."""
+
+BOOTS_KEPT_MAX = 8
+"""Starts of a peer that are remembered, so that a late word of one is not taken for news."""
+
+
+class PeerState(enum.StrEnum):
+    """What is believed of a peer."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    LEFT = "left"
+
+
+STANDINGS = {
+    Standing.ALIVE: PeerState.ALIVE,
+    Standing.SUSPECT: PeerState.SUSPECT,
+    Standing.DEAD: PeerState.DEAD,
+    Standing.LEFT: PeerState.LEFT,
+    Standing.FORGOTTEN: PeerState.LEFT,
+}
+
+
+class Peer:
+    """One peer as seen from here. heard_s: boot time of its last word to this node; since_s: since when it is in this
+    state; knows_profile: whether its profile is that of this run, else it is an old one or, at first, an empty one; boots:
+    those of its starts that introduced themselves in person, the newest last, at most BOOTS_KEPT_MAX."""
+
+    __slots__ = ("boots", "heard_s", "identity", "knows_profile", "profile", "since_s", "state")
+
+    def __init__(self, identity: Identity, profile: Profile | None, heard_s: float) -> None:
+        self.identity = identity
+        self.profile = profile or Profile(identity.node, 0, 0.0)
+        self.knows_profile = profile is not None
+        self.heard_s = self.since_s = heard_s
+        self.state = PeerState.ALIVE
+        self.boots: tuple[str, ...] = ()
+
+    def was_later_than(self, identity: Identity) -> bool:
+        """Whether this is a late word of an earlier start. Where the disk was lost since, only its boot tells:
+        incarnations began anew."""
+        mine = self.identity
+        is_earlier = identity.store == mine.store and identity.incarnation < mine.incarnation
+        return is_earlier or identity.boot in self.boots[:-1]
+
+    def introduced(self, identity: Identity) -> None:
+        """It said so in person."""
+        if identity.boot not in self.boots:
+            self.boots = (*self.boots, identity.boot)[-BOOTS_KEPT_MAX:]
+
+
+class Membership:
+    """The peers by name: in ``_peers`` those of whom something was heard here, and the rest of ``_directory``.
+
+    has_bus: whether a broker can be reached now."""
+
+    def __init__(self, state: CoreState, mediator: Mediator) -> None:
+        self._state = state
+        believed_s = getattr(state.policies.information, "believed_s", state.config.report_age_s_max)
+        self._believed_s = min(believed_s, state.config.report_age_s_max)
+        self._peers: dict[str, Peer] = {}
+        self._directory = NOBODY
+        self._met_s = 0.0
+        self._names: Sequence[str] = ()
+        self._reports: dict[str, Heard] = {}
+        self._eligible: dict[Need, Names] = {}
+        self._declined: dict[tuple[str, str, bytes], float] = {}
+        self._back: list[str] = []
+        self.has_bus = False
+        self._told_itself = state.profile.version, state.identity.boot
+        self._mediator = mediator
+        self.gossip = Gossip(state, self)
+        self.black_holes = BlackHoles(state, self._eligible.clear)
+        self.profiles = Profiles(self.gossip.shared, self._peers, self._eligible.clear)
+
+    def __iter__(self) -> Iterator[Peer]:
+        yield from self._peers.values()
+        for name in Names(self._directory.names, without=self._state.node):
+            if name not in self._peers:
+                yield self._listed(name)
+
+    def get(self, node: str) -> Peer | None:
+        """The peer of this name, whatever is believed of it; to be looked at only."""
+        peer = self._peers.get(node)
+        return self._listed(node) if peer is None and self._is_listed(node) else peer
+
+    def has_any(self) -> bool:
+        """Whether any peer was ever met."""
+        return bool(self._names)
+
+    def is_usable(self, node: str) -> bool:
+        """Whether probes and offers may go there."""
+        peer = self._peers.get(node)
+        if peer is None:
+            return self._is_listed(node) and not self._directory.members[node][1].drained
+        return peer.state is PeerState.ALIVE and not peer.profile.drained
+
+    def report(self, node: str) -> KnownReport | None:
+        """The newest report of a peer, unless it is too old to be believed."""
+        heard = self._reports.get(node)
+        if heard is None:
+            return None
+        age_s = self._state.now.boot_s - heard.at_s
+        return KnownReport(heard.report, age_s) if age_s <= self._believed_s else None
+
+    def last_report(self, node: str) -> Heard | None:
+        """The newest report of a peer, however old."""
+        return self._reports.get(node)
+
+    # -- this node itself ----------------------------------------------------------------------------------------------
+
+    def start(self, known: Sequence[Identity], seeds: Sequence[str]) -> None:
+        """Look for the members of earlier starts, and for whoever is at these addresses."""
+        self.gossip.contacts.start(known, seeds)
+
+    def tell(self, report: LoadReport) -> None:
+        """This node's load, for everybody, by gossip, unless a broker tells it; and its profile, if that has changed."""
+        itself = self._state.profile.version, self._state.identity.boot
+        if itself != self._told_itself:
+            self._told_itself = itself
+            self.gossip.speak()
+        if not self.has_bus:
+            self.gossip.tell_load(report)
+
+    def leave(self) -> None:
+        """This node stops on purpose."""
+        alive = [node for node in self._names if (peer := self.get(node)) is not None and peer.state is PeerState.ALIVE]
+        told = alive if len(alive) <= LEAVING_SAID_MAX else self._state.rng.sample(alive, LEAVING_SAID_MAX)
+        for node in told:
+            self._state.send(node, Leaving())
+        self.gossip.leave()
+
+    def hello(self, report: LoadReport) -> Hello:
+        """How this node introduces itself."""
+        return Hello(self._state.identity, self._state.profile, report, refutation=self.gossip.refutation)
+
+    # -- what was heard ------------------------------------------------------------------------------------------------
+
+    def meet_all(self, directory: Directory) -> None:
+        """Everybody in it, at once; it may name this node, too. Only before anybody else was met."""
+        self._directory = directory
+        self._met_s = self._state.now.boot_s
+        self._names = Names(directory.names, without=self._state.node)
+        self._eligible.clear()
+
+    def meet(
+        self,
+        identity: Identity,
+        profile: Profile,
+        report: LoadReport | None,
+        *,
+        refutation: int = 0,
+        in_person: bool = True,
+    ) -> bool:
+        """A peer introduced itself, ``in_person`` over its own link, else by way of a broker. True if it is new here, or
+        another start of one that was known."""
+        node = identity.node
+        if node == self._state.node:
+            return False
+        known = self.get(node)
+        is_new = known is None or known.identity.boot != identity.boot
+        if known is not None and known.was_later_than(identity):
+            self._met_earlier(known, identity, in_person=in_person)
+            return False
+        if not self._is_listed(node):  # of those in a directory nobody need gossip
+            was_back = list(self._back)
+            self.gossip.told(rumour_of(identity, profile, refutation), node, spread=in_person)
+            self._back = was_back  # the caller knows
+        peer = self._own(node)
+        if peer is None:
+            self._state.count("peers refused")
+            return False
+        if self._is_listed(node):
+            self._become(peer, PeerState.ALIVE, "met")
+        if is_new:
+            self._reports.pop(node, None)
+            self.black_holes.started_anew(node)
+        peer.identity = identity
+        self.profiles.has(peer, profile, is_new=is_new)
+        if in_person:
+            peer.introduced(identity)
+            if profile.version < peer.profile.version:  # a late word, or others were wrong: it knows
+                self.profiles.want(node, node)
+            peer.heard_s = self._state.now.boot_s
+            self.gossip.contacts.linked(node)
+        if report is not None:
+            self.heard_report(node, report)
+        return is_new
+
+    def _met_earlier(self, known: Peer, identity: Identity, *, in_person: bool) -> None:
+        """A start from before the one that is known introduced itself: a late word, unless nobody has heard of that start."""
+        if in_person and identity.boot != known.identity.boot and identity.boot not in known.boots:
+            self._mediator.peer_came_back_older(identity.node)
+
+    def heard(self, node: str) -> None:
+        """A peer said something over its link."""
+        peer = self._peers.get(node)
+        if peer is not None:
+            peer.heard_s = self._state.now.boot_s
+            if peer.state is not PeerState.ALIVE:
+                self.gossip.heard(node)
+
+    def heard_report(self, node: str, report: LoadReport, age_s: float = 0.0, *, by_itself: bool = True) -> bool:
+        """A peer told its load, so long ago, or somebody did. True if it is believed instead of what was."""
+        known, heard = self._reports.get(node), Heard(report, self._state.now.boot_s - age_s, by_itself)
+        if known is None:
+            if node not in self._peers and not self._is_listed(node):
+                return False
+            if len(self._reports) >= self._state.config.reports_kept_max:
+                del self._reports[next(iter(self._reports))]
+        elif not known.gives_way_to(heard, self._peers[node].identity.incarnation if node in self._peers else 0):
+            return False
+        else:
+            del self._reports[node]  # so that the first is the one that came longest ago
+        self._reports[node] = heard
+        return True
+
+    def load_heard(self, load: Load, src: str) -> bool:
+        """A load came by gossip. Whether it is news."""
+        return self._mediator.peer_load_heard(load, src)
+
+    def own_load(self) -> LoadReport:
+        """This node's load, for members to hear of."""
+        return self._mediator.own_report()
+
+    def unreachable(self, node: str) -> None:
+        """The link to a peer broke, or could not be made."""
+        self.gossip.unreachable(node)
+
+    def left(self, node: str) -> None:
+        """A peer said good-bye."""
+        member = self.gossip.shared.members.get(node)
+        if member is not None:
+            rumour = msgspec.structs.replace(member.rumour, standing=Standing.LEFT, by=())
+            self.gossip.told(rumour, node)
+        elif (peer := self._own(node)) is not None:
+            self._become(peer, PeerState.LEFT, "it said good-bye")
+
+    def forget(self, node: str) -> bool:
+        """An operator says that it is gone for good: it is no member any more, here and everywhere. False if it is not
+        known, or is there."""
+        peer = self._peers.get(node)
+        self.gossip.contacts.known.pop(node, None)
+        if peer is None or peer.state in (PeerState.ALIVE, PeerState.SUSPECT):
+            return False
+        self.gossip.forget(node)
+        return True
+
+    def back(self) -> list[str]:
+        """The peers of which gossip told since this was last asked that they are there again, or anew."""
+        back, self._back = self._back, []
+        return back
+
+    # -- what gossip tells ---------------------------------------------------------------------------------------------
+
+    def member_changed(self, was: Rumour | None, now: Rumour, src: str) -> None:
+        """What is believed of a peer has changed."""
+        node = now.node
+        if now.standing is Standing.FORGOTTEN:
+            self._state.note("node", "forgotten", node=node, reason="an operator said so")
+            self.member_forgotten(node)
+            self._state.actions.append(ForgetPeer(node))
+            return
+        peer = self._own(node)
+        if peer is None:
+            peer = self._peers[node] = Peer(identity_of(now), None, self._state.now.boot_s)
+            self._names = sorted([*self._names, node])
+        is_new_run = was is None or was.boot != now.boot
+        if is_new_run or now.incarnation != peer.identity.incarnation or now.address != peer.identity.address:
+            if now.boot != peer.identity.boot:
+                self._reports.pop(node, None)
+                peer.knows_profile = False  # it may be another
+            peer.identity = identity_of(now)
+        state = STANDINGS[now.standing]
+        is_back = state is PeerState.ALIVE and (is_new_run or peer.state is PeerState.DEAD)
+        reason = _reason(now, is_new=was is None)
+        if is_new_run and peer.state is state:  # the same, but another: met, or started anew
+            self._state.note("node", state.value, node=node, reason=reason)
+        self._become(peer, state, reason)
+        if is_back:
+            self._back.append(node)
+        if state is PeerState.ALIVE and (not peer.knows_profile or peer.profile.version < now.profile_version):
+            self.profiles.want(node, src)
+        elif state is not PeerState.ALIVE:
+            self.profiles.have(node)
+            if state is PeerState.DEAD and was is not None and was.standing is not now.standing:
+                self._mediator.peer_died(node)
+
+    def loads(self) -> Iterator[Load]:
+        """The loads known, for a newcomer."""
+        now_s = self._state.now.boot_s
+        for node, heard in self._reports.items():
+            if self.is_usable(node):
+                yield Load.of(node, heard.report, max(now_s - heard.at_s, 0.0))
+
+    def has_room_for_member(self) -> bool:
+        """Whether there is room for one more peer; one that was lost longest ago makes it."""
+        if len(self._names) < self._state.config.peers_max:
+            return True
+        gone = [peer for peer in self._peers.values() if peer.state in (PeerState.DEAD, PeerState.LEFT)]
+        if not gone:
+            return False
+        node = min(gone, key=lambda peer: (peer.since_s, peer.identity.node)).identity.node
+        self.gossip.drop(node)
+        self.member_forgotten(node)
+        return True
+
+    def member_forgotten(self, node: str) -> None:
+        """Keep nothing of a peer that is no member any more."""
+        if self._peers.pop(node, None) is not None:
+            self._names = [name for name in self._names if name != node]
+            self._reports.pop(node, None)
+            self.profiles.have(node)
+            self._eligible.clear()
+
+    def timer(self, kind: str, subject: str) -> None:
+        """One of gossip's."""
+        if kind == "profiles":
+            self.gossip.shared.expired_s(kind, subject)
+            self.profiles.ask()
+        else:
+            self.gossip.timer(kind, subject)
+
+    # -- asked over the peer link --------------------------------------------------------------------------------------
+
+    def pinged(self, src: str, ping: Ping, report: LoadReport) -> None:
+        """Answer."""
+        self._state.send(src, Pong(ping.sequence, report))
+
+    def ponged(self, src: str, pong: Pong) -> None:
+        """A ping over the link was answered."""
+        self.gossip.detector.acked(src, pong.sequence)
+
+    # -- who may run what ----------------------------------------------------------------------------------------------
+
+    def eligible(self, need: Need, home: str) -> Sequence[str]:
+        """The usable peers that could ever run this, by name; without those that are skipped, unless there are no others."""
+        self.black_holes.is_any()  # it tells if one may be asked again
+        key = need if not need.migrations else Need(need.request, need.placement)
+        found = self._eligible.get(key)
+        if found is None:
+            found = self._not_skipped(self._eligible_now(key, home))
+            if len(self._eligible) >= ELIGIBLE_KEPT_MAX:
+                self._eligible.clear()
+            self._eligible[key] = found
+        return found
+
+    def _eligible_now(self, need: Need, home: str) -> Names:
+        listed = self._directory.eligible(need, home)
+        if not self._peers:
+            return Names(listed, without=self._state.node)
+        own = (
+            name
+            for name, peer in self._peers.items()
+            if self.is_usable(name) and not why_never(peer.profile, need.request, need.placement, home)
+        )
+        return Names(tuple(sorted([*own, *(name for name in listed if name not in self._peers)])), self._state.node)
+
+    def _not_skipped(self, names: Names) -> Names:
+        if not self.black_holes.is_any():
+            return names
+        left = tuple(name for name in names if not self.black_holes.why(name))
+        return Names(left, self._state.node) if left else names
+
+    def could_ever(self, spec: TaskSpec, home: str) -> bool:
+        """Whether any peer not known to have left could run this, also one that is silent or drained now, or whose file
+        system does not answer."""
+        return any(
+            peer.state is not PeerState.LEFT
+            and (not peer.knows_profile or not why_never(peer.profile, spec.request, spec.placement, home))
+            and self.declined_code(peer.identity.node, spec) in ("", "stalled")
+            for peer in self
+        )
+
+    def could_run(self, need: Need, home: str) -> list[str]:
+        """The usable peers whose profile fits, by name; unlike `eligible`, this changes nothing here."""
+        fits = (
+            peer.identity.node
+            for peer in self
+            if self.is_usable(peer.identity.node) and not why_never(peer.profile, need.request, need.placement, home)
+        )
+        return sorted(fits)
+
+    def directory_told(self, node: str, told: DirectoryTold) -> None:
+        """A peer says whether it would run tasks of a user in a directory."""
+        if told.code in DECLINES_LASTING:
+            self.remember_decline(node, told.code, decline_subject(told.code, told))
+        elif not told.code:
+            for code in DECLINES_LASTING:
+                self._declined.pop((node, code, decline_subject(code, told)), None)
+
+    def remember_decline(self, node: str, code: str, subject: bytes) -> None:
+        """A decline for a lasting reason: do not probe again for a while."""
+        now_s = self._state.now.boot_s
+        lasts_s = STALLED_MEMORY_S if code == "stalled" else self._state.config.decline_memory_s
+        for key in [key for key, until_s in self._declined.items() if until_s < now_s]:
+            del self._declined[key]
+        if len(self._declined) < self._state.config.declines_remembered_max:
+            self._declined[(node, code, subject)] = now_s + lasts_s
+
+    def has_declined(self, node: str, code: str, subject: bytes) -> bool:
+        """Whether this node declined that lately."""
+        return bool(self._declined) and self._declined.get((node, code, subject), 0.0) > self._state.now.boot_s
+
+    def declined_code(self, node: str, spec: TaskSpec) -> str:
+        """The one of `DECLINES_LASTING` with which this node would decline this task, as far as is known; "" if none."""
+        if not self._declined:
+            return ""
+        found = (code for code in DECLINES_LASTING if self.has_declined(node, code, decline_subject(code, spec)))
+        return next(found, "")
+
+    def will_decline(self, node: str, spec: TaskSpec) -> bool:
+        """Whether this node declined lately, for a lasting reason, what would be so of this task, too."""
+        return bool(self.declined_code(node, spec))
+
+    def why_declines(self, node: str, spec: TaskSpec) -> str:
+        """Why this node would decline this task, in words; "" if nothing is known against it."""
+        directory = spec.directory.decode(errors="replace")
+        match self.declined_code(node, spec):
+            case "directory":
+                return f"no directory {directory} there"
+            case "stalled":
+                return f"the file system of {directory} does not answer there"
+            case "policy":
+                return f"its policy runs no tasks of {spec.user or 'this node'}"
+            case _:
+                return ""
+
+    def missing_directories(self, node: str) -> list[tuple[bytes, str]]:
+        """The directories for which this node declines tasks, each with the user whose tasks these are."""
+        now_s = self._state.now.boot_s
+        subjects = sorted(
+            subject
+            for (name, code, subject), until_s in self._declined.items()
+            if name == node and code == "directory" and until_s > now_s
+        )
+        parts = (subject.partition(b"\0") for subject in subjects)
+        return [(directory, user.decode()) for directory, _, user in parts]
+
+    def any_declined(self) -> bool:
+        """Whether anything is remembered at all (the common case is no)."""
+        return bool(self._declined)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _is_listed(self, node: str) -> bool:
+        return node in self._directory.members and node != self._state.node
+
+    def _listed(self, node: str) -> Peer:
+        identity, profile = self._directory.members[node]
+        return Peer(identity, profile, self._met_s)
+
+    def _own(self, node: str) -> Peer | None:
+        """The peer of this name, to be changed."""
+        peer = self._peers.get(node)
+        if peer is None and self._is_listed(node):
+            peer = self._peers[node] = self._listed(node)
+        return peer
+
+    def _become(self, peer: Peer, state: PeerState, reason: str) -> None:
+        if peer.state is not state:
+            peer.state = state
+            self._state.note("node", state.value, node=peer.identity.node, reason=reason)
+            peer.since_s = self._state.now.boot_s
+            self._eligible.clear()
+            self._state.count(f"peers became {state.value}")
+
+
+def _reason(now: Rumour, *, is_new: bool) -> str:
+    """Why a peer is believed to be what it is now, for people."""
+    match now.standing:
+        case Standing.ALIVE:
+            return "met" if is_new else "heard again"
+        case Standing.SUSPECT:
+            return f"{', '.join(now.by) or 'a peer'} had no answer"
+        case Standing.DEAD:
+            return "it did not speak up in time"
+        case _:
+            return "it said good-bye"

@@ -1,0 +1,417 @@
+"""What fits where: who could ever run a task (by profile), and what fits on this node now (by the ledger). Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.resources.backfill import Backfill
+from peerload.core.resources.device_ledger import DeviceLedger
+from peerload.core.resources.devices import CROWDED, NOTHING_LEARNED, Ask
+from peerload.core.resources.placement import is_meant, place
+from peerload.model.config import GpuConfig
+from peerload.model.devices import GPU, Device, GpuWait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from peerload.model.resources import Placement, Profile, ResourceRequest
+
+EPSILON = 1e-9
+"""Fractions of a core are sums of floats; nobody is refused for a rounding error."""
+TRIED_MAX = 64
+"""Where more tasks than this wait for devices or are on their way to them, there is no room for one more."""
+
+
+def why_never(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> str:
+    """Why this node could never run the task, in words; "" if it could. ``home``: the task's home node."""
+    if placement.node is not None and placement.node != profile.node:
+        return f"the task is for {placement.node}"
+    if placement.local and profile.node != home:
+        return "the task stays at its home"
+    if profile.node in placement.exclude:
+        return "the task excludes it"
+    if placement.labels:
+        missing = [label for label in placement.labels if label not in profile.labels]
+        if missing:
+            return f"no label {', '.join(missing)}"
+    if profile.slots < 1:
+        return "it takes no tasks (0 slots)"
+    if request.cpus > profile.cpus + EPSILON:
+        return f"{profile.cpus:g} cpus, asked {request.cpus:g}"
+    if profile.mem_bytes and request.mem_bytes > profile.mem_bytes:
+        return f"{profile.mem_bytes / 2**30:.1f} GiB of memory, asked {request.mem_bytes / 2**30:.1f} GiB"
+    return _why_no_devices(profile, request) if request.takes_devices else ""
+
+
+def _why_no_devices(profile: Profile, request: ResourceRequest) -> str:
+    """The same of the devices alone."""
+    for kind, count in request.devices:
+        found = sum(device.kind == kind for device in profile.devices)
+        if found < count:
+            return f"{found} {kind}, asked {count}" if found else f"no {kind}"
+    if not request.gpus:
+        return ""
+    if not profile.gpus:
+        return "no GPU"
+    gpus = [device for device in profile.devices if device.kind == GPU]
+    if not gpus:  # only how many there are is known
+        gpus = [Device(f"{GPU}:{number}", index=number) for number in range(profile.gpus)]
+    large = [gpu for gpu in gpus if not gpu.mem_bytes or _need_bytes(request, gpu) <= _most_bytes(gpu)]
+    if len(large) < request.gpus:
+        if len(gpus) >= request.gpus and not large:
+            best = max(gpus, key=_most_bytes)
+            part = f"{request.gpu_fraction:g} of one, " if request.gpu_fraction < 1.0 else ""
+            need = f"{part}{_gib(_need_bytes(request, best))}"
+            return f"{gpus_text(gpus)} of which tasks may have {_gib(_most_bytes(best))}, asked {need}"
+        asked = f"asked {request.gpus}" + (f" with {_gib(request.gpu_mem_bytes)}" if request.gpu_mem_bytes else "")
+        return f"{gpus_text(gpus)}, {asked}"
+    if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE and not request.gpu_wait_s_max:
+        meant = [gpu for gpu in large if any(is_meant(gpu, name) for name in request.gpu_prefer)]
+        if len(meant) < request.gpus:
+            return f"no GPU {', '.join(request.gpu_prefer)}" if not meant else f"only {len(meant)} of those GPUs"
+    return ""
+
+
+def _need_bytes(request: ResourceRequest, gpu: Device) -> int:
+    """The memory that a task asks of this GPU, 0 = not known: what it says, or its part of all that the GPU has."""
+    if request.gpu_mem_bytes or request.gpu_fraction >= 1.0:
+        return request.gpu_mem_bytes
+    return int(gpu.mem_bytes * request.gpu_fraction)
+
+
+def _most_bytes(gpu: Device) -> int:
+    """The memory of it that one task can have."""
+    return gpu.grantable_bytes or gpu.mem_bytes
+
+
+def gpu_mem_bytes_max(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> int | None:
+    """How much memory of each GPU a node could ever give this task: 0 if it cannot run there at all, None if nobody knows
+    how much there is."""
+    anything = msgspec.structs.replace(request, gpu_mem_bytes=0)
+    if why_never(profile, anything, placement, home):
+        return 0
+    gpus = [device for device in profile.devices if device.kind == GPU]
+    if request.gpu_prefer and request.gpu_wait is GpuWait.QUEUE and not request.gpu_wait_s_max:
+        gpus = [gpu for gpu in gpus if any(is_meant(gpu, name) for name in request.gpu_prefer)]
+    sizes = sorted((_most_bytes(gpu) for gpu in gpus if gpu.mem_bytes), reverse=True)
+    if len(sizes) < len(gpus) or len(sizes) < request.gpus:
+        return None
+    return sizes[request.gpus - 1]
+
+
+def lacks(profile: Profile, request: ResourceRequest, placement: Placement, home: str) -> list[str]:
+    """All that keeps a node from ever running a task, each in words; empty if it could."""
+    found = []
+    anything, anywhere = type(request)(cpus=min(request.cpus, profile.cpus or request.cpus)), type(placement)()
+    devices = _why_no_devices(profile, request)
+    if devices:
+        found.append(devices)
+    elsewhere = why_never(profile, anything, placement, home)
+    if elsewhere:
+        found.append(elsewhere)
+    rest = why_never(profile, type(request)(cpus=request.cpus, mem_bytes=request.mem_bytes), anywhere, home)
+    return [*found, rest] if rest and rest not in found else found
+
+
+def asked_text(request: ResourceRequest, placement: Placement) -> str:
+    """What a task asks of a node beyond a core, in words."""
+    parts = []
+    if request.gpus:
+        share = f"{request.gpu_fraction:g} of a GPU" if request.gpu_fraction < 1 else _number(request.gpus, "GPU")
+        parts.append(share + (f" with {_gib(request.gpu_mem_bytes)}" if request.gpu_mem_bytes else ""))
+    parts += [_number(count, kind) for kind, count in request.devices]
+    if request.cpus != 1:
+        parts.append(f"{request.cpus:g} cpus")
+    if request.mem_bytes:
+        parts.append(f"{_gib(request.mem_bytes)} of memory")
+    parts += [f"label {label}" for label in placement.labels]
+    return " and ".join(parts)
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def needs_text(request: ResourceRequest, placement: Placement) -> str:
+    """All that a task asks of a node, in words."""
+    asked = asked_text(request, placement)
+    if request.cpus != 1:
+        return asked
+    return f"1 cpu and {asked}" if asked else "1 cpu"
+
+
+def gpus_text(gpus: Sequence[Device]) -> str:
+    """What GPUs a node has, in words: ``8 x 48 GiB``; of different ones each."""
+    sizes: dict[int, int] = {}
+    for gpu in gpus:
+        sizes[gpu.mem_bytes] = sizes.get(gpu.mem_bytes, 0) + 1
+    known = " and ".join(f"{count} x {_gib(size)}" for size, count in sizes.items() if size)
+    return known or f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB" if size >= 1 << 30 else f"{size / 2**20:.3g} MiB"
+
+
+class Ledger:
+    """The tasks of this node by what they hold: running, waiting, and inbound (accepted or promised, on its way).
+
+    n counts all three, and the slots that foreign programs occupy. It is the number of tasks in units of slots: where a
+    task asks for several cores it counts for as many slots as these are worth, and where the number of slots was not set
+    by hand, half a core counts for half.
+    Tasks that wait for devices are left out of n: they keep nobody from the cores.
+    version grows with every change, so that whoever has looked knows whether there is anything new to see.
+    """
+
+    __slots__ = (
+        "_cpus_inbound",
+        "_cpus_waiting",
+        "_device_waiters",
+        "_gpus_waiting",
+        "_mem_bytes",
+        "_waiting_for_devices",
+        "cpus_requested",
+        "cpus_running",
+        "devices",
+        "foreign_slots",
+        "inbound",
+        "kept",
+        "load_tasks",
+        "now_s",
+        "profile",
+        "room_version",
+        "running",
+        "running_local",
+        "version",
+        "waiting",
+        "waiting_local",
+        "waiting_remote",
+    )
+
+    def __init__(self, profile: Profile, gpu: GpuConfig = GpuConfig()) -> None:  # noqa: B008 -- frozen
+        self.profile = profile
+        self.devices = DeviceLedger(profile, gpu)
+        self.kept = Backfill(self.devices, 0.0)
+        """Devices that are kept for those who wait for them here."""
+        self.running: dict[str, tuple[ResourceRequest, bool]] = {}
+        self.inbound: dict[bytes, ResourceRequest] = {}
+        self.running_local = 0
+        self.waiting = 0
+        self.waiting_local = 0
+        self.waiting_remote = 0
+        self.cpus_running = 0.0
+        """Cores held by what runs."""
+        self._cpus_waiting = 0.0
+        self._cpus_inbound = 0.0
+        self._mem_bytes = 0
+        self._waiting_for_devices: dict[ResourceRequest, int] = {}
+        self._device_waiters = 0
+        self._gpus_waiting = 0.0
+        self.cpus_requested = 0.0
+        """Cores asked for by all of them, but for those that wait for devices."""
+        self.foreign_slots = 0
+        """Slots that foreign programs occupy (`foreign_load.py`)."""
+        self.load_tasks = 0
+        """n: running + waiting + inbound, in slots, and the foreign slots."""
+        self.version = 0
+        self.room_version = 0
+        """Grows with every change of what runs."""
+        self.now_s = 0.0
+        """This moment, for what devices are expected to do."""
+
+    def _changed(self) -> None:
+        """After every change: n is read far more often than it changes."""
+        self.version += 1
+        self.cpus_requested = self.cpus_running + self._cpus_waiting + self._cpus_inbound
+        count, profile = self._count, self.profile
+        if profile.cpus > 0:
+            demand = math.ceil(self.cpus_requested * profile.slots / profile.cpus - EPSILON)
+            count = max(count, demand) if profile.slots_fixed else max(demand, 1 if count else 0)
+        self.load_tasks = count + self.foreign_slots
+
+    def set_foreign_slots(self, slots: int) -> None:
+        """Foreign programs occupy so many slots from now on."""
+        if slots != self.foreign_slots:
+            self.foreign_slots = slots
+            self._changed()
+
+    @property
+    def _count(self) -> int:
+        """All tasks but those that wait for devices."""
+        return len(self.running) + self.waiting - self._device_waiters + len(self.inbound)
+
+    def fits(self, request: ResourceRequest) -> bool:
+        """Whether it could be started now beside what is running, after all that waits for devices."""
+        return self.has_cores(request) and (not request.takes_devices or self._has_devices(request, leaves_kept=True))
+
+    def has_good_devices(self, request: ResourceRequest) -> bool:
+        """Whether it could start now on GPUs that are not crowded, and that are of those that it prefers, if it prefers any."""
+        if request.gpu_prefer:
+            request = msgspec.structs.replace(request, gpu_wait=GpuWait.QUEUE, gpu_wait_s_max=0.0)
+        return self._has_devices(request, leaves_kept=True, activity_max=CROWDED)
+
+    @property
+    def mem_promised_bytes(self) -> int:
+        """Memory promised to what runs."""
+        return self._mem_bytes
+
+    @property
+    def cpus_free(self) -> float:
+        """Cores that neither what runs nor what comes has."""
+        return max(self.profile.cpus - self.cpus_running - self._cpus_inbound, 0.0)
+
+    def has_cores(self, request: ResourceRequest) -> bool:
+        """The same of cores and memory alone."""
+        return self._fits(request, len(self.running), self.cpus_running)
+
+    def fits_beside_all(self, request: ResourceRequest) -> bool:
+        """Whether it could be started now if everything waiting and inbound were running too, beside the foreign load. One
+        that takes devices asks no more of cores than what runs and comes leaves, since it does not wait behind those that
+        wait for cores."""
+        if not request.takes_devices:
+            foreign_cpus = self.foreign_slots * self.profile.cpus / max(self.profile.slots, 1)
+            return self._fits(request, self._count + self.foreign_slots, self.cpus_requested + foreign_cpus)
+        others = [one for one in self.inbound.values() if one.takes_devices]
+        if len(others) + self._device_waiters > TRIED_MAX:
+            return False
+        count, cpus = len(self.running) + len(self.inbound), self.cpus_running + self._cpus_inbound
+        for waiting, number in self._waiting_for_devices.items():
+            others += [waiting] * number
+            cpus += waiting.cpus * number
+        return self._fits(request, count, cpus) and self._has_devices(request, others, leaves_kept=True)
+
+    def _has_devices(
+        self,
+        request: ResourceRequest,
+        others: Sequence[ResourceRequest] = (),
+        without: Sequence[str] = (),
+        *,
+        leaves_kept: bool = False,
+        activity_max: float = math.inf,
+    ) -> bool:
+        """Whether its devices are free, also when the others, as far as there is room for them, have theirs; and the
+        attempts ``without`` none. ``leaves_kept``: what is kept for one that waits here is not free; ``activity_max``: nor is
+        one with more work than this, its own counted."""
+        devices, tried = self.devices, []
+        for number, other in enumerate(others):
+            ask = Ask(other, devices.config)
+            names = place(devices, other, ask, self.now_s)
+            if names:
+                tried.append(f"?{number}")
+                devices.grant(tried[-1], names, ask, self.now_s)
+        try:
+            ask = Ask(request, devices.config)
+            ask.activity_max = min(ask.activity_max, activity_max)
+            if not leaves_kept:
+                return place(devices, request, ask, self.now_s, without=without) is not None
+            self.kept.now_s = self.now_s
+            return place(devices, request, ask, self.now_s, allows=self.kept.allows) is not None
+        finally:
+            for key in tried:
+                devices.take_back(key)
+
+    def fits_without(self, keys: Iterable[str], request: ResourceRequest) -> bool:
+        """Whether it could be started now if these attempts held nothing."""
+        keys = list(keys)
+        held = [self.running[key][0] for key in keys]
+        count, cpus = len(self.running) - len(held), self.cpus_running - sum(one.cpus for one in held)
+        mem_bytes = self._mem_bytes - sum(one.mem_bytes for one in held)
+        return self._fits(request, count, cpus, mem_bytes) and (
+            not request.takes_devices or self._has_devices(request, without=keys)
+        )
+
+    def _fits(self, request: ResourceRequest, count: int, cpus: float, mem_bytes: int | None = None) -> bool:
+        profile = self.profile
+        used_bytes = self._mem_bytes if mem_bytes is None else mem_bytes
+        if profile.slots_fixed and count >= profile.slots:
+            return False
+        if cpus + request.cpus > profile.cpus + EPSILON:
+            return False
+        return not profile.mem_bytes or used_bytes + request.mem_bytes <= profile.mem_bytes
+
+    def start(
+        self,
+        key: str,
+        request: ResourceRequest,
+        *,
+        is_local: bool,
+        devices: Sequence[str] = (),
+        run_s: float = math.inf,
+        learned: Mapping[str, int] = NOTHING_LEARNED,
+    ) -> None:
+        """An attempt starts to hold what it asked for: these devices, for ``run_s`` nearly for sure; ``learned``: as of
+        `Ask`."""
+        if key not in self.running:
+            if devices:
+                self.devices.grant(key, devices, Ask(request, self.devices.config, learned, run_s), self.now_s)
+            self.running[key] = (request, is_local)
+            self.running_local += is_local
+            self.cpus_running += request.cpus
+            self._mem_bytes += request.mem_bytes
+            self.room_version += 1
+            self._changed()
+
+    def end(self, key: str) -> bool:
+        """An attempt holds nothing any more, but for devices that it may still be seen on; False if it held nothing."""
+        held = self.running.pop(key, None)
+        if held is None:
+            return False
+        self.devices.end(key, self.now_s)
+        request, is_local = held
+        self.running_local -= is_local
+        self.cpus_running = self.cpus_running - request.cpus if self.running else 0.0
+        self._mem_bytes -= request.mem_bytes
+        self.room_version += 1
+        self._changed()
+        return True
+
+    @property
+    def gpu_tasks(self) -> int:
+        """n in GPUs: how many all tasks here ask for."""
+        asked = [request for request, _ in self.running.values()]
+        asked += self.inbound.values()
+        return math.ceil(self._gpus_waiting + sum(one.gpus * one.gpu_fraction for one in asked if one.gpus) - EPSILON)
+
+    @property
+    def waits_for_devices(self) -> bool:
+        """Whether any task here does."""
+        return bool(self._waiting_for_devices)
+
+    def wait(self, request: ResourceRequest, *, is_local: bool, by: int = 1) -> None:
+        """A task joins (by=1) or leaves (by=-1) those waiting here."""
+        self.waiting += by
+        if is_local:
+            self.waiting_local += by
+        else:
+            self.waiting_remote += by
+        if request.takes_devices:
+            left = self._waiting_for_devices.pop(request, 0) + by
+            if left > 0:
+                self._waiting_for_devices[request] = left
+            self._device_waiters += by
+            gpus = by * request.gpus * request.gpu_fraction
+            self._gpus_waiting = self._gpus_waiting + gpus if self._device_waiters else 0.0
+        else:
+            waits = self.waiting > self._device_waiters
+            self._cpus_waiting = self._cpus_waiting + by * request.cpus if waits else 0.0
+        self._changed()
+
+    def expect(self, uid: bytes, request: ResourceRequest) -> None:
+        """A task is on its way here; one that was promised before is known better by now."""
+        before = self.inbound.get(uid)
+        if before != request:
+            self.inbound[uid] = request
+            self._cpus_inbound += request.cpus - (before.cpus if before is not None else 0.0)
+            self._changed()
+
+    def expect_no_more(self, uid: bytes) -> bool:
+        """It has arrived or will not come; False if it was not expected."""
+        request = self.inbound.pop(uid, None)
+        if request is None:
+            return False
+        self._cpus_inbound = self._cpus_inbound - request.cpus if self.inbound else 0.0
+        self._changed()
+        return True

@@ -1,0 +1,1 @@
+"""Load sharing: drives the policies with information, senders, receivers, pairing, searches, and hints about peers."""

@@ -1,0 +1,486 @@
+"""Sender-initiated sharing: a home looks for a place for a task, and a node that is asked says whether it accepts.
+
+Searches wait for their turn: at most searches_in_flight_max at a time. A task that its home cannot run is *stranded*:
+it is asked about again, less and less often, until it has a place, and beyond what the policy proposes.
+A place is only proposed here: the offer, and what becomes of it, is the handoff's.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from peerload.core.resources import gpu_terms
+from peerload.core.resources.admission import why_never
+from peerload.core.sharing.effective_request import asked_of
+from peerload.core.sharing.search import STEPS_MAX
+from peerload.core.sharing.view import task_view
+from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.model.actions import Decided
+from peerload.model.devices import GpuWait
+from peerload.model.messages import Need, Probe, ProbeReply
+from peerload.model.task import task_home
+from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
+from peerload.policy.api import Probe as ProbeStep
+from peerload.policy.remaining import remaining_s
+from peerload.policy.sound import sound_step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from peerload.core.handoff.executor import Executor
+    from peerload.core.handoff.home import Handoff
+    from peerload.core.membership.membership import Membership
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.sharing.information import Information
+    from peerload.core.sharing.peer_hints import Memory
+    from peerload.core.sharing.search import Search, Searches
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.home import Home
+    from peerload.core.tasks.queue import WaitingQueue
+    from peerload.core.tasks.work import Guest
+    from peerload.model.load import LoadReport
+    from peerload.model.messages import Offer, StateAnswer
+
+STRANDED_ASKED_MAX = 64
+"""Stranded tasks looked at when a report says that its node has room; the others have their timers."""
+
+
+class Sender:
+    """One per node; its timers are ``probe`` and ``stranded``. ``stranded``: the tasks without a place, by uid."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        ledger: Ledger,
+        membership: Membership,
+        memory: Memory,
+        home: Home,
+        handoff: Handoff,
+        executor: Executor,
+        information: Information,
+        searches: Searches,
+        stranded: dict[bytes, HomeTask],
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._ledger = ledger
+        self._membership = membership
+        self._memory = memory
+        self._home = home
+        self._handoff = handoff
+        self._executor = executor
+        self._information = information
+        self._searches = searches
+        self._wants_bids = bool(getattr(state.policies.sender, "wants_bids", False))
+        self._turns: deque[HomeTask] = deque()
+        self._in_flight = 0
+        self.stranded = stranded
+
+    # -- which tasks look for a place ----------------------------------------------------------------------------------
+
+    def sends(self, task: HomeTask) -> bool:
+        """Whether an arriving task (not counted itself) should go elsewhere."""
+        if self._state.policies.names["location.sender"] == "none":
+            return False
+        if not self._home.may_migrate(task) or task.spec.placement.local:
+            return False
+        if task.spec.request.takes_devices:
+            fits = self._ledger.fits_beside_all(asked_of(self._state, task, self._state.profile))
+            return not fits or bool(self._with_good_gpus(task))
+        if self._information.sends():
+            return True
+        return self._information.marks().send_at <= 1.0 and not self._ledger.fits_beside_all(task.spec.request)
+
+    def strand(self, task: HomeTask, reason: str, *, searches: bool = True) -> None:
+        """Its home cannot run it: it is placed elsewhere, asked about again until it is. ``searches``: at once, too."""
+        task.stranded_because = reason
+        task.backoff_s = self._state.config.stranded_backoff_s
+        self.stranded[task.uid] = task
+        if searches:
+            self.search_for(task)
+        self._state.set_timer_in(task.backoff_s, "stranded", task.uid.hex())
+
+    def unstrand(self, task: HomeTask) -> None:
+        """It was placed, cancelled or can run here after all."""
+        if self.stranded.pop(task.uid, None) is not None:
+            self._state.clear_timer("stranded", task.uid.hex())
+
+    def ask_again(self, uid: bytes) -> None:
+        """The back-off of a stranded task is over."""
+        task = self.stranded.get(uid)
+        if task is None:
+            return
+        task.backoff_s = min(task.backoff_s * 2, self._state.config.stranded_backoff_s_max)
+        self._state.set_timer_in(task.backoff_s, "stranded", uid.hex())
+        self.search_for(task)
+
+    def peer_met(self) -> None:
+        """A node is new here: it may have room for any stranded task."""
+        for task in list(self.stranded.values()):
+            self.search_for(task)
+
+    def room_at(self, node: str, report: LoadReport) -> None:
+        """A node says what room it has: it may be some for a stranded task, or for one that waits for devices here."""
+        tasks = list(islice(self.stranded.values(), STRANDED_ASKED_MAX))
+        if report.gpus and self._ledger.waits_for_devices:
+            waiting = (work for work in self._queue.waiting_for_devices() if isinstance(work, HomeTask))
+            tasks += [task for task in islice(waiting, STRANDED_ASKED_MAX) if self._home.may_migrate(task)]
+        for task in tasks:
+            request = asked_of(self._state, task)
+            has_room = gpu_terms.has_room(request, report) if request.gpus else report.accepts
+            if has_room and task.search is None and node in self._candidates(task):
+                self.search_for(task)
+
+    def search_for(self, task: HomeTask) -> None:
+        """Look for a place, in turn: at most searches_in_flight_max at a time."""
+        if task.search is not None or task.phase is not HomePhase.WAITING or not self._state.has_disk_room:
+            return
+        task.search = 0
+        self._turns.append(task)
+        self.take_turns()
+
+    def take_turns(self) -> None:
+        """Start searches whose turn has come; a task whose node has room by now just stays."""
+        while self._turns and self._in_flight < self._state.config.searches_in_flight_max:
+            task = self._turns.popleft()
+            if task.search != 0 or task.phase is not HomePhase.WAITING:
+                continue
+            if not task.stranded_because and not self._still_sends(task):
+                task.search = None
+                continue
+            search = self._searches.open(task)
+            search.holds = not task.stranded_because and self._ledger.fits(
+                asked_of(self._state, task, self._state.profile)
+            )
+            search.wants_good_gpus = search.holds and task.spec.request.takes_devices
+            task.search = search.id
+            self._in_flight += 1
+            self._state.count("sender searches")
+            self.step(search, task)
+
+    def _still_sends(self, task: HomeTask) -> bool:
+        if task.spec.request.takes_devices:
+            fits = self._ledger.fits(asked_of(self._state, task, self._state.profile))
+            return not fits or bool(self._with_good_gpus(task))
+        if self._information.sends(uncounted=task):
+            return True
+        return self._information.marks().send_at <= 1.0 and not self._ledger.fits(task.spec.request)
+
+    def _with_good_gpus(self, task: HomeTask) -> list[str]:
+        """The nodes that have better GPUs for it than this one now: such as it prefers, and that are not crowded. None if it can
+        have such GPUs here, or waits for certain ones."""
+        request = task.spec.request
+        if not request.gpus or request.gpu_wait is GpuWait.QUEUE:
+            return []
+        if self._ledger.has_good_devices(asked_of(self._state, task, self._state.profile)):
+            return []
+        known = ((node, self._membership.report(node)) for node in self._candidates(task))
+        return [node for node, told in known if self._has_good_gpus(node, task, told.report if told else None)]
+
+    def _has_good_gpus(self, node: str, task: HomeTask, report: LoadReport | None) -> bool:
+        peer = self._membership.get(node)
+        return peer is not None and gpu_terms.offers_good_gpus(
+            asked_of(self._state, task, peer.profile), peer.profile, report
+        )
+
+    # -- a search ------------------------------------------------------------------------------------------------------
+
+    def _candidates(self, task: HomeTask) -> Sequence[str]:
+        peers = self._membership.eligible(task.need(), self._state.node)
+        if not self._membership.any_declined():
+            return peers
+        return tuple(peer for peer in peers if not self._membership.will_decline(peer, task.spec))
+
+    def step(self, search: Search, task: HomeTask) -> None:
+        """Ask the policy what to do next, and do it."""
+        if task.search != search.id or task.phase is not HomePhase.WAITING:
+            self._end(search)
+            return
+        if search.holds:
+            self._queue.withhold(task)
+        peers = self._candidates(task)
+        step = self._place_well(search, task) if search.wants_good_gpus else self._ask_policy(search, task, peers)
+        if task.stranded_because and self._stays(search, step, peers):
+            step = self._place_stranded(search, peers) or step
+        if isinstance(step, Transfer) and step.load_tasks_max >= 0 and self._has_joined_a_crowd(task):
+            step = Keep("it waits for devices, and has gone to a lesser crowd once")
+        if isinstance(step, Transfer) and step.to in peers:
+            search.offered.add(step.to)
+            is_stranded = bool(task.stranded_because)
+            self._handoff.offer(
+                task,
+                step.to,
+                voluntary=not is_stranded,
+                only=is_stranded and len(peers) == 1,
+                load_tasks_max=step.load_tasks_max,
+            )
+        elif isinstance(step, Broadcast) and peers and not search.is_late:
+            if not search.is_broadcast:
+                self._searches.broadcast(search, task.need(), self._information.report(), self._expected_s(task))
+        elif isinstance(step, ProbeStep) and (nodes := self._searches.askable(search, step, peers)):
+            self._probe(search, task, nodes)
+        else:
+            reason = _why(step, peers)
+            self._searches.decide(search, "stay", reason)
+            if self._memory.leaves_footprints:
+                self._searches.leave_footprints(search)
+            self._end(search)
+
+    def _ask_policy(
+        self, search: Search, task: HomeTask, peers: Sequence[str]
+    ) -> ProbeStep | Broadcast | Transfer | Keep:
+        uncounted = None if task.stranded_because else task
+        view = self._information.view(peers, uncounted, asked_of(self._state, task))
+        shown = task_view(task, self._state)
+        search.steps += 1
+        try:
+            step = sound_step(self._state.policies.sender.locate(view, shown, tuple(search.replies), self._state.rng))
+        except Exception as error:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            return Keep(f"the policy failed: {error!r}")
+        if isinstance(step, Broadcast) and search.is_late and step.otherwise is not None:
+            step = step.otherwise
+        return step if search.steps <= STEPS_MAX else Keep("the policy does not come to an end")
+
+    def _stays(self, search: Search, step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> bool:
+        """Whether the task would stay, also because the policy names nobody who could run it."""
+        if isinstance(step, Transfer):
+            return step.to not in peers
+        if isinstance(step, Broadcast):
+            return search.is_late or not peers
+        return isinstance(step, Keep) or not self._searches.askable(search, step, peers)
+
+    def _has_joined_a_crowd(self, task: HomeTask) -> bool:
+        """Whether a task that waits for devices has been moved before. From then on it goes only where it can start: what
+        it may move is not spent on going from one crowd to the next."""
+        return task.spec.request.takes_devices and task.record.migrations > 0 and not task.stranded_because
+
+    def _place_stranded(self, search: Search, peers: Sequence[str]) -> ProbeStep | Transfer | None:
+        """Beyond the policy, for a task that home cannot run at all: where only one node could ever run it there is
+        nothing to choose, so it waits there; else everybody not asked yet is asked."""
+        if len(peers) == 1:
+            return None if peers[0] in search.offered else Transfer(peers[0])
+        asked = {reply.node for reply in search.replies}
+        left = tuple(peer for peer in peers if peer not in asked)
+        if left:
+            return ProbeStep(left[: self._state.config.probes_per_search_max])
+        willing = [reply.node for reply in search.replies if reply.accepts and reply.node not in search.offered]
+        return Transfer(willing[0]) if willing else self._beside_foreign_load(search)
+
+    def _beside_foreign_load(self, search: Search) -> Transfer | None:
+        """Foreign load delays a task that only other nodes can run, and does not keep it from running for ever: one that was
+        asked about in vain until its back-off was at its longest goes where it would have room but for that load."""
+        task = search.task
+        if task is None or task.spec.request.takes_devices:
+            return None
+        if task.backoff_s < self._state.config.stranded_backoff_s_max:
+            return None
+        room = [
+            (report.load_tasks - report.slots_foreign, reply.node, report.load_tasks)
+            for reply in search.replies
+            if (report := reply.report) is not None and reply.node not in search.offered
+            if report.slots_foreign and report.load_tasks - report.slots_foreign < report.slots
+        ]
+        if not room:
+            return None
+        _, node, load_tasks = min(room)
+        return Transfer(node, load_tasks)
+
+    def _place_well(self, search: Search, task: HomeTask) -> ProbeStep | Transfer | Keep:
+        """For a task that could start here, but not on GPUs as good as another node's: those nodes are asked in the order in
+        which they are known, and the first that accepts takes it. If none does it starts here. That is not the policy's to
+        choose, which compares loads and knows no GPUs."""
+        asked = {reply.node for reply in search.replies}
+        left = tuple(node for node in self._with_good_gpus(task) if node not in asked)
+        if left and len(asked) < self._state.config.probes_per_search_max:
+            return ProbeStep(left)
+        willing = [
+            reply.node
+            for reply in search.replies
+            if reply.accepts
+            and reply.node not in search.offered
+            and self._has_good_gpus(reply.node, task, reply.report)
+        ]
+        return Transfer(willing[0]) if willing else Keep("no other node has better GPUs for it now")
+
+    def _probe(self, search: Search, task: HomeTask, nodes: list[str]) -> None:
+        report, expected_s = self._information.report(), self._expected_s(task)
+        for node in nodes:
+            peer = self._membership.get(node)
+            asked = asked_of(self._state, task, peer.profile if peer is not None else None)
+            need = Need(asked, task.spec.placement, task.record.migrations)
+            self._searches.asked(search, node)
+            if self._memory.take_idle(node):
+                search.remembered.add(node)
+            self._state.send(node, Probe(search.id, need, report, expected_s))
+        self._state.count("sender probes", len(nodes))
+        self._searches.wait(search)
+
+    def _expected_s(self, task: HomeTask) -> float:
+        """What bidders are told of the task: its expected duration on the reference machine; 0 where no bids are wanted."""
+        history = self._state.history
+        return (history.expected_s(history.keys_of(task)) or history.mean_s) if self._wants_bids else 0.0
+
+    def reply_received(self, src: str, reply: ProbeReply) -> None:
+        """An answer to a probe; one that comes after its time is only a report."""
+        search = self._searches.answered(reply.search, src)
+        if search is not None and search.task is not None:
+            seen = gpu_terms.seen_by(asked_of(self._state, search.task), reply.report)
+            search.add(src, accepts=reply.accepts, report=seen, price_s=reply.price_s)
+            if not search.pending:
+                self._searches.wait_no_more(search)
+                self.step(search, search.task)
+        self._membership.heard_report(src, reply.report)
+
+    def answer_received(self, src: str, answer: StateAnswer) -> bool:
+        """An answer to a search that has asked everybody; False if it was for none. While an offer is out it is kept."""
+        search = self._searches.get(answer.request)
+        if search is None or search.task is None or not search.is_broadcast:
+            return False
+        if len(search.replies) < self._state.config.probes_per_search_max:
+            seen = gpu_terms.seen_by(asked_of(self._state, search.task), answer.report)
+            search.add(src, accepts=True, report=seen, price_s=answer.price_s)
+            if search.task.phase is not HomePhase.OFFERED:
+                self.step(search, search.task)
+        return True
+
+    def timed_out(self, search: Search, task: HomeTask) -> None:
+        """Time is up for answers: go on with those there are. An offer that is out is waited for."""
+        if task.phase is not HomePhase.OFFERED:
+            self.step(search, task)
+
+    def offer_declined(self, task: HomeTask, node: str, reason: str) -> None:
+        """It goes back to the policy as a reply; it costs no probe."""
+        search = self._searches.of(task)
+        if search is not None:
+            search.add(node, accepts=False)
+            self.step(search, task)
+        elif task.on_decline_search:
+            self.search_for(task)
+        if task.stranded_because:
+            task.stranded_because = reason or task.stranded_because
+
+    def placed(self, task: HomeTask, node: str) -> None:
+        """It needs no place any more: its search, if any, is over. ``node``: where it is now, "" if it has ended."""
+        search = self._searches.of(task)
+        if search is not None:
+            self._searches.decide(search, node or "over", f"{node} takes it" if node else "the task is over")
+        self.drop_search(task)
+        self.unstrand(task)
+        task.stranded_because = ""
+
+    def drop_search(self, task: HomeTask) -> None:
+        """No place is looked for any more."""
+        search = self._searches.of(task)
+        if search is not None:
+            self._end(search)
+        task.search = None
+
+    def _end(self, search: Search) -> None:
+        if not self._searches.close(search):
+            return
+        self._in_flight -= 1
+        task = search.task
+        if task is not None and task.search == search.id:
+            task.search = None
+            if search.holds and task.phase is HomePhase.WAITING:
+                self._queue.release(task)
+
+    # -- tasks that were placed and move on ----------------------------------------------------------------------------
+
+    @property
+    def passes_on(self) -> bool:
+        """Whether the policy places without asking, so that its test comes where the task is."""
+        return bool(getattr(self._state.policies.sender, "passes_on", False))
+
+    def guest_arrived(self, guest: Guest) -> None:
+        """A policy that places without asking applies its test here, too: the task may go on, until its limit."""
+        if not self.passes_on or not guest.may_move:
+            return
+        if not self._information.sends(uncounted=guest):
+            return
+        view = self._information.view(
+            self._membership.eligible(Need(guest.spec.request, guest.spec.placement), guest.home), uncounted=guest
+        )
+        shown = task_view(guest, self._state)
+        try:
+            step = sound_step(self._state.policies.sender.locate(view, shown, (), self._state.rng))
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            return
+        if isinstance(step, Transfer) and step.to in view.peers:
+            self._state.count("tasks passed on")
+            name = self._state.policies.names["location.sender"]
+            self._state.actions.append(Decided(guest.task, name, (), step.to, f"{self._state.node} passes it on"))
+            self._executor.give_back(guest, f"{self._state.node} passes it on", to=step.to)
+
+    def forward(self, task: HomeTask, to: str) -> None:
+        """A task of this home has come back with the name of a better node, which has asked for it or is to take it as it
+        is: offered there at once."""
+        self._handoff.offer(task, to, voluntary=True, search=True, load_tasks_max=ANY_LOAD)
+
+    # -- a node that is asked ------------------------------------------------------------------------------------------
+
+    def probe_received(self, src: str, probe: Probe) -> None:
+        """Would this node accept it now? Advice: nothing is reserved."""
+        self._membership.heard_report(src, probe.report)
+        accepts = self.would_accept(src, probe.need)
+        if not accepts:
+            self._memory.refused_room(src)
+        self._state.send(
+            src, ProbeReply(probe.search, accepts, self._information.report(), self.price_s(probe.expected_s))
+        )
+
+    def price_s(self, expected_s: float) -> float:
+        """The bid of this node: the expected completion of a task here, in seconds from now. expected_s: its duration on the
+        reference machine; 0: no bid is wanted, and the price is 0.
+
+        With a slot free it starts at once. Else it waits until the first of the running tasks ends, which is a c-th of
+        their mean rest for c slots (exact for exponential durations), and until all c slots have done what waits. A slot
+        that foreign programs occupy counts as a running task of the mean duration.
+        """
+        if not expected_s:
+            return 0.0
+        view = self._information.view()
+        slots, mean_s = max(view.slots, 1), view.mean_s
+        wait_s = 0.0
+        if view.load_tasks >= slots:
+            running_s = sum(remaining_s(task, mean_s) for task in view.running) + view.foreign_slots * mean_s
+            wait_s = (running_s / slots + view.waiting_s) / slots
+        return wait_s + expected_s / view.speed
+
+    def accepts_offer(self, offer: Offer) -> bool:
+        """The same question, asked when it counts."""
+        home, need = task_home(offer.task), Need(offer.spec.request, offer.spec.placement)
+        return self.would_accept(home, need, offer.load_tasks_max)
+
+    def would_accept(self, home: str, need: Need, load_tasks_max: int = -1) -> bool:
+        """Whether this node would take such a task of that home now; with n at most ``load_tasks_max`` whatever its marks
+        say."""
+        profile = self._state.profile
+        if not self._state.takes_guests:
+            return False
+        if why_never(profile, need.request, need.placement, home):
+            return False
+        if need.request.takes_devices:
+            is_little = need.request.gpus > 0 and self._ledger.gpu_tasks <= load_tasks_max < ANY_LOAD
+            return is_little or self._ledger.fits_beside_all(need.request)
+        if self._ledger.load_tasks <= load_tasks_max:
+            return True
+        if not self._information.accepts():
+            return False
+        return self._information.marks().accept_below > 1.0 or self._ledger.fits_beside_all(need.request)
+
+
+def _why(step: ProbeStep | Broadcast | Transfer | Keep, peers: Sequence[str]) -> str:
+    """Why a search ends here."""
+    match step:
+        case Keep():
+            return step.reason
+        case Broadcast():
+            return "nobody who accepts has answered in time" if peers else "no node to ask"
+        case _:
+            return f"the policy named nobody who could run it: {step}"

@@ -1,0 +1,186 @@
+"""Drives the policies. Its parts, each a file of its own:
+
+    information.py   what this node tells of its load: report, marks, load region, announcements
+    sender.py        a home looks for a place for a task, and the answers of the nodes it asks
+    receiver.py      a node with room asks for work, and gives its own to others
+    pairing.py       two nodes even out their loads
+    search.py        what the searches of sender and receiver have in common
+    peer_hints.py        whom they may ask first
+    task_donor.py         which waiting task goes, and how; what was promised to this node
+    requests.py      asking everybody at once, and who answers
+    retry_rate.py          how long tasks take here
+
+Policies propose; these own the time-outs, the bounds, the migration limit and the rules for live systems
+(docs/policies.md, "live rules"). Whatever a policy does wrong counts as "keep the task here".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.sharing.information import Information
+from peerload.core.sharing.pairing import Pairing
+from peerload.core.sharing.peer_hints import Memory
+from peerload.core.sharing.receiver import Receiver
+from peerload.core.sharing.requests import Requests
+from peerload.core.sharing.retry_rate import Pace
+from peerload.core.sharing.search import Searches
+from peerload.core.sharing.sender import Sender
+from peerload.core.sharing.task_donor import Giver
+from peerload.model.load import Region
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from peerload.core.handoff.executor import Executor
+    from peerload.core.handoff.home import Handoff
+    from peerload.core.mediator import Mediator
+    from peerload.core.membership.membership import Membership
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.home import Home
+    from peerload.core.tasks.queue import WaitingQueue
+    from peerload.core.tasks.work import HomeTask
+    from peerload.model.load import LoadReport
+    from peerload.model.messages import Footprint
+
+
+class Sharing:
+    """One per node. ``stranded``: tasks of this home that it cannot run and that have no place elsewhere, by uid."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        ledger: Ledger,
+        membership: Membership,
+        home: Home,
+        handoff: Handoff,
+        executor: Executor,
+        mediator: Mediator,
+    ) -> None:
+        self._state = state
+        self._membership = membership
+        by_refusal = state.policies.information.reports_guide_probing
+        self._memory = Memory(is_on=state.policies.memory, by_refusal=by_refusal)
+        self._pace = Pace(state)
+        self._searches = Searches(state)
+        self._has_receiver = state.policies.names["location.receiver"] != "none"
+        self.stranded: dict[bytes, HomeTask] = {}
+        self.information = Information(state, queue, ledger, membership, self._memory, self.stranded, mediator)
+        self.sender = Sender(
+            state,
+            queue,
+            ledger,
+            membership,
+            self._memory,
+            home,
+            handoff,
+            executor,
+            self.information,
+            self._searches,
+            self.stranded,
+        )
+        self.giver = Giver(state, queue, ledger, membership, home, handoff, executor, self.sender)
+        self.receiver = Receiver(
+            state,
+            ledger,
+            membership,
+            self._memory,
+            self.information,
+            self._searches,
+            self.giver,
+            self._pace,
+        )
+        self.pairing = Pairing(state, membership, self.information, self.giver, self._pace)
+        self.requests = Requests(
+            state,
+            membership,
+            self.information,
+            self._searches,
+            self.sender,
+            self.receiver.wants_more,
+            self._useful_answer,
+        )
+        rates = {
+            self.receiver.settle: state.policies.receiver.retry_rate,
+            self.pairing.settle: state.policies.pairing.rate,
+        }
+        self._paced = tuple(settle for settle, rate in rates.items() if rate)
+
+    def report(self) -> LoadReport:
+        """What this node says of itself now, within an event."""
+        return self.information.report()
+
+    def shown(self) -> LoadReport:
+        """The same as of the last event, for drivers and people; changes nothing. Whoever tells it to others says so
+        with LoadTold."""
+        return self.information.shown()
+
+    def settle(self) -> None:
+        """After every event: whose turn has come, and has the load region changed?"""
+        self.sender.take_turns()
+        for settle in self._paced:
+            settle()
+        self.information.settle()
+
+    def completed(self) -> None:
+        """A task has ended here, and the next one has been started: ask for another?"""
+        if self._has_receiver:
+            self.receiver.pull()
+
+    def probe_timed_out(self, search_id: int) -> None:
+        """A search has waited long enough: it goes on with the answers it has."""
+        search = self._searches.timed_out(search_id)
+        if search is None:
+            return
+        if search.task is None:
+            self.receiver.step(search)
+        else:
+            self.sender.timed_out(search, search.task)
+
+    def footprint_received(self, src: str, footprint: Footprint) -> None:
+        """A search of that node was in vain, here and elsewhere."""
+        if footprint.has_room:
+            self._memory.is_idle(src)
+        else:
+            self._memory.is_busy(src)
+
+    def report_received(self, src: str, report: LoadReport) -> None:
+        """A peer's load: kept, and acted upon."""
+        if self._membership.heard_report(src, report):
+            self.report_met(src, report)
+
+    def report_met(self, src: str, report: LoadReport) -> None:
+        """A new report, which others have heard, too."""
+        self._announced(src, report, to_all=True)
+        self._act_on(src, report, asks=self.receiver.answer)
+
+    def _useful_answer(self, src: str, report: LoadReport) -> None:
+        """A new report, which was told to this node alone."""
+        self._announced(src, report, to_all=False)
+        self._act_on(src, report, asks=self.receiver.ask_first)
+
+    def _announced(self, src: str, report: LoadReport, *, to_all: bool) -> None:
+        """The sender policy hears of it, if it wants to."""
+        hook = getattr(self._state.policies.sender, "announced", None)
+        if hook is None:
+            return
+        try:
+            hook(src, report, to_all=to_all)
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+
+    def _act_on(self, src: str, report: LoadReport, asks: Callable[[str, LoadReport], None]) -> None:
+        """Its node may have work for this one, or room for a stranded task."""
+        is_overloaded = report.region is Region.OVERLOADED and report.movable > 0
+        has_work = report.gives or is_overloaded
+        if not self._state.policies.information.reports_guide_probing:
+            if is_overloaded:
+                self._memory.is_busy(src)
+        elif not has_work:
+            self._memory.take_busy(src)
+        if has_work and self._has_receiver:
+            asks(src, report)
+        if report.accepts or report.gpus:
+            self.sender.room_at(src, report)

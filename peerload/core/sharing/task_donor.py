@@ -1,0 +1,148 @@
+"""Giving waiting tasks to a node that asks for them, or that is paired with this one; and expecting what was promised.
+
+A task of this home is offered at once; a guest goes back to its home with the name of the node that is to have it.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from peerload.core.resources.admission import why_never
+from peerload.core.resources.gpu_terms import has_room
+from peerload.core.sharing.effective_request import asked_of
+from peerload.core.sharing.view import Movable
+from peerload.core.tasks.work import Guest, GuestPhase, HomePhase, HomeTask
+from peerload.model.messages import Need
+from peerload.model.task import task_home
+from peerload.policy.api import ANY_LOAD
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from peerload.core.handoff.executor import Executor
+    from peerload.core.handoff.home import Handoff
+    from peerload.core.membership.membership import Membership
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.sharing.sender import Sender
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.home import Home
+    from peerload.core.tasks.queue import WaitingQueue
+    from peerload.core.tasks.work import Work
+    from peerload.model.load import LoadReport
+    from peerload.model.resources import Profile
+
+LOOKED_AT_MAX = 64
+"""Tasks that wait for devices and are held against the room of a node that asks for work."""
+
+
+class Giver:
+    """One per node; its timer is ``inbound``."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        ledger: Ledger,
+        membership: Membership,
+        home: Home,
+        handoff: Handoff,
+        executor: Executor,
+        sender: Sender,
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._ledger = ledger
+        self._membership = membership
+        self._home = home
+        self._handoff = handoff
+        self._executor = executor
+        self._sender = sender
+
+    # -- giving --------------------------------------------------------------------------------------------------------
+
+    def stranded_for(self, profile: Profile) -> Work | None:
+        """A task that this home cannot run at all and that node could: it goes first, whatever the loads are."""
+        for task in self._sender.stranded.values():
+            if task.phase is HomePhase.WAITING and self._may_go(task, profile):
+                return task
+        return None
+
+    def waits_for_room_there(self, profile: Profile, report: LoadReport) -> Work | None:
+        """A task that waits for devices here while that node says that it has some: it goes, whatever the loads are."""
+        for work in islice(self._queue.waiting_for_devices(), LOOKED_AT_MAX):
+            request = asked_of(self._state, work)
+            if request.gpus and has_room(request, report) and self._may_go(work, profile):
+                return work
+        return None
+
+    def choose(self, profile: Profile, besides: Container[bytes] = ()) -> Work | None:
+        """The waiting task that the selection policy lets go to that node; not one of ``besides``, by uid, nor one that
+        takes devices."""
+        movable = Movable(
+            self._queue,
+            lambda work: (
+                work.uid not in besides and not work.spec.request.takes_devices and self._may_go(work, profile)
+            ),
+            self._state,
+        )
+        try:
+            chosen = self._state.policies.selection.select(movable)
+            return movable.works.get(chosen.task) if chosen is not None else None
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            return None
+
+    def give(self, work: Work, to: str, reason: str) -> None:
+        """It goes there, unless it is declined."""
+        self._state.count("tasks given")
+        if isinstance(work, HomeTask):
+            self._sender.drop_search(work)
+            voluntary = not work.stranded_because
+            self._handoff.offer(work, to, voluntary=voluntary, search=False, load_tasks_max=ANY_LOAD)
+        elif isinstance(work, Guest):
+            self._executor.give_back(work, reason, to=to)
+
+    def _may_go(self, work: Work, profile: Profile) -> bool:
+        spec, to = work.spec, profile.node
+        if why_never(profile, spec.request, spec.placement, task_home(work.task)):
+            return False
+        if self._membership.will_decline(to, spec):
+            return False
+        if isinstance(work, HomeTask):
+            return bool(work.stranded_because) or (
+                self._home.may_migrate(work) and not spec.placement.local and work.phase is HomePhase.WAITING
+            )
+        return (
+            isinstance(work, Guest)
+            and work.phase is GuestPhase.WAITING
+            and work.may_move
+            and (to != work.home or work.migrations > 0)  # 0: its home could not run it itself
+            and self._membership.is_usable(work.home)
+        )
+
+    # -- what others have promised -------------------------------------------------------------------------------------
+
+    def expect(self, uid: bytes) -> None:
+        """A task was promised: it counts as load until it comes, or for inbound_s."""
+        if not self._has_come(uid):
+            self._ledger.expect(uid, Need().request)
+            self._state.set_timer_in(self._state.config.inbound_s, "inbound", uid.hex())
+
+    def _has_come(self, uid: bytes) -> bool:
+        """It was faster than the word that it would come, which may travel by another way; it may be over, even."""
+        task = self._home.tasks.get(uid)
+        if task is not None:
+            return task.phase is not HomePhase.AWAY
+        return uid in self._executor.by_uid or uid in self._executor.floors
+
+    def taken_home(self, uid: bytes) -> None:
+        """A promised task of this home has come back: it waits here and is on its way no more."""
+        if self._ledger.expect_no_more(uid):
+            self._state.clear_timer("inbound", uid.hex())
+
+    def inbound_timed_out(self, uid: bytes) -> None:
+        """A promised task did not come."""
+        guest = self._executor.by_uid.get(uid)
+        if guest is None or guest.phase is not GuestPhase.RESERVED:
+            self._ledger.expect_no_more(uid)

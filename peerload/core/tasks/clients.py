@@ -1,0 +1,202 @@
+"""What clients want of the tasks of this home, and of this node: cancel, signal, hold, release, drain, forget.
+
+Every request is answered, with what was done for which name; what is durable before the answer follows from the order of
+the actions. One about many tasks is carried out in `Turns`, and answered at its end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peerload.core.membership.membership import PeerState
+from peerload.core.tasks.work import HomePhase
+from peerload.model.actions import Answer
+from peerload.model.errors import BadRequest, NoSuchTask
+from peerload.model.task import TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from peerload.core.handoff.leases import Leases
+    from peerload.core.membership.membership import Membership
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.batched_requests import Turns
+    from peerload.core.tasks.drain import Drain
+    from peerload.core.tasks.eligibility import Gates
+    from peerload.core.tasks.home import Home
+    from peerload.core.tasks.work import HomeTask
+    from peerload.model import events
+
+HELD_BY_USER = "held by its user"
+RELEASED = "released"
+WAITS = (HomePhase.WAITING, HomePhase.OFFERED, HomePhase.RESTING, HomePhase.GATED)
+
+
+class Clients:
+    """One per node."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        home: Home,
+        leases: Leases,
+        membership: Membership,
+        drain: Drain,
+        turns: Turns,
+        gates: Gates,
+    ) -> None:
+        self._state = state
+        self._home = home
+        self._leases = leases
+        self._membership = membership
+        self._drain = drain
+        self._turns = turns
+        self._gates = gates
+
+    def _is_there(self, task: HomeTask) -> bool:
+        return self._home.tasks.get(task.uid) is task
+
+    def cancel(self, event: events.CancelRequested) -> None:
+        """Durable before it is confirmed (D7)."""
+        self._turns.carry_out(event.request, self._cancel(event))
+
+    def _cancel(self, event: events.CancelRequested) -> Iterator[None]:
+        # Every member of an array, although the first may have been cancelled already. Those that wait go first: else they
+        # would start in the room that the others leave.
+        stopped = dict.fromkeys(event.tasks, False)
+        others: list[tuple[str, HomeTask]] = []
+        for name in event.tasks:
+            for task in self._home.named(name):
+                if task.phase not in WAITS:
+                    others.append((name, task))
+                elif self._is_there(task):
+                    stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
+                yield
+        for name, task in others:
+            if self._is_there(task):
+                stopped[name] |= self._home.cancel(task, event.signal, force=event.force)
+            yield
+        cancelled = [name for name, is_stopped in stopped.items() if is_stopped]
+        ended = [name for name, is_stopped in stopped.items() if not is_stopped]
+        self._answer(event.request, cancelled=cancelled, already_ended=ended)
+
+    def signal(self, event: events.SignalRequested) -> None:
+        """Passed on to a running task."""
+        named = self._home.named(event.task)
+        task = named[0] if named and named[0].task == event.task else None
+        error: BadRequest | None = None
+        if task is None:
+            error = NoSuchTask(f"no unfinished task {event.task}", hint="peerload ls")
+        elif not self._home.signal(task, event.signal):
+            error = BadRequest(f"{event.task} is not running", hint=f"peerload cancel {event.task}")
+        self._state.actions.append(Answer(event.request, {}, error=error))
+
+    def hold(self, event: events.HoldRequested) -> None:
+        """Waiting tasks are kept back; one that a node has already is not taken from it."""
+        self._turns.carry_out(event.request, self._hold(event))
+
+    def _hold(self, event: events.HoldRequested) -> Iterator[None]:
+        held: list[str] = []
+        already_held: list[str] = []
+        not_waiting: list[str] = []
+        for name in event.tasks:
+            is_held, phases = False, set()
+            for task in self._home.named(name):
+                phases.add(task.phase)
+                if task.phase in WAITS and self._is_there(task):
+                    # Kept back for good: not even a node that still has an attempt of it may go on with that.
+                    self._home.hold(task, HELD_BY_USER, last_node="")
+                    is_held = True
+                yield
+            (held if is_held else already_held if phases == {HomePhase.HELD} else not_waiting).append(name)
+        self._answer(event.request, held=held, already_held=already_held, not_waiting=not_waiting)
+
+    def release(self, event: events.ReleaseRequested) -> None:
+        """Held tasks go on; what was lost before does not count any more."""
+        self._turns.carry_out(event.request, self._release(event))
+
+    def _release(self, event: events.ReleaseRequested) -> Iterator[None]:
+        released: list[str] = []
+        not_held: list[str] = []
+        for name in event.tasks:
+            is_released = False
+            for task in self._home.named(name):
+                if task.phase is HomePhase.HELD and self._is_there(task):
+                    task.phase = HomePhase.WAITING
+                    is_freed = task.record.is_freed or self._gates.is_lost(task)
+                    self._home.become(task, RELEASED, state=TaskState.QUEUED, losses=0, lost_on=(), is_freed=is_freed)
+                    self._home.mediator.task_arrives(task)
+                    is_released = True
+                yield
+            (released if is_released else not_held).append(name)
+        self._answer(event.request, released=released, not_held=not_held)
+
+    def prioritize(self, event: events.PriorityRequested) -> None:
+        """Waiting tasks go before, or behind, others; the node that has one in its queue is told."""
+        self._turns.carry_out(event.request, self._prioritize(event))
+
+    def _prioritize(self, event: events.PriorityRequested) -> Iterator[None]:
+        changed: list[str] = []
+        passed_on: list[str] = []
+        elsewhere: list[str] = []
+        ended: list[str] = []
+        for name in event.tasks:
+            waits = is_told = is_there = False
+            for task in self._home.named(name):
+                if self._is_there(task) and not task.record.state.is_final:
+                    is_there = True
+                    waits |= task.phase in WAITS or task.phase is HomePhase.HELD
+                    self._home.prioritize(task, event.priority)
+                    self._gates.prioritized(task)
+                    is_told |= self._leases.tell_priority(task)
+                yield
+            (changed if waits else passed_on if is_told else elsewhere if is_there else ended).append(name)
+        self._answer(
+            event.request,
+            changed=changed,
+            passed_on=passed_on,
+            elsewhere=elsewhere,
+            ended=ended,
+            priority=event.priority,
+        )
+
+    def drain(self, event: events.DrainRequested) -> None:
+        """This node takes no more tasks."""
+        returned, running = self._drain.begin(event.reason)
+        self._answer(event.request, returned=returned, running=running)
+
+    def undrain(self, event: events.UndrainRequested) -> None:
+        """It takes tasks again."""
+        was_drained = self._state.profile.drained
+        self._drain.end()
+        self._answer(event.request, was_drained=was_drained)
+
+    def forget(self, event: events.ForgetRequested) -> None:
+        """A user asserts that a node is gone for good; one that is there is not forgotten."""
+        peer = self._membership.get(event.node)
+        error: BadRequest | None = None
+        if event.node == self._state.node:
+            error = BadRequest(f"{event.node} is this node itself", hint="peerload leave")
+        elif (
+            peer is None and not self._home.at(event.node) and not self._gates.dependencies.waits_on(event.node)
+        ):  # an agent's restart may have forgotten it, its tasks not
+            error = BadRequest(f"no node {event.node} is known here", hint="peerload nodes")
+        elif peer is not None and not self._membership.forget(event.node):
+            error = _still_there(event.node, peer.state)
+        reply: dict[str, object] = {"node": event.node, "was": peer.state.value if peer is not None else None}
+        if error is None:
+            reply["tasks"] = self._leases.forgotten(event.node) + self._gates.dependencies.forgotten(event.node)
+        self._state.actions.append(Answer(event.request, reply, error=error))
+
+    def _answer(self, request: int, **reply: object) -> None:
+        self._state.actions.append(Answer(request, reply))
+
+
+def _still_there(node: str, state: PeerState) -> BadRequest:
+    if state is PeerState.SUSPECT:
+        return BadRequest(
+            f"{node} is only suspect",
+            why="it does not answer; it is called dead if that goes on for some seconds",
+            hint=f"then:  peerload forget {node}        what it is now:  peerload nodes",
+        )
+    return BadRequest(f"{node} is {state}", hint="stop it first; there:  peerload leave")

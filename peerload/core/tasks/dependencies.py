@@ -1,0 +1,335 @@
+"""What tasks of this home wait for: other tasks and arrays, of this home or of another, that have to have ended, or to have
+succeeded.
+
+What has become of one is made durable with the end itself (or with the word of its home), and forgotten with the last task
+that waits for it: so nobody has to look up tasks that ended long ago. Another home is asked every await_s, and tells by itself
+when a task has ended; one that cannot be reached is waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.membership.membership import PeerState
+from peerload.model.actions import DropFates, FindTasks, PutFate
+from peerload.model.messages import AWAITED_MAX, AwaitTasks
+from peerload.model.task import TaskState, submission_of, task_home
+from peerload.model.terms import Fate, failed_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from peerload.core.membership.membership import Membership
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.home import Home
+    from peerload.core.tasks.work import HomeTask
+    from peerload.model.actions import Row
+    from peerload.model.messages import TasksTold
+    from peerload.model.task import TaskRecord
+    from peerload.model.terms import Terms
+
+NAMED_MAX = 2
+"""Tasks that are named where it is told what one waits for."""
+WAITS, OPEN, DOOMED, LOST = "waits", "open", "doomed", "lost"
+
+
+class Dependents:
+    """The unfinished tasks of one submission that wait for the same; in place of those of one that is about to be made, none."""
+
+    __slots__ = ("number", "tasks", "terms")
+
+    def __init__(self, number: int, terms: Terms) -> None:
+        self.number = number
+        self.terms = terms
+        self.tasks: dict[bytes, HomeTask] = {}
+
+
+class Awaited:
+    """A task or an array that others wait for. left: how much of it is unfinished, of a task of this home; is_known: whether
+    anybody has said that there is such a task; says: where it stands, as its home has told; is_kept: what has become of it is
+    durable."""
+
+    __slots__ = ("dependents", "fate", "is_kept", "is_known", "left", "says")
+
+    def __init__(self, name: str) -> None:
+        self.fate = Fate(name)
+        self.dependents: dict[int, Dependents] = {}
+        self.left = 0
+        self.is_known = False
+        self.is_kept = False
+        self.says = ""
+
+
+class Dependencies:
+    """One per node; its timer is ``await``. ``news``: those of whose tasks something has become that they waited for."""
+
+    def __init__(self, state: CoreState, home: Home, membership: Membership) -> None:
+        self._state = state
+        self._home = home
+        self._membership = membership
+        self._awaited: dict[str, Awaited] = {}
+        self._dependents: dict[int, Dependents] = {}
+        self._elsewhere: dict[str, dict[str, None]] = {}
+        """Names whose fate another home has to tell, by that home."""
+        self._restored: dict[str, Fate] = {}
+        self.news: deque[Dependents] = deque()
+
+    # -- who waits for what --------------------------------------------------------------------------------------------
+
+    def restore(self, fates: Iterable[Fate]) -> None:
+        """After a restart, before the tasks are adopted: what was durable."""
+        self._restored = {fate.task: fate for fate in fates}
+
+    def restored(self) -> None:
+        """All tasks have been adopted: what is not known yet is asked for, what nobody waits for is forgotten."""
+        unneeded = tuple(name for name in self._restored if name not in self._awaited)
+        if unneeded:
+            self._state.persist(DropFates(unneeded))
+        self._restored = {}
+        lost = [name for name, one in self._awaited.items() if self._is_mine(name) and self._count(name, one)]
+        if lost:
+            self._state.actions.append(FindTasks(tuple(lost)))
+
+    def adopt(self, task: HomeTask) -> None:
+        """A task of this home: it may wait for others."""
+        if not task.terms.awaits:
+            return
+        number = submission_of(task.task)
+        dependents = self._dependents.get(number)
+        if dependents is None:
+            dependents = self._dependents[number] = Dependents(number, task.terms)
+            self.await_all(dependents)
+        dependents.tasks[task.uid] = task
+
+    def left(self, task: HomeTask) -> None:
+        """It is over."""
+        if not task.terms.awaits:
+            return
+        dependents = self._dependents.get(submission_of(task.task))
+        if dependents is not None and dependents.tasks.pop(task.uid, None) is not None and not dependents.tasks:
+            del self._dependents[dependents.number]
+            self.await_no_more(dependents)
+
+    def await_all(self, dependents: Dependents) -> None:
+        """From now on these have somebody who waits for them."""
+        for name in names_of(dependents.terms):
+            awaited = self._awaited.get(name)
+            if awaited is None:
+                awaited = self._awaited[name] = self._new(name)
+            awaited.dependents[dependents.number] = dependents
+
+    def await_no_more(self, dependents: Dependents) -> None:
+        """What nobody waits for any more is forgotten."""
+        unneeded = []
+        for name in names_of(dependents.terms):
+            awaited = self._awaited[name]
+            awaited.dependents.pop(dependents.number, None)
+            if not awaited.dependents:
+                del self._awaited[name]
+                self._elsewhere.get(task_home(name), {}).pop(name, None)
+                if awaited.is_kept:
+                    unneeded.append(name)
+        if unneeded:
+            self._state.persist(DropFates(tuple(unneeded)))
+
+    def _new(self, name: str) -> Awaited:
+        awaited = Awaited(name)
+        known = self._restored.get(name)
+        if known is not None:
+            awaited.fate, awaited.is_kept, awaited.is_known = known, True, True
+        if self._is_mine(name):
+            self._count(name, awaited)
+        elif not awaited.fate.is_over:
+            self._elsewhere.setdefault(task_home(name), {})[name] = None
+            self._state.set_timer_in(self._state.config.await_s, "await", task_home(name))
+        return awaited
+
+    def _is_mine(self, name: str) -> bool:
+        return task_home(name) == self._state.node
+
+    def _count(self, name: str, awaited: Awaited) -> bool:
+        """How much of it is unfinished here; → whether the disk has to tell more."""
+        awaited.left = sum(not task.record.state.is_final for task in self._home.named(name))
+        awaited.is_known = awaited.is_known or awaited.left > 0
+        return not awaited.left and not awaited.fate.is_over
+
+    def rows(self, terms: Terms) -> list[Row]:
+        """To be kept with tasks that are submitted on these terms: what has become of what they wait for."""
+        rows: list[Row] = []
+        for name in names_of(terms):
+            awaited = self._awaited.get(name)
+            if awaited is not None and awaited.fate.is_news and not awaited.is_kept:
+                awaited.is_kept = True
+                rows.append(PutFate(awaited.fate))
+        return rows
+
+    def get(self, name: str) -> Awaited | None:
+        """What is known of one that somebody waits for."""
+        return self._awaited.get(name)
+
+    # -- whether a task may go on --------------------------------------------------------------------------------------
+
+    def verdict(self, terms: Terms) -> tuple[str, str]:
+        """(OPEN, "") if nothing of this is waited for any more; (DOOMED, why) if one has failed that had to succeed; (LOST,
+        why) if nobody can tell; else (WAITS, "")."""
+        lost = ""
+        is_open = True
+        for name in terms.after_ok:
+            fate = self._fate(name)
+            if fate.failed:
+                return DOOMED, fate.failed
+            lost = lost or fate.lost
+            is_open = is_open and fate.is_over
+        for name in terms.after:
+            fate = self._fate(name)
+            lost = lost or fate.lost
+            is_open = is_open and fate.is_over
+        if lost:
+            return LOST, lost
+        return (OPEN, "") if is_open else (WAITS, "")
+
+    def _fate(self, name: str) -> Fate:
+        awaited = self._awaited.get(name)
+        return awaited.fate if awaited is not None else Fate(name)
+
+    def waits_for(self, terms: Terms) -> list[str]:
+        """What is still waited for, each with where it stands: ``ws1/3 (running on ws2)``."""
+        return [f"{name} ({self._stands(name)})" for name in names_of(terms) if not self._fate(name).is_over]
+
+    def words(self, terms: Terms) -> str:
+        """The same in one line."""
+        left = self.waits_for(terms)
+        more = f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else ""
+        return f"waits for {', '.join(left[:NAMED_MAX])}{more}" if left else ""
+
+    def _stands(self, name: str) -> str:
+        if self._is_mine(name):
+            return self.stands_here(name)
+        home = task_home(name)
+        peer = self._membership.get(home)
+        if peer is None or peer.state is not PeerState.ALIVE:
+            return f"its home {home} is {'not known' if peer is None else peer.state}"
+        awaited = self._awaited.get(name)
+        return (awaited.says if awaited is not None else "") or f"{home} has not said so far"
+
+    def stands_here(self, name: str) -> str:
+        """Where a task, or an array, of this home stands, in a few words."""
+        tasks = self._home.named(name)
+        unfinished = [task for task in tasks if not task.record.state.is_final]
+        if not unfinished:
+            return "over"
+        if len(unfinished) > 1 or unfinished[0].task != name:
+            return f"{len(unfinished)} of it unfinished"
+        return stands(unfinished[0])
+
+    # -- what becomes of them ------------------------------------------------------------------------------------------
+
+    def ending(self, record: TaskRecord) -> list[Row]:
+        """A task of this home ends: → what is to be kept with that."""
+        rows: list[Row] = []
+        if not self._awaited:
+            return rows
+        for name in (record.task, record.task.rpartition(".")[0]):
+            awaited = self._awaited.get(name) if name else None
+            if awaited is None or awaited.fate.is_over:
+                continue
+            awaited.left = max(awaited.left - 1, 0)
+            failed = awaited.fate.failed
+            if not failed and record.state is not TaskState.DONE:
+                is_cancelled = record.state is TaskState.CANCELLED
+                failed = failed_words(record.task, is_cancelled=is_cancelled, reason=record.reason)
+            fate = Fate(name, is_over=not awaited.left, failed=failed)
+            if fate != awaited.fate:
+                rows += self._becomes(awaited, fate)
+        return rows
+
+    def _becomes(self, awaited: Awaited, fate: Fate) -> list[Row]:
+        awaited.fate = fate
+        awaited.is_kept = True
+        self.news.extend(awaited.dependents.values())
+        return [PutFate(fate)]
+
+    def found(self, name: str, *, is_known: bool, failed: str) -> None:
+        """What is on disk of a task of this home."""
+        awaited = self._awaited.get(name)
+        if awaited is None:
+            return
+        awaited.is_known = awaited.is_known or is_known
+        if is_known:  # it may have ended since it was looked up
+            fate = Fate(name, is_over=awaited.fate.is_over or not awaited.left, failed=awaited.fate.failed or failed)
+            self._heard(awaited, fate)
+        elif not awaited.left and not awaited.fate.is_over:
+            self._loses(awaited, f"{self._state.node} does not know {name} any more")
+        self._home.mediator.awaited_task_heard(name)
+
+    def told(self, src: str, message: TasksTold) -> None:
+        """What another home says of its tasks; nobody else may."""
+        for told in message.tasks:
+            awaited = self._awaited.get(told.task)
+            if task_home(told.task) != src or awaited is None or awaited.fate.is_over or awaited.fate.lost:
+                self._state.count("words on tasks that nobody waits for")
+                continue
+            awaited.says = told.says
+            awaited.is_known = awaited.is_known or told.is_known
+            if told.is_known:
+                self._heard(awaited, Fate(told.task, is_over=told.is_over, failed=told.failed))
+            else:
+                self._loses(awaited, f"{src} does not know {told.task} any more")
+            self._home.mediator.awaited_task_heard(told.task)
+
+    def _heard(self, awaited: Awaited, fate: Fate) -> None:
+        if fate != awaited.fate:
+            if awaited.is_kept or any(number >= 0 for number in awaited.dependents):
+                self._state.persist(*self._becomes(awaited, fate))
+            else:  # only those wait for it that are not submitted yet
+                awaited.fate = fate
+        if fate.is_over:
+            self._elsewhere.get(task_home(fate.task), {}).pop(fate.task, None)
+
+    def _loses(self, awaited: Awaited, why: str) -> None:
+        name = awaited.fate.task
+        if awaited.is_known or any(number >= 0 for number in awaited.dependents):
+            self._heard(awaited, msgspec.structs.replace(awaited.fate, lost=why))
+            self._elsewhere.get(task_home(name), {}).pop(name, None)
+
+    def forgotten(self, node: str) -> int:
+        """A user says that this home is gone for good: nobody can tell any more. → of how many tasks that was asked."""
+        names = list(self._elsewhere.get(node, ()))
+        for name in names:
+            self._loses(self._awaited[name], f"{node}, the home of {name}, was forgotten")
+        return sum(
+            len(one.tasks) for one in self._dependents.values() if not set(names).isdisjoint(names_of(one.terms))
+        )
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def ask(self, home: str) -> None:
+        """Ask another home after all that is waited for there, and again after a while."""
+        names = self._elsewhere.get(home)
+        if not names:
+            self._elsewhere.pop(home, None)
+            return
+        asked = list(names)
+        for start in range(0, len(asked), AWAITED_MAX):
+            self._state.send(home, AwaitTasks(tuple(asked[start : start + AWAITED_MAX])))
+        self._state.set_timer_in(self._state.config.await_s, "await", home)
+
+    def waits_on(self, node: str) -> bool:
+        """Whether a task here waits for one of that home."""
+        return bool(self._elsewhere.get(node))
+
+
+def names_of(terms: Terms) -> Iterator[str]:
+    """All that is waited for, each once."""
+    return iter(dict.fromkeys((*terms.after, *terms.after_ok)))
+
+
+def stands(task: HomeTask) -> str:
+    """Where an unfinished task stands, in a few words."""
+    record = task.record
+    if record.state is TaskState.LEASED:
+        return f"running on {record.node}" if task.running_at else f"waits on {record.node}"
+    return str(record.state)

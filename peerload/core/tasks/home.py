@@ -1,0 +1,466 @@
+"""The tasks of this home, in one file because they have one writer: their durable life-cycle, their runs here, their end.
+
+Home is its tasks' only writer: every change of state goes through `Home.become`, which makes it durable and knows the
+table of transitions. What is said to a node that runs a task is `handoff/home.py`, what becomes of one whose attempt was
+lost is `lost_attempts.py`; only what a user wants of a running task, a cancel or a signal, is passed on to it from here.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from peerload.core.tasks.work import HomePhase, HomeTask
+from peerload.model.actions import ForgetTask, PutChores, PutTask, SignalTask, SpawnTask, TaskChanged
+from peerload.model.errors import InvariantBroken
+from peerload.model.messages import Revoke, Signal
+from peerload.model.task import TRANSITIONS, TaskState, execution_key, how_it_ended, submission_of
+
+if TYPE_CHECKING:
+    from peerload.core.mediator import Mediator
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.queue import WaitingQueue
+    from peerload.model.task import Exit, TaskRecord
+
+SIGKILL = 9
+OBEYING_MAX = 10_000
+"""Cancelled attempts elsewhere whose time to obey is remembered."""
+NOBODY: dict[str, object] = {"node": "", "started_at": 0.0, "parked_ts": 0.0, "devices": ()}
+"""What the record of a task says that no node has."""
+
+
+class Home:
+    """The unfinished tasks of this home by uid; each ends exactly once. ``elsewhere``: those that another node has, or had
+    when it was last heard of, by that node. Its timer is ``rest``."""
+
+    def __init__(self, state: CoreState, queue: WaitingQueue, ledger: Ledger, mediator: Mediator) -> None:
+        self._state = state
+        self._queue = queue
+        self._ledger = ledger
+        self.tasks: dict[bytes, HomeTask] = {}
+        self.by_id: dict[str, HomeTask] = {}
+        self.arrays: dict[str, dict[str, HomeTask]] = {}
+        self._being_made: dict[str, None] = {}
+        self.elsewhere: dict[str, dict[bytes, HomeTask]] = {}
+        self._obeying: OrderedDict[str, float] = OrderedDict()
+        self.mediator = mediator
+
+    # -- the tasks -----------------------------------------------------------------------------------------------------
+
+    def adopt(self, task: HomeTask) -> None:
+        """Take charge of a task (new, or read from the store)."""
+        self.tasks[task.uid] = task
+        self.by_id[task.task] = task
+        array = _array(task.task)
+        if array:
+            self.arrays.setdefault(array, {})[task.task] = task
+        self._moved(task, "")
+
+    def tables(self) -> tuple[dict[Any, Any], ...]:
+        """Those that grow with the number of tasks."""
+        return self.tasks, self.by_id, self.arrays, *self.arrays.values(), *self.elsewhere.values()
+
+    def begin_making(self, array: str) -> None:
+        """The members of this array are adopted one by one; until all of them are durable no user can mean one of them, as
+        what was confirmed about it would be undone when they become so."""
+        self._being_made[array] = None
+
+    def has_made(self, array: str) -> None:
+        """They are durable."""
+        self._being_made.pop(array, None)
+
+    def is_being_made(self, name: str) -> bool:
+        """Whether this is an array whose members are not durable yet, or one of them."""
+        return (_array(name) or name) in self._being_made
+
+    def named(self, name: str) -> list[HomeTask]:
+        """The unfinished tasks that a user means: one, or the members of an array."""
+        if self.is_being_made(name):
+            return []
+        task = self.by_id.get(name)
+        return [task] if task is not None else list(self.arrays.get(name, {}).values())
+
+    def migrations_max(self, task: HomeTask) -> int:
+        """How often it may be placed elsewhere by choice: `CoreConfig.migrations_max` where nobody sets a limit."""
+        own = task.spec.placement.migrations_max
+        limit = own if own is not None else self._state.policies.migration.migrations_max
+        return limit if limit is not None else self._state.config.migrations_max
+
+    def may_migrate(self, task: HomeTask) -> bool:
+        """Whether one more placement by choice is allowed; none is without room on the disk for what it takes."""
+        if not self._state.has_disk_room:
+            return False
+        return task.record.migrations < self.migrations_max(task)
+
+    def withdraw(self, task: HomeTask) -> None:
+        """No offer is out (any more); the task may start here again."""
+        if task.phase is HomePhase.OFFERED:
+            self._state.clear_timer("offer", task.uid.hex())
+            task.phase = HomePhase.WAITING
+            task.offered_to = ""
+            self._queue.release(task)
+
+    # -- durable transitions -------------------------------------------------------------------------------------------
+
+    def become(self, task: HomeTask, reason: str, /, **changes: object) -> TaskRecord:
+        """A new durable record; raises InvariantBroken for a transition that the table does not have."""
+        record = task.record
+        after = changes.get("state", record.state)
+        if after is not record.state and after not in TRANSITIONS[record.state]:
+            raise InvariantBroken(f"{record.task}: {record.state} → {after}", story=f"{record!r}; {reason}")
+        task.record = msgspec.structs.replace(record, reason=reason, **changes)
+        if task.record.node != record.node:
+            self._moved(task, record.node)
+        ends = task.record.state.is_final and not record.state.is_final
+        more = self.mediator.rows_at_end(task.record) if ends else ()
+        owed = task.terms.chores() if ends else ()
+        kept = PutTask(task.record, self._state.now.wall_s, reason)
+        self._state.persist(kept, *more, *([PutChores(record.task, owed)] if owed else []))
+        runs = bool(task.running_at) and task.record.state is TaskState.LEASED
+        self._state.actions.append(TaskChanged(task.record, runs, reason))
+        if ends:
+            self.mediator.task_ended(task.record)
+        return task.record
+
+    def _moved(self, task: HomeTask, before: str) -> None:
+        """Its record names another node now, or none."""
+        here, node = self._state.node, task.record.node
+        if before not in ("", here):
+            tasks = self.elsewhere.get(before)
+            if tasks is not None and tasks.pop(task.uid, None) is not None and not tasks:
+                del self.elsewhere[before]
+        if node not in ("", here):
+            self.elsewhere.setdefault(node, {})[task.uid] = task
+
+    def at(self, node: str) -> list[HomeTask]:
+        """The tasks that another node has, or had when it was last heard of."""
+        return list(self.elsewhere.get(node, {}).values())
+
+    def requeue(
+        self, task: HomeTask, reason: str, *, arrives: bool = True, rests_s: float = 0.0, **changes: object
+    ) -> None:
+        """Back to the queue, nobody has it. ``arrives``: it is decided about anew at once; ``rests_s``: it is considered
+        after that only; ``last_node`` among the changes: that node was only not heard of and may still have it (R11)."""
+        if self._cannot_repeat(task, reason):
+            return
+        self._clear_timers(task)
+        self._nobody_has(task)
+        self.become(task, reason, **(NOBODY | {"state": TaskState.QUEUED, "last_node": ""} | changes))
+        rests_s = max(rests_s, self._state.unsure_until_s - self._state.now.boot_s)
+        if rests_s > 0.0:
+            self.rest(task, rests_s)
+            return
+        task.phase = HomePhase.WAITING
+        self._queue.add(task)
+        if arrives:
+            self.mediator.task_requeued(task, reason)
+
+    def _cannot_repeat(self, task: HomeTask, reason: str) -> bool:
+        """Whether it has failed, since its input was read and is not kept: nothing is run on half an input."""
+        if not task.record.input_is_cut:
+            return False
+        self.fail(task, f"{reason}; it cannot be repeated, since its standard input is not kept whole")
+        return True
+
+    def rest(self, task: HomeTask, seconds: float) -> None:
+        """Queued, but not considered for so long."""
+        task.phase = HomePhase.RESTING
+        self._state.set_timer_in(seconds, "rest", task.uid.hex())
+
+    def rests_until_sure(self, task: HomeTask) -> bool:
+        """Have it rest as long as another node may have it by a lease that the database has lost. → whether that may be."""
+        unsure_s = self._state.unsure_until_s - self._state.now.boot_s
+        if unsure_s <= 0.0 or not self._is_older_than_loss(task):
+            return False
+        self.rest(task, unsure_s)
+        return True
+
+    def rested(self, task: HomeTask) -> None:
+        """That time is over: it arrives."""
+        if task.phase is HomePhase.RESTING:
+            task.phase = HomePhase.WAITING
+            self._queue.add(task)
+            self.mediator.task_requeued(task, task.record.reason)
+
+    def prioritize(self, task: HomeTask, priority: int) -> None:
+        """It goes before those of lower priority, behind those that have this one already."""
+        if task.spec.priority == priority:
+            return
+        self._queue.prioritize(task, priority)
+        self.become(task, f"its priority is {priority} now", priority=priority)
+
+    def take_out(self, task: HomeTask, node: str = "") -> None:
+        """It waits here no more: it is at that node, held or over."""
+        self.withdraw(task)
+        self._queue.remove(task)
+        if task.phase is HomePhase.GATED:
+            self.mediator.task_left_gate(task)
+        elif task.phase is HomePhase.RESTING:
+            self._state.clear_timer("rest", task.uid.hex())
+        self.mediator.task_placed(task, node)
+
+    def take_back(self, task: HomeTask, node: str, reason: str, lease_s: float) -> None:
+        """A node that was given up has it still: the same attempt is leased to it again (R11)."""
+        self.take_out(task, node)
+        if task.record.state is TaskState.HELD:
+            self.become(task, f"{node} is back", state=TaskState.QUEUED)
+        task.phase = HomePhase.AWAY
+        record = task.record
+        if record.last_node == node:  # it was no loss
+            others = tuple(name for name in record.lost_on if name != node)
+            self.become(
+                task,
+                reason,
+                state=TaskState.LEASED,
+                node=node,
+                lease_s=lease_s,
+                losses=max(record.losses - 1, 0),
+                lost_on=others,
+                last_node="",
+            )
+        else:
+            self.become(task, reason, state=TaskState.LEASED, node=node, lease_s=lease_s)
+
+    def resume(self, task: HomeTask) -> None:
+        """The result that was on its way home has not come: on from where its record says that it is."""
+        match task.record.state:
+            case TaskState.LEASED:
+                task.phase = HomePhase.AWAY
+            case TaskState.UNKNOWN:
+                task.phase = HomePhase.UNKNOWN
+            case TaskState.HELD:
+                task.phase = HomePhase.HELD
+            case _:
+                task.phase = HomePhase.WAITING
+                self._queue.add(task)
+                self.mediator.task_requeued(task, task.record.reason)
+
+    def hold(self, task: HomeTask, reason: str, **changes: object) -> None:
+        """A task that waits, or that another node had, is kept back."""
+        if self._cannot_repeat(task, reason):
+            return
+        self.take_out(task)
+        self._clear_timers(task)
+        self._nobody_has(task)
+        task.phase = HomePhase.HELD
+        self.mediator.task_kept_back(task)
+        self.become(task, reason, **(NOBODY | {"state": TaskState.HELD} | changes))
+
+    def _nobody_has(self, task: HomeTask) -> None:
+        task.running_at = 0.0
+        task.heard_ts = 0.0
+        task.deadline_s = 0.0
+        task.killed_because = ""
+        task.devices = ()
+
+    def fail(self, task: HomeTask, reason: str) -> None:
+        """It ends without a result."""
+        self.take_out(task)
+        self.become(task, reason, state=TaskState.FAILED, ended_at=self._state.now.wall_s)
+        self._forget(task)
+
+    # -- runs on this node ---------------------------------------------------------------------------------------------
+
+    def next_attempt(self, task: HomeTask) -> int:
+        """The number of the next attempt. It was given to none before, also none that the database knows nothing of any
+        more: launchers, executors and the spool know an attempt by its number."""
+        after = task.record.attempt + 1
+        return max(after, self._state.attempts_from) if self._is_older_than_loss(task) else after
+
+    def may_be_lost(self, task: HomeTask, attempt: int) -> bool:
+        """Whether this attempt may have been granted by commits that the database has lost, and to anybody."""
+        return attempt < self._state.attempts_from and self._is_older_than_loss(task)
+
+    def _is_older_than_loss(self, task: HomeTask) -> bool:
+        return self._state.attempts_up_to > 0 and submission_of(task.task) <= self._state.attempts_up_to
+
+    def start_here(self, task: HomeTask) -> None:
+        """Run it on this node: LEASED to ourselves and START in one (D2 + D3)."""
+        self.mediator.task_placed(task, self._state.node)
+        task.phase = HomePhase.HERE
+        self.become(
+            task,
+            "room here",
+            state=TaskState.LEASED,
+            attempt=self.next_attempt(task),
+            node=self._state.node,
+            nonce=0,
+            machine_boot=self._state.identity.machine_boot,
+            store=self._state.identity.store,
+            lease_s=0.0,
+            last_node="",
+            devices=task.devices,
+        )
+        self.holds_room(task)
+        spawn = SpawnTask(
+            task.key, task.task, task.record.attempt, self._state.node, task.spec, devices=task.record.devices
+        )
+        self._state.actions.append(spawn)
+
+    def holds_room(self, task: HomeTask) -> None:
+        """It runs here, with the devices that its record names."""
+        run_s = self._state.run_s_max(task, self._ledger.devices.models) if task.record.devices else 0.0
+        learned = self._state.learned_gpu_bytes(task, self._ledger.devices.models) if task.record.devices else {}
+        self._ledger.start(
+            task.key, task.spec.request, is_local=True, devices=task.record.devices, run_s=run_s, learned=learned
+        )
+
+    def started_here(self, task: HomeTask, started_at: float, reason: str = "started here") -> None:
+        """The launcher has the process."""
+        task.running_at = started_at
+        self._arm_time_limit(task, started_at)
+        self._state.actions.append(
+            TaskChanged(msgspec.structs.replace(task.record, started_at=started_at), running=True, reason="started")
+        )
+        self.seen_running(task, reason)
+
+    def seen_running(self, task: HomeTask, reason: str) -> None:
+        """Its process is there: no state of the record, but one that users see."""
+        record = task.record
+        self._state.note("task", "running", task=record.task, attempt=record.attempt, node=record.node, reason=reason)
+
+    def ended_here(self, task: HomeTask, exit_: Exit) -> None:
+        """The process is gone; its output lies in this home's spool already."""
+        key, why = task.key, ""
+        if task.phase is HomePhase.OVER:
+            self._gone(task)
+        elif why := self.mediator.run_again(task, exit_):
+            self.finish(task, exit_, why=why)
+        self._state.actions.append(ForgetTask(key, output=not why and task.phase is not HomePhase.OVER))
+
+    def died_here(self, task: HomeTask, reason: str) -> None:
+        """Started here, no result, and its processes are gone."""
+        if task.phase is HomePhase.OVER:
+            self._gone(task)
+        else:
+            self.mediator.attempt_lost(task, reason)
+
+    def never_started_here(self, task: HomeTask, reason: str, *, is_short: bool) -> None:
+        """It was to start here, but the launcher gives its word that it had no process, and will have none. ``is_short``:
+        since this node is short of something."""
+        if task.phase is HomePhase.OVER:
+            self._gone(task)
+        else:
+            self.mediator.attempt_never_started(task, reason, is_short)
+
+    def _gone(self, task: HomeTask) -> None:
+        """It was cancelled, and now its process is gone."""
+        self._forget(task)
+        self.mediator.process_gone(task.key)
+
+    def _arm_time_limit(self, task: HomeTask, started_at: float) -> None:
+        if task.spec.time_limit_s:
+            left_s = started_at + task.spec.time_limit_s - self._state.now.wall_s
+            self._state.set_timer_in(max(min(left_s, task.spec.time_limit_s), 0.0), "limit", task.key)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def finish(self, task: HomeTask, exit_: Exit, *, why: str = "", **changes: object) -> None:
+        """Record the one result (D5), and learn from it. ``why``: what else is to be said of it."""
+        self._state.history.learn(task.spec, exit_)
+        state = TaskState.DONE if exit_.exit_code == 0 else TaskState.FAILED
+        reason = exit_.reason or "ended" if state is TaskState.DONE else how_it_ended(exit_)
+        if task.phase is HomePhase.COLLECTING and task.collected_attempt == task.record.attempt:
+            changes["devices"] = task.devices
+        self.become(
+            task,
+            f"{reason}; {why}" if why.strip() else reason,
+            state=state,
+            started_at=exit_.started_at,
+            ended_at=exit_.ended_at or self._state.now.wall_s,
+            exit=exit_,
+            **changes,
+        )
+        self._forget(task)
+
+    def _forget(self, task: HomeTask) -> None:
+        self._clear_timers(task)
+        self.mediator.task_left(task)
+        self.tasks.pop(task.uid, None)
+        self.by_id.pop(task.task, None)
+        tasks = self.elsewhere.get(task.record.node)
+        if tasks is not None and tasks.pop(task.uid, None) is not None and not tasks:
+            del self.elsewhere[task.record.node]
+        array = _array(task.task)
+        members = self.arrays.get(array)
+        if members is not None:
+            members.pop(task.task, None)
+            if not members:
+                del self.arrays[array]
+
+    def _clear_timers(self, task: HomeTask) -> None:
+        name = task.uid.hex()
+        if task.record.node not in ("", self._state.node):  # a task that never left has none of these
+            self._state.clear_timer("lease", name)
+            self._state.clear_timer("ask", name)
+        if task.spec.time_limit_s:
+            self._state.clear_timer("limit", task.key)
+
+    def cancel(self, task: HomeTask, signal: int, *, force: bool, reason: str = "cancelled") -> bool:
+        """Durable before it is confirmed (D7); False if it has ended already."""
+        if task.phase is HomePhase.OVER:
+            if force:  # cancelled before, and its process has not obeyed yet
+                self._state.actions.append(SignalTask(task.key, SIGKILL))
+            return False
+        was = task.phase
+        key, node = task.key, task.record.node
+        self.take_out(task)
+        task.phase = HomePhase.OVER
+        self.become(
+            task,
+            reason,
+            state=TaskState.CANCELLED,
+            started_at=task.running_at,
+            ended_at=self._state.now.wall_s,
+        )
+        first = SIGKILL if force else signal
+        if was is HomePhase.HERE:
+            self._state.actions.append(SignalTask(key, first))
+            self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
+            self._clear_timers(task)
+            return True  # kept until its process is gone
+        is_superseded = was is HomePhase.COLLECTING and task.collected_attempt != task.record.attempt and node
+        is_elsewhere = was in (HomePhase.AWAY, HomePhase.UNKNOWN) and node
+        if is_elsewhere or is_superseded:
+            self._state.send(node, Revoke(task.task, task.uid, task.record.attempt, first, reason))
+            if first != SIGKILL:
+                self._obeys(key)
+        self._forget(task)
+        return True
+
+    def _obeys(self, key: str) -> None:
+        self._obeying[key] = self._state.now.boot_s + self._state.config.kill_after_s
+        if len(self._obeying) > OBEYING_MAX:
+            self._obeying.popitem(last=False)
+
+    def may_obey(self, uid: bytes, attempt: int) -> bool:
+        """Whether the processes of this attempt elsewhere, which was cancelled, still have time to obey: a node that renews
+        it meanwhile is not told to kill them."""
+        key = execution_key(uid, attempt)
+        until_s = self._obeying.get(key)
+        if until_s is None or until_s > self._state.now.boot_s:
+            return until_s is not None
+        del self._obeying[key]
+        return False
+
+    def signal(self, task: HomeTask, signal: int) -> bool:
+        """Pass a signal of a user on to the running task; False if it does not run. Its end by that is its result."""
+        if task.phase is HomePhase.HERE:
+            self._state.actions.append(SignalTask(task.key, signal))
+        elif task.phase is HomePhase.AWAY and task.running_at:
+            self._state.send(task.record.node, Signal(task.task, task.uid, task.record.attempt, signal))
+        else:
+            return False
+        attempt, signals = task.signalled
+        if attempt != task.record.attempt:
+            signals = ()
+        task.signalled = task.record.attempt, tuple(dict.fromkeys((*signals, signal)))
+        return True
+
+
+def _array(task: str) -> str:
+    """The array that a task is a member of, "" for a single one."""
+    return task.rpartition(".")[0]

@@ -1,0 +1,317 @@
+"""The work that waits for room on this node: user priority first, then the priority policy, then the order of arrival.
+
+Tasks of this home and guests wait side by side. A task whose offer is out stays in its place but is withheld. The head
+of the line is never overtaken by a later task of its class that would fit: it would starve. Tasks that take devices have a
+line of their own (`device_queue.py`), so that nobody waits for cores behind a task that waits for a GPU, nor the reverse.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from itertools import chain, islice, takewhile
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.estimates.history import Backlog
+from peerload.core.resources.device_queue import DeviceLine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.work import Work
+
+    Line = OrderedDict[bytes, Work]
+    Level = tuple[Line, Line, Line, Line]
+
+NEVER = (-1, -1)
+ARRIVED_MAX = 64
+"""When more than this have come since the last look at all that wait for devices, all are looked at."""
+LOCAL, REMOTE, LOCAL_DEVICES, REMOTE_DEVICES = range(4)
+"""The lines of one user priority: of tasks of this home and of others, then those of either that take devices."""
+
+
+class WaitingQueue:
+    """Linked lists per user priority and class; everything is O(1) but a look past withheld work (a plain dictionary
+    would look past all that was ever taken from its front), and at work that takes devices."""
+
+    __slots__ = (
+        "_arrived",
+        "_backlog",
+        "_devices",
+        "_ledger",
+        "_levels",
+        "_next_order",
+        "_no_room_at",
+        "_nothing_startable_at",
+        "_state",
+        "_work",
+    )
+
+    def __init__(self, state: CoreState, ledger: Ledger) -> None:
+        self._state = state
+        self._ledger = ledger
+        self._levels: dict[int, Level] = {}
+        self._devices = DeviceLine(state, ledger)
+        self._work: dict[bytes, Work] = {}
+        self._next_order = 0
+        self._nothing_startable_at = NEVER
+        self._no_room_at = NEVER
+        self._arrived: list[Work] = []
+        self._backlog: Backlog | None = None
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def __contains__(self, uid: bytes) -> bool:
+        return uid in self._work
+
+    def add(self, work: Work) -> None:
+        """At the end of its class and priority."""
+        if work.uid in self._work:
+            return
+        self._next_order += 1
+        work.order = self._next_order
+        work.withheld = False
+        work.reserved = ()
+        level = self._levels.get(work.spec.priority)
+        if level is None:
+            level = self._levels[work.spec.priority] = (OrderedDict(), OrderedDict(), OrderedDict(), OrderedDict())
+        level[_line(work)][work.uid] = work
+        if work.spec.request.takes_devices:
+            self._arrived.append(work)
+        self._work[work.uid] = work
+        self._ledger.wait(work.spec.request, is_local=work.is_local)
+        if self._backlog is not None:
+            self._backlog.add(work)
+
+    def tables(self) -> tuple[dict[bytes, Work], ...]:
+        """Those that grow with the number of tasks."""
+        return self._work, *(line for level in self._levels.values() for line in level)
+
+    def prioritize(self, work: Work, priority: int) -> None:
+        """It has another priority; if it waits here, it goes behind those that have this one already."""
+        is_queued, is_withheld = self.remove(work), work.withheld
+        work.spec = msgspec.structs.replace(work.spec, priority=priority)
+        if is_queued:
+            self.add(work)
+            if is_withheld:
+                self.withhold(work)
+
+    def remove(self, work: Work) -> bool:
+        """Wherever it stands; False if it does not wait here."""
+        if self._work.pop(work.uid, None) is None:
+            return False
+        level = self._levels[work.spec.priority]
+        del level[_line(work)][work.uid]
+        if work.spec.request.takes_devices:
+            self._look_again()  # what was kept for it is free
+        if not any(level):
+            del self._levels[work.spec.priority]
+        self._ledger.wait(work.spec.request, is_local=work.is_local, by=-1)
+        if self._backlog is not None:
+            self._backlog.remove(work)
+        return True
+
+    def withhold(self, work: Work) -> None:
+        """An offer is out: it keeps its place and is looked past."""
+        work.withheld = True
+        self._look_again()
+
+    def release(self, work: Work) -> None:
+        """No offer is out any more."""
+        work.withheld = False
+        self._look_again()
+
+    @property
+    def expected_s(self) -> float:
+        """How long all that waits is expected to take on the reference machine; nothing is kept of it before the first
+        who asks, a load policy."""
+        if self._backlog is None:
+            self._backlog = Backlog(self._state.history)
+            for work in self._work.values():
+                self._backlog.add(work)
+        return self._backlog.expected_s
+
+    def _look_again(self) -> None:
+        """Something has changed that the ledger does not show."""
+        self._nothing_startable_at = self._no_room_at = NEVER
+        self._arrived.clear()
+
+    @property
+    def due_s(self) -> float:
+        """When time alone will let a task that waits for devices take others; infinite = never."""
+        return self._devices.due_s
+
+    def next_startable(self) -> Work | None:
+        """The work at the head of the line, if it fits now; asked after every event, so that where nothing could be
+        started and nothing has changed since, it is not looked for again. `Work.devices` says what it is to have."""
+        ledger = self._ledger
+        version = ledger.version, ledger.devices.version
+        if version == self._nothing_startable_at:
+            return None
+        room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
+        looks_at_all = room != self._no_room_at or self._has_urgent()
+        if looks_at_all:
+            self._devices.begin()
+        for priority in sorted(self._levels, reverse=True):
+            found, goes_on = self._next_of(priority, self._levels[priority], looks_at_all=looks_at_all)
+            if found is not None:
+                return found
+            if not goes_on:
+                self._devices.depends_on_cores = True  # what is of lower priority was not looked at
+                break
+        self._arrived.clear()
+        room = ledger.room_version if self._devices.depends_on_cores else 0, ledger.devices.version
+        self._nothing_startable_at, self._no_room_at = version, room
+        return None
+
+    # -- for whoever asks why -----------------------------------------------------------------------------------------
+
+    def goes_before(self, work: Work) -> Work | None:
+        """Who has to start before this waiting work does, though there may be room for it; None: it is its turn. A look
+        only: nothing is decided."""
+        for priority in sorted(self._levels, reverse=True):
+            level = self._levels[priority]
+            lacks_cores = self._devices.lacks_cores.get(priority)
+            head = self._head(level[LOCAL], level[REMOTE])
+            if priority > work.spec.priority:
+                first = head or lacks_cores
+            elif work.spec.request.takes_devices:
+                is_overdue = head is not None and head.order < work.order and self._devices.is_overdue(head)
+                first = head if is_overdue else lacks_cores
+            else:
+                is_later = head is None or lacks_cores is None or head.order < lacks_cores.order
+                first = head if is_later else lacks_cores
+            if first is not None and first is not work and first.uid in self._work:
+                return first
+            if priority <= work.spec.priority:
+                break
+        return None
+
+    def count_before(self, work: Work, at_most: int) -> int:
+        """How many of its kind and priority came before it and wait still; no more than ``at_most`` are counted."""
+        level = self._levels.get(work.spec.priority)
+        if level is None:
+            return 0
+        lines = level[LOCAL_DEVICES:] if work.spec.request.takes_devices else level[:LOCAL_DEVICES]
+        earlier = takewhile(lambda other: other.order < work.order, heapq.merge(*map(_works, lines), key=_order))
+        return sum(1 for _ in islice(earlier, at_most))
+
+    def _has_urgent(self) -> bool:
+        """Whether work has come that takes devices and would have them before others that wait."""
+        if len(self._arrived) > ARRIVED_MAX:
+            return True
+        return bool(self._arrived) and any(work.spec.priority > min(self._levels) for work in self._arrived)
+
+    def _next_of(self, priority: int, level: Level, *, looks_at_all: bool) -> tuple[Work | None, bool]:
+        """What of one priority starts next, and, if nothing does, whether a lower one may have what there is. Without
+        ``looks_at_all`` there is no more room than before: of those that wait for devices only who has come since is
+        looked at."""
+        head = self._head(level[LOCAL], level[REMOTE])
+        fits = head is not None and self._ledger.fits(head.spec.request)
+        lacks_cores = None
+        if level[LOCAL_DEVICES] or level[REMOTE_DEVICES]:
+            before = head if head is not None and not fits and self._devices.is_overdue(head) else None
+            line = self._in_line(level[LOCAL_DEVICES], level[REMOTE_DEVICES]) if looks_at_all else self._new(priority)
+            found = self._devices.first_that_fits(priority, line, before)
+            if found is not None:
+                return found, False
+            lacks_cores = self._devices.lacks_cores.get(priority)
+        if head is None:
+            return None, lacks_cores is None
+        if fits and (lacks_cores is None or head.order < lacks_cores.order):
+            return head, False
+        return None, False
+
+    def _new(self, priority: int) -> Iterator[Work]:
+        """Work of this priority that has come since the last look at all."""
+        return (work for work in self._arrived if work.spec.priority == priority and not work.withheld)
+
+    def _in_line(self, local: Line, remote: Line) -> Iterator[Work]:
+        """Both lines as the priority policy has them."""
+        lines = _free(local.values()), _free(remote.values())
+        preferred = self._preferred() if local and remote else "first"
+        if preferred == "first":
+            return heapq.merge(*lines, key=_order)
+        return chain(*(lines if preferred == "local" else reversed(lines)))
+
+    def oldest_first(self) -> Iterator[Work]:
+        """Work that is not withheld: the higher priority first, then by arrival at this node."""
+        for priority in sorted(self._levels, reverse=True):
+            lines = (line.values() for line in self._levels[priority])
+            yield from _free(heapq.merge(*lines, key=_order))
+
+    def newest_first(self) -> Iterator[Work]:
+        """The reverse."""
+        for priority in sorted(self._levels):
+            lines = (reversed(line.values()) for line in self._levels[priority])
+            yield from _free(heapq.merge(*lines, key=_order, reverse=True))
+
+    @property
+    def newest(self) -> int:
+        """The highest `Work.order` so far."""
+        return self._next_order
+
+    def since(self, order: int) -> Iterator[Work]:
+        """Work with a higher `Work.order` than this, withheld or not: the newest first."""
+        return takewhile(lambda work: work.order > order, reversed(self._work.values()))
+
+    def waiting_for_devices(self) -> Iterator[Work]:
+        """Work that waits for devices and is not withheld, in the order in which it would have them."""
+        for priority in sorted(self._levels, reverse=True):
+            level = self._levels[priority]
+            yield from heapq.merge(
+                _free(level[LOCAL_DEVICES].values()), _free(level[REMOTE_DEVICES].values()), key=_order
+            )
+
+    def _head(self, local: dict[bytes, Work], remote: dict[bytes, Work]) -> Work | None:
+        first_local = _first(local)
+        first_remote = _first(remote)
+        if first_local is None or first_remote is None:
+            return first_local or first_remote
+        preferred = self._preferred()
+        if preferred == "first":
+            return first_local if first_local.order < first_remote.order else first_remote
+        return first_local if preferred == "local" else first_remote
+
+    def _preferred(self) -> str:
+        """Whose task goes first, where tasks of both kinds wait."""
+        ledger = self._ledger
+        try:
+            return self._state.policies.priority.prefer(
+                ledger.waiting_local + ledger.running_local,
+                ledger.waiting_remote + len(ledger.running) - ledger.running_local,
+            )
+        except Exception:  # noqa: BLE001 -- a policy may fail in any way; it costs only performance
+            self._state.count("policy errors")
+            return "first"
+
+
+def _line(work: Work) -> int:
+    takes_devices = work.spec.request.takes_devices
+    if work.is_local:
+        return LOCAL_DEVICES if takes_devices else LOCAL
+    return REMOTE_DEVICES if takes_devices else REMOTE
+
+
+def _works(line: Line) -> Iterable[Work]:
+    return line.values()
+
+
+def _first(works: dict[bytes, Work]) -> Work | None:
+    for work in works.values():
+        if not work.withheld:
+            return work
+    return None
+
+
+def _free(works: Iterable[Work]) -> Iterator[Work]:
+    return (work for work in works if not work.withheld)
+
+
+def _order(work: Work) -> int:
+    return work.order

@@ -1,0 +1,290 @@
+"""What runs on this node, tasks of this home and guests alike: started when it fits, followed until its process is gone.
+
+Every attempt in `Runs` holds room. It leaves when the launcher has told how it ended, or when it is known to have died:
+the launcher (or another one) came back and neither runs it nor has its exit record.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from peerload.core.handoff.frozen import Frozen
+from peerload.core.resources.gpu_use import with_gpu_use
+from peerload.core.tasks.work import Guest, HomeTask
+from peerload.model.actions import ForgetTask, LookAtDevices, SignalTask
+from peerload.model.task import TIME_LIMIT_EXIT_CODE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from peerload.core.handoff.executor import Executor
+    from peerload.core.resources.admission import Ledger
+    from peerload.core.resources.shortage import Shortage
+    from peerload.core.state import CoreState
+    from peerload.core.tasks.home import Home
+    from peerload.core.tasks.queue import WaitingQueue
+    from peerload.model.events import Running
+    from peerload.model.task import Exit
+
+SIGTERM = 15
+SIGKILL = 9
+TIME_LIMIT = "time limit"
+SILENT = "it does not answer: what it has may stand still, and no lease is enforced"
+RUNS_ON = "it runs on; the agent is back"
+
+
+class Runs:
+    """The attempts that are to run here, by execution key; its timers are ``limit``, ``kill`` and ``devices``."""
+
+    def __init__(
+        self,
+        state: CoreState,
+        queue: WaitingQueue,
+        ledger: Ledger,
+        home: Home,
+        executor: Executor,
+        shortage: Shortage,
+    ) -> None:
+        self.frozen = Frozen(state, queue, ledger, executor)
+        self._state = state
+        self._queue = queue
+        self._ledger = ledger
+        self._home = home
+        self._executor = executor
+        self._shortage = shortage
+        self._works: dict[str, HomeTask | Guest] = {}
+        self._launcher_away = False
+        self._strangers: set[str] = set()
+        self._devices_due_s = math.inf
+
+    def holds(self, key: str) -> bool:
+        """Whether this attempt is to run here. A process decided upon before its launcher died must not be started by
+        the next one: the attempt was reported as died meanwhile."""
+        return key in self._works
+
+    def is_ending(self, key: str) -> bool:
+        """Whether the launcher had this attempt running when it was last asked, nobody here knows it, and it has not
+        ended yet."""
+        return key in self._strangers
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether anything can be started now."""
+        return not self._launcher_away
+
+    def works(self) -> Iterable[HomeTask | Guest]:
+        """Them all."""
+        return self._works.values()
+
+    def restore(self, work: HomeTask | Guest) -> None:
+        """It was to run here when the agent stopped; `reconcile` tells what became of it."""
+        self._works[work.key] = work
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Start what fits, in order; nothing new while this node is drained, or short of something."""
+        if self._launcher_away or self._state.profile.drained:
+            return
+        while self._shortage.may_start and (work := self._queue.next_startable()) is not None:
+            self._queue.remove(work)
+            work.started_s = self._state.now.boot_s
+            if isinstance(work, HomeTask):
+                self._home.start_here(work)
+            elif not isinstance(work, Guest) or not self._executor.start(work):
+                continue
+            self._works[work.key] = work
+            self._shortage.starting(work.key)
+        self._wait_for_devices()
+
+    def _wait_for_devices(self) -> None:
+        """Be told when time alone may have given a waiting task room, and have a reading of devices that one has left."""
+        devices = self._ledger.devices
+        if devices.was_left:
+            devices.was_left = False
+            self._state.actions.append(LookAtDevices())
+        now_s = self._state.now.boot_s
+        due_s = min(devices.due_s(now_s), self._queue.due_s)
+        if due_s != self._devices_due_s:
+            self._devices_due_s = due_s
+            if due_s < math.inf:
+                self._state.set_timer_in(max(due_s - now_s, 0.0), "devices")
+            else:
+                self._state.clear_timer("devices")
+
+    def strayed(self, key: str, device: str) -> None:
+        """A running attempt uses a device that it was not given: for people to know. It counts as foreign there."""
+        work = self._works.get(key)
+        if work is None:
+            return
+        self._state.count("attempts on devices that they were not given")
+        given = ", ".join(self._ledger.devices.holding.get(key, ())) or "none"
+        reason = f"it uses {device}, and was given {given}"
+        if isinstance(work, HomeTask):
+            self._state.note("task", "strayed", task=work.task, attempt=work.record.attempt, reason=reason)
+        else:
+            self._state.note_guest(work, "strayed", reason)
+
+    def devices_due(self) -> None:
+        """That time has come."""
+        self._devices_due_s = math.inf
+        self._ledger.devices.expire(self._state.now.boot_s)
+
+    def started(self, key: str, started_at: float) -> None:
+        """The launcher has the process."""
+        self._shortage.started(key)
+        work = self._works.get(key)
+        if isinstance(work, HomeTask):
+            self._home.started_here(work, started_at)
+        elif work is not None:
+            self._executor.started(work, started_at)
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def ended(self, key: str, exit_: Exit) -> None:
+        """The process is gone; the next one starts before anybody is asked for more."""
+        work = self._works.get(key)
+        if work is None:
+            self._strangers.discard(key)
+            self._forget_exit(key)
+            return
+        del self._works[key]
+        self._shortage.gone(key)
+        self._shortage.try_again()
+        devices = work.record.devices if isinstance(work, HomeTask) else work.devices
+        exit_ = with_gpu_use(self._ledger.devices, key, devices, work.spec.request, _limited(exit_, work))
+        self._ledger.end(key)
+        speed = self._state.profile.speed
+        if exit_.speed != speed:
+            exit_ = msgspec.structs.replace(exit_, speed=speed)
+        if isinstance(work, HomeTask):
+            self._home.ended_here(work, exit_)
+        else:
+            self._executor.results.ended(work, exit_)
+        self._ledger.devices.version += bool(
+            devices
+        )  # what was learned of it may let others join where they did not fit
+        self.fill()
+        self._home.mediator.slot_freed()
+
+    def lost(self, key: str, reason: str, *, never_started: bool, shortage: str = "") -> None:
+        """It has no process and will have none; ``never_started``: it had none before, either; ``shortage``: what this node
+        is short of, and so could not start it."""
+        if shortage:
+            self._shortage.began(shortage)
+        self._shortage.gone(key)
+        work = self._works.get(key)
+        if work is None:
+            if key in self._strangers:  # the home that asks about it has its answer from now on
+                self._strangers.discard(key)
+                self._forget_exit(key)
+            return
+        if never_started:
+            self._never_started(key, work, reason, is_short=bool(shortage))
+        else:
+            self._died(key, work, reason)
+        self.fill()
+
+    def froze(self, key: str, *, frozen: bool) -> None:
+        """Its lease ran out, or was renewed after that: for people to know."""
+        work = self._works.get(key)
+        if isinstance(work, Guest):
+            reason = f"{work.home} was not heard of in time" if frozen else f"{work.home} is back"
+            state = "frozen" if frozen else "thawed"
+            (self.frozen.froze if frozen else self.frozen.thawed)(key)
+            self._state.note_guest(work, state, reason)
+
+    def stop(self, key: str) -> None:
+        """A task past its time limit gets SIGTERM, later SIGKILL."""
+        work = self._works.get(key)
+        if work is not None:
+            work.killed_because = TIME_LIMIT
+            self._state.actions.append(SignalTask(key, SIGTERM))
+            self._state.set_timer_in(self._state.config.kill_after_s, "kill", key)
+
+    def kill(self, key: str) -> None:
+        """It has not obeyed the first signal."""
+        if key in self._works:
+            self._state.actions.append(SignalTask(key, SIGKILL))
+
+    def _died(self, key: str, work: HomeTask | Guest, reason: str) -> None:
+        self._works.pop(key, None)
+        self._shortage.gone(key)
+        self._ledger.end(key)
+        if isinstance(work, HomeTask):
+            self._home.died_here(work, reason)
+        else:
+            self._executor.results.died(work, reason)
+        self._state.actions.append(ForgetTask(key, output=True))  # nobody will ask for what a lost attempt wrote
+
+    def _never_started(self, key: str, work: HomeTask | Guest, reason: str, *, is_short: bool) -> None:
+        del self._works[key]
+        if isinstance(work, HomeTask):
+            self._ledger.end(key)
+            self._home.never_started_here(work, reason, is_short=is_short)
+        else:
+            self._executor.results.never_started(work, reason)
+        self._state.actions.append(ForgetTask(key, output=True))
+
+    def _forget_exit(self, key: str) -> None:
+        self._state.actions.append(ForgetTask(key, output=False))
+
+    # -- launchers come and go -----------------------------------------------------------------------------------------
+
+    def launcher_lost(self, reason: str) -> None:
+        """Nothing can be started for a while."""
+        self._launcher_away = True
+        self._state.note("launcher", "lost", reason=reason)
+
+    def launcher_silent(self, *, is_silent: bool) -> None:
+        """Nothing is started as long as it does not answer."""
+        self._launcher_away = is_silent
+        self._state.note("launcher", "silent" if is_silent else "answers", reason=SILENT if is_silent else "")
+
+    def launcher_ready(self, running: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
+        """A (new) launcher answers."""
+        self._launcher_away = False
+        self._state.note("launcher", "ready")
+        self.reconcile(running, ended, frozen)
+
+    def reconcile(self, listed: Running, ended: dict[str, Exit], frozen: Iterable[str] = ()) -> None:
+        """Every attempt that holds room here either runs (or is held still), has an exit record, or has died."""
+        running = {key: (started_at, ts) for key, started_at, ts in listed}
+        strangers = [key for key in ended if key not in self._works]
+        for key, work in list(self._works.items()):
+            if key in ended:
+                self.ended(key, ended[key])
+            elif key in running:
+                started_at, ts = running[key]
+                work.started_s = self._state.now.boot_s - max(self._state.now.wall_s - started_at, 0.0)
+                if isinstance(work, HomeTask):
+                    self._home.holds_room(work)
+                    self._home.started_here(work, started_at, RUNS_ON)
+                else:
+                    self._executor.adopted_running(work, started_at, ts)
+            else:
+                self._died(key, work, "its processes were gone when the agent or the launcher came back")
+        self._strangers = {key for key in running if key not in self._works}
+        for key in running:
+            if key in self._strangers:  # nobody wants it any more
+                self._executor.floors.found_running(key)
+                self._state.actions.append(SignalTask(key, SIGKILL))
+        for key in strangers:
+            self._executor.floors.found_running(key)
+            self._forget_exit(key)
+        self.frozen.restore(frozen)
+
+
+def _limited(exit_: Exit, work: HomeTask | Guest) -> Exit:
+    """A task that was ended for its time limit shows that, whatever the signal made of it; also if the agent that sent
+    the signal is not the one that sees the end. One that somebody here has ended says who, unless it had ended well."""
+    if work.killed_because and work.killed_because != TIME_LIMIT and exit_.exit_code and not exit_.reason:
+        exit_ = msgspec.structs.replace(exit_, reason=work.killed_because)
+    limit_s = work.spec.time_limit_s
+    is_over = limit_s > 0 and exit_.signal in (SIGTERM, SIGKILL) and exit_.ended_at - exit_.started_at >= limit_s
+    if work.killed_because != TIME_LIMIT and not is_over:
+        return exit_
+    return msgspec.structs.replace(exit_, exit_code=TIME_LIMIT_EXIT_CODE, reason=TIME_LIMIT)
