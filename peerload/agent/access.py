@@ -25,7 +25,7 @@ from peerload.wire import control
 
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
-    from peerload.agent.store_read import StoreReader
+    from peerload.agent.store.reader import StoreReader
     from peerload.core.tasks.work import Guest, HomeTask
     from peerload.model.messages import Forward
     from peerload.model.task import TaskSpec

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from peerload.agent.spool import Spool
-    from peerload.agent.store_gathered import Row
-    from peerload.agent.store_read import StoreReader
-    from peerload.agent.store_rows import Damage, Happened
+    from peerload.agent.store.gathered import Row
+    from peerload.agent.store.reader import StoreReader
+    from peerload.agent.store.rows import Damage, Happened
     from peerload.core.estimates.history import History
     from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask

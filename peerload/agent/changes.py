@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Pending
-    from peerload.agent.store_rows import Each
+    from peerload.agent.store.rows import Each
     from peerload.core.tasks.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.model.terms import Terms

@@ -13,10 +13,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from peerload.agent import result_files, store_chores
+from peerload.agent import result_files
 from peerload.agent.notices import Notices
-from peerload.agent.store_removal import ChoreDone, ChorePostponed
-from peerload.agent.store_rows import SINGLE, order_of
+from peerload.agent.store import jobs
+from peerload.agent.store.pruning import ChoreDone, ChorePostponed
+from peerload.agent.store.rows import SINGLE, order_of
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
 from peerload.model.task import execution_key
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.agent.parts import Parts
-    from peerload.agent.store_chores import Owed
-    from peerload.agent.store_removal import Upkeep
+    from peerload.agent.store.jobs import Owed
+    from peerload.agent.store.pruning import Upkeep
     from peerload.model.task import TaskRecord
 
 log = logging.getLogger("peerload.agent")
@@ -96,9 +97,9 @@ class Chores:
         busy = set(self._under_way)
         for kind, most in AT_A_TIME.items():
             room = most - sum(self._kinds[number] is kind for number in busy)
-            for owed in store_chores.due(store, kind, now, room, busy) if room > 0 else ():
+            for owed in jobs.due(store, kind, now, room, busy) if room > 0 else ():
                 self._begin(owed)
-        next_at = store_chores.next_due_at(store)
+        next_at = jobs.next_due_at(store)
         if next_at is None:
             return IDLE_S_MAX
         # One that is due and waits for room is begun when another is done, which wakes us.
@@ -126,7 +127,7 @@ class Chores:
         counter, member = order_of(record.task)
         while True:
             self._tried.clear()
-            owed = store_chores.owed_for(self._parts.store, counter, member)
+            owed = jobs.owed_for(self._parts.store, counter, member)
             ours = [one for one in owed if one.kind is Chore.FILES and one.member == member]
             if not ours:
                 return self._outcome(record.task, (counter, member))

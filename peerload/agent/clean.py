@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.store_removal import Wanted
+from peerload.agent.store.pruning import Wanted
 from peerload.model.errors import BadRequest
 
 if TYPE_CHECKING:
     from peerload.agent.connection import Connection
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
-    from peerload.agent.retention import Removed
+    from peerload.agent.store.retention import Removed
     from peerload.wire import control
 
 REASON = "peerload clean"

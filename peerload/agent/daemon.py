@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import last_words, memory, own_address, state_origin, store_claim, store_notices
+from peerload.agent import last_words, memory, own_address
 from peerload.agent.chores import Chores
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
 from peerload.agent.directories import AskedNodes
-from peerload.agent.disk import Disk
 from peerload.agent.feeding import Feeding
 from peerload.agent.inbox import Inbox
 from peerload.agent.incoming import Incoming
@@ -35,7 +34,6 @@ from peerload.agent.inputs import Inputs
 from peerload.agent.inside import InsideCommands
 from peerload.agent.introduction import Introduction
 from peerload.agent.joining import Joining
-from peerload.agent.journal import Journal
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.members import Members
 from peerload.agent.name_clash import copied, heard_of_copy, name_taken
@@ -47,8 +45,6 @@ from peerload.agent.peer_link import PeerLinks
 from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
-from peerload.agent.release import Release
-from peerload.agent.retention import Retention
 from peerload.agent.run_state import Ending
 from peerload.agent.saving import Saving
 from peerload.agent.sensors.host import Sensors
@@ -57,8 +53,13 @@ from peerload.agent.service import Service
 from peerload.agent.service_manager import ServiceManager
 from peerload.agent.speed import find_out
 from peerload.agent.spool import Spool
-from peerload.agent.store import Store
-from peerload.agent.store_schema import DATABASE
+from peerload.agent.store import claim, damage_report, state_origin
+from peerload.agent.store.disk_space import Disk
+from peerload.agent.store.event_log import Journal
+from peerload.agent.store.retention import Retention
+from peerload.agent.store.schema import DATABASE
+from peerload.agent.store.store import Store
+from peerload.agent.store.write_ahead import Release
 from peerload.agent.trust_link import TrustLink
 from peerload.agent.users import Users, Whose
 from peerload.agent.workers import Workers
@@ -83,7 +84,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from peerload.agent.service import Load
-    from peerload.agent.store_recover import Recovered
+    from peerload.agent.store.recovery import Recovered
     from peerload.model.actions import Row
     from peerload.model.config import AgentConfig
 
@@ -170,14 +171,14 @@ class Daemon:
             self.parts.disk.reserve,
             output_bytes_max=self.config.output_bytes_max,
         )
-        found = store_notices.traces(state)
+        found = damage_report.traces(state)
         self.parts.store.open()
         try:
-            self._claim = store_claim.claim(self.parts.store.store_id, state)
-            if await asyncio.to_thread(store_claim.end_strange_launcher, self.parts.store.store_id, state / "launcher"):
-                store_notices.begin_as_copy(self.parts)
+            self._claim = claim.claim(self.parts.store.store_id, state)
+            if await asyncio.to_thread(claim.end_strange_launcher, self.parts.store.store_id, state / "launcher"):
+                damage_report.begin_as_copy(self.parts)
             await check_places(self.config, self._manager, loopback_only=self.parts.cluster.is_local)
-            store_notices.begin_anew(self.parts, found)
+            damage_report.begin_anew(self.parts, found)
             self._prove(state)
             self.parts.inbox = Inbox(loop, self.consumer.consume, self.config.inbox_max)
             self.parts.spool = Spool(state, self.config.output_bytes_max)
@@ -394,8 +395,8 @@ class Daemon:
         """What was durable; of the tasks that wait, whether their directories are here now. Those that cannot be looked
         at for too many that hang count as here: a start that fails says so."""
         kept = self.parts.store.recover()
-        store_notices.tell(self.parts, kept)
-        store_notices.tell_loss(self.parts)
+        damage_report.tell(self.parts, kept)
+        damage_report.tell_loss(self.parts)
         here: dict[tuple[Whose, bytes], bool] = {}
         of = {id(row): (self.parts.users.submitter(row.spec, row.terms), row.spec.directory) for row in kept.tasks}
         for row in kept.tasks:

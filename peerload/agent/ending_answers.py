@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent import store_chores
 from peerload.agent.answers import text
 from peerload.agent.result_files import named
-from peerload.agent.store_rows import order_of
+from peerload.agent.store import jobs
+from peerload.agent.store.rows import order_of
 
 if TYPE_CHECKING:
-    from peerload.agent.store_read import StoreReader
+    from peerload.agent.store.reader import StoreReader
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.model.terms import Terms
 
@@ -24,7 +24,7 @@ def endings_object(store: StoreReader, record: TaskRecord, spec: TaskSpec, terms
         text(named(pattern, counter, member, spec.name, node) if pattern and record.ended_at else pattern) or None
         for pattern in (terms.output_file, terms.error_file)
     ]
-    owed = store_chores.owed_for(store, counter, member) if record.ended_at and terms.chores() else []
+    owed = jobs.owed_for(store, counter, member) if record.ended_at and terms.chores() else []
     return {
         "output_file": files[0],
         "error_file": files[1],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.store_removal import Checked
+from peerload.agent.store.pruning import Checked
 from peerload.model.errors import StoreError
 from peerload.wire import frame
 

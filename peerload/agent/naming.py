@@ -6,14 +6,14 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from peerload.agent.store_rows import BEFORE_FIRST, MEMBER_MAX, Meant, apart, order_of, spans_text
+from peerload.agent.store.rows import BEFORE_FIRST, MEMBER_MAX, Meant, apart, order_of, spans_text
 from peerload.model.errors import BadRequest, NoSuchTask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from peerload.agent.parts import Parts
-    from peerload.agent.store_read import StoreReader
+    from peerload.agent.store.reader import StoreReader
     from peerload.model.task import TaskRecord
     from peerload.wire import control
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent import store_chores
 from peerload.agent.environment import variables_of
-from peerload.agent.store_rows import SINGLE
+from peerload.agent.store import jobs
+from peerload.agent.store.rows import SINGLE
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import LauncherReady, TaskEnded, TaskLost
@@ -22,7 +22,7 @@ from peerload.model.task import SCRATCH, Exit, TaskSpec, TaskState, how_it_ended
 
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
-    from peerload.agent.store_chores import Owed
+    from peerload.agent.store.jobs import Owed
     from peerload.model.events import Event
 
 log = logging.getLogger("peerload.agent")
@@ -86,7 +86,7 @@ class Notices:
 
     def forget_strangers(self) -> None:
         """Let go of those that nothing is owed for any more: they were done, and the agent was killed before it said so."""
-        owed = {_key(number, tries) for number, tries in store_chores.notices(self._parts.store)}
+        owed = {_key(number, tries) for number, tries in jobs.notices(self._parts.store)}
         for key in (*self._running, *self._ended):
             if key not in owed:
                 self._parts.launcher.signal(key, SIGKILL)

@@ -13,9 +13,9 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.agent.disk import cannot_write
 from peerload.agent.pace import Pace
 from peerload.agent.spool import FOLLOWED_S_MAX, Follower
+from peerload.agent.store.disk_space import cannot_write
 from peerload.core.tasks.work import GuestPhase
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import OutputChunk, OutputEnd, OutputRequest

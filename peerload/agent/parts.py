@@ -19,25 +19,25 @@ from peerload.model.instant import Instant
 if TYPE_CHECKING:
     from peerload.agent.chores import Chores
     from peerload.agent.directories import AskedNodes
-    from peerload.agent.disk import Disk
     from peerload.agent.feeding import Feeding
     from peerload.agent.inbox import Inbox
     from peerload.agent.input_pull import InputPulls
     from peerload.agent.inputs import Inputs
     from peerload.agent.inside import InsideCommands
     from peerload.agent.joining import Joining
-    from peerload.agent.journal import Journal
     from peerload.agent.launcher_link import LauncherLink
     from peerload.agent.members import Members
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.output import Output
     from peerload.agent.peer_link import PeerLinks
-    from peerload.agent.release import Release
-    from peerload.agent.retention import Retention
     from peerload.agent.saving import Saving
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.spool import Spool
-    from peerload.agent.store import Store
+    from peerload.agent.store.disk_space import Disk
+    from peerload.agent.store.event_log import Journal
+    from peerload.agent.store.retention import Retention
+    from peerload.agent.store.store import Store
+    from peerload.agent.store.write_ahead import Release
     from peerload.agent.trust_link import TrustLink
     from peerload.agent.users import Users
     from peerload.core.node import Node

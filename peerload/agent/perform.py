@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 import msgspec
 
-from peerload.agent.disk import cannot_write
 from peerload.agent.environment import variables_of
 from peerload.agent.launcher_reach import LauncherError
 from peerload.agent.mqtt_inbox import SOURCES_MAX
 from peerload.agent.shortages import with_shortages
+from peerload.agent.store.disk_space import cannot_write
 from peerload.agent.task_environment import given
 from peerload.agent.task_environment import variables as task_variables
 from peerload.agent.users import Whose

@@ -22,8 +22,8 @@ from peerload.agent.naming import Names
 from peerload.agent.overview import Overviews, own_user
 from peerload.agent.run_state import Ending
 from peerload.agent.selecting import select
-from peerload.agent.store_rows import member_spec, task_name
-from peerload.agent.store_select import Criteria
+from peerload.agent.store.rows import member_spec, task_name
+from peerload.agent.store.selector import Criteria
 from peerload.agent.streams import OutputStream, Watch
 from peerload.agent.waiting import Waiting
 from peerload.agent.why import Why
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Decisions, Pending
     from peerload.agent.quotas import Waited
-    from peerload.agent.store_rows import Damage
+    from peerload.agent.store.rows import Damage
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.model.terms import Terms

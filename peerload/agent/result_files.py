@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from peerload.agent.own_turns import comes_within
 from peerload.agent.spool import open_output
-from peerload.agent.store_rows import SINGLE
+from peerload.agent.store.rows import SINGLE
 from peerload.launcher.system import write_as_user
 from peerload.launcher.system.write_as_user import Changed, Unwritable
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown

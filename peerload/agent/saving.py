@@ -20,7 +20,7 @@ import msgspec
 
 from peerload.agent import result_files
 from peerload.agent.spool import STREAMS, remove
-from peerload.agent.store_rows import order_of
+from peerload.agent.store.rows import order_of
 from peerload.launcher.system.write_as_user import Changed
 from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from peerload.agent.journal import Journal
+    from peerload.agent.store.event_log import Journal
 
 RULES = frozenset(EVENTS["security"])
 NOTICE_EVERY_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from peerload.agent.store_select import Criteria, references
+from peerload.agent.store.selector import Criteria, references
 
 if TYPE_CHECKING:
     from peerload.agent.connection import Connection

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from peerload.agent import answers, result_files
-from peerload.agent.store_rows import order_of
+from peerload.agent.store.rows import order_of
 from peerload.agent.tails import tail_start
 from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key

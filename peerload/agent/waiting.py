@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from peerload.agent import answers, result_files
-from peerload.agent.store_rows import order_of
+from peerload.agent.store.rows import order_of
 from peerload.model.task import TaskState, execution_key
 from peerload.wire import control
 

@@ -129,7 +129,7 @@ def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | 
         return None  # another agent than the user's own
     from pathlib import Path
 
-    from peerload.agent.clean_alone import cleaned
+    from peerload.agent.store.offline_clean import cleaned
     from peerload.cli.agent_flags import located
 
     state = located({"state": flags.state_dir} if flags.state_dir else {})["state"]

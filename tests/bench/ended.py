@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from peerload.agent.store import Store
+from peerload.agent.store.store import Store
 from peerload.model.actions import PutSubmission, PutTask
 from peerload.model.events import Submission
 from peerload.model.task import Exit, TaskRecord, TaskSpec, TaskState, Usage, execution_key

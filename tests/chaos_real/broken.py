@@ -11,15 +11,15 @@ import msgspec
 
 from peerload.agent import launcher_process
 from peerload.agent.launcher_link import LauncherLink
-from peerload.agent.release import Release
-from peerload.agent.store import Store
+from peerload.agent.store.store import Store
+from peerload.agent.store.write_ahead import Release
 from peerload.cli import main as cli
 from tests.integration.cluster import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.store_removal import Upkeep
+    from peerload.agent.store.pruning import Upkeep
     from peerload.model.actions import Row
 
 SLOW_COMMIT_S = 0.03

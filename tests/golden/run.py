@@ -23,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.store import Store
+from peerload.agent.store.store import Store
 from peerload.cli.main import HIDDEN, VERBS
 from tests.chaos.campaign import Options, run
 from tests.golden import samples, session

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from peerload.agent.broker import BrokerProcess
 
 AS_ON_ANOTHER_MACHINE = (  # the claim on the database is one machine's
-    "from peerload.agent import store_claim;"
+    "from peerload.agent.store import claim as store_claim;"
     " store_claim.claim = lambda *_: None; store_claim.end_strange_launcher = lambda *_: False"
 )
 
@@ -43,7 +43,7 @@ def test_an_agent_with_a_copy_of_the_state_of_another_is_refused_on_the_same_mac
         machine.write_text("f" * 32, encoding="ascii")
         _begins_with(
             copy,
-            f"import pathlib; from peerload.agent import state_origin; state_origin.MACHINE_ID = pathlib.Path({str(machine)!r})",
+            f"import pathlib; from peerload.agent.store import state_origin; state_origin.MACHINE_ID = pathlib.Path({str(machine)!r})",
         )
         copy.spawn()
         assert copy.reap() != 0

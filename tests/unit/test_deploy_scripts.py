@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.store import Store
-from peerload.agent.store_schema import VERSION
+from peerload.agent.store.schema import VERSION
+from peerload.agent.store.store import Store
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 MARKER = ".peerload-install"
@@ -31,8 +31,8 @@ esac
 RUNUSER = '#!/bin/sh\nshift 3\nexec "$@"\n'
 AGENT = f"""#!{sys.executable} -I
 from pathlib import Path
-from peerload.agent import store_schema as schema
-from peerload.agent.store import Store
+from peerload.agent.store import schema
+from peerload.agent.store.store import Store
 if IS_NEW:
     schema.VERSION += 1
     schema.MIGRATIONS[schema.VERSION] = "CREATE TABLE later (x);"

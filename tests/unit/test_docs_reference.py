@@ -14,7 +14,7 @@ import pytest
 
 from peerload.agent import answers, node_answers
 from peerload.agent.ending_answers import endings_object
-from peerload.agent.store_rows import Happened
+from peerload.agent.store.rows import Happened
 from peerload.cli import doctor
 from peerload.cli import main as cli
 from peerload.cli.options import Options

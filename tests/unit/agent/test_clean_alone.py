@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.clean_alone import Alone, cleaned
 from peerload.agent.spool import Spool
-from peerload.agent.store import Store
-from peerload.agent.store_schema import DATABASE
+from peerload.agent.store.offline_clean import Alone, cleaned
+from peerload.agent.store.schema import DATABASE
+from peerload.agent.store.store import Store
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask
 from peerload.model.task import execution_key
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from peerload.agent.store_removal import Upkeep
+    from peerload.agent.store.pruning import Upkeep
 
 ASKED = {"tasks": [], "older_s": 0.0, "keep": 0, "states": [], "outputs_only": False, "dry_run": False}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent import disk
-from peerload.agent.disk import ADMIT_BYTES, SLICE_BYTES, Disk, Reserve
+from peerload.agent.store import disk_space
+from peerload.agent.store.disk_space import ADMIT_BYTES, SLICE_BYTES, Disk, Reserve
 from peerload.model.errors import DiskFull
 from tests.support import PATIENCE_S
 
@@ -77,7 +77,7 @@ def test_the_mark_of_a_very_large_disk_is_no_share_of_it(tmp_path: Path) -> None
     small = Small(tmp_path, 100)
     assert small.low_bytes == int((1 << 30) * 0.05)
     small.total_bytes = 100 << 40
-    assert small.low_bytes == disk.LOW_BYTES_MAX
+    assert small.low_bytes == disk_space.LOW_BYTES_MAX
 
 
 def test_an_agent_that_starts_gets_room_from_the_reserve(tmp_path: Path) -> None:
@@ -117,14 +117,14 @@ def test_others_have_their_turn_while_the_reserve_is_filled(tmp_path: Path, monk
 
 
 def test_room_is_tried_by_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not disk.has_no_room(tmp_path)
+    assert not disk_space.has_no_room(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert disk.has_no_room(tmp_path)
+    assert disk_space.has_no_room(tmp_path)
     assert not Reserve(tmp_path / "reserve", MIB).take()
 
 

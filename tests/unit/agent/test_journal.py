@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.journal import Journal
-from peerload.agent.release import Release
+from peerload.agent.store.event_log import Journal
+from peerload.agent.store.write_ahead import Release
 from peerload.cli.events import WHAT
 from peerload.model.actions import EVENTS, PutEvent, PutFloor, Row
 from peerload.model.errors import StoreError

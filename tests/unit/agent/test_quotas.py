@@ -11,7 +11,7 @@ import pytest
 
 from peerload.agent.caller import Caller
 from peerload.agent.quotas import WAITED_BY_NODE_MAX, WAITED_MAX, Quotas, Rate, Share, Waited, waits_for
-from peerload.agent.store_read import StoreReader
+from peerload.agent.store.reader import StoreReader
 from peerload.model.config import AgentConfig
 from peerload.model.errors import DiskFull, SlowDown
 from peerload.wire import control

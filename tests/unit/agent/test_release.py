@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.agent.release import ROWS_AHEAD_MAX, Release
+from peerload.agent.store.write_ahead import ROWS_AHEAD_MAX, Release
 from peerload.model.actions import PutFloor, PutTask, Row
 from peerload.model.errors import StoreError
 from peerload.model.task import TaskRecord, TaskState

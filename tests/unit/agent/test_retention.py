@@ -9,11 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from peerload.agent import store_schema as schema
-from peerload.agent.retention import DATE_KEPT_EVERY_S, Retention
-from peerload.agent.store_removal import Upkeep
-from peerload.agent.store_rows import SINGLE
-from peerload.agent.trusted_date import Anchor, TrustedDate
+from peerload.agent.store import schema
+from peerload.agent.store.pruning import Upkeep
+from peerload.agent.store.retention import DATE_KEPT_EVERY_S, Retention
+from peerload.agent.store.rows import SINGLE
+from peerload.agent.store.trusted_date import Anchor, TrustedDate
 from peerload.model.actions import Row
 from peerload.model.task import Exit, TaskState, execution_key
 from tests.each import each

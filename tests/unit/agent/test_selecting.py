@@ -13,8 +13,8 @@ import pytest
 from peerload.agent.caller import Caller
 from peerload.agent.naming import Names
 from peerload.agent.selecting import select
-from peerload.agent.store_rows import SINGLE, Meant
-from peerload.agent.store_select import REF_CHARS_MAX, Criteria, references
+from peerload.agent.store.rows import SINGLE, Meant
+from peerload.agent.store.selector import REF_CHARS_MAX, Criteria, references
 from peerload.model.actions import PutSubmission
 from peerload.model.errors import BadRequest, NoSuchTask
 from peerload.model.events import Submission

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent import state_origin
+from peerload.agent.store import state_origin
 from peerload.model.errors import StoreError
 
 

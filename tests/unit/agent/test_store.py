@@ -14,10 +14,11 @@ from typing import Any, Self
 
 import pytest
 
-from peerload.agent import store, store_read, store_rows
-from peerload.agent.disk import Reserve
-from peerload.agent.store import Store
-from peerload.agent.store_removal import Upkeep
+from peerload.agent.store import reader, store
+from peerload.agent.store import rows as store_rows
+from peerload.agent.store.disk_space import Reserve
+from peerload.agent.store.pruning import Upkeep
+from peerload.agent.store.store import Store
 from peerload.model.actions import (
     DropExecution,
     PutEvent,
@@ -331,7 +332,7 @@ def test_the_last_ends_are_there_to_learn_from(tmp_path: Path, monkeypatch: pyte
         kept = opened.store.recover().past
         assert [run.exit for run in kept] == [exit_of(6, NOW + 5), exit_of(3, NOW + 7), exit_of(2, NOW + 9)]
         assert {(run.spec.argv, run.spec.directory) for run in kept} == {(SPEC.argv, SPEC.directory)}
-        monkeypatch.setattr(store_read, "PAST_RUNS_MAX", 2)
+        monkeypatch.setattr(reader, "PAST_RUNS_MAX", 2)
         assert len(opened.store.recover().past) == 2
 
 

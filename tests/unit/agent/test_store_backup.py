@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import store_schema as schema
-from peerload.agent.store_backup import copy_of, go_back
+from peerload.agent.store import schema
+from peerload.agent.store.backup import copy_of, go_back
 from peerload.model.errors import StoreError
 from tests.unit.agent.test_store import Opened, put, steps, submission
 

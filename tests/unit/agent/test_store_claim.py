@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import store_claim
-from peerload.agent.store_claim import claim, end_strange_launcher
+from peerload.agent.store import claim as store_claim
+from peerload.agent.store.claim import claim, end_strange_launcher
 from peerload.launcher.control_socket import claim_store
 from peerload.model.errors import StoreError
 

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from peerload.agent.disk import Reserve
-from peerload.agent.high_water import GAP
-from peerload.agent.store import Store
-from peerload.agent.store_recover import FLOOR_MAX
+from peerload.agent.store.disk_space import Reserve
+from peerload.agent.store.high_water import GAP
+from peerload.agent.store.recovery import FLOOR_MAX
+from peerload.agent.store.store import Store
 from peerload.model.actions import PutEvent, PutExecution, PutFloor, PutSubmission, Row
 from peerload.model.errors import StoreError
 from peerload.model.events import Submission
@@ -153,7 +153,7 @@ class FailingSync:
 
 def test_a_sync_that_failed_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "peerload.agent.store.has_no_room", lambda _directory: True
+        "peerload.agent.store.store.has_no_room", lambda _directory: True
     )  # not even if the disk is full, too
     opened = Opened(tmp_path / "db")
     opened.keep(submission(1), put(1))
@@ -330,9 +330,9 @@ INCARNATION = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = [{root!r}]
-from peerload.agent.disk import Reserve
-from peerload.agent.store import Store
-from peerload.agent.store_recover import FLOOR_MAX
+from peerload.agent.store.disk_space import Reserve
+from peerload.agent.store.store import Store
+from peerload.agent.store.recovery import FLOOR_MAX
 store = Store(Path({path!r}), "ws1")
 store.open()
 print(store.next_incarnation(), flush=True)

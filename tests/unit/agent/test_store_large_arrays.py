@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peerload.agent.store_chores import put_chores
-from peerload.agent.store_select import Criteria
+from peerload.agent.store.jobs import put_chores
+from peerload.agent.store.selector import Criteria
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.task import TaskState
 from peerload.model.terms import NO_TERMS, Chore, Terms

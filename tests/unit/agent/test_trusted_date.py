@@ -13,10 +13,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from peerload.agent import launcher_reach, store_chores
-from peerload.agent.store_removal import ChorePostponed
-from peerload.agent.store_rows import SINGLE
-from peerload.agent.trusted_date import SLACK_S, Anchor, TrustedDate, anchor_of
+from peerload.agent import launcher_reach
+from peerload.agent.store import jobs
+from peerload.agent.store.pruning import ChorePostponed
+from peerload.agent.store.rows import SINGLE
+from peerload.agent.store.trusted_date import SLACK_S, Anchor, TrustedDate, anchor_of
 from peerload.launcher.task import Task
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
@@ -165,12 +166,12 @@ def test_a_chore_postponed_under_a_date_ahead_is_due_again(tmp_path: Path) -> No
     now = time.time()
     with Opened(tmp_path / "db") as opened:
         opened.keep(submission(1), put(1, TaskState.DONE, ended_at=now), PutChores("ws1/1", (Chore.FILES,)))
-        (owed,) = store_chores.due(opened.store, Chore.FILES, now, 9, ())
+        (owed,) = jobs.due(opened.store, Chore.FILES, now, 9, ())
         opened.keep(ChorePostponed(owed.number, 1, now + 30.0, "no room"))
-        assert store_chores.due(opened.store, Chore.FILES, now, 9, ()) == []
-        assert len(store_chores.due(opened.store, Chore.FILES, now + 30.0, 9, ())) == 1
+        assert jobs.due(opened.store, Chore.FILES, now, 9, ()) == []
+        assert len(jobs.due(opened.store, Chore.FILES, now + 30.0, 9, ())) == 1
         opened.keep(ChorePostponed(owed.number, 2, now + 40 * DAY_S, "no room"))
-        assert len(store_chores.due(opened.store, Chore.FILES, now, 9, ())) == 1
+        assert len(jobs.due(opened.store, Chore.FILES, now, 9, ())) == 1
 
 
 # -- how long tasks run ------------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent.disk import Reserve
-from peerload.agent.store import Store
-from peerload.agent.store_removal import Checked
+from peerload.agent.store.disk_space import Reserve
+from peerload.agent.store.pruning import Checked
+from peerload.agent.store.store import Store
 from peerload.agent.workers import Workers
 
 if TYPE_CHECKING:

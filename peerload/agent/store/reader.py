@@ -1,4 +1,4 @@
-"""What is read from a node's database. Nothing here writes. What tasks run is read by `store_submissions.py`.
+"""What is read from a node's database. Nothing here writes. What tasks run is read by `submissions.py`.
 
 A row that cannot be read (a disk that lies, a hand that slipped) is named where it is asked for, and never hides the
 others from a list.
@@ -10,9 +10,9 @@ import contextlib
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent import store_schema as schema
-from peerload.agent.store_gathered import Row, rows
-from peerload.agent.store_rows import (
+from peerload.agent.store import schema
+from peerload.agent.store.gathered import Row, rows
+from peerload.agent.store.rows import (
     COLUMNS,
     KEPT_S,
     MEMBER_MAX,
@@ -35,8 +35,8 @@ from peerload.agent.store_rows import (
     spec_of_member,
     task_name,
 )
-from peerload.agent.store_select import Criteria, Selected, is_wanted_by, selected
-from peerload.agent.store_submissions import SUBMISSIONS_AT_A_TIME, Submissions, marks
+from peerload.agent.store.selector import Criteria, Selected, is_wanted_by, selected
+from peerload.agent.store.submissions import SUBMISSIONS_AT_A_TIME, Submissions, marks
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskFound
 from peerload.model.task import TaskRecord, TaskSpec, TaskState
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from peerload.agent.trusted_date import TrustedDate
+    from peerload.agent.store.trusted_date import TrustedDate
 
 BESIDE_WITHIN_S = 10.0
 """A connection of its own waits so long for a database that is locked."""

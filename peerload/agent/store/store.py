@@ -1,5 +1,5 @@
-"""What a node remembers: SQLite, WAL, every commit synced, one writer thread. What is read of it: `store_read.py`, at
-the agent's start `store_recover.py`.
+"""What a node remembers: SQLite, WAL, every commit synced, one writer thread. What is read of it: `reader.py`, at
+the agent's start `recovery.py`.
 
 The writer takes all rows that came while it was committing and makes them durable in one transaction (no timer), so
 that the price of a sync is shared by as many tasks as came in that time. A transaction that finds the disk full is rolled
@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent import store_schema as schema
-from peerload.agent.disk import has_no_room
-from peerload.agent.high_water import ATTEMPTS_GAP, GAP, HighWater, LostCommits, Mark
-from peerload.agent.store_backup import back_up
-from peerload.agent.store_chores import put_chores
-from peerload.agent.store_recover import StoreRecovery
-from peerload.agent.store_removal import OUTPUT_BYTES_MAX, Upkeep, output_bytes, output_bytes_of
-from peerload.agent.store_removal import apply as apply_upkeep
-from peerload.agent.store_rows import KEPT_S, SINGLE, encode, order_of, task_values
-from peerload.agent.trusted_date import TrustedDate, anchor_of
+from peerload.agent.store import schema
+from peerload.agent.store.backup import back_up
+from peerload.agent.store.disk_space import has_no_room
+from peerload.agent.store.high_water import ATTEMPTS_GAP, GAP, HighWater, LostCommits, Mark
+from peerload.agent.store.jobs import put_chores
+from peerload.agent.store.pruning import OUTPUT_BYTES_MAX, Upkeep, output_bytes, output_bytes_of
+from peerload.agent.store.pruning import apply as apply_upkeep
+from peerload.agent.store.recovery import StoreRecovery
+from peerload.agent.store.rows import KEPT_S, SINGLE, encode, order_of, task_values
+from peerload.agent.store.trusted_date import TrustedDate, anchor_of
 from peerload.model.actions import (
     DropExecution,
     DropFates,
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from peerload.agent.disk import Reserve
+    from peerload.agent.store.disk_space import Reserve
     from peerload.model.actions import Row
     from peerload.model.task import TaskRecord
 

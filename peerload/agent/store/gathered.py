@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.store_rows import COLUMNS, ENDED_AT, Found
-from peerload.agent.store_submissions import marks
+from peerload.agent.store.rows import COLUMNS, ENDED_AT, Found
+from peerload.agent.store.submissions import marks
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.store_select import Reader
+    from peerload.agent.store.selector import Reader
 
 TOGETHER = (TaskState.HELD, TaskState.QUEUED, TaskState.DONE, TaskState.CANCELLED)
 """The members of an array in one of these states are one row; each other task has its own."""

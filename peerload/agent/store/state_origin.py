@@ -3,7 +3,7 @@
 The file STATE/origin names the machine and the file's own inode. A copy on another machine differs in both, and the agent of
 the original may still run the same tasks. Another machine with the same inode is the same disk (a file system that several
 machines share, a disk that was moved, a machine that gets a new id with each boot); another inode on the same machine is a
-directory that was moved by copying, where `store_claim.py` sees to it that only one agent runs.
+directory that was moved by copying, where `claim.py` sees to it that only one agent runs.
 """
 
 from __future__ import annotations

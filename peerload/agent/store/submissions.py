@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.store_rows import Each, decoded_each, decoded_spec, spec_of_member
+from peerload.agent.store.rows import Each, decoded_each, decoded_spec, spec_of_member
 from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent import store_schema as schema
-from peerload.agent.store_rows import MEMBER_MAX, SINGLE
+from peerload.agent.store import schema
+from peerload.agent.store.rows import MEMBER_MAX, SINGLE
 from peerload.model.terms import Chore
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection
 
-    from peerload.agent.store_read import StoreReader
+    from peerload.agent.store.reader import StoreReader
     from peerload.model.actions import PutChores
 
 DUE_S_MAX = 3600.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from peerload.agent.store_rows import SINGLE, Found, Meant, apart, spans_text
+from peerload.agent.store.rows import SINGLE, Found, Meant, apart, spans_text
 from peerload.model.task import TaskState
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from peerload.model.errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from peerload.agent.release import Release
+    from peerload.agent.store.write_ahead import Release
 
 NOTES_WITHIN_S = 1.0
 """A note is on its way to the disk after this, at the latest."""

@@ -6,15 +6,15 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from peerload.agent.high_water import FILE, GAP
-from peerload.agent.store_rows import is_id
+from peerload.agent.store.high_water import FILE, GAP
+from peerload.agent.store.rows import is_id
 from peerload.model.actions import PutEvent
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.parts import Parts
-    from peerload.agent.store_recover import Recovered
+    from peerload.agent.store.recovery import Recovered
 
 log = logging.getLogger("peerload.agent")
 

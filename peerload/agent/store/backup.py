@@ -1,7 +1,7 @@
 """The copy of the database that is made before its schema changes, and the way back to it.
 
 An agent makes the copy itself, so that it does not matter who installed it. `deploy/install` goes back to it if the new
-agent does not come up: `python -m peerload.agent.store_backup DIRECTORY SCHEMA`.
+agent does not come up: `python -m peerload.agent.store.backup DIRECTORY SCHEMA`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from peerload.agent.store_schema import DATABASE, KEEP_INCARNATION
+from peerload.agent.store.schema import DATABASE, KEEP_INCARNATION
 from peerload.model.errors import StoreError
 
 LOG_FILES = ("-wal", "-shm")

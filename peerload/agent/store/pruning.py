@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent import store_schema as schema
-from peerload.agent.store_rows import SINGLE, apart
+from peerload.agent.store import schema
+from peerload.agent.store.rows import SINGLE, apart
 from peerload.model.task import Exit, TaskState, execution_key
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from peerload.agent.store_removal import (
+from peerload.agent.store.pruning import (
     PRUNED_MAX,
     Ended,
     FilesRemoved,
@@ -32,7 +32,7 @@ from peerload.agent.store_removal import (
     Wanted,
     keys_of,
 )
-from peerload.agent.store_rows import KEPT_S, SINGLE
+from peerload.agent.store.rows import KEPT_S, SINGLE
 from peerload.model.errors import StoreError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from peerload.agent.parts import Parts
-    from peerload.agent.store_removal import Upkeep
+    from peerload.agent.store.pruning import Upkeep
 
 log = logging.getLogger("peerload.agent")
 

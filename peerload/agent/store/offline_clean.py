@@ -14,11 +14,11 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent import store_schema as schema
-from peerload.agent.disk import has_no_room
 from peerload.agent.naming import REF
 from peerload.agent.spool import Spool
-from peerload.agent.store_removal import (
+from peerload.agent.store import schema
+from peerload.agent.store.disk_space import has_no_room
+from peerload.agent.store.pruning import (
     FINAL,
     FilesRemoved,
     Removable,
@@ -28,15 +28,15 @@ from peerload.agent.store_removal import (
     apply,
     keys_of,
 )
-from peerload.agent.store_rows import MEMBER_MAX, SINGLE
-from peerload.agent.store_schema import DATABASE
+from peerload.agent.store.rows import MEMBER_MAX, SINGLE
+from peerload.agent.store.schema import DATABASE
 from peerload.model.errors import AgentUnavailable, BadRequest, NoSuchTask, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from peerload.agent.store_removal import Ended, Upkeep
+    from peerload.agent.store.pruning import Ended, Upkeep
 
 AT_A_TIME = 100
 """Tasks removed in one commit."""

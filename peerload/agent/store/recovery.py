@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent import store_schema as schema
-from peerload.agent.store_read import StoreReader
-from peerload.agent.store_rows import Damage, decoded_execution, decoded_terms, order_of
+from peerload.agent.store import schema
+from peerload.agent.store.reader import StoreReader
+from peerload.agent.store.rows import Damage, decoded_execution, decoded_terms, order_of
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
 from peerload.model.task import ATTEMPT_MAX, ExecutionRecord, FloorKind, TaskRecord
