@@ -13,7 +13,7 @@ import msgspec
 
 from peerload.agent.caller import NOBODY
 from peerload.agent.metering import Metered
-from peerload.agent.slow_frames import SlowFrames
+from peerload.agent.peers.read_timeout import SlowFrames
 from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError
 from peerload.wire import control
 from peerload.wire.frame import CONTROL_BYTES_MAX, HEADER_BYTES

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import last_words, memory, own_address
+from peerload.agent import last_words, memory
 from peerload.agent.chores import Chores
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
@@ -32,16 +32,17 @@ from peerload.agent.input_pull import InputPulls
 from peerload.agent.input_serve import InputServer
 from peerload.agent.inputs import Inputs
 from peerload.agent.inside import InsideCommands
-from peerload.agent.introduction import Introduction
 from peerload.agent.joining import Joining
 from peerload.agent.launcher_link import LauncherLink
-from peerload.agent.members import Members
-from peerload.agent.name_clash import copied, heard_of_copy, name_taken
 from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output import Output
 from peerload.agent.parts import Parts
-from peerload.agent.peer_backlog import Backlog
-from peerload.agent.peer_link import PeerLinks
+from peerload.agent.peers import own_address
+from peerload.agent.peers.backpressure import Backlog
+from peerload.agent.peers.duplicate_node_name import copied, heard_of_copy, name_taken
+from peerload.agent.peers.links import PeerLinks
+from peerload.agent.peers.local_node import Introduction
+from peerload.agent.peers.membership import Members
 from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.peer_connection import FORWARD_STALLED_S
+from peerload.agent.peers.connection import FORWARD_STALLED_S
 from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadMessage, BadRequest, LinkUnavailable, SlowDown
 from peerload.model.messages import FORWARD_BYTES_MAX, Forward, Forwarded, ForwardStop
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from peerload.agent.connection import Connection
     from peerload.agent.parts import Parts
-    from peerload.agent.peer_connection import PeerConnection
-    from peerload.agent.peer_streams import StreamReader
+    from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.peers.streams import StreamReader
     from peerload.model.errors import PeerloadError
 
 TUNNELS_MAX = 256

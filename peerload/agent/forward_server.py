@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.access import Access
     from peerload.agent.connection import Server
-    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.peers.connection import PeerConnection
 
 FORWARDS_MAX = 256
 """Clients that one other node may have here at a time."""

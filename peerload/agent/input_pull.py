@@ -19,8 +19,8 @@ from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWin
 
 if TYPE_CHECKING:
     from peerload.agent.parts import Parts
-    from peerload.agent.peer_connection import PeerConnection
-    from peerload.agent.peer_streams import StreamReader
+    from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.peers.streams import StreamReader
     from peerload.core.tasks.work import Guest
 
 log = logging.getLogger("peerload.input")

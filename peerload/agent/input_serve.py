@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from peerload.agent.inputs import HomeInput
     from peerload.agent.parts import Parts
-    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.peers.connection import PeerConnection
     from peerload.core.tasks.work import HomeTask
     from peerload.model.messages import Message
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from peerload.agent.log_lines import LogLines
-from peerload.agent.own_address import followed
+from peerload.agent.peers.own_address import followed
 from peerload.agent.service_manager import ServiceManager
 from peerload.agent.service_places import check_service_places
 from peerload.config import loader

@@ -24,7 +24,7 @@ from peerload.model.task import execution_key
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
-    from peerload.agent.peer_link import PeerLinks
+    from peerload.agent.peers.links import PeerLinks
     from peerload.agent.spool import Spool
     from peerload.core.node import Node
     from peerload.model.actions import FetchOutput

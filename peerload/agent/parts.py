@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.access import Access
 from peerload.agent.directories import SeenDirectories
-from peerload.agent.peer_facts import PeerFacts
+from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.run_state import RunState
 from peerload.agent.security_events import SecurityEvents
 from peerload.agent.sensors.claims import Claims
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from peerload.agent.inside import InsideCommands
     from peerload.agent.joining import Joining
     from peerload.agent.launcher_link import LauncherLink
-    from peerload.agent.members import Members
     from peerload.agent.mqtt import MqttBus
     from peerload.agent.output import Output
-    from peerload.agent.peer_link import PeerLinks
+    from peerload.agent.peers.links import PeerLinks
+    from peerload.agent.peers.membership import Members
     from peerload.agent.saving import Saving
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.spool import Spool

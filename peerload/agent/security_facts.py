@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from peerload.agent import control, join_door, peer_book, peer_connection, peer_listen
+from peerload.agent import control, join_door
 from peerload.agent.accounts import members
+from peerload.agent.peers import connection, listener, peer_table
 from peerload.wire.frame import CONTROL_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -52,11 +53,11 @@ def bounds(parts: Parts) -> dict[str, int]:
         "local clients": parts.config.clients_max,
         "requests of a client at a time": control.REQUESTS_PENDING_MAX,
         "bytes of a request": CONTROL_BYTES_MAX,
-        "strangers": peer_listen.STRANGERS_MAX,
+        "strangers": listener.STRANGERS_MAX,
         "newcomers": join_door.NEWCOMERS_MAX,
         "refusals of an address in a minute": join_door.REFUSALS_MAX,
-        "malformed frames of a peer in a minute": peer_book.ERRORS_MAX,
-        "frames of a peer in a second": peer_connection.FRAMES_PER_S_MAX,
-        "bytes that wait for a peer": peer_book.WAITING_BYTES_MAX,
+        "malformed frames of a peer in a minute": peer_table.ERRORS_MAX,
+        "frames of a peer in a second": connection.FRAMES_PER_S_MAX,
+        "bytes that wait for a peer": peer_table.WAITING_BYTES_MAX,
         "peers": parts.node.state.config.peers_max,
     }

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import uvloop
 
-from peerload.agent import peer_connection
+from peerload.agent.peers import connection
 from peerload.cli.main import main
 from peerload.security.certificates import der_of
 
@@ -45,8 +45,8 @@ def run(other: str, words: list[str]) -> int:
             shown.append(der_of(certificate.read_bytes()))
         return shown[0]
 
-    vars(peer_connection)["node_of"] = lambda _transport: other
-    vars(peer_connection)["shown_by"] = shown_by
+    vars(connection)["node_of"] = lambda _transport: other
+    vars(connection)["shown_by"] = shown_by
     vars(uvloop)["new_event_loop"] = PlainLoop
     return main(["agent", *words])
 

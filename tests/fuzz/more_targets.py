@@ -18,14 +18,14 @@ import msgpack
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peerload.agent.addresses import Addresses
 from peerload.agent.connection import Connection, LocalConnection
 from peerload.agent.foreign import Listing, merged
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.launcher_reach import LOST, read_frame
 from peerload.agent.launcher_words import exit_of
 from peerload.agent.mqtt_words import WordsOnBus
-from peerload.agent.peer_connection import PeerConnection
+from peerload.agent.peers.address_file import Addresses
+from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.gpu_health import Illnesses
 from peerload.agent.speed import kept_speed
 from peerload.config import check

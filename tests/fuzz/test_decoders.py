@@ -26,7 +26,7 @@ OUR_OWN = "bytes of this very program, or of the kernel"
 USERS_OWN = "the user's own file or words, read by that user's own command: it may fail, and says so"
 
 DECODERS = {
-    "agent/addresses.py:_read": "state",
+    "agent/peers/address_file.py:_read": "state",
     "security/certificates.py:_of_der": "certificate",
     "security/certificates.py:_of_pem": "cluster",
     "security/certificates.py:private_key": "certificate",
@@ -54,7 +54,7 @@ DECODERS = {
     "agent/launcher_words.py:exit_of": "exit",
     "security/broker_tls.py:BrokerTls.context": USERS_OWN,
     "agent/mqtt_words.py:WordsOnBus.take": "mqtt-words",
-    "agent/peer_connection.py:PeerConnection._take_frames": "peer-link",
+    "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/sensors/gpu_health.py:Illnesses._kept": "state",
     "agent/sensors/played_nvml.py:PlayedNvml._machine": USERS_OWN,
     "config/loader.py:_file": "config",

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import msgpack
 import pytest
 
-from peerload.agent import forward, forward_server, peer_streams, quotas
+from peerload.agent import forward, forward_server, quotas
+from peerload.agent.peers import streams
 from peerload.model.errors import PeerloadError
 from peerload.model.load import LoadReport
 from peerload.model.messages import (
@@ -167,7 +168,7 @@ def test_clients_of_other_nodes_never_stand_before_outputs(agent: Agent) -> None
     agent.wait(task)
     askers: list[FakePeer] = []
     try:
-        for number in range(peer_streams.FORWARDING_MAX):
+        for number in range(streams.FORWARDING_MAX):
             askers.append(FakePeer(agent.listen, f"crowd{number // forward_server.FORWARDS_MAX}", stream=True))
             askers[-1].send(Forward(request("events", follow=True, limit=0)))
         wait_until(lambda: answers_nothing(agent, "late"), 20, "all places to be taken")
@@ -192,7 +193,7 @@ def answers_nothing(agent: Agent, node: str) -> bool:
 
 
 def test_of_those_who_ask_nothing_the_first_have_to_go(agent: Agent) -> None:
-    idle = [FakePeer(agent.listen, "mute", stream=True) for _ in range(peer_streams.UNASKED_MAX)]
+    idle = [FakePeer(agent.listen, "mute", stream=True) for _ in range(streams.UNASKED_MAX)]
     try:
         with FakePeer(agent.listen, "other", stream=True) as other:
             with pytest.raises(CUT_OFF):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import peer_idle
+from peerload.agent.peers import idle
 from peerload.model.messages import Ping, Query, Sync
 from tests.integration.broker_fixtures import loop_thread  # noqa: F401 -- a fixture
 from tests.integration.test_peer_link import LinkNode, Nodes, nodes  # noqa: F401 -- a fixture
@@ -22,15 +22,15 @@ QUERY = Query("a/1", b"u" * 16, 1)
 @pytest.fixture
 def hub(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[LinkNode, list[LinkNode]]]:  # noqa: F811
     """One node with a link to each of some others, and with little patience; the others have more. ``looks``: by itself."""
-    monkeypatch.setattr(peer_idle, "KEPT_IDLE_MAX", 2)
-    monkeypatch.setattr(peer_idle, "IDLE_S", 1.0)
-    monkeypatch.setattr(peer_idle, "QUIET_S", 0.0)
+    monkeypatch.setattr(idle, "KEPT_IDLE_MAX", 2)
+    monkeypatch.setattr(idle, "IDLE_S", 1.0)
+    monkeypatch.setattr(idle, "QUIET_S", 0.0)
 
     def make(count: int, *, looks: bool = True) -> tuple[LinkNode, list[LinkNode]]:
-        monkeypatch.setattr(peer_idle, "LOOK_EVERY_S", 1000.0)
+        monkeypatch.setattr(idle, "LOOK_EVERY_S", 1000.0)
         others = [nodes(f"n{number}") for number in range(count)]
         if looks:
-            monkeypatch.setattr(peer_idle, "LOOK_EVERY_S", 0.05)
+            monkeypatch.setattr(idle, "LOOK_EVERY_S", 0.05)
         one = nodes("hub")
         for other in others:
             one.dial(other.address)

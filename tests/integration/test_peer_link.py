@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from peerload.agent import peer_connection, peer_listen
-from peerload.agent.peer_link import PeerLinks
+from peerload.agent.peers import connection, listener
+from peerload.agent.peers.links import PeerLinks
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.load import LoadReport
 from peerload.model.messages import (
@@ -140,10 +140,10 @@ class Nodes:
 def nodes(loop_thread: LoopThread, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:  # noqa: F811 -- a fixture
     """Nodes that wait for strangers and answers however long the machine stands still, unless a test says otherwise."""
     for module, name in (
-        (peer_connection, "CONNECT_S"),
-        (peer_connection, "HANDSHAKE_S"),
-        (peer_connection, "HELLO_S"),
-        (peer_listen, "HANDSHAKE_S"),
+        (connection, "CONNECT_S"),
+        (connection, "HANDSHAKE_S"),
+        (connection, "HELLO_S"),
+        (listener, "HANDSHAKE_S"),
     ):
         monkeypatch.setattr(module, name, PATIENCE_S)
     made = Nodes(loop_thread)
@@ -352,7 +352,7 @@ def test_three_malformed_frames_close_and_ban(nodes: Nodes) -> None:
 
 
 def test_who_does_not_introduce_itself_is_closed(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_connection, "HELLO_S", 0.3)
+    monkeypatch.setattr(connection, "HELLO_S", 0.3)
     a = nodes("a")
     silent, slow = Stranger(a), Stranger(a)
     with contextlib.suppress(OSError):  # its time may be over already

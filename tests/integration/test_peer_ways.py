@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from peerload.agent import peer_idle, peer_ways
-from peerload.agent.peer_ways import first_of
+from peerload.agent.peers import idle, reachability
+from peerload.agent.peers.reachability import first_of
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import DialBack, Hello, NotDialled, OutputChunk, OutputEnd
 from peerload.model.resources import Profile
@@ -18,7 +18,7 @@ from tests.integration.test_peer_link import REQUEST, LinkNode, Nodes, Stranger,
 from tests.support import PATIENCE_S, wait_until
 
 if TYPE_CHECKING:
-    from peerload.agent.peer_connection import Owner, PeerConnection
+    from peerload.agent.peers.connection import Owner, PeerConnection
 
 CLOSED_PORT = "127.0.0.1:1"
 PIECES: list[OutputChunk | OutputEnd] = [OutputChunk(1, 0, b"out"), OutputEnd(3, 0)]
@@ -27,10 +27,10 @@ PIECES: list[OutputChunk | OutputEnd] = [OutputChunk(1, 0, b"out"), OutputEnd(3,
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loopback counts as a network like any other, and nobody waits long before he looks; for answers, however long it takes."""
-    monkeypatch.setattr(peer_ways, "is_loopback", lambda _address: False)
-    monkeypatch.setattr(peer_ways, "CHECK_S", 0.05)
-    monkeypatch.setattr(peer_ways, "LOOK_EVERY_S", 0.2)
-    monkeypatch.setattr(peer_ways, "BACK_WITHIN_S", PATIENCE_S)
+    monkeypatch.setattr(reachability, "is_loopback", lambda _address: False)
+    monkeypatch.setattr(reachability, "CHECK_S", 0.05)
+    monkeypatch.setattr(reachability, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(reachability, "BACK_WITHIN_S", PATIENCE_S)
 
 
 def behind(nodes: Nodes, name: str) -> LinkNode:  # noqa: F811
@@ -91,7 +91,7 @@ def test_the_only_way_is_not_closed_for_want_of_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in (("KEPT_IDLE_MAX", 0), ("IDLE_S", 0.3), ("QUIET_S", 0.0), ("LOOK_EVERY_S", 0.05)):
-        monkeypatch.setattr(peer_idle, name, value)
+        monkeypatch.setattr(idle, name, value)
     hub, out, near = nodes("hub"), behind(nodes, "out"), nodes("near")
     met(out, hub)
     met(near, hub)
@@ -180,7 +180,7 @@ def test_a_version_that_does_not_dial_back_is_asked_nothing(nodes: Nodes) -> Non
 
 
 def test_too_many_are_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    monkeypatch.setattr(peer_ways, "DIALLED_BACK_MAX", 0)
+    monkeypatch.setattr(reachability, "DIALLED_BACK_MAX", 0)
     hub = nodes("hub")
     link = dialling_back(hub)
     link.send(link.frame(DialBack(7), dst_boot=hub.identity.boot))
@@ -231,9 +231,9 @@ def test_nobody_has_a_member_knock_at_the_doors_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where somebody says it is, and is not, is tried once a while; what it calls the asked machine's own, never."""
-    monkeypatch.setattr(peer_ways, "is_loopback", lambda address: address == "127.0.0.1:22")
-    monkeypatch.setattr(peer_ways, "CHECK_S", 1000.0)
-    monkeypatch.setattr(peer_ways, "NOT_BACK_AGAIN_S", 60.0)
+    monkeypatch.setattr(reachability, "is_loopback", lambda address: address == "127.0.0.1:22")
+    monkeypatch.setattr(reachability, "CHECK_S", 1000.0)
+    monkeypatch.setattr(reachability, "NOT_BACK_AGAIN_S", 60.0)
     hub, out = nodes("hub"), behind(nodes, "out")
     out.links.identity = msgspec.structs.replace(out.identity, address=said)
     met(out, hub)

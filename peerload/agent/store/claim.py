@@ -2,7 +2,7 @@
 
 The lock file of a state directory is copied with it and holds nobody back, so an agent also binds an abstract socket that
 is named for the id of its database, and so does its launcher. The kernel frees the name when the process ends. Copies on
-two machines are noticed by their peers instead (`name_clash.py`).
+two machines are noticed by their peers instead (`duplicate_node_name.py`).
 """
 
 from __future__ import annotations

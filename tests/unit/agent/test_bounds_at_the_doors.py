@@ -9,13 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.agent import peer_backlog, peer_listen, slow_frames
 from peerload.agent.connection import LocalConnection
 from peerload.agent.join_door import Door
-from peerload.agent.peer_backlog import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, Backlog
-from peerload.agent.peer_connection import PeerConnection
-from peerload.agent.peer_listen import Listener
-from peerload.agent.slow_frames import LOOK_S, LOOKS_MAX, PROGRESS_BYTES_MIN, SlowFrames
+from peerload.agent.peers import backpressure, read_timeout
+from peerload.agent.peers import listener as peer_listen
+from peerload.agent.peers.backpressure import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, Backlog
+from peerload.agent.peers.connection import PeerConnection
+from peerload.agent.peers.listener import Listener
+from peerload.agent.peers.read_timeout import LOOK_S, LOOKS_MAX, PROGRESS_BYTES_MIN, SlowFrames
 from tests.each import each
 from tests.fuzz.more_targets import Deaf
 from tests.support import PATIENCE_S
@@ -128,7 +129,7 @@ class _Links:
 @pytest.mark.rule("P1")
 @each("door", ["link", "client"])
 def test_a_connection_with_a_frame_that_does_not_go_on_is_closed(door: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_frames, "LOOK_S", 0.01)
+    monkeypatch.setattr(read_timeout, "LOOK_S", 0.01)
 
     async def story() -> None:
         links, transport = _Links(), Deaf()
@@ -258,7 +259,7 @@ class _Counts:
 def test_who_sends_more_than_is_looked_at_is_not_read(
     size_bytes: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_backlog, "LOOK_S", 0.001)
+    monkeypatch.setattr(backpressure, "LOOK_S", 0.001)
 
     async def story() -> None:
         inbox, link, other = _Counts(), _Held(), _Held()

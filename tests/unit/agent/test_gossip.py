@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from peerload.agent import gossip
-from peerload.agent.gossip import BATCH_MAX, LAG_TICK_S, LOOKUPS_MAX, GossipSocket, LagWatch
+from peerload.agent.peers import gossip
+from peerload.agent.peers.gossip import BATCH_MAX, LAG_TICK_S, LOOKUPS_MAX, GossipSocket, LagWatch
 from peerload.model.errors import BadMessage, ConfigError
 from peerload.model.gossip import DATAGRAM_BYTES_MAX
 from peerload.wire.seal import KEY_BYTES, Sealer
@@ -210,7 +210,7 @@ def test_names_that_nobody_answers_for_hold_up_nothing_else(monkeypatch: pytest.
             await asyncio.Event().wait()
             return []
 
-        monkeypatch.setattr("peerload.agent.gossip.looked_up", hangs)
+        monkeypatch.setattr("peerload.agent.peers.gossip.looked_up", hangs)
         one = End("n1")
         for number in range(1000):
             one.socket.send("n2", f"host-{number}.example:7117", b"hello")

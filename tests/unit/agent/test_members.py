@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.addresses import PEERS_KEPT_MAX, PRIVATE, Addresses
-from peerload.agent.members import PORT_TRIES_MAX, Members
-from peerload.agent.peer_facts import PeerFacts
+from peerload.agent.peers.address_file import PEERS_KEPT_MAX, PRIVATE, Addresses
+from peerload.agent.peers.diagnostics import PeerFacts
+from peerload.agent.peers.membership import PORT_TRIES_MAX, Members
 from peerload.agent.security_events import SecurityEvents
 from peerload.core.membership.membership import PeerState
 from peerload.model import actions, events

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import own_address
+from peerload.agent.peers import own_address
 from peerload.model.config import AgentConfig
 from peerload.security import node_identity_file
 from tests.each import each

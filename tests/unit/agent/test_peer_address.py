@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import uvloop
 
-from peerload.agent.peer_connection import PeerConnection, dial
+from peerload.agent.peers.connection import PeerConnection, dial
 from peerload.model.errors import ConfigError, LinkUnavailable
 from peerload.model.messages import Identity
 from peerload.security.address import is_loopback, join_address, numeric, parse_address, plain_host
@@ -24,7 +24,7 @@ from tests.support import credentials_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.peer_connection import Owner
+    from peerload.agent.peers.connection import Owner
 
 LABEL = "a" * 63
 

@@ -14,7 +14,7 @@ import socket
 from typing import TYPE_CHECKING, cast
 
 from peerload.agent.join_door import Newcomer, network_of
-from peerload.agent.peer_connection import HANDSHAKE_S, SHUTDOWN_S, operating_system_says
+from peerload.agent.peers.connection import HANDSHAKE_S, SHUTDOWN_S, operating_system_says
 from peerload.model.errors import ConfigError
 from peerload.security.address import join_address, numeric, plain_host, reachable
 from peerload.security.tls import asks_to_join, tls_says
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from peerload.agent.join_door import Door
-    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.peers.connection import PeerConnection
     from peerload.security.tls import Credentials
 
 STRANGERS_MAX = 64

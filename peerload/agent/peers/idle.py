@@ -24,7 +24,7 @@ from peerload.model.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.peers.connection import PeerConnection
     from peerload.model.messages import Message
 
 IDLE_S = 60.0

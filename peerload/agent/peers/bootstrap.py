@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.agent.peer_book import backoff_s
+from peerload.agent.peers.peer_table import backoff_s
 from peerload.model.errors import LinkUnavailable
 from peerload.security.address import parse_address
 

@@ -24,8 +24,8 @@ from peerload.security.address import is_loopback
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 
-    from peerload.agent.peer_book import Peer
-    from peerload.agent.peer_connection import Owner, PeerConnection
+    from peerload.agent.peers.connection import Owner, PeerConnection
+    from peerload.agent.peers.peer_table import Peer
     from peerload.model.messages import Hello, Identity, Message
 
 CHECK_S = 2.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.peers.connection import PeerConnection
     from peerload.model.messages import Identity, Message
 
 WAITING_MESSAGES_MAX = 1024

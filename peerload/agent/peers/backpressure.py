@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from peerload.agent.inbox import Inbox
-    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.peers.connection import PeerConnection
 
 BACKLOG_FRAMES_MAX = 20_000
 BACKLOG_BYTES_MAX = 64 << 20

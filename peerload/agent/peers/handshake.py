@@ -8,13 +8,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.agent.peer_book import Bans
+from peerload.agent.peers.peer_table import Bans
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Mapping
 
-    from peerload.agent.peer_book import Peer
+    from peerload.agent.peers.peer_table import Peer
     from peerload.model.messages import Hello, Identity
 
 CLASHES_MAX = 16

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from peerload.agent.peer_connection import FORWARD_STALLED_S, STREAM_STALLED_S
+from peerload.agent.peers.connection import FORWARD_STALLED_S, STREAM_STALLED_S
 from peerload.model.errors import LinkUnavailable
 from peerload.model.messages import (
     Envelope,
@@ -27,7 +27,7 @@ from peerload.wire import peer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
-    from peerload.agent.peer_connection import Owner, PeerConnection
+    from peerload.agent.peers.connection import Owner, PeerConnection
     from peerload.model.errors import PeerloadError
     from peerload.model.messages import Message
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.peer_book import BROKEN_RULES, Peer
-from peerload.agent.peer_dialling import Dialling
-from peerload.agent.peer_idle import IDLE, IdleLinks, spoke
-from peerload.agent.peer_introductions import EARLIER_START, Introductions
-from peerload.agent.peer_listen import Listener
-from peerload.agent.peer_made import MadeConnections
-from peerload.agent.peer_seeds import Seeds
-from peerload.agent.peer_streams import OutputStreams
-from peerload.agent.peer_ways import Ways
+from peerload.agent.peers.bootstrap import Seeds
+from peerload.agent.peers.connection_registry import MadeConnections
+from peerload.agent.peers.dial import Dialling
+from peerload.agent.peers.handshake import EARLIER_START, Introductions
+from peerload.agent.peers.idle import IDLE, IdleLinks, spoke
+from peerload.agent.peers.listener import Listener
+from peerload.agent.peers.peer_table import BROKEN_RULES, Peer
+from peerload.agent.peers.reachability import Ways
+from peerload.agent.peers.streams import OutputStreams
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError, LinkUnavailable, PeerloadError, ProtocolError
 from peerload.model.messages import (
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from peerload.agent.join_door import Door
-    from peerload.agent.peer_backlog import Backlog
-    from peerload.agent.peer_connection import PeerConnection
-    from peerload.agent.peer_streams import Piece, ServeOutput, StreamReader
+    from peerload.agent.peers.backpressure import Backlog
+    from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.peers.streams import Piece, ServeOutput, StreamReader
     from peerload.agent.security_events import Tell
     from peerload.security.tls import Credentials
 

@@ -10,8 +10,8 @@ from peerload.model.errors import LinkUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from peerload.agent.peer_book import Peer
-    from peerload.agent.peer_connection import PeerConnection
+    from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.peers.peer_table import Peer
     from peerload.model.messages import Identity
 
 

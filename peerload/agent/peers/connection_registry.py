@@ -1,6 +1,6 @@
 """The connections between agents, all there are: how one is made, and which are cut since their other end is shut out.
 
-What is said over them is their owner's: `peer_link.py`, `peer_streams.py`.
+What is said over them is their owner's: `links.py`, `peers/streams.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from peerload.agent.peer_connection import Owner, PeerConnection, dial
+from peerload.agent.peers.connection import Owner, PeerConnection, dial
 from peerload.security.certificates import proven_facts
 
 if TYPE_CHECKING:

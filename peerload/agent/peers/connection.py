@@ -13,7 +13,7 @@ import socket
 import ssl
 from typing import TYPE_CHECKING, Protocol, cast
 
-from peerload.agent.slow_frames import SlowFrames
+from peerload.agent.peers.read_timeout import SlowFrames
 from peerload.model.errors import ConfigError, FrameTooLarge, LinkUnavailable, ProtocolError
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, Identity, Message
 from peerload.security.address import connected, join_address, parse_address, plain_host
@@ -106,7 +106,7 @@ class PeerConnection(asyncio.Protocol):
         self._identity = identity
         self._loop = asyncio.get_running_loop()
         self.used_s = self.spoken_s = self._loop.time()
-        """When it was last used for more than small talk, and for anything at all (`peer_idle.py`)."""
+        """When it was last used for more than small talk, and for anything at all (`idle.py`)."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._held_for: set[str] = set()

@@ -10,8 +10,8 @@ import asyncio
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from peerload.agent.addresses import Addresses
-from peerload.agent.gossip import GossipSocket, LagWatch
+from peerload.agent.peers.address_file import Addresses
+from peerload.agent.peers.gossip import GossipSocket, LagWatch
 from peerload.core.membership.membership import PeerState
 from peerload.model import events
 from peerload.model.errors import ConfigError

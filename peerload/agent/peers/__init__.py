@@ -1,0 +1,1 @@
+"""Links between agents: dialling, handshake, connections, reachability, backpressure, addresses."""
