@@ -309,7 +309,7 @@ class Daemon:
         self.parts.identity = self.parts.links.identity  # its address is known by now
         self.parts.node.state.identity = self.parts.identity
         if self.config.mqtt:
-            from peerload.agent.mqtt import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
+            from peerload.agent.mqtt.client import MqttBus  # noqa: PLC0415 -- a tenth of a start, for those that have a broker
 
             self.parts.bus = MqttBus(
                 urls=self.config.mqtt,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.agent.inside import InsideCommands
     from peerload.agent.joining import Joining
     from peerload.agent.launcher_link import LauncherLink
-    from peerload.agent.mqtt import MqttBus
+    from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.output import Output
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members

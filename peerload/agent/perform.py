@@ -13,7 +13,7 @@ import msgspec
 
 from peerload.agent.environment import variables_of
 from peerload.agent.launcher_reach import LauncherError
-from peerload.agent.mqtt_inbox import SOURCES_MAX
+from peerload.agent.mqtt.message_filter import SOURCES_MAX
 from peerload.agent.shortages import with_shortages
 from peerload.agent.store.disk_space import cannot_write
 from peerload.agent.task_environment import given

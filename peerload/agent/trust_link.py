@@ -14,7 +14,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from peerload.agent.mqtt_words import WordsOnBus
+from peerload.agent.mqtt.revocation_topic import WordsOnBus
 from peerload.core.membership.membership import PeerState
 from peerload.model import messages
 from peerload.model.errors import BadRequest, ConfigError

@@ -23,7 +23,7 @@ from peerload.agent.foreign import Listing, merged
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.launcher_reach import LOST, read_frame
 from peerload.agent.launcher_words import exit_of
-from peerload.agent.mqtt_words import WordsOnBus
+from peerload.agent.mqtt.revocation_topic import WordsOnBus
 from peerload.agent.peers.address_file import Addresses
 from peerload.agent.peers.connection import PeerConnection
 from peerload.agent.sensors.gpu_health import Illnesses

@@ -22,7 +22,7 @@ import msgspec
 
 from peerload.agent.environment import variables_of
 from peerload.agent.join_door import Door, Newcomer
-from peerload.agent.mqtt_inbox import AdviceFilter, Topics
+from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store
 from peerload.config import loader
 from peerload.core.node import Node

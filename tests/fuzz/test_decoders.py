@@ -53,7 +53,7 @@ DECODERS = {
     "agent/launcher_words.py:_environment": "environment",
     "agent/launcher_words.py:exit_of": "exit",
     "security/broker_tls.py:BrokerTls.context": USERS_OWN,
-    "agent/mqtt_words.py:WordsOnBus.take": "mqtt-words",
+    "agent/mqtt/revocation_topic.py:WordsOnBus.take": "mqtt-words",
     "agent/peers/connection.py:PeerConnection._take_frames": "peer-link",
     "agent/sensors/gpu_health.py:Illnesses._kept": "state",
     "agent/sensors/played_nvml.py:PlayedNvml._machine": USERS_OWN,

@@ -17,8 +17,8 @@ import msgspec
 from msgspec import inspect
 
 from peerload.agent.launcher_link import LauncherLink
-from peerload.agent.mqtt_inbox import Topics
-from peerload.agent.mqtt_words import WordsOnBus
+from peerload.agent.mqtt.message_filter import Topics
+from peerload.agent.mqtt.revocation_topic import WordsOnBus
 from peerload.model import gossip as gossip_model
 from peerload.model import messages
 from peerload.wire import control, gossip, join, peer, recording

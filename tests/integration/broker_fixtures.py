@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 from peerload.agent.broker import BrokerProcess, Kind, start_broker
-from peerload.agent.mqtt import MqttBus
+from peerload.agent.mqtt.client import MqttBus
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity, Message, State
 from peerload.model.resources import Profile

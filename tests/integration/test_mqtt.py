@@ -14,9 +14,9 @@ import aiomqtt
 import msgspec
 import pytest
 
-from peerload.agent import mqtt
-from peerload.agent.mqtt_inbox import AdviceFilter, Received, Topics
-from peerload.agent.mqtt_repeats import Repeats
+from peerload.agent.mqtt import client as mqtt
+from peerload.agent.mqtt.loop_detector import Repeats
+from peerload.agent.mqtt.message_filter import AdviceFilter, Received, Topics
 from peerload.model.errors import ConfigError, ProtocolError
 from peerload.model.load import LoadReport
 from peerload.model.messages import (

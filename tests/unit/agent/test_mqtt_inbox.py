@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from peerload.agent.mqtt_inbox import AdviceFilter, Topics
+from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity, ProbeReply, State
 from peerload.model.resources import Profile

@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.mqtt_inbox import Received
-from peerload.agent.mqtt_repeats import FLOOD_MAX, LEFT_ALONE_S, LOOK_EVERY_S, PUBLISHERS_MAX, REPEATS_MIN, Repeats
+from peerload.agent.mqtt.loop_detector import (
+    FLOOD_MAX,
+    LEFT_ALONE_S,
+    LOOK_EVERY_S,
+    PUBLISHERS_MAX,
+    REPEATS_MIN,
+    Repeats,
+)
+from peerload.agent.mqtt.message_filter import Received
 
 OWN = "me"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta
 
-from peerload.agent.mqtt_inbox import dropped
+from peerload.agent.mqtt.message_filter import dropped
 from peerload.wire import peer
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from peerload.wire import peer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.mqtt_repeats import Repeats
+    from peerload.agent.mqtt.loop_detector import Repeats
     from peerload.agent.security_events import Tell
     from peerload.wire.seal import Sealer
 
@@ -48,7 +48,7 @@ REPEATED_MAX = 64
 
 class Topics:
     """The topics of one node: `peerload/<cluster>/<site>/<src>/state`, `…/<src>/ask` for requests to everybody,
-    `…/<src>/revoked` for what the CA has said (`mqtt_words.py`), and `…/<src>/to/<dst>`. A node writes below its own name alone."""
+    `…/<src>/revoked` for what the CA has said (`revocation_topic.py`), and `…/<src>/to/<dst>`. A node writes below its own name alone."""
 
     def __init__(self, cluster: str, site: str, node: str) -> None:
         self.cluster = cluster

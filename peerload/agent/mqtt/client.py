@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import aiomqtt
 import paho.mqtt.client as mqtt  # what aiomqtt stands on
 
-from peerload.agent.mqtt_inbox import RECEIVED_MAX, AdviceFilter, Received, Topics
-from peerload.agent.mqtt_repeats import LEFT_ALONE_S, LOOK_EVERY_S, SAYS, Repeats
+from peerload.agent.mqtt.loop_detector import LEFT_ALONE_S, LOOK_EVERY_S, SAYS, Repeats
+from peerload.agent.mqtt.message_filter import RECEIVED_MAX, AdviceFilter, Received, Topics
 from peerload.agent.security_events import untold
 from peerload.model.errors import ConfigError
 from peerload.model.messages import ADVICE, BROADCAST, Envelope, Identity, Message, State
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from paho.mqtt.reasoncodes import ReasonCode
 
-    from peerload.agent.mqtt_words import WordsOnBus
+    from peerload.agent.mqtt.revocation_topic import WordsOnBus
     from peerload.agent.security_events import Tell
     from peerload.security.broker_tls import BrokerTls
     from peerload.wire.seal import Sealer
