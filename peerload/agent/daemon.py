@@ -32,7 +32,8 @@ from peerload.agent.input_pull import InputPulls
 from peerload.agent.input_serve import InputServer
 from peerload.agent.inputs import Inputs
 from peerload.agent.inside import InsideCommands
-from peerload.agent.joining import Joining
+from peerload.agent.joining.distribution import TrustLink
+from peerload.agent.joining.enrollment import Joining
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output import Output
@@ -61,7 +62,6 @@ from peerload.agent.store.retention import Retention
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Release
-from peerload.agent.trust_link import TrustLink
 from peerload.agent.users import Users, Whose
 from peerload.agent.workers import Workers
 from peerload.config import loader

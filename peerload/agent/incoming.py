@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.agent.trust_link import WORDS
+from peerload.agent.joining.distribution import WORDS
 from peerload.model import events
 from peerload.model.messages import State
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from peerload.agent.input_pull import InputPulls
     from peerload.agent.inputs import Inputs
     from peerload.agent.inside import InsideCommands
-    from peerload.agent.joining import Joining
+    from peerload.agent.joining.distribution import TrustLink
+    from peerload.agent.joining.enrollment import Joining
     from peerload.agent.launcher_link import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.output import Output
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from peerload.agent.store.retention import Retention
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import Release
-    from peerload.agent.trust_link import TrustLink
     from peerload.agent.users import Users
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged

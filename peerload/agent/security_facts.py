@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from peerload.agent import control, join_door
+from peerload.agent import control
 from peerload.agent.accounts import members
+from peerload.agent.joining import join_server
 from peerload.agent.peers import connection, listener, peer_table
 from peerload.wire.frame import CONTROL_BYTES_MAX
 
@@ -54,8 +55,8 @@ def bounds(parts: Parts) -> dict[str, int]:
         "requests of a client at a time": control.REQUESTS_PENDING_MAX,
         "bytes of a request": CONTROL_BYTES_MAX,
         "strangers": listener.STRANGERS_MAX,
-        "newcomers": join_door.NEWCOMERS_MAX,
-        "refusals of an address in a minute": join_door.REFUSALS_MAX,
+        "newcomers": join_server.NEWCOMERS_MAX,
+        "refusals of an address in a minute": join_server.REFUSALS_MAX,
         "malformed frames of a peer in a minute": peer_table.ERRORS_MAX,
         "frames of a peer in a second": connection.FRAMES_PER_S_MAX,
         "bytes that wait for a peer": peer_table.WAITING_BYTES_MAX,

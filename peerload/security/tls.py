@@ -1,7 +1,7 @@
 """What the links of one node are secured with: TLS 1.3, mutual, with certificates of the cluster's CA and no other.
 
 Each node makes its own key and has its certificate under STATE/tls; it is made anew when two thirds of its life are
-over: by the node itself where it has the CA's key, else by one that has (`agent/trust_link.py`). There is one way to prove
+over: by the node itself where it has the CA's key, else by one that has (`agent/joining/distribution.py`). There is one way to prove
 who one is, and none to do without (rules J3, S10).
 """
 

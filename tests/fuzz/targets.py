@@ -21,7 +21,7 @@ import msgpack
 import msgspec
 
 from peerload.agent.environment import variables_of
-from peerload.agent.join_door import Door, Newcomer
+from peerload.agent.joining.join_server import Door, Newcomer
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store
 from peerload.config import loader

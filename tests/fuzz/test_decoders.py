@@ -40,7 +40,7 @@ DECODERS = {
     "security/invitations.py:Invites.__init__": "state",
     "security/join_client.py:_exchange": "join-node",
     "security/join_client.py:_proven": "certificate",
-    "agent/join_door.py:Newcomer.data_received": "join-door",
+    "agent/joining/join_server.py:Newcomer.data_received": "join-door",
     "security/node_identity_file.py:read": "joined",
     "launcher/system/account_resolver.py:_heard": OUR_OWN,
     "agent/launcher_reach.py:read_frame": "launcher-event",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
-    from peerload.agent.join_door import Door
+    from peerload.agent.joining.join_server import Door
     from peerload.agent.peers.backpressure import Backlog
     from peerload.agent.peers.connection import PeerConnection
     from peerload.agent.peers.streams import Piece, ServeOutput, StreamReader

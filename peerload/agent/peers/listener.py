@@ -13,7 +13,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING, cast
 
-from peerload.agent.join_door import Newcomer, network_of
+from peerload.agent.joining.join_server import Newcomer, network_of
 from peerload.agent.peers.connection import HANDSHAKE_S, SHUTDOWN_S, operating_system_says
 from peerload.model.errors import ConfigError
 from peerload.security.address import join_address, numeric, plain_host, reachable
@@ -22,7 +22,7 @@ from peerload.security.tls import asks_to_join, tls_says
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from peerload.agent.join_door import Door
+    from peerload.agent.joining.join_server import Door
     from peerload.agent.peers.connection import PeerConnection
     from peerload.security.tls import Credentials
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from peerload.agent.connection import LocalConnection
-from peerload.agent.join_door import Door
+from peerload.agent.joining.join_server import Door
 from peerload.agent.peers import backpressure, read_timeout
 from peerload.agent.peers import listener as peer_listen
 from peerload.agent.peers.backpressure import BACKLOG_BYTES_MAX, BACKLOG_FRAMES_MAX, Backlog

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.joining import Joining
+from peerload.agent.joining.enrollment import Joining
 from peerload.core.membership.membership import PeerState
 from peerload.model.instant import Instant
 from tests.each import each

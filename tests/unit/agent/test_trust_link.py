@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.trust_link import TrustLink
+from peerload.agent.joining.distribution import TrustLink
 from peerload.core.membership.membership import PeerState
 from peerload.model import events, messages
 from peerload.security.revocation import OVERLAP_REVOKED_S, OVERLAP_S, SPREAD_S, SealKey, Trust

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.join_door import Door
+from peerload.agent.joining.join_server import Door
 from peerload.agent.run_state import Ending
 from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, StoreError
