@@ -15,7 +15,7 @@ from peerload.model.task import TaskState, execution_key
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.spool import Spool
+    from peerload.agent.output.spool import Spool
     from peerload.agent.store.gathered import Row
     from peerload.agent.store.reader import StoreReader
     from peerload.agent.store.rows import Damage, Happened

@@ -36,7 +36,8 @@ from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Joining
 from peerload.agent.launcher_link import LauncherLink
 from peerload.agent.node_gpus import node_gpus
-from peerload.agent.output import Output
+from peerload.agent.output.output import Output
+from peerload.agent.output.spool import Spool
 from peerload.agent.parts import Parts
 from peerload.agent.peers import own_address
 from peerload.agent.peers.backpressure import Backlog
@@ -54,7 +55,6 @@ from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.service import Service
 from peerload.agent.service_manager import ServiceManager
 from peerload.agent.speed import find_out
-from peerload.agent.spool import Spool
 from peerload.agent.store import claim, damage_report, state_origin
 from peerload.agent.store.disk_space import Disk
 from peerload.agent.store.event_log import Journal

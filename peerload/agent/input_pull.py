@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from peerload.agent.inputs import opened
-from peerload.agent.spool import remove
+from peerload.agent.output.spool import remove
 from peerload.launcher.process import Holes
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWindow

@@ -23,7 +23,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.spool import remove
+from peerload.agent.output.spool import remove
 from peerload.launcher.process import Holes
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 

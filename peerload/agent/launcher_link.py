@@ -19,7 +19,7 @@ from peerload.agent.launcher_process import GONE_S, LauncherProcess, LauncherSer
 from peerload.agent.launcher_pulse import Pulse
 from peerload.agent.launcher_reach import LOST, SOCKET_NAME, LauncherError, listed, open_or_start, read_frame
 from peerload.agent.launcher_words import exit_of, spawn_request
-from peerload.agent.spool import FOLLOWED_BYTES_MAX
+from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
 from peerload.model.events import (
     LauncherLost,
     LauncherReady,

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from peerload.agent.joining.enrollment import Joining
     from peerload.agent.launcher_link import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
-    from peerload.agent.output import Output
+    from peerload.agent.output.output import Output
+    from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
     from peerload.agent.saving import Saving
     from peerload.agent.sensors.gpus import Gpus
-    from peerload.agent.spool import Spool
     from peerload.agent.store.disk_space import Disk
     from peerload.agent.store.event_log import Journal
     from peerload.agent.store.retention import Retention

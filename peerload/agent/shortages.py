@@ -13,7 +13,7 @@ from peerload.model.task import how_it_ended
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.spool import Spool
+    from peerload.agent.output.spool import Spool
     from peerload.model.task import Exit
 
 TAIL_BYTES_MAX = 64 << 10

@@ -7,8 +7,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from peerload.agent import answers, result_files
+from peerload.agent.output.tail import tail_start
 from peerload.agent.store.rows import order_of
-from peerload.agent.tails import tail_start
 from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from peerload.agent.connection import Connection
+    from peerload.agent.output.spool import Spool
     from peerload.agent.parts import Parts
-    from peerload.agent.spool import Spool
     from peerload.model.task import TaskRecord
     from peerload.wire import control
 

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from peerload.agent.naming import REF
-from peerload.agent.spool import Spool
+from peerload.agent.output.spool import Spool
 from peerload.agent.store import schema
 from peerload.agent.store.disk_space import has_no_room
 from peerload.agent.store.pruning import (

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.spool import Spool
+from peerload.agent.output.spool import Spool
 from peerload.agent.store.offline_clean import Alone, cleaned
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent import output as output_module
-from peerload.agent import spool as spool_module
 from peerload.agent.chores import Chores
 from peerload.agent.incoming import Incoming
-from peerload.agent.output import Output
+from peerload.agent.output import output as output_module
+from peerload.agent.output import spool as spool_module
+from peerload.agent.output.output import Output
+from peerload.agent.output.spool import Spool
 from peerload.agent.perform import Performer
-from peerload.agent.spool import Spool
 from peerload.core.tasks.work import GuestPhase
 from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import pace as pace_module
-from peerload.agent.pace import Pace
-from peerload.agent.spool import Spool
+from peerload.agent.output import backpressure as pace_module
+from peerload.agent.output.backpressure import Pace
+from peerload.agent.output.spool import Spool
 from tests.each import each
 from tests.support import PATIENCE_S
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from peerload.agent.spool import PIECE_BYTES_MAX, Follower, Spool
+from peerload.agent.output.spool import PIECE_BYTES_MAX, Follower, Spool
 from tests.support import PATIENCE_S
 
 KEY = "ab-1"

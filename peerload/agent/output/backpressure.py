@@ -13,12 +13,12 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING
 
-from peerload.agent.inotify import Inotify
+from peerload.agent.output.inotify import Inotify
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from peerload.agent.spool import Spool
+    from peerload.agent.output.spool import Spool
 
 FAR_BYTES = 32 << 20
 NEAR_BYTES = 16 << 20

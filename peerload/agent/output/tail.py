@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from peerload.agent.spool import open_output
+from peerload.agent.output.spool import open_output
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from peerload.agent.pace import Pace
-from peerload.agent.spool import FOLLOWED_S_MAX, Follower
+from peerload.agent.output.backpressure import Pace
+from peerload.agent.output.spool import FOLLOWED_S_MAX, Follower
 from peerload.agent.store.disk_space import cannot_write
 from peerload.core.tasks.work import GuestPhase
 from peerload.model.errors import PeerloadError
@@ -24,8 +24,8 @@ from peerload.model.task import execution_key
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
+    from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
-    from peerload.agent.spool import Spool
     from peerload.core.node import Node
     from peerload.model.actions import FetchOutput
     from peerload.model.events import Running

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.inotify import Inotify
+from peerload.agent.output.inotify import Inotify
 from peerload.launcher.fs_credentials import OwnAccess
 from peerload.launcher.process import Capture, Holes
 from peerload.model.task import without_missing

@@ -1,0 +1,1 @@
+"""Captured output of tasks: spool, tails, streams to readers with backpressure."""
