@@ -15,10 +15,10 @@ from peerload.model.events import AttendRequested, ClientGone, DetachRequested
 
 if TYPE_CHECKING:
     from peerload.agent.connection import Connection
-    from peerload.agent.inputs import HomeInput
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Pending
+    from peerload.agent.stdin.stdin_store import HomeInput
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord
     from peerload.wire import control

@@ -15,8 +15,8 @@ import msgspec
 from peerload.agent import result_files
 from peerload.agent.environment import variables_of
 from peerload.agent.gating import agreed
-from peerload.agent.inputs import input_name
 from peerload.agent.run_state import Ending
+from peerload.agent.stdin.stdin_store import input_name
 from peerload.model.errors import BadRequest, NoSuchTask, PeerloadError
 from peerload.model.events import (
     CancelRequested,

@@ -25,12 +25,8 @@ from peerload.agent.chores import Chores
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
 from peerload.agent.directories import AskedNodes
-from peerload.agent.feeding import Feeding
 from peerload.agent.inbox import Inbox
 from peerload.agent.incoming import Incoming
-from peerload.agent.input_pull import InputPulls
-from peerload.agent.input_serve import InputServer
-from peerload.agent.inputs import Inputs
 from peerload.agent.inside import InsideCommands
 from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Joining
@@ -55,6 +51,10 @@ from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.service import Service
 from peerload.agent.service_manager import ServiceManager
 from peerload.agent.speed import find_out
+from peerload.agent.stdin.stdin_fetch import InputPulls
+from peerload.agent.stdin.stdin_forwarding import Feeding
+from peerload.agent.stdin.stdin_serve import InputServer
+from peerload.agent.stdin.stdin_store import Inputs
 from peerload.agent.store import claim, damage_report, state_origin
 from peerload.agent.store.disk_space import Disk
 from peerload.agent.store.event_log import Journal

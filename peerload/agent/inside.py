@@ -23,8 +23,8 @@ from peerload.model.task import Exit, TaskSpec
 
 if TYPE_CHECKING:
     from peerload.agent.connection import Connection
-    from peerload.agent.inputs import HomeInput
     from peerload.agent.parts import Parts
+    from peerload.agent.stdin.stdin_store import HomeInput
     from peerload.model.events import Event
     from peerload.wire import control
 

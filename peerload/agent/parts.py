@@ -19,10 +19,7 @@ from peerload.model.instant import Instant
 if TYPE_CHECKING:
     from peerload.agent.chores import Chores
     from peerload.agent.directories import AskedNodes
-    from peerload.agent.feeding import Feeding
     from peerload.agent.inbox import Inbox
-    from peerload.agent.input_pull import InputPulls
-    from peerload.agent.inputs import Inputs
     from peerload.agent.inside import InsideCommands
     from peerload.agent.joining.distribution import TrustLink
     from peerload.agent.joining.enrollment import Joining
@@ -34,6 +31,9 @@ if TYPE_CHECKING:
     from peerload.agent.peers.membership import Members
     from peerload.agent.saving import Saving
     from peerload.agent.sensors.gpus import Gpus
+    from peerload.agent.stdin.stdin_fetch import InputPulls
+    from peerload.agent.stdin.stdin_forwarding import Feeding
+    from peerload.agent.stdin.stdin_store import Inputs
     from peerload.agent.store.disk_space import Disk
     from peerload.agent.store.event_log import Journal
     from peerload.agent.store.retention import Retention

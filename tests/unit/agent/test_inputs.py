@@ -12,8 +12,14 @@ import pytest
 
 from peerload.agent.attending import Attending
 from peerload.agent.connection import Connection
-from peerload.agent.inputs import INPUT_AHEAD_BYTES_MAX, INPUT_UNASKED_BYTES_MAX, HomeInput, InputFull, Inputs
 from peerload.agent.pending import Pending
+from peerload.agent.stdin.stdin_store import (
+    INPUT_AHEAD_BYTES_MAX,
+    INPUT_UNASKED_BYTES_MAX,
+    HomeInput,
+    InputFull,
+    Inputs,
+)
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest, SlowDown
 from tests.each import each

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.inputs import HomeInput, Inputs
 from peerload.agent.output.inotify import READ_BYTES
 from peerload.agent.output.spool import Spool
+from peerload.agent.stdin.stdin_store import HomeInput, Inputs
 from tests.each import each
 from tests.unit.agent.test_spool import KEY, Reader, Story, fixture_play  # noqa: F401 -- a fixture
 

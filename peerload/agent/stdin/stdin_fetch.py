@@ -11,8 +11,8 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from peerload.agent.inputs import opened
 from peerload.agent.output.spool import remove
+from peerload.agent.stdin.stdin_store import opened
 from peerload.launcher.process import Holes
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import InputChunk, InputEnd, InputRequest, InputWindow

@@ -1,7 +1,7 @@
 """The standard input of what runs on this node: which file feeds which attempt, and how far each has come.
 
-A task of this home is fed from its input itself (`inputs.py`), an attempt of another home from a file in this node's
-spool into which its pull (`input_pull.py`) writes. The launcher does the feeding and says how far it is.
+A task of this home is fed from its input itself (`stdin_store.py`), an attempt of another home from a file in this node's
+spool into which its pull (`stdin_fetch.py`) writes. The launcher does the feeding and says how far it is.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from peerload.model.errors import PeerloadError
 from peerload.model.events import InputCame, InputCut
 
 if TYPE_CHECKING:
-    from peerload.agent.inputs import HomeInput
     from peerload.agent.parts import Parts
+    from peerload.agent.stdin.stdin_store import HomeInput
     from peerload.model.actions import SpawnTask, TaskChanged
     from peerload.model.task import TaskRecord
 

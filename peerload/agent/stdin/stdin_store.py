@@ -8,7 +8,7 @@ What a client is told has ended, or is left open, is on the disk as a whole. A m
 machine stopped in between) is not believed. A file is open only while it is written to: there may be many thousands.
 
 The name is made of the submission's token, so that the file is there before the task is. A task that runs here is fed
-from this file itself, one elsewhere from a copy that its node pulls (`input_pull.py`). A client may send only so much
+from this file itself, one elsewhere from a copy that its node pulls (`stdin_fetch.py`). A client may send only so much
 more than was taken. As long as INPUT_KEPT_BYTES_MAX were not exceeded the whole is kept, and another attempt reads it
 from the beginning; beyond that, what was taken is dropped, and the task has this one attempt.
 """

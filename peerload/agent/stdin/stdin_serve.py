@@ -16,9 +16,9 @@ from peerload.model.task import TaskState, execution_key
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.inputs import HomeInput
     from peerload.agent.parts import Parts
     from peerload.agent.peers.connection import PeerConnection
+    from peerload.agent.stdin.stdin_store import HomeInput
     from peerload.core.tasks.work import HomeTask
     from peerload.model.messages import Message
 

@@ -1,0 +1,1 @@
+"""Standard input of tasks: forwarded, fetched, served and stored."""
