@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent import result_files
+from peerload.agent.completion import output_files
 from peerload.agent.environment import variables_of
 from peerload.agent.gating import agreed
 from peerload.agent.run_state import Ending
@@ -76,10 +76,10 @@ class Changes:
         spec, terms = self._parts.access.submitted(
             connection.caller, request.spec, agreed(self._names, request.spec, request.terms)
         )
-        if result_files.patterns(terms):
+        if output_files.patterns(terms):
             spec = msgspec.structs.replace(spec, followed=True)  # the files get all of its output
         self._parts.access.queues(connection.caller, len(indices) or 1)
-        result_files.check_patterns(request.terms, len(indices))
+        output_files.check_patterns(request.terms, len(indices))
         await self._parts.users.check_files(spec, terms)
         directory_here = await self._admitted(spec, terms, len(indices), request.each, len(request.input))
         digest = submission_digest(request)

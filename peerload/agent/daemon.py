@@ -21,7 +21,8 @@ import msgspec
 
 from peerload import __version__
 from peerload.agent import last_words, memory
-from peerload.agent.chores import Chores
+from peerload.agent.completion.completion_jobs import Chores
+from peerload.agent.completion.saving import Saving
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
 from peerload.agent.directories import AskedNodes
@@ -45,7 +46,6 @@ from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.run_state import Ending
-from peerload.agent.saving import Saving
 from peerload.agent.sensors.host import Sensors
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.service import Service

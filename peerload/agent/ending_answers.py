@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peerload.agent.answers import text
-from peerload.agent.result_files import named
+from peerload.agent.completion.output_files import named
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import order_of
 

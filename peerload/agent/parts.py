@@ -17,7 +17,8 @@ from peerload.model.events import DirectoryFound
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
-    from peerload.agent.chores import Chores
+    from peerload.agent.completion.completion_jobs import Chores
+    from peerload.agent.completion.saving import Saving
     from peerload.agent.directories import AskedNodes
     from peerload.agent.inbox import Inbox
     from peerload.agent.inside import InsideCommands
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
-    from peerload.agent.saving import Saving
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin.stdin_fetch import InputPulls
     from peerload.agent.stdin.stdin_forwarding import Feeding

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from peerload.agent import answers, result_files
+from peerload.agent import answers
+from peerload.agent.completion import output_files
 from peerload.agent.output.tail import tail_start
 from peerload.agent.store.rows import order_of
 from peerload.model.errors import PeerloadError
@@ -95,7 +96,7 @@ class OutputStream:
 
     def _is_to_be_saved(self, record: TaskRecord) -> bool:
         """Whether its user wants its output in files, too; those who write these cut it."""
-        return bool(result_files.patterns(self._parts.store.terms(order_of(record.task)[0])))
+        return bool(output_files.patterns(self._parts.store.terms(order_of(record.task)[0])))
 
     def _size_now(self, key: str, record: TaskRecord) -> tuple[int, int]:
         """How much is here; no more than the result says, less where it was cleaned away."""

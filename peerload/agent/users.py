@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.agent import result_files
+from peerload.agent.completion import output_files
 from peerload.agent.directories import Stalled, stalled
 from peerload.launcher.system.write_as_user import GONE, Changed
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from peerload.agent.completion.output_files import Segment
     from peerload.agent.parts import Parts
-    from peerload.agent.result_files import Segment
     from peerload.model.task import TaskSpec
     from peerload.model.terms import Terms
 
@@ -48,7 +48,7 @@ class Users:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.is_system = parts.config.mode == "system"
-        self._checks = result_files.Checks()
+        self._checks = output_files.Checks()
         self._told: dict[tuple[Whose, bytes], tuple[float, str]] = {}
 
     def submitter(self, spec: TaskSpec, terms: Terms) -> Whose:
@@ -94,7 +94,7 @@ class Users:
 
     async def check_files(self, spec: TaskSpec, terms: Terms) -> None:
         """Raises BadRequest if the files that the output is wanted in cannot be written by who submits the task."""
-        wanted = result_files.patterns(terms)
+        wanted = output_files.patterns(terms)
         if not wanted:
             return
         if not self.is_system:
@@ -118,7 +118,7 @@ class Users:
         """Put parts of captured files into a file of the submitter's, from the place ``at`` on (launcher_results.append). Raises
         Changed, OSError, PeerloadError."""
         if not self.is_system:
-            await result_files.in_own_thread(lambda: result_files.append(path, segments, spec.umask, at, ends=ends))
+            await output_files.in_own_thread(lambda: output_files.append(path, segments, spec.umask, at, ends=ends))
             return
         parts = [[str(source), first, end] for source, first, end in segments]
         request = {"do": "append", "path": path, "parts": parts, "umask": spec.umask, "at": at, "ends": ends}

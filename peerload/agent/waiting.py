@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from peerload.agent import answers, result_files
+from peerload.agent import answers
+from peerload.agent.completion import output_files
 from peerload.agent.store.rows import order_of
 from peerload.model.task import TaskState, execution_key
 from peerload.wire import control
@@ -123,7 +124,7 @@ class Waiting:
         self._connection.more(self._request.id, told)
 
     def _has_files(self, record: TaskRecord) -> bool:
-        return bool(result_files.patterns(self._parts.store.terms(order_of(record.task)[0])))
+        return bool(output_files.patterns(self._parts.store.terms(order_of(record.task)[0])))
 
     def _with_output(self, record: TaskRecord) -> dict[str, object]:
         exit_ = record.exit

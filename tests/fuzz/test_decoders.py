@@ -58,7 +58,7 @@ DECODERS = {
     "agent/sensors/gpu_health.py:Illnesses._kept": "state",
     "agent/sensors/played_nvml.py:PlayedNvml._machine": USERS_OWN,
     "config/loader.py:_file": "config",
-    "agent/saving.py:Saving._noted": OUR_OWN,
+    "agent/completion/saving.py:Saving._noted": OUR_OWN,
     "config/loader.py:converted_value": "config",
     "config/check.py:_plain": OUR_OWN,
     "config/check.py:mistakes_in": "settings",

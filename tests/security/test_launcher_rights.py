@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent import result_files
+from peerload.agent.completion import output_files
 from peerload.launcher.fs_credentials import AgentAccess
 from peerload.launcher.process import PATH_DEFAULT, NotAllowed
 from peerload.launcher.system import write_as_user
@@ -100,7 +100,7 @@ def test_no_result_becomes_a_set_user_id_program(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     size = source.write_bytes(b"#!/bin/sh\nid\n")
     ways: list[Callable[[], None]] = [
-        lambda: result_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True),
+        lambda: output_files.append(bytes(target), [(source, 0, size)], 0o022, 0, ends=True),
         lambda: write_as_user.write(bytes(target), [os.open(source, os.O_RDONLY)], 0o022, "x"),
     ]
     for write in ways:

@@ -5,7 +5,7 @@ members, is the unit of fairness.
 
 A part at a time, so that nobody waits for it: what may go is looked for in a thread, its rows go in a commit of their
 own, its files after that. The date is the trusted one (`trusted_date.py`). Never removed are tasks that have not ended, members of an array that has not ended as a
-whole, what another home waits for and was not told of yet, what something is still owed for (`chores.py`) and what a
+whole, what another home waits for and was not told of yet, what something is still owed for (`completion_jobs.py`) and what a
 client follows right now. A home that the telling did not reach, and that asks again only after the removal, hears that
 nobody knows the task any more: what waits for it there is held, with that as the reason.
 """

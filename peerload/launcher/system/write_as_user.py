@@ -1,5 +1,5 @@
 """Writing to a file that a user wants the output of a task in: by a child of a launcher that runs as root, when it has become the
-user, and by the agent of one user (result_files.py, which follows links to files first; here they are not followed).
+user, and by the agent of one user (output_files.py, which follows links to files first; here they are not followed).
 
 The directory is opened once, by the user, and everything else happens beneath it, by names without a slash.
 """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from peerload.agent.chores import Chores
+from peerload.agent.completion.completion_jobs import Chores
 from peerload.agent.incoming import Incoming
 from peerload.agent.output import output as output_module
 from peerload.agent.output import spool as spool_module

@@ -13,8 +13,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from peerload.agent import result_files
-from peerload.agent.notices import Notices
+from peerload.agent.completion import output_files
+from peerload.agent.completion.notify_hook import Notices
 from peerload.agent.store import jobs
 from peerload.agent.store.pruning import ChoreDone, ChorePostponed
 from peerload.agent.store.rows import SINGLE, order_of
@@ -208,7 +208,7 @@ class Chores:
         key = execution_key(record.uid, record.attempt)
         spec = parts.store.spec(owed.counter)
         terms = parts.store.terms(owed.counter)
-        files = result_files.targets(terms, record, spec, place)
+        files = output_files.targets(terms, record, spec, place)
         names = ", ".join(path.decode("utf-8", "backslashreplace") for path in files)
         if not parts.users.appends:
             for path, streams in files.items():

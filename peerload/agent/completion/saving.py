@@ -2,7 +2,7 @@
 
 Home copies the output from its spool into the file, in full and piece by piece, as that user (`users.py`). Where the task runs
 elsewhere its output comes here as it is written. A task waits for its file as it waits for a reader (`output/backpressure.py`), so that nothing
-is cut out of its output before that was copied. When the task has ended, its chore (`chores.py`) has the rest copied, and learns
+is cut out of its output before that was copied. When the task has ended, its chore (`completion_jobs.py`) has the rest copied, and learns
 what is missing. A file that cannot be written holds no task up: it is tried again while the task runs, and after its end.
 
 How far each file has come is noted beside the output (STATE/spool/KEY.saved), so that the next agent goes on from there. Each
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent import result_files
+from peerload.agent.completion import output_files
 from peerload.agent.output.spool import STREAMS, remove
 from peerload.agent.store.rows import order_of
 from peerload.launcher.system.write_as_user import Changed
@@ -26,8 +26,8 @@ from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
 
 if TYPE_CHECKING:
+    from peerload.agent.completion.output_files import Segment
     from peerload.agent.parts import Parts
-    from peerload.agent.result_files import Segment
     from peerload.core.tasks.work import HomeTask
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord, TaskSpec
@@ -113,7 +113,7 @@ class Saving:
             self._look(live)
         elif action.running:
             task = self._parts.node.home.tasks.get(record.uid)
-            if task is not None and result_files.patterns(task.terms):
+            if task is not None and output_files.patterns(task.terms):
                 self._begin(task)
 
     def _look(self, live: _Live) -> None:
@@ -212,7 +212,7 @@ class Saving:
 
     async def _of(self, key: str, record: TaskRecord, spec: TaskSpec, terms: Terms) -> Saved:
         if key not in self._saved:
-            files = result_files.targets(terms, record, spec, order_of(record.task))
+            files = output_files.targets(terms, record, spec, order_of(record.task))
             noted = await asyncio.to_thread(self._noted, key)
             if noted is None or noted.at.keys() != files.keys():
                 noted = Progress(self._boot, [0, 0], dict.fromkeys(files, 0))
