@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
+from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
 from peerload.agent.caller import Caller
 from peerload.agent.naming import REF, Names, own_last, refs_of
 from peerload.agent.quotas import Quotas

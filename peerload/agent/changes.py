@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.accounts.environment import variables_of
 from peerload.agent.completion import output_files
-from peerload.agent.environment import variables_of
 from peerload.agent.gating import agreed
 from peerload.agent.run_state import Ending
 from peerload.agent.stdin.stdin_store import input_name

@@ -21,11 +21,12 @@ import msgspec
 
 from peerload import __version__
 from peerload.agent import last_words, memory
+from peerload.agent.accounts.as_user import Users, Whose
+from peerload.agent.accounts.directory_cache import AskedNodes
 from peerload.agent.completion.completion_jobs import Chores
 from peerload.agent.completion.saving import Saving
 from peerload.agent.consumer import Consumer
 from peerload.agent.control import ControlServer
-from peerload.agent.directories import AskedNodes
 from peerload.agent.inbox import Inbox
 from peerload.agent.incoming import Incoming
 from peerload.agent.inside import InsideCommands
@@ -62,7 +63,6 @@ from peerload.agent.store.retention import Retention
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Release
-from peerload.agent.users import Users, Whose
 from peerload.agent.workers import Workers
 from peerload.config import loader
 from peerload.core.node import Node

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from peerload.agent.environment import variables_of
+from peerload.agent.accounts.environment import variables_of
 from peerload.agent.live_usage import running_here
 from peerload.agent.naming import Names
 from peerload.model.actions import SpawnTask

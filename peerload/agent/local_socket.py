@@ -14,7 +14,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peerload.agent.accounts import group_number
+from peerload.agent.accounts.accounts import group_number
 from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:

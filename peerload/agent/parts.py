@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from peerload.agent.access import Access
-from peerload.agent.directories import SeenDirectories
+from peerload.agent.accounts.directory_cache import SeenDirectories
 from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.run_state import RunState
 from peerload.agent.security_events import SecurityEvents
@@ -17,9 +17,10 @@ from peerload.model.events import DirectoryFound
 from peerload.model.instant import Instant
 
 if TYPE_CHECKING:
+    from peerload.agent.accounts.as_user import Users
+    from peerload.agent.accounts.directory_cache import AskedNodes
     from peerload.agent.completion.completion_jobs import Chores
     from peerload.agent.completion.saving import Saving
-    from peerload.agent.directories import AskedNodes
     from peerload.agent.inbox import Inbox
     from peerload.agent.inside import InsideCommands
     from peerload.agent.joining.distribution import TrustLink
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from peerload.agent.store.retention import Retention
     from peerload.agent.store.store import Store
     from peerload.agent.store.write_ahead import Release
-    from peerload.agent.users import Users
     from peerload.core.node import Node
     from peerload.model.actions import Answer, Decided, TaskChanged
     from peerload.model.config import AgentConfig

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from peerload.agent import control
-from peerload.agent.accounts import members
+from peerload.agent.accounts.accounts import members
 from peerload.agent.joining import join_server
 from peerload.agent.peers import connection, listener, peer_table
 from peerload.wire.frame import CONTROL_BYTES_MAX

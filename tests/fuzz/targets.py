@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 import msgspec
 
-from peerload.agent.environment import variables_of
+from peerload.agent.accounts.environment import variables_of
 from peerload.agent.joining.join_server import Door, Newcomer
 from peerload.agent.mqtt.message_filter import AdviceFilter, Topics
 from peerload.agent.store.store import Store

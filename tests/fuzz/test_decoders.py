@@ -34,7 +34,7 @@ DECODERS = {
     "security/cluster_dir.py:read": "cluster",
     "agent/connection.py:LocalConnection._take_frames": "control-link",
     "agent/connection.py:number_of": "control-link",
-    "agent/environment.py:variables_of": "environment",
+    "agent/accounts/environment.py:variables_of": "environment",
     "agent/foreign.py:Listing.read": "listing",
     "agent/health.py:_socket_answers": OUR_OWN,
     "security/invitations.py:Invites.__init__": "state",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent.environment import variables_of
+from peerload.agent.accounts.environment import variables_of
 from peerload.agent.store import jobs
 from peerload.agent.store.rows import SINGLE
 from peerload.model.actions import SpawnTask

@@ -1,6 +1,6 @@
 """The files that users want the output of tasks in (`submit -o FILE -e FILE`), written while the tasks run.
 
-Home copies the output from its spool into the file, in full and piece by piece, as that user (`users.py`). Where the task runs
+Home copies the output from its spool into the file, in full and piece by piece, as that user (`as_user.py`). Where the task runs
 elsewhere its output comes here as it is written. A task waits for its file as it waits for a reader (`output/backpressure.py`), so that nothing
 is cut out of its output before that was copied. When the task has ended, its chore (`completion_jobs.py`) has the rest copied, and learns
 what is missing. A file that cannot be written holds no task up: it is tried again while the task runs, and after its end.

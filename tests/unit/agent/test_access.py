@@ -14,7 +14,7 @@ import pytest
 
 from peerload.agent import local_socket
 from peerload.agent.access import RIGHTS, Access, Right, user_shown
-from peerload.agent.accounts import Account, Accounts
+from peerload.agent.accounts.accounts import Account, Accounts
 from peerload.agent.caller import NOBODY
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, SlowDown

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from peerload.agent.accounts.directory_cache import Stalled, stalled
 from peerload.agent.completion import output_files
-from peerload.agent.directories import Stalled, stalled
 from peerload.launcher.system.write_as_user import GONE, Changed
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.task import SCRATCH
