@@ -32,7 +32,7 @@ from peerload.agent.incoming import Incoming
 from peerload.agent.inside import InsideCommands
 from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Joining
-from peerload.agent.launcher_link import LauncherLink
+from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output.output import Output
 from peerload.agent.output.spool import Spool

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from peerload.agent.inside import InsideCommands
     from peerload.agent.joining.distribution import TrustLink
     from peerload.agent.joining.enrollment import Joining
-    from peerload.agent.launcher_link import LauncherLink
+    from peerload.agent.launcher.client import LauncherLink
     from peerload.agent.mqtt.client import MqttBus
     from peerload.agent.output.output import Output
     from peerload.agent.output.spool import Spool

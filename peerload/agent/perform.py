@@ -13,12 +13,12 @@ import msgspec
 
 from peerload.agent.accounts.as_user import Whose
 from peerload.agent.accounts.environment import variables_of
-from peerload.agent.launcher_reach import LauncherError
+from peerload.agent.launcher.connect import LauncherError
+from peerload.agent.launcher.oom_output import with_shortages
+from peerload.agent.launcher.task_environment import given
+from peerload.agent.launcher.task_environment import variables as task_variables
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
-from peerload.agent.shortages import with_shortages
 from peerload.agent.store.disk_space import cannot_write
-from peerload.agent.task_environment import given
-from peerload.agent.task_environment import variables as task_variables
 from peerload.core.handoff.executor import OFFERS_MAX
 from peerload.launcher.process import SHORTAGES
 from peerload.model import actions, events

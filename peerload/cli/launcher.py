@@ -31,7 +31,7 @@ def main(words: list[str]) -> int:  # noqa: RET503 -- execv does not return
             "the launcher of all users runs as root",
             hint="systemctl start peerload-launcher        for yourself:  peerload up",
         )
-    from peerload.agent.launcher_process import start_words
+    from peerload.agent.launcher.process import start_words
 
     argv = start_words("system.service", words[1:])
     os.execv(argv[0], argv)  # noqa: S606 -- ourselves, with nothing loaded

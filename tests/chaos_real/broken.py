@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent import launcher_process
-from peerload.agent.launcher_link import LauncherLink
+from peerload.agent.launcher import process as launcher_process
+from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Release
 from peerload.cli import main as cli

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from peerload.agent.connection import Connection, LocalConnection
 from peerload.agent.foreign import Listing, merged
-from peerload.agent.launcher_link import LauncherLink
-from peerload.agent.launcher_reach import LOST, read_frame
-from peerload.agent.launcher_words import exit_of
+from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.launcher.connect import LOST, read_frame
+from peerload.agent.launcher.protocol import exit_of
 from peerload.agent.mqtt.revocation_topic import WordsOnBus
 from peerload.agent.peers.address_file import Addresses
 from peerload.agent.peers.connection import PeerConnection

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import msgspec
 from msgspec import inspect
 
-from peerload.agent.launcher_link import LauncherLink
+from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.mqtt.message_filter import Topics
 from peerload.agent.mqtt.revocation_topic import WordsOnBus
 from peerload.model import gossip as gossip_model

@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import uvloop
 
-from peerload.agent import launcher_reach
-from peerload.agent.launcher_link import LauncherLink
+from peerload.agent.launcher import connect
+from peerload.agent.launcher.client import LauncherLink
 from peerload.launcher.server import ALREADY_RUNS
 from peerload.model.actions import SpawnTask
 from peerload.model.events import Event, LauncherLost, LauncherReady, TaskEnded, TaskStarted
@@ -180,7 +180,7 @@ def test_a_long_directory_is_no_obstacle(directory: Path) -> None:
 
 def test_a_launcher_that_does_not_answer_yet_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one, started by an agent that died, still ends what was left: it has the lock and no socket."""
-    monkeypatch.setattr(launcher_reach, "START_S_MAX", 60.0)
+    monkeypatch.setattr(connect, "START_S_MAX", 60.0)
     place = directory / "launcher"
     place.mkdir()
 

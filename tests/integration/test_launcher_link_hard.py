@@ -14,9 +14,9 @@ import msgspec
 import pytest
 import uvloop
 
-from peerload.agent import launcher_reach
-from peerload.agent.launcher_link import LauncherLink
-from peerload.agent.launcher_reach import LauncherError
+from peerload.agent.launcher import connect
+from peerload.agent.launcher.client import LauncherLink
+from peerload.agent.launcher.connect import LauncherError
 from peerload.model.actions import SpawnTask
 from peerload.model.events import LauncherLost, LauncherReady, TaskLost, TaskStarted
 from peerload.model.task import TaskSpec
@@ -192,22 +192,22 @@ def test_a_launcher_of_another_version_is_of_use(
 
 
 def test_a_launcher_that_hangs_is_an_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher_reach, "START_S_MAX", 0.3)
+    monkeypatch.setattr(connect, "START_S_MAX", 0.3)
 
     async def story(node: Node) -> None:
-        monkeypatch.setattr(launcher_reach, "START_S_MAX", 60.0)
+        monkeypatch.setattr(connect, "START_S_MAX", 60.0)
         await node.link.start()
         pid = node.link.pid
         await node.link.close()
         os.kill(pid, signal.SIGSTOP)
-        monkeypatch.setattr(launcher_reach, "START_S_MAX", 0.3)
+        monkeypatch.setattr(connect, "START_S_MAX", 0.3)
         try:
             node.link = node.new_link()
             with pytest.raises(LauncherError):
                 await node.link.start()
         finally:
             os.kill(pid, signal.SIGCONT)
-        monkeypatch.setattr(launcher_reach, "START_S_MAX", 60.0)
+        monkeypatch.setattr(connect, "START_S_MAX", 60.0)
         await node.link.start()
         assert node.link.pid == pid
 

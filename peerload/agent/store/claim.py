@@ -14,7 +14,7 @@ import signal
 import socket
 from pathlib import Path
 
-from peerload.agent.launcher_process import is_alive, wait_gone
+from peerload.agent.launcher.process import is_alive, wait_gone
 from peerload.launcher.control_socket import claim_name
 from peerload.launcher.server import STOP_GRACE_S
 from peerload.model.errors import StoreError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.launcher_words import exit_of
+from peerload.agent.launcher.protocol import exit_of
 from peerload.launcher import cgroups
 from peerload.launcher.memory_limits import MemoryOfUnits, MemoryUse
 from peerload.launcher.oom_detection import note_shortage

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from peerload.agent.launcher.oom_output import TAIL_BYTES_MAX, says_out_of_gpu_memory, with_shortages
 from peerload.agent.output.spool import Spool
-from peerload.agent.shortages import TAIL_BYTES_MAX, says_out_of_gpu_memory, with_shortages
 from peerload.model.task import Exit
 from tests.each import each
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peerload.agent.task_environment import Given, given, variables
+from peerload.agent.launcher.task_environment import Given, given, variables
 from peerload.core.resources.device_ledger import DeviceLedger
 from peerload.core.resources.devices import Ask
 from peerload.model.config import DeviceConfig, GpuConfig

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from peerload.agent import launcher_reach
+from peerload.agent.launcher import connect
 from peerload.agent.store import jobs
 from peerload.agent.store.pruning import ChorePostponed
 from peerload.agent.store.rows import SINGLE
@@ -197,7 +197,7 @@ async def _listed(**told: object) -> tuple[str, float, float]:
     reader = asyncio.StreamReader()
     reader.feed_data(len(body).to_bytes(4, "big") + body)
     writer: Any = SimpleNamespace(write=lambda _frame: None)
-    ready = await launcher_reach.listed(reader, writer, lambda _event: None)
+    ready = await connect.listed(reader, writer, lambda _event: None)
     (running,) = ready.running
     return running
 

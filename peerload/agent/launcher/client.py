@@ -1,6 +1,6 @@
 """The agent's end of the launcher: what is said to it and what it says; another one if it is lost.
 
-How one is found or started is `launcher_reach.py`.
+How one is found or started is `connect.py`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from peerload.agent.launcher_process import GONE_S, LauncherProcess, LauncherService, is_alive, stays, wait_gone
-from peerload.agent.launcher_pulse import Pulse
-from peerload.agent.launcher_reach import LOST, SOCKET_NAME, LauncherError, listed, open_or_start, read_frame
-from peerload.agent.launcher_words import exit_of, spawn_request
+from peerload.agent.launcher.connect import LOST, SOCKET_NAME, LauncherError, listed, open_or_start, read_frame
+from peerload.agent.launcher.heartbeat import Pulse
+from peerload.agent.launcher.process import GONE_S, LauncherProcess, LauncherService, is_alive, stays, wait_gone
+from peerload.agent.launcher.protocol import exit_of, spawn_request
 from peerload.agent.output.spool import FOLLOWED_BYTES_MAX
 from peerload.model.events import (
     LauncherLost,

@@ -1,6 +1,6 @@
 """How the agent reaches its launcher: its socket, its process if nobody answers there, and its frames.
 
-What is said then is `launcher_link.py`.
+What is said then is `launcher/client.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from peerload.agent.launcher_words import exit_of
+from peerload.agent.launcher.protocol import exit_of
 from peerload.model.errors import PeerloadError
 from peerload.model.events import LauncherReady
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from peerload.agent.launcher_process import LauncherProcess, LauncherService
+    from peerload.agent.launcher.process import LauncherProcess, LauncherService
     from peerload.model.task import Exit
 
 log = logging.getLogger("peerload.launcher")
