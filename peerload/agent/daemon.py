@@ -33,7 +33,6 @@ from peerload.agent.inside import InsideCommands
 from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Joining
 from peerload.agent.launcher.client import LauncherLink
-from peerload.agent.node_gpus import node_gpus
 from peerload.agent.output.output import Output
 from peerload.agent.output.spool import Spool
 from peerload.agent.parts import Parts
@@ -47,11 +46,12 @@ from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.run_state import Ending
+from peerload.agent.sensors.cpu_benchmark import find_out
 from peerload.agent.sensors.host import Sensors
+from peerload.agent.sensors.node_gpus import node_gpus
 from peerload.agent.sensors.own_use import OwnUse
 from peerload.agent.service import Service
 from peerload.agent.service_manager import ServiceManager
-from peerload.agent.speed import find_out
 from peerload.agent.stdin.stdin_fetch import InputPulls
 from peerload.agent.stdin.stdin_forwarding import Feeding
 from peerload.agent.stdin.stdin_serve import InputServer

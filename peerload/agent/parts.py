@@ -12,7 +12,7 @@ from peerload.agent.accounts.directory_cache import SeenDirectories
 from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.run_state import RunState
 from peerload.agent.security_events import SecurityEvents
-from peerload.agent.sensors.claims import Claims
+from peerload.agent.sensors.device_locks import Claims
 from peerload.model.events import DirectoryFound
 from peerload.model.instant import Instant
 

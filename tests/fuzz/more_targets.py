@@ -26,8 +26,8 @@ from peerload.agent.launcher.protocol import exit_of
 from peerload.agent.mqtt.revocation_topic import WordsOnBus
 from peerload.agent.peers.address_file import Addresses
 from peerload.agent.peers.connection import PeerConnection
+from peerload.agent.sensors.cpu_benchmark import kept_speed
 from peerload.agent.sensors.gpu_health import Illnesses
-from peerload.agent.speed import kept_speed
 from peerload.config import check
 from peerload.launcher.control_socket import AgentSocket, _asks_for_the_list
 from peerload.launcher.system.accounts import policy_of

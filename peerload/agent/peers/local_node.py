@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.agent.sensors.cpu_benchmark import kept_speed
 from peerload.agent.sensors.host import machine_facts
-from peerload.agent.speed import kept_speed
 from peerload.model import events
 from peerload.model.devices import GPU
 from peerload.model.messages import PROTOCOL_MAX, PROTOCOL_MIN, Envelope, Hello, State

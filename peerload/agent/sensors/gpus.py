@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.sensors.gpu_thread import GpuThread
+from peerload.agent.sensors.gpu_usage import Averaged, shared_out
 from peerload.agent.sensors.nvml import CardReading, CardsRecut, Nvml
 from peerload.agent.sensors.nvml_library import LIBRARY, SessionOver, find_library
-from peerload.agent.sensors.owners import Owners
-from peerload.agent.sensors.tenants import Averaged, shared_out
+from peerload.agent.sensors.process_owner import Owners
 from peerload.model.devices import DEVICES_MAX, Device, DeviceReading, Health
 from peerload.model.events import DevicesFound, DevicesSampled
 

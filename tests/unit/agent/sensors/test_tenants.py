@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peerload.agent.sensors.gpu_usage import CONTEXT_BYTES, FOREIGN_PEAK_S, Averaged, Tenants, shared_out
 from peerload.agent.sensors.nvml import CardReading, Process
-from peerload.agent.sensors.tenants import CONTEXT_BYTES, FOREIGN_PEAK_S, Averaged, Tenants, shared_out
 from peerload.model.devices import Device, DeviceReading
 from tests.each import each
 

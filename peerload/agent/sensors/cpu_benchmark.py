@@ -86,7 +86,7 @@ async def find_out(path: Path, put: Callable[[SpeedMeasured], None], after_s: fl
 def _start() -> subprocess.Popen[bytes]:
     root = str(Path(peerload.__file__).resolve().parent.parent)
     places = [str(Path(peerload.__file__).parent.parent), root]
-    code = f"import sys; sys.path[:0] = {places!r}; from peerload.agent.speed import main; main()"
+    code = f"import sys; sys.path[:0] = {places!r}; from peerload.agent.sensors.cpu_benchmark import main; main()"
     return subprocess.Popen(
         [sys.executable, "-I", "-c", code],
         stdin=subprocess.DEVNULL,
