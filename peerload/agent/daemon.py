@@ -50,8 +50,6 @@ from peerload.agent.sensors.cpu_benchmark import find_out
 from peerload.agent.sensors.host import Sensors
 from peerload.agent.sensors.node_gpus import node_gpus
 from peerload.agent.sensors.own_use import OwnUse
-from peerload.agent.service import Service
-from peerload.agent.service_manager import ServiceManager
 from peerload.agent.stdin.stdin_fetch import InputPulls
 from peerload.agent.stdin.stdin_forwarding import Feeding
 from peerload.agent.stdin.stdin_serve import InputServer
@@ -63,6 +61,8 @@ from peerload.agent.store.retention import Retention
 from peerload.agent.store.schema import DATABASE
 from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Release
+from peerload.agent.systemd.notify import ServiceManager
+from peerload.agent.systemd.service import Service
 from peerload.agent.workers import Workers
 from peerload.config import loader
 from peerload.core.node import Node
@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
-    from peerload.agent.service import Load
     from peerload.agent.store.recovery import Recovered
+    from peerload.agent.systemd.service import Load
     from peerload.model.actions import Row
     from peerload.model.config import AgentConfig
 

@@ -16,13 +16,13 @@ import uvloop
 
 from peerload.agent.log_lines import LogLines
 from peerload.agent.peers.own_address import followed
-from peerload.agent.service_manager import ServiceManager
-from peerload.agent.service_places import check_service_places
+from peerload.agent.systemd.notify import ServiceManager
+from peerload.agent.systemd.paths import check_service_places
 from peerload.config import loader
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
-    from peerload.agent.service import Load
+    from peerload.agent.systemd.service import Load
     from peerload.model.config import AgentConfig
 
 log = logging.getLogger("peerload.agent")

@@ -11,7 +11,7 @@ from peerload.security.broker_address import BrokerUrl
 from peerload.security.broker_tls import check_ca
 
 if TYPE_CHECKING:
-    from peerload.agent.service_manager import ServiceManager
+    from peerload.agent.systemd.notify import ServiceManager
     from peerload.model.config import AgentConfig
 
 

@@ -36,7 +36,7 @@ DECODERS = {
     "agent/connection.py:number_of": "control-link",
     "agent/accounts/environment.py:variables_of": "environment",
     "agent/foreign.py:Listing.read": "listing",
-    "agent/health.py:_socket_answers": OUR_OWN,
+    "agent/systemd/health.py:_socket_answers": OUR_OWN,
     "security/invitations.py:Invites.__init__": "state",
     "security/join_client.py:_exchange": "join-node",
     "security/join_client.py:_proven": "certificate",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peerload.agent.service_manager import ServiceManager
-from peerload.agent.service_places import HINT, check_service_places
+from peerload.agent.systemd.notify import ServiceManager
+from peerload.agent.systemd.paths import HINT, check_service_places
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 from tests.each import each
@@ -18,8 +18,8 @@ from tests.each import each
 NOBODY = 61_003
 PROGRAM = """
 import os, sys
-from peerload.agent.service_manager import ServiceManager
-from peerload.agent.service_places import check_service_places
+from peerload.agent.systemd.notify import ServiceManager
+from peerload.agent.systemd.paths import check_service_places
 from peerload.model.config import AgentConfig
 from peerload.model.errors import ConfigError
 os.setresgid(*[int(sys.argv[1])] * 3)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from peerload.model.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peerload.agent.service_manager import ServiceManager
+    from peerload.agent.systemd.notify import ServiceManager
     from peerload.model.config import AgentConfig
 
 HINT = "systemctl start peerload        for yourself:  peerload up"

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent import health
+from peerload.agent.systemd import health
 from peerload.model.errors import PeerloadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.agent.parts import Parts
-    from peerload.agent.service_manager import ServiceManager
+    from peerload.agent.systemd.notify import ServiceManager
     from peerload.model.config import AgentConfig
 
     Load = Callable[[], tuple[AgentConfig, dict[str, str]]]
