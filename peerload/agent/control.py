@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from peerload.agent import local_socket
 from peerload.agent.access import ADMIN_PLACES
 from peerload.agent.connection import Connection, LocalConnection
-from peerload.agent.forward_server import ForwardServer
+from peerload.agent.forwarding.request_router import Routes
+from peerload.agent.forwarding.server import ForwardServer
 from peerload.agent.naming import Names
 from peerload.agent.pending import Decisions, Pending
 from peerload.agent.quotas import Waited, waits_for
 from peerload.agent.requests import Requests
-from peerload.agent.routes import Routes
 from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ DECODERS = {
     "agent/connection.py:LocalConnection._take_frames": "control-link",
     "agent/connection.py:number_of": "control-link",
     "agent/accounts/environment.py:variables_of": "environment",
-    "agent/foreign.py:Listing.read": "listing",
+    "agent/forwarding/response_validation.py:Listing.read": "listing",
     "agent/systemd/health.py:_socket_answers": OUR_OWN,
     "security/invitations.py:Invites.__init__": "state",
     "security/join_client.py:_exchange": "join-node",

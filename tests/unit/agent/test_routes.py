@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.foreign import merged
-from peerload.agent.forward import FRAMES_WAITING_MAX, Answers
+from peerload.agent.forwarding.client import FRAMES_WAITING_MAX, Answers
+from peerload.agent.forwarding.response_validation import merged
 from peerload.model.errors import LinkUnavailable
 from tests.each import each
 from tests.support import PATIENCE_S

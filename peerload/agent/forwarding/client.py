@@ -1,7 +1,7 @@
 """Requests of this node's clients that another node is to answer: there, carried over a stream, and back.
 
 Each client has one *tunnel* to each node that it asks, a connection like those for output, over which all its requests to
-that node go in order. The other end treats it as one of its own clients (`forward_server.py`), so that every verb works
+that node go in order. The other end treats it as one of its own clients (`forwarding/server.py`), so that every verb works
 there as it does here.
 """
 

@@ -15,8 +15,8 @@ import msgspec
 
 from peerload.agent import guest_views
 from peerload.agent.connection import Connection, told
-from peerload.agent.foreign import Listing, lists_in, merged
-from peerload.agent.forward import Answers, Forwards
+from peerload.agent.forwarding.client import Answers, Forwards
+from peerload.agent.forwarding.response_validation import Listing, lists_in, merged
 from peerload.agent.naming import REF, refs_of
 from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, LinkUnavailable, NoSuchTask, PeerloadError

@@ -1,0 +1,1 @@
+"""Requests that another node has to answer: router, client, server, validation of responses."""
