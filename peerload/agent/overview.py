@@ -14,8 +14,9 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from peerload.agent import answers, node_answers
 from peerload.agent.access import user_shown
+from peerload.agent.views import node as node_answers
+from peerload.agent.views import task as answers
 from peerload.core.tasks.work import GuestPhase, HomePhase
 
 if TYPE_CHECKING:

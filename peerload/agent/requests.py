@@ -8,13 +8,11 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, assert_never
 
-from peerload.agent import answers, guest_views, node_answers
+from peerload.agent import guest_views
 from peerload.agent.access import user_shown
 from peerload.agent.attending import Attending
 from peerload.agent.changes import Changes
-from peerload.agent.checkup import checkup_object, settings_object
 from peerload.agent.clean import cleaned
-from peerload.agent.ending_answers import endings_object
 from peerload.agent.endings import Endings
 from peerload.agent.gating import Gating
 from peerload.agent.live_usage import LiveUsage
@@ -25,6 +23,10 @@ from peerload.agent.selecting import select
 from peerload.agent.store.rows import member_spec, task_name
 from peerload.agent.store.selector import Criteria
 from peerload.agent.streams import OutputStream, Watch
+from peerload.agent.views import node as node_answers
+from peerload.agent.views import task as answers
+from peerload.agent.views.completion import endings_object
+from peerload.agent.views.diagnostics import checkup_object, settings_object
 from peerload.agent.waiting import Waiting
 from peerload.agent.why import Why
 from peerload.core.tasks.work import as_recorded

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-from peerload.agent import answers
 from peerload.agent.completion import output_files
 from peerload.agent.output.tail import tail_start
 from peerload.agent.store.rows import order_of
+from peerload.agent.views import task as answers
 from peerload.model.errors import PeerloadError
 from peerload.model.task import TaskState, execution_key
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from peerload.agent import answers
 from peerload.agent.completion import output_files
 from peerload.agent.store.rows import order_of
+from peerload.agent.views import task as answers
 from peerload.model.task import TaskState, execution_key
 from peerload.wire import control
 

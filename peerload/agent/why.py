@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.agent import answers
+from peerload.agent.views import task as answers
 from peerload.core.explain.reasons import Reasons, Verdict, holds_words, uncollected_words
 from peerload.core.explain.suggestion import Change, smallest_change
 from peerload.core.membership.membership import PeerState

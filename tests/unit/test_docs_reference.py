@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from peerload.agent import answers, node_answers
-from peerload.agent.ending_answers import endings_object
 from peerload.agent.store.rows import Happened
+from peerload.agent.views import node
+from peerload.agent.views import task as answers
+from peerload.agent.views.completion import endings_object
 from peerload.cli import doctor
 from peerload.cli import main as cli
 from peerload.cli.options import Options
@@ -127,7 +128,7 @@ def test_every_key_of_json_is_told() -> None:
     store: Any = SimpleNamespace(output_gone=lambda _task: None)
     x = Given()
     x.node.ledger.devices.set_devices((Device("nvidia:GPU-1", is_read=True, mem_bytes=1 << 30),))
-    own, peer, *_ = node_answers.nodes(x.node)
+    own, peer, *_ = node.nodes(x.node)
     assert isinstance(own["gpus"], list)
     keys = {"history", "decision"}
     for part in (

@@ -8,8 +8,8 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from peerload.agent import answers
-from peerload.agent.security_facts import security_object
+from peerload.agent.views import task as answers
+from peerload.agent.views.security_facts import security_object
 from peerload.config.check import told
 from peerload.security.broker_address import without_password
 

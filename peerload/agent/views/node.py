@@ -1,4 +1,4 @@
-"""Nodes, and this agent, as the objects a client is shown (keys: docs/cli.md); tasks are in `answers.py`."""
+"""Nodes, and this agent, as the objects a client is shown (keys: docs/cli.md); tasks are in `views/task.py`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from peerload import __version__
-from peerload.agent.answers import text
 from peerload.agent.sensors.gpus import NOT_INSTALLED
+from peerload.agent.views.task import text
 from peerload.core.membership.membership import PeerState
 from peerload.model.devices import GPU, MIB, DeviceMode, Health
 

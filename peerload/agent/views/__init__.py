@@ -1,0 +1,1 @@
+"""Tasks, nodes, completion and diagnostics as the objects that clients get."""
