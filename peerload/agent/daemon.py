@@ -26,10 +26,8 @@ from peerload.agent.accounts.directory_cache import AskedNodes
 from peerload.agent.completion.completion_jobs import Chores
 from peerload.agent.completion.saving import Saving
 from peerload.agent.consumer import Consumer
-from peerload.agent.control import ControlServer
 from peerload.agent.inbox import Inbox
 from peerload.agent.incoming import Incoming
-from peerload.agent.inside import InsideCommands
 from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Joining
 from peerload.agent.launcher.client import LauncherLink
@@ -45,6 +43,8 @@ from peerload.agent.peers.membership import Members
 from peerload.agent.perform import Performer, settled
 from peerload.agent.preconditions import check_addresses, check_places
 from peerload.agent.recorder import Recorder
+from peerload.agent.requests.exec_in_task import InsideCommands
+from peerload.agent.requests.server import ControlServer
 from peerload.agent.run_state import Ending
 from peerload.agent.sensors.cpu_benchmark import find_out
 from peerload.agent.sensors.host import Sensors

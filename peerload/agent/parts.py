@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from peerload.agent.completion.completion_jobs import Chores
     from peerload.agent.completion.saving import Saving
     from peerload.agent.inbox import Inbox
-    from peerload.agent.inside import InsideCommands
     from peerload.agent.joining.distribution import TrustLink
     from peerload.agent.joining.enrollment import Joining
     from peerload.agent.launcher.client import LauncherLink
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from peerload.agent.output.spool import Spool
     from peerload.agent.peers.links import PeerLinks
     from peerload.agent.peers.membership import Members
+    from peerload.agent.requests.exec_in_task import InsideCommands
     from peerload.agent.sensors.gpus import Gpus
     from peerload.agent.stdin.stdin_fetch import InputPulls
     from peerload.agent.stdin.stdin_forwarding import Feeding

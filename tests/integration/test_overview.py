@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.overview import COMMAND_CHARS_MAX
+from peerload.agent.requests.overview import COMMAND_CHARS_MAX
 from peerload.model.errors import BadRequest
 from tests.integration.cluster import Agent, Cluster
 from tests.integration.shared import end_all, restart

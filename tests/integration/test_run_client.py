@@ -563,7 +563,7 @@ class Impatient(Agent):
 
     def words(self) -> list[str]:
         start = (
-            "import sys; from peerload.agent import attending; attending.FEEDER_GRACE_S = 8.0; "
+            "import sys; from peerload.agent.requests import attach as attending; attending.FEEDER_GRACE_S = 8.0; "
             "from peerload.cli.main import main; sys.exit(main())"
         )
         return [

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent import guest_views
 from peerload.agent.connection import Connection, told
 from peerload.agent.forwarding.client import Answers, Forwards
 from peerload.agent.forwarding.response_validation import Listing, lists_in, merged
 from peerload.agent.naming import REF, refs_of
+from peerload.agent.requests import remote_task_view
 from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
 from peerload.wire import control
@@ -267,7 +267,7 @@ class Routes:
 
     def _knows(self, connection: Connection, request: control.Request, names: tuple[str, ...]) -> bool:
         """Whether this node can tell this client what it asks about tasks of other homes."""
-        if not guest_views.knows(self._parts, request, names):
+        if not remote_task_view.knows(self._parts, request, names):
             return False
         access, caller = self._parts.access, connection.caller
         if caller.sees_all:

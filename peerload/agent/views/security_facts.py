@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from peerload.agent import control
 from peerload.agent.accounts.accounts import members
 from peerload.agent.joining import join_server
 from peerload.agent.peers import connection, listener, peer_table
+from peerload.agent.requests import server
 from peerload.wire.frame import CONTROL_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def bounds(parts: Parts) -> dict[str, int]:
     """Limits in force at this node's doors, by what they bound."""
     return {
         "local clients": parts.config.clients_max,
-        "requests of a client at a time": control.REQUESTS_PENDING_MAX,
+        "requests of a client at a time": server.REQUESTS_PENDING_MAX,
         "bytes of a request": CONTROL_BYTES_MAX,
         "strangers": listener.STRANGERS_MAX,
         "newcomers": join_server.NEWCOMERS_MAX,

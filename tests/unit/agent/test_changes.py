@@ -6,8 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from peerload.agent.changes import Changes
 from peerload.agent.pending import Pending
+from peerload.agent.requests.task_commands import Changes
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest
 from peerload.model.events import DrainRequested, EmptyAwaited, EmptyAwaitedNoMore, Event

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.attending import Attending
 from peerload.agent.connection import Connection
 from peerload.agent.pending import Pending
+from peerload.agent.requests.attach import Attending
 from peerload.agent.stdin.stdin_store import (
     INPUT_AHEAD_BYTES_MAX,
     INPUT_UNASKED_BYTES_MAX,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.inside import Command, InsideCommands
+from peerload.agent.requests.exec_in_task import Command, InsideCommands
 from peerload.model.errors import BadRequest, PeerloadError
 from peerload.model.events import LauncherReady, TaskEnded
 from peerload.model.task import Exit

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peerload.agent import overview
-from peerload.agent.overview import Revisions
+from peerload.agent.requests import overview
+from peerload.agent.requests.overview import Revisions
 
 
 def look(seen: Revisions, number: int, **marks: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from peerload.agent.caller import Caller
 from peerload.agent.naming import Names
-from peerload.agent.selecting import select
+from peerload.agent.requests.select_tasks import select
 from peerload.agent.store.rows import SINGLE, Meant
 from peerload.agent.store.selector import REF_CHARS_MAX, Criteria, references
 from peerload.model.actions import PutSubmission

@@ -19,7 +19,7 @@ from peerload.agent.forwarding.server import ForwardServer
 from peerload.agent.naming import Names
 from peerload.agent.pending import Decisions, Pending
 from peerload.agent.quotas import Waited, waits_for
-from peerload.agent.requests import Requests
+from peerload.agent.requests.dispatch import Requests
 from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 
 if TYPE_CHECKING:

@@ -8,27 +8,27 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, assert_never
 
-from peerload.agent import guest_views
 from peerload.agent.access import user_shown
-from peerload.agent.attending import Attending
-from peerload.agent.changes import Changes
-from peerload.agent.clean import cleaned
-from peerload.agent.endings import Endings
-from peerload.agent.gating import Gating
-from peerload.agent.live_usage import LiveUsage
 from peerload.agent.naming import Names
-from peerload.agent.overview import Overviews, own_user
+from peerload.agent.requests import remote_task_view
+from peerload.agent.requests.attach import Attending
+from peerload.agent.requests.cancel_wait import Endings
+from peerload.agent.requests.clean import cleaned
+from peerload.agent.requests.group_commands import Gating
+from peerload.agent.requests.live_usage import LiveUsage
+from peerload.agent.requests.output_stream import OutputStream, Watch
+from peerload.agent.requests.overview import Overviews, own_user
+from peerload.agent.requests.select_tasks import select
+from peerload.agent.requests.task_commands import Changes
+from peerload.agent.requests.wait_request import Waiting
+from peerload.agent.requests.why import Why
 from peerload.agent.run_state import Ending
-from peerload.agent.selecting import select
 from peerload.agent.store.rows import member_spec, task_name
 from peerload.agent.store.selector import Criteria
-from peerload.agent.streams import OutputStream, Watch
 from peerload.agent.views import node as node_answers
 from peerload.agent.views import task as answers
 from peerload.agent.views.completion import endings_object
 from peerload.agent.views.diagnostics import checkup_object, settings_object
-from peerload.agent.waiting import Waiting
-from peerload.agent.why import Why
 from peerload.core.tasks.work import as_recorded
 from peerload.model.errors import NoSuchTask
 from peerload.model.task import execution_key
@@ -282,11 +282,11 @@ class Requests:
 
     async def _remote(self, connection: Connection, request: control.Remote) -> None:
         await self._readable(connection)
-        found = guest_views.seen_by(self._parts, connection.caller)
+        found = remote_task_view.seen_by(self._parts, connection.caller)
         shown = found[: request.limit]
         for first in range(0, len(shown), SHOWN_AT_A_TIME):
             page = shown[first : first + SHOWN_AT_A_TIME]
-            tasks = [guest_views.listed(self._parts, guest, user_shown(guest.spec, self._user)) for guest in page]
+            tasks = [remote_task_view.listed(self._parts, guest, user_shown(guest.spec, self._user)) for guest in page]
             await self._hand_over(connection, request.id, tasks)
         connection.ok(request.id, {"tasks": [], "truncated": len(found) > len(shown)})
 
@@ -322,8 +322,8 @@ class Requests:
         shown: list[dict[str, object]] = []
         store = self._parts.store
         for ref in request.tasks:
-            if request.at and (guest := guest_views.find(self._parts, ref)) is not None:
-                shown.append(guest_views.shown(self._parts, guest, user_shown(guest.spec, self._user)))
+            if request.at and (guest := remote_task_view.find(self._parts, ref)) is not None:
+                shown.append(remote_task_view.shown(self._parts, guest, user_shown(guest.spec, self._user)))
                 continue
             counter = self._names.meant(ref).counter
             if not store.has(counter, None):
@@ -466,8 +466,8 @@ class Requests:
 
     async def _output(self, connection: Connection, request: control.Output) -> None:
         await self._durable()
-        if request.at and (guest := guest_views.find(self._parts, request.task)) is not None:
-            await guest_views.send_output(self._parts, connection, request, guest)
+        if request.at and (guest := remote_task_view.find(self._parts, request.task)) is not None:
+            await remote_task_view.send_output(self._parts, connection, request, guest)
             return
         record = self._names.single(request.task)
         watch = self._watch({record.task})  # no await since the store was read: what happens later is told

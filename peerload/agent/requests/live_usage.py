@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.agent import guest_views
 from peerload.agent.naming import REF
+from peerload.agent.requests import remote_task_view
 from peerload.core.tasks.work import GuestPhase, HomePhase
 from peerload.model.task import execution_key
 
@@ -91,7 +91,7 @@ class LiveUsage:
 def running_here(parts: Parts, names: Names, ref: str) -> tuple[str, str]:
     """The key and the whole id of the attempt of this task that runs here; no key if none does. Raises NoSuchTask and
     BadRequest for a name that no task of this home has."""
-    guest = guest_views.find(parts, ref)
+    guest = remote_task_view.find(parts, ref)
     if guest is not None:
         return (guest.key if guest.phase is GuestPhase.HERE else ""), guest.task
     parsed = REF.fullmatch(ref)

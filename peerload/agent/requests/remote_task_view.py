@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.streams import last_lines
+from peerload.agent.requests.output_stream import last_lines
 from peerload.agent.views import task as answers
 from peerload.core.tasks.work import GuestPhase
 from peerload.model.messages import OutputEnd, OutputRequest

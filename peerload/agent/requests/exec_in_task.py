@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from peerload.agent.accounts.environment import variables_of
-from peerload.agent.live_usage import running_here
 from peerload.agent.naming import Names
+from peerload.agent.requests.live_usage import running_here
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
 from peerload.model.events import LauncherReady, TaskEnded, TaskLost

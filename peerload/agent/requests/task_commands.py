@@ -14,7 +14,7 @@ import msgspec
 
 from peerload.agent.accounts.environment import variables_of
 from peerload.agent.completion import output_files
-from peerload.agent.gating import agreed
+from peerload.agent.requests.group_commands import agreed
 from peerload.agent.run_state import Ending
 from peerload.agent.stdin.stdin_store import input_name
 from peerload.model.errors import BadRequest, NoSuchTask, PeerloadError
@@ -38,12 +38,12 @@ from peerload.model.terms import NO_TERMS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from peerload.agent.attending import Attending
     from peerload.agent.connection import Connection
-    from peerload.agent.endings import Endings
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
     from peerload.agent.pending import Pending
+    from peerload.agent.requests.attach import Attending
+    from peerload.agent.requests.cancel_wait import Endings
     from peerload.agent.store.rows import Each
     from peerload.core.tasks.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec

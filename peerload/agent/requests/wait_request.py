@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from peerload.agent.connection import Connection
     from peerload.agent.naming import Names
     from peerload.agent.parts import Parts
-    from peerload.agent.streams import Watch
+    from peerload.agent.requests.output_stream import Watch
     from peerload.model.task import TaskRecord
 
 

@@ -1,0 +1,1 @@
+"""Requests of clients: one file for each group of verbs, and the dispatch to them."""
