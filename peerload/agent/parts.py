@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from peerload.agent.access import Access
 from peerload.agent.accounts.directory_cache import SeenDirectories
+from peerload.agent.control.authorization import Access
 from peerload.agent.peers.diagnostics import PeerFacts
 from peerload.agent.run_state import RunState
 from peerload.agent.security_events import SecurityEvents

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from peerload.agent.local_socket import check_socket
+from peerload.agent.control.local_socket import check_socket
 from peerload.agent.peers.listener import check_listening
 from peerload.security.address import parse_address
 from peerload.security.broker_address import BrokerUrl

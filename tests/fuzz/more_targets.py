@@ -18,7 +18,7 @@ import msgpack
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from peerload.agent.connection import Connection, LocalConnection
+from peerload.agent.control.connection import Connection, LocalConnection
 from peerload.agent.forwarding.response_validation import Listing, merged
 from peerload.agent.launcher.client import LauncherLink
 from peerload.agent.launcher.connect import LOST, read_frame

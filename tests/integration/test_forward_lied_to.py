@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgpack
 import pytest
 
-from peerload.agent import quotas
+from peerload.agent.control import quotas
 from peerload.agent.forwarding import client, server
 from peerload.agent.peers import streams
 from peerload.model.errors import PeerloadError

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from peerload.agent.access import RIGHTS
+from peerload.agent.control.authorization import RIGHTS
 from peerload.core.handoff.authorisation import (
     ANY_MEMBER,
     DROPPED,

@@ -26,7 +26,7 @@ from peerload.wire.frame import CONTROL_BYTES_MAX
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.agent.peers.connection import PeerConnection
     from peerload.agent.peers.streams import StreamReader

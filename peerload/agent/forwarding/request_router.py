@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from peerload.agent.connection import Connection, told
+from peerload.agent.control.connection import Connection, told
+from peerload.agent.control.task_ids import REF, refs_of
 from peerload.agent.forwarding.client import Answers, Forwards
 from peerload.agent.forwarding.response_validation import Listing, lists_in, merged
-from peerload.agent.naming import REF, refs_of
 from peerload.agent.requests import remote_task_view
 from peerload.core.membership.membership import PeerState
 from peerload.model.errors import BadRequest, LinkUnavailable, NoSuchTask, PeerloadError
@@ -26,7 +26,7 @@ from peerload.wire.frame import HEADER_BYTES
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from peerload.agent.naming import Names
+    from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
 
     Frames = AsyncGenerator[tuple[str, dict[str, Any]], None]

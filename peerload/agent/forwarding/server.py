@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.caller import NOBODY
-from peerload.agent.connection import Connection, check_size, number_of
+from peerload.agent.control.connection import Connection, check_size, number_of
+from peerload.agent.control.principal import NOBODY
 from peerload.model.errors import NotAllowed, PeerloadError, SlowDown
 from peerload.model.messages import FORWARDED_PART_BYTES_MAX, Forward, Forwarded, ForwardStop
 from peerload.wire.frame import HEADER_BYTES
@@ -15,8 +15,8 @@ from peerload.wire.frame import HEADER_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from peerload.agent.access import Access
-    from peerload.agent.connection import Server
+    from peerload.agent.control.authorization import Access
+    from peerload.agent.control.connection import Server
     from peerload.agent.peers.connection import PeerConnection
 
 FORWARDS_MAX = 256

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.core.membership.membership import Peer
     from peerload.security.invitations import Invite

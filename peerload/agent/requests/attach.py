@@ -14,10 +14,10 @@ from peerload.model.errors import BadRequest
 from peerload.model.events import AttendRequested, ClientGone, DetachRequested
 
 if TYPE_CHECKING:
-    from peerload.agent.connection import Connection
-    from peerload.agent.naming import Names
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.control.pending_replies import Pending
+    from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
-    from peerload.agent.pending import Pending
     from peerload.agent.stdin.stdin_store import HomeInput
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord

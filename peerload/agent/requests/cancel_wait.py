@@ -18,7 +18,7 @@ from peerload.model.task import TaskState, execution_key
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.model.task import TaskRecord
     from peerload.wire import control

@@ -8,8 +8,8 @@ from peerload.agent.store.pruning import Wanted
 from peerload.model.errors import BadRequest
 
 if TYPE_CHECKING:
-    from peerload.agent.connection import Connection
-    from peerload.agent.naming import Names
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
     from peerload.agent.store.retention import Removed
     from peerload.wire import control

@@ -8,8 +8,8 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, assert_never
 
-from peerload.agent.access import user_shown
-from peerload.agent.naming import Names
+from peerload.agent.control.authorization import user_shown
+from peerload.agent.control.task_ids import Names
 from peerload.agent.requests import remote_task_view
 from peerload.agent.requests.attach import Attending
 from peerload.agent.requests.cancel_wait import Endings
@@ -38,10 +38,10 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.control.pending_replies import Decisions, Pending
+    from peerload.agent.control.quotas import Waited
     from peerload.agent.parts import Parts
-    from peerload.agent.pending import Decisions, Pending
-    from peerload.agent.quotas import Waited
     from peerload.agent.store.rows import Damage
     from peerload.model.actions import TaskChanged
     from peerload.model.task import TaskRecord, TaskSpec

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from peerload.agent.accounts.environment import variables_of
-from peerload.agent.naming import Names
+from peerload.agent.control.task_ids import Names
 from peerload.agent.requests.live_usage import running_here
 from peerload.model.actions import SpawnTask
 from peerload.model.errors import BadRequest, PeerloadError, SlowDown
@@ -22,7 +22,7 @@ from peerload.model.events import LauncherReady, TaskEnded, TaskLost
 from peerload.model.task import Exit, TaskSpec
 
 if TYPE_CHECKING:
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.agent.stdin.stdin_store import HomeInput
     from peerload.model.events import Event

@@ -14,10 +14,10 @@ from peerload.model.task import Guarantee
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from peerload.agent.connection import Connection
-    from peerload.agent.naming import Names
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.control.pending_replies import Pending
+    from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
-    from peerload.agent.pending import Pending
     from peerload.model.task import TaskSpec
     from peerload.model.terms import Terms
     from peerload.wire import control

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from peerload.agent.naming import REF
+from peerload.agent.control.task_ids import REF
 from peerload.agent.requests import remote_task_view
 from peerload.core.tasks.work import GuestPhase, HomePhase
 from peerload.model.task import execution_key
@@ -17,7 +17,7 @@ from peerload.model.task import execution_key
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from peerload.agent.naming import Names
+    from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
     from peerload.core.resources.devices import DeviceState, Grant
 

@@ -16,7 +16,7 @@ from peerload.model.task import TaskState, execution_key
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
     from peerload.agent.output.spool import Spool
     from peerload.agent.parts import Parts
     from peerload.model.task import TaskRecord

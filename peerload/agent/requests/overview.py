@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from peerload.agent.access import user_shown
+from peerload.agent.control.authorization import user_shown
 from peerload.agent.views import node as node_answers
 from peerload.agent.views import task as answers
 from peerload.core.tasks.work import GuestPhase, HomePhase
@@ -22,7 +22,7 @@ from peerload.core.tasks.work import GuestPhase, HomePhase
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.agent.caller import Caller
+    from peerload.agent.control.principal import Caller
     from peerload.agent.parts import Parts
     from peerload.core.membership.membership import Peer
     from peerload.core.tasks.work import Guest, HomeTask

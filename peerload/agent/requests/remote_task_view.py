@@ -14,8 +14,8 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from peerload.agent.caller import Caller
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.control.principal import Caller
     from peerload.agent.parts import Parts
     from peerload.core.tasks.work import Guest
 

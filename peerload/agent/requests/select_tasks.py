@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from peerload.agent.store.selector import Criteria, references
 
 if TYPE_CHECKING:
-    from peerload.agent.connection import Connection
-    from peerload.agent.naming import Names
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
     from peerload.wire import control
 

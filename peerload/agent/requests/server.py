@@ -1,6 +1,6 @@
 """The control socket: requests of local clients in, answers and streams out.
 
-Identity is the peer credential of the socket, never the request (`access.py`). A client that sends what is no request is
+Identity is the peer credential of the socket, never the request (`authorization.py`). A client that sends what is no request is
 told so and cut off; one that does not read is waited for, and only it.
 """
 
@@ -11,14 +11,14 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from peerload.agent import local_socket
-from peerload.agent.access import ADMIN_PLACES
-from peerload.agent.connection import Connection, LocalConnection
+from peerload.agent.control import local_socket
+from peerload.agent.control.authorization import ADMIN_PLACES
+from peerload.agent.control.connection import Connection, LocalConnection
+from peerload.agent.control.pending_replies import Decisions, Pending
+from peerload.agent.control.quotas import Waited, waits_for
+from peerload.agent.control.task_ids import Names
 from peerload.agent.forwarding.request_router import Routes
 from peerload.agent.forwarding.server import ForwardServer
-from peerload.agent.naming import Names
-from peerload.agent.pending import Decisions, Pending
-from peerload.agent.quotas import Waited, waits_for
 from peerload.agent.requests.dispatch import Requests
 from peerload.model.errors import ConfigError, PeerloadError, SlowDown
 

@@ -38,10 +38,10 @@ from peerload.model.terms import NO_TERMS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from peerload.agent.connection import Connection
-    from peerload.agent.naming import Names
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.control.pending_replies import Pending
+    from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
-    from peerload.agent.pending import Pending
     from peerload.agent.requests.attach import Attending
     from peerload.agent.requests.cancel_wait import Endings
     from peerload.agent.store.rows import Each

@@ -14,8 +14,8 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.connection import Connection
-    from peerload.agent.naming import Names
+    from peerload.agent.control.connection import Connection
+    from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
     from peerload.agent.requests.output_stream import Watch
     from peerload.model.task import TaskRecord

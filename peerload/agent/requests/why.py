@@ -17,9 +17,9 @@ from peerload.model.errors import NoSuchTask
 from peerload.model.task import how_it_ended
 
 if TYPE_CHECKING:
-    from peerload.agent.naming import Names
+    from peerload.agent.control.pending_replies import Decisions
+    from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
-    from peerload.agent.pending import Decisions
     from peerload.core.node import Node
     from peerload.core.tasks.work import HomeTask
     from peerload.model.task import TaskRecord, TaskSpec

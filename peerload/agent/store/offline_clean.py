@@ -14,7 +14,7 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING, Any
 
-from peerload.agent.naming import REF
+from peerload.agent.control.task_ids import REF
 from peerload.agent.output.spool import Spool
 from peerload.agent.store import schema
 from peerload.agent.store.disk_space import has_no_room

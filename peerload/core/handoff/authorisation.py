@@ -118,7 +118,7 @@ TABLE: Mapping[type[Any], Row] = {
     messages.InputChunk: WHO_WAS_ASKED,
     messages.InputWindow: WHO_WAS_ASKED,
     messages.InputEnd: WHO_WAS_ASKED,
-    messages.Forward: ANY_MEMBER,  # what its user may is the other table: agent/access.py
+    messages.Forward: ANY_MEMBER,  # what its user may is the other table: agent/control/authorization.py
     messages.Forwarded: WHO_WAS_ASKED,
     messages.ForwardStop: ANY_MEMBER,
     # gossip

@@ -12,10 +12,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from peerload.agent import local_socket
-from peerload.agent.access import RIGHTS, Access, Right, user_shown
 from peerload.agent.accounts.accounts import Account, Accounts
-from peerload.agent.caller import NOBODY
+from peerload.agent.control import local_socket
+from peerload.agent.control.authorization import RIGHTS, Access, Right, user_shown
+from peerload.agent.control.principal import NOBODY
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, SlowDown
 from peerload.model.messages import Forward
@@ -45,7 +45,7 @@ class Told(list[tuple[str, str, str]]):
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Any:
     groups = {"peerload": 1, "peerload-admin": 2}
-    monkeypatch.setattr("peerload.agent.access.group_number", groups.get)
+    monkeypatch.setattr("peerload.agent.control.authorization.group_number", groups.get)
 
     def make(mode: str = "system", **settings: Any) -> Access:
         config = AgentConfig(node="n1", state="/s", socket="/k", mode=mode, **settings)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from peerload.agent.connection import LocalConnection
+from peerload.agent.control.connection import LocalConnection
 from peerload.agent.joining.join_server import Door
 from peerload.agent.peers import backpressure, read_timeout
 from peerload.agent.peers import listener as peer_listen

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from peerload.agent.pending import Pending
+from peerload.agent.control.pending_replies import Pending
 from peerload.agent.requests.task_commands import Changes
 from peerload.model.actions import Answer
 from peerload.model.errors import BadRequest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.connection import PART_BYTES, UNREAD_BYTES_MAX, LocalConnection
+from peerload.agent.control.connection import PART_BYTES, UNREAD_BYTES_MAX, LocalConnection
 from peerload.client.connection import Client
 from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, InvariantBroken, PeerloadError, StoreError
 from peerload.wire.frame import CONTROL_BYTES_MAX
@@ -20,7 +20,7 @@ from tests.support import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
     from peerload.wire import control
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.connection import Connection
-from peerload.agent.pending import Pending
+from peerload.agent.control.connection import Connection
+from peerload.agent.control.pending_replies import Pending
 from peerload.agent.requests.attach import Attending
 from peerload.agent.stdin.stdin_store import (
     INPUT_AHEAD_BYTES_MAX,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from peerload.agent.metering import Metered
+from peerload.agent.control.cpu_accounting import Metered
 
 
 def busy(seconds: float) -> None:

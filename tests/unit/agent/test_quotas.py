@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from peerload.agent.caller import Caller
-from peerload.agent.quotas import WAITED_BY_NODE_MAX, WAITED_MAX, Quotas, Rate, Share, Waited, waits_for
+from peerload.agent.control.principal import Caller
+from peerload.agent.control.quotas import WAITED_BY_NODE_MAX, WAITED_MAX, Quotas, Rate, Share, Waited, waits_for
 from peerload.agent.store.reader import StoreReader
 from peerload.model.config import AgentConfig
 from peerload.model.errors import DiskFull, SlowDown

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from peerload.agent.caller import Caller
-from peerload.agent.naming import Names
+from peerload.agent.control.principal import Caller
+from peerload.agent.control.task_ids import Names
 from peerload.agent.requests.select_tasks import select
 from peerload.agent.store.rows import SINGLE, Meant
 from peerload.agent.store.selector import REF_CHARS_MAX, Criteria, references

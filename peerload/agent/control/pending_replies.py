@@ -11,7 +11,7 @@ from peerload.model.errors import PeerloadError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
     from peerload.model.actions import Answer, Decided
 
 DECISIONS_KEPT_MAX = 10_000

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
-from peerload.agent.caller import NOBODY
-from peerload.agent.metering import Metered
+from peerload.agent.control.cpu_accounting import Metered
+from peerload.agent.control.principal import NOBODY
 from peerload.agent.peers.read_timeout import SlowFrames
 from peerload.model.errors import BadMessage, BadRequest, FrameTooLarge, InvariantBroken, PeerloadError
 from peerload.wire import control

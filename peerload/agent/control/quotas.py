@@ -19,7 +19,7 @@ from peerload.wire import control
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from peerload.agent.connection import Connection
+    from peerload.agent.control.connection import Connection
     from peerload.agent.parts import Parts
     from peerload.model.config import AgentConfig
 

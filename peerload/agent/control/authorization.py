@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.agent.accounts.accounts import SYSTEM_UIDS_BELOW, Account, Accounts, group_number
-from peerload.agent.caller import Caller
-from peerload.agent.naming import REF, Names, own_last, refs_of
-from peerload.agent.quotas import Quotas
+from peerload.agent.control.principal import Caller
+from peerload.agent.control.quotas import Quotas
+from peerload.agent.control.task_ids import REF, Names, own_last, refs_of
 from peerload.model.errors import BadRequest, DiskFull, NotAllowed, SlowDown
 from peerload.model.terms import owner_key
 from peerload.wire import control

@@ -1,0 +1,1 @@
+"""The control socket: connections, principals, authorization, quotas, ids of tasks."""
