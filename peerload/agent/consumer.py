@@ -12,8 +12,8 @@ from peerload.model import events
 from peerload.model.errors import InvariantBroken, StoreError
 
 if TYPE_CHECKING:
+    from peerload.agent.effects import Performer
     from peerload.agent.parts import Parts
-    from peerload.agent.perform import Performer
     from peerload.agent.recorder import Recorder
     from peerload.model.actions import Action
     from peerload.model.events import Event

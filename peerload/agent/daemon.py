@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from peerload import __version__
-from peerload.agent import last_words, memory
+from peerload.agent import exit_reason, memory
 from peerload.agent.accounts.as_user import Users, Whose
 from peerload.agent.accounts.directory_cache import AskedNodes
 from peerload.agent.completion.completion_jobs import Chores
 from peerload.agent.completion.saving import Saving
 from peerload.agent.consumer import Consumer
+from peerload.agent.effects import Performer, settled
+from peerload.agent.event_sources import Incoming
 from peerload.agent.inbox import Inbox
-from peerload.agent.incoming import Incoming
 from peerload.agent.joining.distribution import TrustLink
 from peerload.agent.joining.enrollment import Joining
 from peerload.agent.launcher.client import LauncherLink
@@ -40,8 +41,7 @@ from peerload.agent.peers.duplicate_node_name import copied, heard_of_copy, name
 from peerload.agent.peers.links import PeerLinks
 from peerload.agent.peers.local_node import Introduction
 from peerload.agent.peers.membership import Members
-from peerload.agent.perform import Performer, settled
-from peerload.agent.preconditions import check_addresses, check_places
+from peerload.agent.preflight import check_addresses, check_places
 from peerload.agent.recorder import Recorder
 from peerload.agent.requests.exec_in_task import InsideCommands
 from peerload.agent.requests.server import ControlServer
@@ -63,7 +63,7 @@ from peerload.agent.store.store import Store
 from peerload.agent.store.write_ahead import Release
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.service import Service
-from peerload.agent.workers import Workers
+from peerload.agent.thread_pool import Workers
 from peerload.config import loader
 from peerload.core.node import Node
 from peerload.model import events
@@ -204,7 +204,7 @@ class Daemon:
             self.parts.store.close()
             self.parts.claims.close()
         if self.parts.run.refusal is not None:
-            last_words.leave(self.config.socket, self.parts.run.refusal)
+            exit_reason.leave(self.config.socket, self.parts.run.refusal)
             raise self.parts.run.refusal
         if self.parts.run.has_failed and self._has_lost_its_state:
             raise self._state_is_gone()
@@ -225,7 +225,7 @@ class Daemon:
             why="it was removed, with all that this node knew of its tasks; the agent stops",
             hint=f"{end}a new agent:  peerload up",
         )
-        last_words.leave(self.config.socket, error)
+        exit_reason.leave(self.config.socket, error)
         return error
 
     def _prove(self, state: Path) -> None:
@@ -367,7 +367,7 @@ class Daemon:
             self.parts.trust.start()
             self.parts.members.start()
             await self.control.start(self._manager.listener(self.config.socket))
-            last_words.forget(self.config.socket)
+            exit_reason.forget(self.config.socket)
             background.append(group.create_task(self.control.watch()))
             background.append(group.create_task(self._serves(loop, address).run()))
             await self.parts.run.stopping()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from peerload.agent.log_lines import LogLines
+from peerload.agent.log_format import LogLines
 from peerload.agent.peers.own_address import followed
 from peerload.agent.systemd.notify import ServiceManager
 from peerload.agent.systemd.paths import check_service_places

@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from peerload.agent.own_turns import comes_within
+from peerload.agent.loop_timeout import comes_within
 from peerload.model.errors import SlowDown
 from peerload.model.messages import DirectoryRequest
 from peerload.model.task import SCRATCH

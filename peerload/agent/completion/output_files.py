@@ -16,8 +16,8 @@ import stat
 import threading
 from typing import TYPE_CHECKING
 
+from peerload.agent.loop_timeout import comes_within
 from peerload.agent.output.spool import open_output
-from peerload.agent.own_turns import comes_within
 from peerload.agent.store.rows import SINGLE
 from peerload.launcher.system import write_as_user
 from peerload.launcher.system.write_as_user import Changed, Unwritable

@@ -20,7 +20,7 @@ from peerload.agent.accounts.directory_cache import (
     SeenDirectories,
     Stalled,
 )
-from peerload.agent.own_turns import STEP_S
+from peerload.agent.loop_timeout import STEP_S
 from peerload.model.errors import SlowDown
 from peerload.model.messages import DirectoryRequest, DirectoryTold
 from peerload.model.task import SCRATCH

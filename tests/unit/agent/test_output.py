@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from peerload.agent.completion.completion_jobs import Chores
-from peerload.agent.incoming import Incoming
+from peerload.agent.effects import Performer
+from peerload.agent.event_sources import Incoming
 from peerload.agent.output import output as output_module
 from peerload.agent.output import spool as spool_module
 from peerload.agent.output.output import Output
 from peerload.agent.output.spool import Spool
-from peerload.agent.perform import Performer
 from peerload.core.tasks.work import GuestPhase
 from peerload.model import events
 from peerload.model.actions import FetchOutput, KeepOutput

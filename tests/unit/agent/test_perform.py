@@ -7,8 +7,8 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any, cast
 
+from peerload.agent.effects import FOUND_AT_A_TIME, Performer
 from peerload.agent.mqtt.message_filter import SOURCES_MAX
-from peerload.agent.perform import FOUND_AT_A_TIME, Performer
 from peerload.model import actions, events
 from peerload.model.errors import StoreError
 from peerload.model.events import TaskFound

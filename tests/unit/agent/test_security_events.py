@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from peerload.agent.log_lines import LogLines
+from peerload.agent.log_format import LogLines
 from peerload.agent.security_events import CULPRITS_MAX, EARLY_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
 from peerload.agent.store.event_log import Journal
 from peerload.cli.security_rules import RULES

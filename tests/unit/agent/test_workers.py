@@ -11,7 +11,7 @@ import pytest
 from peerload.agent.store.disk_space import Reserve
 from peerload.agent.store.pruning import Checked
 from peerload.agent.store.store import Store
-from peerload.agent.workers import Workers
+from peerload.agent.thread_pool import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

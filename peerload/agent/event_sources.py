@@ -14,8 +14,8 @@ from peerload.model import events
 from peerload.model.messages import State
 
 if TYPE_CHECKING:
+    from peerload.agent.effects import Performer
     from peerload.agent.parts import Parts
-    from peerload.agent.perform import Performer
     from peerload.model.events import Event
     from peerload.model.messages import Envelope, Hello, Message
 
