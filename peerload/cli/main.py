@@ -11,8 +11,7 @@ import sys
 from io import TextIOWrapper
 
 from peerload import __version__
-from peerload.model.errors import PeerloadError
-from peerload.model.errors import UsageError as UsageError  # noqa: PLC0414 -- verbs have it from here
+from peerload.model.errors import PeerloadError, UsageError
 
 CANNOT = 125
 """Exit code: peerload itself could not."""
@@ -151,7 +150,7 @@ def _dispatch(words: list[str]) -> int:
         return 0
     if verb not in dict(VERBS) and verb not in HIDDEN:
         raise _unknown(verb)
-    module = __import__(f"peerload.cli.{verb}", fromlist=["main"])
+    module = __import__(f"peerload.cli.verbs.{verb}", fromlist=["main"])
     code: int = module.main(rest)
     return code
 

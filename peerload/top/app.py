@@ -9,7 +9,7 @@ from textual.app import App
 from textual.binding import Binding
 from textual.message import Message
 
-from peerload.cli import why as why_text
+from peerload.cli.verbs import why as why_text
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
 from peerload.text.tasks import own_names

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.cli.up import _program
+from peerload.cli.verbs.up import _program
 from tests.bench.support import Agent, agents, arguments, percentile, report, summary
 
 SAMPLES = 60

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.cli import up
+from peerload.cli.verbs import up
 from peerload.client.connection import Client
 from tests.bench.support import (
     ANSWER_WITHIN_S,

@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from peerload.cli.up import _program
+from peerload.cli.verbs.up import _program
 from tests.bench.support import Agent, agents, arguments, load_text, pss_bytes, report_taken
 
 MIB = 1 << 20

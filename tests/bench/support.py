@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from peerload.agent.broker import start_broker
-from peerload.cli import up
+from peerload.cli.demo.broker import start_broker
+from peerload.cli.verbs import up
 from peerload.client.connection import Client
 from peerload.client.environment import packed
 from peerload.security import cluster_dir

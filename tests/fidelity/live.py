@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from peerload.agent.broker import start_broker
+from peerload.cli.demo.broker import start_broker
 from peerload.wire import recording
 from tests.integration.cluster import Cluster
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import pytest
 import uvloop
 
-from peerload.agent.broker import BrokerProcess, Kind, start_broker
 from peerload.agent.mqtt.client import MqttBus
+from peerload.cli.demo.broker import BrokerProcess, Kind, start_broker
 from peerload.model.load import LoadReport
 from peerload.model.messages import Envelope, Identity, Message, State
 from peerload.model.resources import Profile

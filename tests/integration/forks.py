@@ -34,7 +34,12 @@ KNOWN = {"bufsize", "cwd", "env", "start_new_session", "stderr", "stdin", "stdou
 """Arguments of `Popen` that a fork heeds."""
 INTERPRETER = ("PYTHON", "LC_", "LANG", "LD_", "TZ", "MALLOC", "OPENSSL", "SSL_")
 """Variables that an interpreter reads when it starts."""
-NOT_LOADED = ("peerload.cli.demo", "peerload.cli.sim", "peerload.cli.sweep", "peerload.cli.replay")
+NOT_LOADED = (
+    "peerload.cli.verbs.demo",
+    "peerload.cli.verbs.sim",
+    "peerload.cli.common.sweep",
+    "peerload.cli.verbs.replay",
+)
 """Verbs that load much and are seldom typed."""
 ROOM_BYTES = 32 << 10
 """Of the command line, and of the environment, that /proc shows."""

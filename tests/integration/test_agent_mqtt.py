@@ -16,7 +16,7 @@ from tests.support import kept_port, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.agent.broker import BrokerProcess
+    from peerload.cli.demo.broker import BrokerProcess
 
 OVER_PEER_LINK = "advice over the peer link"
 

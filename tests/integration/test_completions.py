@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli.completions import SCRIPTS
+from peerload.cli.verbs.completions import SCRIPTS
 from tests.conftest import require_program
 from tests.integration.cluster import Cluster, program
 from tests.support import PATIENCE_S, wait_until

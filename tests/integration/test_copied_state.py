@@ -13,7 +13,7 @@ from tests.integration.cluster import Agent, Cluster, is_alive
 from tests.support import wait_until
 
 if TYPE_CHECKING:
-    from peerload.agent.broker import BrokerProcess
+    from peerload.cli.demo.broker import BrokerProcess
 
 AS_ON_ANOTHER_MACHINE = (  # the claim on the database is one machine's
     "from peerload.agent.store import claim as store_claim;"

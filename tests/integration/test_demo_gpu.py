@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from peerload.cli.up import _program
+from peerload.cli.verbs.up import _program
 from tests.support import wait_until
 
 DEMO_S_MAX = 300

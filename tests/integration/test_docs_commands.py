@@ -140,7 +140,7 @@ class Desk:
         cards = [{"uuid": f"GPU-played-{number}", "name": "played", "mem_bytes": 24 << 30} for number in range(2)]
         machine = self.directory / "machine.json"
         machine.write_text(json.dumps({"gpus": cards, "processes": str(self.directory / "on")}), encoding="utf-8")
-        start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from peerload.cli.demo_gpu_agent import main; main()"
+        start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from peerload.cli.demo.gpu_agent import main; main()"
         socket = f"{self.directory}/run/peerload/agent.sock"
         words = [sys.executable, "-c", start, str(machine), "--socket", socket, "--slots", "4"]
         with (self.directory / "gpus.log").open("wb") as log:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.agent.broker import find_broker, start_broker
-from peerload.cli.doctor import CHECKS
+from peerload.cli.demo.broker import find_broker, start_broker
+from peerload.cli.verbs.doctor import CHECKS
 from tests.integration.cluster import Cluster, ended, program
 from tests.support import cluster_of, kept_port, wait_until
 

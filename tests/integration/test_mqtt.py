@@ -49,7 +49,7 @@ from tests.support import PATIENCE_S, free_port, wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from peerload.agent.broker import BrokerProcess
+    from peerload.cli.demo.broker import BrokerProcess
 
 ASK = Probe(search=1, need=Need(), report=LoadReport())
 """Any small advice."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from peerload.cli import doctor_security_messages
-from peerload.cli.doctor_broker import Probed, Way, anybody_may_publish, probed
-from peerload.cli.doctor_cluster import _of_tls
-from peerload.cli.doctor_facts import Facts
+from peerload.cli.doctor import security_messages
+from peerload.cli.doctor.broker import Probed, Way, anybody_may_publish, probed
+from peerload.cli.doctor.cluster import _of_tls
+from peerload.cli.doctor.facts import Facts
 from peerload.security.revocation import Revoked, Trust, _signed, _words
 from tests.integration.broker_fixtures import need_broker
 from tests.integration.cluster import Cluster
@@ -185,7 +185,7 @@ def test_doctor_tries_whether_anybody_may_publish(broker: TlsBroker, tmp_path: P
         facts.checkup["broker"] = {"urls": [expired.url], "url": None, "why": ""}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Way, "of", lambda _facts: way)
-            found = doctor_security_messages.broker(facts)
+            found = security_messages.broker(facts)
         assert (found.result, "its certificate has expired" in found.says) == ("fail", True), found
     finally:
         expired.stop()

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.agent import broker as broker_module
-from peerload.agent.broker import BrokerProcess, BrokerUnavailable, find_broker, run_broker, start_broker
+from peerload.cli.demo import broker as broker_module
+from peerload.cli.demo.broker import BrokerProcess, BrokerUnavailable, find_broker, run_broker, start_broker
 from peerload.model.errors import ConfigError
 from tests.integration.broker_fixtures import broker, need_broker, short_directory  # noqa: F401 -- fixtures
 

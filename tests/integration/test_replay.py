@@ -19,7 +19,7 @@ from tests.integration.test_docs_commands import keys_told
 from tests.support import wait_until
 
 if TYPE_CHECKING:
-    from peerload.agent.broker import BrokerProcess
+    from peerload.cli.demo.broker import BrokerProcess
 
 REPLAY = "import sys; from peerload.cli.main import main; sys.exit(main(['replay', *sys.argv[1:]]))"
 

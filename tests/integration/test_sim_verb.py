@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli import sim_work
 from peerload.cli.main import CANNOT
+from peerload.cli.simulate import work
 from peerload.model.errors import PeerloadError
 from peerload.sim.scenario import Scenario
 from tests.integration.cluster import ended, is_alive, program
@@ -181,10 +181,10 @@ def test_a_worker_that_ends_by_itself_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_goes_wrong_in_a_worker_is_raised_here(workers: int) -> None:
     with pytest.raises(PeerloadError, match="no preset named 'thresold'") as caught:
-        sim_work.run([Scenario(policy="thresold", nodes=2, load=0.5, tasks=10, warm_up=0)], 2, 1, workers)
+        work.run([Scenario(policy="thresold", nodes=2, load=0.5, tasks=10, warm_up=0)], 2, 1, workers)
     assert "threshold" in caught.value.hint
     with pytest.raises(ZeroDivisionError, match="division by zero"):
-        sim_work.run([Scenario(policy="none", nodes=2, slots=0, load=0.5, tasks=10, warm_up=0)], 2, 1, workers)
+        work.run([Scenario(policy="none", nodes=2, slots=0, load=0.5, tasks=10, warm_up=0)], 2, 1, workers)
 
 
 def all_of(terminal: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from peerload.cli.doctor_security_processes import CLAIMS
+from peerload.cli.doctor.security_processes import CLAIMS
 from tests.integration.cluster import Agent, Cluster
 from tests.support import wait_until
 

@@ -6,7 +6,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from peerload.cli.security_rules import RULES
+from peerload.cli.doctor.security_rules import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = tuple(RULES)

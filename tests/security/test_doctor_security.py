@@ -21,18 +21,18 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 import peerload
-from peerload.cli import (
-    doctor_broker,
-    doctor_facts,
-    doctor_security_access,
-    doctor_security_files,
-    doctor_security_link,
-    doctor_security_messages,
-    doctor_security_processes,
+from peerload.cli.doctor import (
+    broker,
+    security_access,
+    security_files,
+    security_link,
+    security_messages,
+    security_processes,
 )
-from peerload.cli.doctor_facts import Facts
-from peerload.cli.doctor_security import LOOKS, examine, permitted
-from peerload.cli.security_rules import RULES
+from peerload.cli.doctor import facts as doctor_facts
+from peerload.cli.doctor.facts import Facts
+from peerload.cli.doctor.security import LOOKS, examine, permitted
+from peerload.cli.doctor.security_rules import RULES
 from peerload.model.errors import ConfigError
 from peerload.security import certificates
 from tests.integration.cluster import program
@@ -43,11 +43,11 @@ from tests.support import PATIENCE_S, kept_port, wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from peerload.cli.doctor_facts import Finding
+    from peerload.cli.doctor.facts import Finding
     from tests.integration.machines import Machine
 
-files, link, access = doctor_security_files, doctor_security_link, doctor_security_access
-messages, processes = doctor_security_messages, doctor_security_processes
+files, link, access = security_files, security_link, security_access
+messages, processes = security_messages, security_processes
 NOW = datetime.now(UTC)
 DAY = timedelta(days=1)
 
@@ -84,8 +84,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         (doctor_facts, "AGENT_S_MAX"),
         (access, "TRY_S_MAX"),
         (link, "CONNECT_S_MAX"),
-        (doctor_broker, "ANSWERS_WITHIN_S"),
-        (doctor_broker, "ECHO_WITHIN_S"),
+        (broker, "ANSWERS_WITHIN_S"),
+        (broker, "ECHO_WITHIN_S"),
     ):
         monkeypatch.setattr(module, name, PATIENCE_S)
 
@@ -678,7 +678,7 @@ def test_a_broker_by_tls_where_the_cluster_cannot_be_read(facts: Facts) -> None:
     facts.cluster = None
     assert result(messages.broker, facts, "cannot be read") == "skip"
     with pytest.raises(ConfigError):
-        doctor_broker.Way().tls(shows_us=False).context()
+        broker.Way().tls(shows_us=False).context()
 
 
 def look_at_a_broker(facts: Facts, mosquitto: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from peerload.cli.security_rules import HELD_BY, RULES
+from peerload.cli.doctor.security_rules import HELD_BY, RULES
 from tests.security.rules import IDS, ROOT, marked
 
 PAGE = (ROOT / "docs/security.md").read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ import msgpack
 import psutil
 import pytest
 
-from peerload.cli.doctor_security_processes import CLAIMS
+from peerload.cli.doctor.security_processes import CLAIMS
 from tests.integration.cluster import ended, is_alive, program
 from tests.integration.test_two_machines import listening
 from tests.security.service import PEERLOAD, PROJECT, ServiceAgent, ServiceCluster, guests, lines

@@ -231,7 +231,7 @@ def test_a_private_directory_of_others_is_not_trusted(monkeypatch: pytest.Monkey
 
 def test_imports_nothing_slow() -> None:
     code = (
-        "import sys; sys.path.insert(0, '.'); import peerload.client.connection, peerload.cli.submit, peerload.cli.run;"
+        "import sys; sys.path.insert(0, '.'); import peerload.client.connection, peerload.cli.verbs.submit, peerload.cli.verbs.run;"
         "slow = {'msgspec', 'asyncio', 'json', 'dataclasses', 'tomllib', 'subprocess', 'importlib.metadata',"
         " 'pathlib', 'logging', 'ssl', 'cryptography'};"
         "print(sorted(slow & set(sys.modules)))"

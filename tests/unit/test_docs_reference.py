@@ -16,9 +16,9 @@ from peerload.agent.store.rows import Happened
 from peerload.agent.views import node
 from peerload.agent.views import task as answers
 from peerload.agent.views.completion import endings_object
-from peerload.cli import doctor
 from peerload.cli import main as cli
-from peerload.cli.options import Options
+from peerload.cli.common.options import Options
+from peerload.cli.verbs import doctor
 from peerload.core.estimates.history import History
 from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig
@@ -89,7 +89,7 @@ def flags_of(verb: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     monkeypatch.setattr(Options, "read", stop)
     monkeypatch.setattr(Options, "read_command", stop)
     with pytest.raises(Read) as caught:
-        importlib.import_module(f"peerload.cli.{verb}").main([])
+        importlib.import_module(f"peerload.cli.verbs.{verb}").main([])
     return {name for action in caught.value.reader._actions for name in action.option_strings}
 
 

@@ -10,7 +10,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from peerload.cli.options import is_node_name
+from peerload.cli.common.options import is_node_name
 from peerload.model.errors import BadRequest
 from peerload.security import certificates, mosquitto_config
 from peerload.security.broker_bridges import Bridge, parse_bridge, user_of

@@ -11,7 +11,7 @@ import pytest
 
 from peerload.agent.store.event_log import Journal
 from peerload.agent.store.write_ahead import Release
-from peerload.cli.events import WHAT
+from peerload.cli.verbs.events import WHAT
 from peerload.model.actions import EVENTS, PutEvent, PutFloor, Row
 from peerload.model.errors import StoreError
 from tests.support import PATIENCE_S

@@ -11,7 +11,7 @@ import pytest
 from peerload.agent.log_format import LogLines
 from peerload.agent.security_events import CULPRITS_MAX, EARLY_MAX, NOTED_MAX, NOTICE_EVERY_S, SecurityEvents
 from peerload.agent.store.event_log import Journal
-from peerload.cli.security_rules import RULES
+from peerload.cli.doctor.security_rules import RULES
 from peerload.model.actions import SECURITY_RULES
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from peerload.cli import command, device_flags
-from peerload.cli.main import UsageError
+from peerload.cli.common import command, device_flags
+from peerload.model.errors import UsageError
 from tests.each import each
 
 

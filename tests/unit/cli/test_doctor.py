@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from peerload.cli import doctor, doctor_agent, doctor_broker, doctor_cluster, doctor_machine
-from peerload.cli.doctor_broker import Probed
-from peerload.cli.doctor_facts import Check, Facts, Finding
+from peerload.cli.doctor import agent, broker, cluster, machine
+from peerload.cli.doctor.broker import Probed
+from peerload.cli.doctor.facts import Check, Facts, Finding
+from peerload.cli.verbs import doctor
 from tests.each import each
 from tests.support import cluster_of
 
@@ -65,14 +66,14 @@ def with_agent(facts: Facts, **checkup: Any) -> Facts:
 
 
 def test_another_version(facts: Facts) -> None:
-    assert doctor_agent.version(with_agent(facts)).result == "warn"
+    assert agent.version(with_agent(facts)).result == "warn"
 
 
 @each(("kind", "result"), [("nfs4", "fail"), ("tmpfs", "warn"), ("ext4", "ok")])
 def test_file_systems(facts: Facts, kind: str, result: str) -> None:
     with_agent(facts).info["state"] = "/home/me/my state"
     put(facts, "/proc/self/mounts", f"/dev/sda1 / ext4 rw 0 0\nserver:/home /home/me/my\\040state {kind} rw 0 0\n")
-    found = doctor_agent.file_system(facts)
+    found = agent.file_system(facts)
     assert found.result == result
     assert kind in found.says
 
@@ -88,50 +89,50 @@ def test_file_systems(facts: Facts, kind: str, result: str) -> None:
     ],
 )
 def test_room(facts: Facts, changed: dict[str, Any], result: str) -> None:
-    assert doctor_agent.room(with_agent(facts, disk=DISK | changed)).result == result
+    assert agent.room(with_agent(facts, disk=DISK | changed)).result == result
 
 
 def test_a_disk_that_is_slow_to_keep(facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_agent(facts).info["state"] = str(tmp_path)
     tmp_path.chmod(0o700)
-    monkeypatch.setattr(doctor_agent, "SLOW_SYNC_S", 0.0)
-    assert doctor_agent.state(facts).result == "warn"
+    monkeypatch.setattr(agent, "SLOW_SYNC_S", 0.0)
+    assert agent.state(facts).result == "warn"
     (tmp_path / "file").touch()
     facts.info["state"] = str(tmp_path / "file")
-    assert doctor_agent.state(facts).result == "fail"
+    assert agent.state(facts).result == "fail"
 
 
 @each("changed", [{"pid": 0}, {"silent": True}])
 def test_the_launcher(facts: Facts, changed: dict[str, Any]) -> None:
-    assert doctor_agent.launcher(with_agent(facts)).result == "ok"
-    assert doctor_agent.launcher(with_agent(facts, launcher=LAUNCHER | changed)).result == "fail"
+    assert agent.launcher(with_agent(facts)).result == "ok"
+    assert agent.launcher(with_agent(facts, launcher=LAUNCHER | changed)).result == "fail"
 
 
 @each("changed", [{"units": "bare", "unenforced": ["this"]}, {"memory": None}, {"memory": "rlimit"}])
 def test_containment(facts: Facts, changed: dict[str, Any]) -> None:
-    assert doctor_agent.containment(with_agent(facts)).result == "ok"
-    found = doctor_agent.containment(with_agent(facts, launcher=LAUNCHER | changed))
+    assert agent.containment(with_agent(facts)).result == "ok"
+    found = agent.containment(with_agent(facts, launcher=LAUNCHER | changed))
     assert found.result == "warn"
     assert "Delegate" in found.fix
 
 
 def test_another_event_loop(facts: Facts) -> None:
-    assert doctor_agent.python(with_agent(facts, event_loop="asyncio")).result == "warn"
+    assert agent.python(with_agent(facts, event_loop="asyncio")).result == "warn"
 
 
 def test_a_python_without_packages(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvloop" else object())
-    assert "uvloop" in doctor_agent.python(facts).says
+    assert "uvloop" in agent.python(facts).says
 
 
 def test_certificates_that_expire(facts: Facts) -> None:
     facts.cluster = cluster_of()._replace(valid_until=datetime.now(UTC) + timedelta(days=3))
-    assert doctor_cluster.cluster(facts).result == "warn"
+    assert cluster.cluster(facts).result == "warn"
     facts.cluster = facts.cluster._replace(valid_until=datetime.now(UTC) - timedelta(days=3))
-    assert doctor_cluster.cluster(facts).result == "fail"
+    assert cluster.cluster(facts).result == "fail"
     facts.cluster = cluster_of()
     with_agent(facts, certificate_until=facts.now - 1).info["cluster_id"] = facts.cluster.id
-    assert doctor_cluster.cluster(facts).result == "fail"
+    assert cluster.cluster(facts).result == "fail"
 
 
 def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: Facts) -> None:
@@ -141,7 +142,7 @@ def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: Facts) 
         until = facts.now + days * 86_400
         told = with_agent(facts, certificate_until=until, issuer=issuer, revoked=revoked)
         told.info["cluster_id"] = cluster_of().id
-        return doctor_cluster.cluster(told)
+        return cluster.cluster(told)
 
     assert found(3, issuer=True).result == "ok"
     assert found(60, issuer=False).result == "ok"
@@ -154,7 +155,7 @@ def test_a_node_that_cannot_renew_its_certificate_or_was_shut_out(facts: Facts) 
 
 def test_a_loopback_address_in_a_cluster_of_machines(facts: Facts) -> None:
     with_agent(facts).info["cluster_local"] = False
-    assert doctor_cluster.listen(facts).result == "warn"
+    assert cluster.listen(facts).result == "warn"
 
 
 @each(
@@ -173,12 +174,12 @@ def test_a_port_that_is_open_or_closed(facts: Facts, tcp: str, tcp6: str, udp: s
     for name, table in (("tcp", tcp), ("tcp6", tcp6), ("udp", udp)):
         put(facts, f"/proc/net/{name}", f"  sl  local_address\n   0: {table}\n")
     with_agent(facts).info["listen"] = "127.0.0.1:7117"
-    assert doctor_cluster.port(facts).result == result
+    assert cluster.port(facts).result == result
 
 
 def test_two_that_cannot_dial_each_other(facts: Facts) -> None:
     def ways(*peers: dict[str, Any]) -> Finding:
-        return doctor_cluster.ways(with_agent(facts, peers=list(peers)))
+        return cluster.ways(with_agent(facts, peers=list(peers)))
 
     def one(way: str, node: str = "p", *, dials_back: bool = True) -> dict[str, Any]:
         return peer(node=node, way=way, way_why="10.0.0.2:7117 does not answer", dials_back=dials_back)
@@ -195,56 +196,56 @@ def test_two_that_cannot_dial_each_other(facts: Facts) -> None:
 
 
 def test_datagrams_that_do_not_come(facts: Facts) -> None:
-    assert doctor_cluster.datagrams(with_agent(facts, peers=[peer()])).result == "ok"
-    assert doctor_cluster.datagrams(with_agent(facts, peers=[peer(met_s=2.0, datagram_age_s=None)])).result == "skip"
-    found = doctor_cluster.datagrams(with_agent(facts, peers=[peer(datagram_age_s=None)]))
+    assert cluster.datagrams(with_agent(facts, peers=[peer()])).result == "ok"
+    assert cluster.datagrams(with_agent(facts, peers=[peer(met_s=2.0, datagram_age_s=None)])).result == "skip"
+    found = cluster.datagrams(with_agent(facts, peers=[peer(datagram_age_s=None)]))
     assert (found.result, "UDP" in found.says) == ("fail", True)
-    found = doctor_cluster.datagrams(with_agent(facts, peers=[peer(), peer(node="deaf", datagram_age_s=None)]))
+    found = cluster.datagrams(with_agent(facts, peers=[peer(), peer(node="deaf", datagram_age_s=None)]))
     assert (found.result, "deaf" in found.says) == ("warn", True)
 
 
 @each(("ahead_s", "result"), [(1.0, "ok"), (-30.0, "warn"), (3600.0, "fail"), (None, "skip")])
 def test_clocks_of_peers(facts: Facts, ahead_s: float | None, result: str) -> None:
-    found = doctor_cluster.clocks(with_agent(facts, peers=[peer(clock_ahead_s=ahead_s)]))
+    found = cluster.clocks(with_agent(facts, peers=[peer(clock_ahead_s=ahead_s)]))
     assert found.result == result
 
 
 def test_members_of_earlier_starts(facts: Facts) -> None:
     with_agent(facts).info["remembered"] = 3
-    assert doctor_cluster.peers(facts).result == "warn"
+    assert cluster.peers(facts).result == "warn"
 
 
 def test_a_name_that_a_peer_refuses(facts: Facts) -> None:
     with_agent(facts).info["sought"] = {"h:1": "another agent is called ws1"}
-    assert doctor_cluster.names(facts).result == "fail"
+    assert cluster.names(facts).result == "fail"
 
 
 @each(("changed", "result"), [({"slots": 0}, "warn"), ({"trouble": "disk full"}, "fail")])
 def test_a_node_that_takes_nothing(facts: Facts, changed: dict[str, Any], result: str) -> None:
     with_agent(facts).nodes[0].update(changed)
-    assert doctor_cluster.drained(facts).result == result
+    assert cluster.drained(facts).result == result
 
 
 def test_clocks_that_cannot_be_right(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_machine, "clock_state", lambda: doctor_machine.CLOCK_ERROR)
-    assert doctor_machine.clock(facts).result == "warn"
-    monkeypatch.setattr(doctor_machine, "clock_state", lambda: 0)
-    assert doctor_machine.clock(facts).result == "ok"
+    monkeypatch.setattr(machine, "clock_state", lambda: machine.CLOCK_ERROR)
+    assert machine.clock(facts).result == "warn"
+    monkeypatch.setattr(machine, "clock_state", lambda: 0)
+    assert machine.clock(facts).result == "ok"
     facts.now = 0.0
-    assert doctor_machine.clock(facts).result == "fail"
+    assert machine.clock(facts).result == "fail"
 
 
 def test_gpus_that_cannot_be_used(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor_machine.gpus(facts).result == "skip"
+    assert machine.gpus(facts).result == "skip"
     put(facts, "/proc/driver/nvidia/version", "NVRM version: 550\n")
-    assert doctor_machine.gpus(facts).result == "fail"
+    assert machine.gpus(facts).result == "fail"
     with_agent(facts).info["no_gpus_because"] = "the driver does not work: Driver/library version mismatch"
-    assert "mismatch" in doctor_machine.gpus(facts).says
+    assert "mismatch" in machine.gpus(facts).says
     facts.nodes[0]["gpus"] = [{"index": 1, "health": "sick", "why": "Xid 79"}]
-    assert (doctor_machine.gpus(facts).result, "Xid 79" in doctor_machine.gpus(facts).says) == ("fail", True)
+    assert (machine.gpus(facts).result, "Xid 79" in machine.gpus(facts).says) == ("fail", True)
     facts.nodes[0]["gpus"] = [{"index": 0, "health": "ok"}]
-    monkeypatch.setattr(doctor_machine, "_without_persistence", lambda: ["0"])
-    assert doctor_machine.gpus(facts).result == "warn"
+    monkeypatch.setattr(machine, "_without_persistence", lambda: ["0"])
+    assert machine.gpus(facts).result == "warn"
 
 
 def test_persistence_is_asked_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +253,7 @@ def test_persistence_is_asked_of_the_driver(tmp_path: Path, monkeypatch: pytest.
     program.write_text("#!/bin/sh\necho '0, Enabled'\necho '1, Disabled'\n", encoding="utf-8")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor_machine._without_persistence() == ["1"]
+    assert machine._without_persistence() == ["1"]
 
 
 def test_no_inotify_to_be_had() -> None:
@@ -260,7 +261,7 @@ def test_no_inotify_to_be_had() -> None:
     look = (
         "import os, resource\n"
         "from pathlib import Path\n"
-        "from peerload.cli import doctor_machine\n"
+        "from peerload.cli.doctor import machine as doctor_machine\n"
         "class F: text = staticmethod(lambda path: '128')\n"
         "import errno, ctypes\n"
         "taken = os.open('/', os.O_PATH)\n"
@@ -276,30 +277,30 @@ def test_few_processes_left(facts: Facts) -> None:
     put(facts, "/proc/self/limits", "Max processes             10       10      processes\n")
     facts.user_id = 12345
     put(facts, "/proc/7/task/7/stat", "")
-    assert doctor_machine.processes(facts).result == "warn"
+    assert machine.processes(facts).result == "warn"
     put(facts, "/proc/self/limits", "Max processes             unlimited       10      processes\n")
-    assert doctor_machine.processes(facts).result == "ok"
+    assert machine.processes(facts).result == "ok"
     put(facts, "/proc/self/cgroup", "0::/user.slice/me\n")
     put(facts, "/sys/fs/cgroup/user.slice/pids.max", "100\n")
     put(facts, "/sys/fs/cgroup/user.slice/pids.current", "100\n")
-    assert doctor_machine.processes(facts).result == "fail"
+    assert machine.processes(facts).result == "fail"
 
 
 def test_a_machine_that_lives_on_its_swap(facts: Facts) -> None:
     put(facts, "/proc/meminfo", "SwapTotal:  1000000 kB\nSwapFree:   100000 kB\n")
-    assert doctor_machine.swap(facts).result == "warn"
+    assert machine.swap(facts).result == "warn"
     put(facts, "/proc/meminfo", "SwapTotal:  1000000 kB\nSwapFree:   900000 kB\n")
-    assert doctor_machine.swap(facts).result == "ok"
+    assert machine.swap(facts).result == "ok"
 
 
 def test_an_agent_that_a_logout_ends(facts: Facts) -> None:
     facts.user_id = 65534
-    assert doctor_machine.lingering(facts).result == "skip"
+    assert machine.lingering(facts).result == "skip"
     put(facts, "/run/systemd/system/x", "")
-    found = doctor_machine.lingering(facts)
+    found = machine.lingering(facts)
     assert (found.result, found.fix) == ("warn", "loginctl enable-linger")
     put(facts, "/var/lib/systemd/linger/nobody", "")
-    assert doctor_machine.lingering(facts).result == "ok"
+    assert machine.lingering(facts).result == "ok"
 
 
 def test_a_check_that_breaks_does_not_end_the_others(facts: Facts) -> None:
@@ -323,22 +324,22 @@ def test_a_check_that_hangs_does_not_hang_the_others(facts: Facts, monkeypatch: 
 
 
 def test_what_was_lost_and_what_was_removed_early(facts: Facts) -> None:
-    assert doctor_agent.damaged(with_agent(facts)).result == "ok"
-    assert doctor_agent.damaged(with_agent(facts, lost="ws1/3 is missing")).result == "fail"
-    assert doctor_agent.kept(with_agent(facts, removed_early=None)).result == "ok"
+    assert agent.damaged(with_agent(facts)).result == "ok"
+    assert agent.damaged(with_agent(facts, lost="ws1/3 is missing")).result == "fail"
+    assert agent.kept(with_agent(facts, removed_early=None)).result == "ok"
     early = {"tasks": 18, "at": 5.0, "why": "more than 30 ended tasks were kept"}
-    assert doctor_agent.kept(with_agent(facts, removed_early=early)).result == "warn"
+    assert agent.kept(with_agent(facts, removed_early=early)).result == "warn"
 
 
 @pytest.mark.parametrize(("settings", "result"), [("", "warn"), ("set_tcp_nodelay true\n", "ok")])
 def test_a_broker_of_this_machine_that_holds_small_messages_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str, result: str
 ) -> None:
-    monkeypatch.setattr(doctor_broker, "probed", lambda url, _: Probed(url))
-    monkeypatch.setattr(doctor_broker, "anybody_may_publish", lambda *_: False)
+    monkeypatch.setattr(broker, "probed", lambda url, _: Probed(url))
+    monkeypatch.setattr(broker, "anybody_may_publish", lambda *_: False)
     environment = {"HOME": str(tmp_path), "PEERLOAD_MQTT": "mqtt://127.0.0.1:1883"}
     facts = Facts(str(tmp_path / "none"), root=tmp_path, environment=environment)
     put(facts, "proc/7/cmdline", "/usr/sbin/mosquitto\0-c\0/etc/mosquitto.conf\0")
     put(facts, "etc/mosquitto.conf", f"listener 1883\n{settings}")
-    found = doctor_cluster.broker(facts)
+    found = cluster.broker(facts)
     assert (found.result, "set_tcp_nodelay" in found.fix) == (result, result == "warn")

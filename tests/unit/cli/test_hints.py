@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli.completions import flags_of
 from peerload.cli.main import OPTIONS, VERBS
+from peerload.cli.verbs.completions import flags_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from peerload.cli.history import instant
+from peerload.cli.verbs.history import instant
 from peerload.wire import control
 from tests.each import each
 from tests.unit.cli.fake_agent import FakeAgent, Reply, fixture_agent, peerload  # noqa: F401 -- one is a fixture

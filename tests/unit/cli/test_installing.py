@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from peerload import distribution
-from peerload.cli.installing import lines, lines_for
+from peerload.cli.common.installing import lines, lines_for
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from peerload.cli import interactive
+from peerload.cli.common import interactive
 from tests.each import each
 
 

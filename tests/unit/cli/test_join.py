@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from peerload.cli import join
-from peerload.cli.main import UsageError
+from peerload.cli.verbs import join
+from peerload.model.errors import UsageError
 
 
 @pytest.mark.rule("S13")

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from peerload.cli import joined
+from peerload.cli.common import joined
 
 HOST = "127.0.0.1"
 

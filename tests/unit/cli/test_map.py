@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peerload.cli import map as map_verb
-from peerload.cli import map_inputs
-from peerload.cli.each import Template, shown
-from peerload.cli.main import UsageError
-from peerload.cli.map import JSON_OUTPUT_BYTES_MAX
-from peerload.cli.map_halt import Halt
-from peerload.cli.map_inputs import BadInput, Inputs, Lines, opened, split
-from peerload.cli.map_joblog import HEADER, Joblog
-from peerload.cli.map_show import Ended, Outputs, bar_text
-from peerload.cli.retry import to_retry
+from peerload.cli.map import inputs as map_inputs
+from peerload.cli.map.halt import Halt
+from peerload.cli.map.inputs import BadInput, Inputs, Lines, opened, split
+from peerload.cli.map.joblog import HEADER, Joblog
+from peerload.cli.map.show import Ended, Outputs, bar_text
+from peerload.cli.map.template import Template, shown
+from peerload.cli.verbs import map as map_verb
+from peerload.cli.verbs.map import JSON_OUTPUT_BYTES_MAX
+from peerload.cli.verbs.retry import to_retry
+from peerload.model.errors import UsageError
 from tests.each import each
 
 NO_NUL = st.binary(max_size=30).map(lambda raw: raw.replace(b"\0", b""))
@@ -201,7 +201,7 @@ def test_what_no_halt_is(text: str) -> None:
 def test_outputs_keep_their_order_within_a_bound(
     capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peerload.cli.map_show.KEPT_BYTES_MAX", 5)
+    monkeypatch.setattr("peerload.cli.map.show.KEPT_BYTES_MAX", 5)
     asked: list[str] = []
 
     def fetch(task: str) -> list[dict[str, object]]:

@@ -4,12 +4,11 @@ import argparse
 
 import pytest
 
-from peerload.cli import options
-from peerload.cli.command import command_options, task_name
-from peerload.cli.main import UsageError
-from peerload.cli.submit import array_ranges
+from peerload.cli.common import options
+from peerload.cli.common.command import command_options, task_name
+from peerload.cli.verbs.submit import array_ranges
 from peerload.client.environment import captured, looks_secret, packed
-from peerload.model.errors import BadRequest
+from peerload.model.errors import BadRequest, UsageError
 from tests.each import each
 
 

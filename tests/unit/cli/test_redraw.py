@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from peerload.cli import top
-from peerload.cli.redraw import redrawn
+from peerload.cli.common.redraw import redrawn
+from peerload.cli.verbs import top
 from tests.each import each
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from peerload.cli import each_line, selection, sweep
-from peerload.cli.main import UsageError
-from peerload.model.errors import BadRequest
+from peerload.cli.common import selection, sweep
+from peerload.cli.map import template_line
+from peerload.model.errors import BadRequest, UsageError
 from tests.each import each
 
 if TYPE_CHECKING:
@@ -158,6 +158,6 @@ def test_a_table_with_a_hole_is_refused(tmp_path: Path) -> None:
 
 
 def test_too_many_combinations_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(each_line, "LINES_MAX", 1000)
+    monkeypatch.setattr(template_line, "LINES_MAX", 1000)
     with pytest.raises(BadRequest):
         swept("t", "{a}{b}{c}", param=["a=1-2000", "b=1-2000", "c=1-2000"])

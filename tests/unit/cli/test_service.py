@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from peerload import distribution
-from peerload.cli import service
-from peerload.cli.completions import FILES, answered
-from peerload.cli.main import UsageError
-from peerload.model.errors import PeerloadError
+from peerload.cli.verbs import service
+from peerload.cli.verbs.completions import FILES, answered
+from peerload.model.errors import PeerloadError, UsageError
 from tests.each import each
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from peerload.cli import sim_compare, sim_flags, sim_plot, sim_report
 from peerload.cli.main import CANNOT, USAGE, main
+from peerload.cli.simulate import compare, flags, plot, report
 from peerload.sim.scenario import Scenario
 from tests.each import each
 from tests.support import in_short
@@ -22,7 +22,7 @@ QUICK = ["--nodes", "4", "--tasks", "100", "--replications", "2", "--workers", "
 
 
 def scenarios(*words: str) -> list[Scenario]:
-    return sim_flags.scenarios(sim_flags.reader().read([*words]))
+    return flags.scenarios(flags.reader().read([*words]))
 
 
 def typed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -129,7 +129,7 @@ def test_bad_input_names_the_flag_and_what_is_allowed(
 def test_what_cannot_be_written_is_told_before_anything_is_simulated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peerload.cli.sim_work.run", lambda *_: pytest.fail("it was simulated"))
+    monkeypatch.setattr("peerload.cli.simulate.work.run", lambda *_: pytest.fail("it was simulated"))
     picture = tmp_path / "curves.png"
     picture.mkdir()
     for flag, name, says in (
@@ -140,7 +140,7 @@ def test_what_cannot_be_written_is_told_before_anything_is_simulated(
     ):
         assert main(["sim", "--load", "0.5:0.9", flag, name]) == USAGE
         assert f"sim: {flag} {name!r} cannot be written: {says}" in capsys.readouterr().err
-    sim_plot.check_writable("--csv", str(tmp_path / "new.csv"))
+    plot.check_writable("--csv", str(tmp_path / "new.csv"))
     assert not (tmp_path / "new.csv").exists()
 
 
@@ -204,7 +204,7 @@ def test_a_trace_that_is_no_text_or_too_large_is_refused(
     trace.write_bytes(b"\xff\xfe\x00")
     assert main(["sim", "--arrivals", f"trace:{trace}"]) == USAGE
     assert str(trace) in capsys.readouterr().err
-    monkeypatch.setattr(sim_flags, "FILE_BYTES_MAX", 2)
+    monkeypatch.setattr(flags, "FILE_BYTES_MAX", 2)
     assert main(["sim", "--arrivals", f"trace:{trace}"]) == USAGE
     assert str(trace) in capsys.readouterr().err
     assert main(["sim", "--speeds", "/dev/zero"]) == USAGE
@@ -215,7 +215,7 @@ def test_without_matplotlib_a_plot_is_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr("peerload.cli.sim_work.run", lambda *_: pytest.fail("it was simulated"))
+    monkeypatch.setattr("peerload.cli.simulate.work.run", lambda *_: pytest.fail("it was simulated"))
     assert main(["sim", "--load", "0.5:0.9", "--plot", str(tmp_path / "curves.png")]) == CANNOT
     assert "pip install 'matplotlib>=" in capsys.readouterr().err
 
@@ -239,7 +239,7 @@ def test_one_run_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None
     low, high = found["intervals"]["mean_response"]
     assert (low + high) / 2 == pytest.approx(found["mean_response"], rel=1e-3) or low == 0.0
     assert len(found["homes"]) == 4
-    assert set(found["intervals"]) == set(sim_report.METRICS) <= set(found)
+    assert set(found["intervals"]) == set(report.METRICS) <= set(found)
     text = typed(capsys, *words)
     assert "threshold on 4 nodes of 1 slot, load 0.5, arrivals poisson, service exp" in text
     assert f"{found['mean_response']:.4g}" in text
@@ -390,7 +390,7 @@ def test_no_line_is_drawn_to_what_is_not_stable_and_none_of_it_leaves_the_pictur
         played("receiver", 0.5, 1.5, stable=True, warnings=["short"]),
         played("receiver", 1.1, 700.0, stable=False),
     ]
-    sim_plot.draw(str(tmp_path / "curves.svg"), scenarios("--compare", "none,receiver", "--load", "0.5:1.1:2"), results)
+    plot.draw(str(tmp_path / "curves.svg"), scenarios("--compare", "none,receiver", "--load", "0.5:1.1:2"), results)
     axes: Any = figures[0].axes[0]
     top = axes.get_ylim()[1]
     drawn = {str(line.get_label()): line.get_xydata().tolist() for line in axes.lines}
@@ -415,7 +415,7 @@ def test_a_footnote_is_one_line_a_policy_and_kind_of_warning() -> None:
         played("receiver", 1.1, 9.0, stable=False, warnings=[full, grew(3.6)]),
     ]
     more = {"nodes": 1, "slots": 2, "no_sharing": None, "one_queue": None, "unit": "s", "tasks": 100, "seed": 1}
-    lines = sim_compare.lines([{**one, **more, "replications": 1, "model": "live"} for one in results])
+    lines = compare.lines([{**one, **more, "replications": 1, "model": "live"} for one in results])
     assert lines[:2] == [
         "mean response in seconds: 1 node of 2 slots, arrivals poisson, service exp",
         "1 replication of 100 tasks, seed 1, live model",
@@ -439,4 +439,4 @@ def test_loads_and_infinities_are_json(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_there_is_a_colour_and_a_mark_for_as_many_policies_as_a_reader_can_tell_apart() -> None:
-    assert len(set(sim_plot.COLOURS)) == len(sim_plot.COLOURS) == len(sim_plot.MARKERS)
+    assert len(set(plot.COLOURS)) == len(plot.COLOURS) == len(plot.MARKERS)

@@ -5,7 +5,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from peerload import __version__
-from peerload.cli.output import Shown
+from peerload.cli.common.output import Shown
 from peerload.wire import control
 from tests.each import each
 from tests.support import wait_until

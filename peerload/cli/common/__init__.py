@@ -1,0 +1,1 @@
+"""What several verbs share: options, selections, output, terminals, agents to be started."""

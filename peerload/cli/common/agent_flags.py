@@ -1,0 +1,137 @@
+# ruff: noqa: PTH100, PTH102, PTH103, PTH111, PTH112, PTH118, PTH120, PTH123
+# os.path, since pathlib would cost every command its quick start.
+"""The flags of `peerload agent`, which `peerload up` takes too, and where an agent of one's own lives."""
+
+from __future__ import annotations
+
+import os
+
+from peerload.cli.common.options import Options, speed, whole
+from peerload.client.connection import SYSTEM_SOCKET, user_socket_path
+from peerload.model.errors import ConfigError, PeerloadError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+KEYS = (
+    "node",
+    "state",
+    "socket",
+    "listen",
+    "advertise",
+    "cluster",
+    "peer",
+    "mqtt",
+    "mqtt_ca",
+    "mqtt_password_file",
+    "slots",
+    "policy",
+    "label",
+    "speed",
+    "record",
+    "config",
+)
+SYSTEM_STATE = "/var/lib/peerload"
+_REPEATABLE = ("peer", "mqtt", "label")
+
+
+def agent_options(verb: str, says: str) -> Options:
+    """The verb's flags; every one but --socket and --json is a setting of the agent."""
+    reader = Options(verb, says)
+    reader.flag("--node", metavar="NAME", help="this node's name (default: the host's)")
+    reader.flag("--state", metavar="DIR", help="where tasks and outputs are kept")
+    reader.flag("--listen", metavar="HOST:PORT", help="where peers find it (default 127.0.0.1:0)")
+    reader.flag("--advertise", metavar="HOST:PORT", help="where others are told to dial it, if that is elsewhere")
+    reader.flag("--cluster", metavar="DIR", help="the cluster's directory, made by `peerload cluster init`")
+    reader.flag("--peer", action="append", metavar="HOST:PORT", help="a member of the cluster to join (repeatable)")
+    reader.flag("--mqtt", action="append", metavar="URL", help="an MQTT broker (repeatable: for fail-over)")
+    reader.flag("--mqtt-ca", metavar="FILE|system", help="who is believed to be a broker (default: the cluster's CA)")
+    reader.flag("--mqtt-password-file", metavar="FILE", help="a private file with USER:PASSWORD, for the broker")
+    reader.flag("--slots", type=whole(0, 65_536), metavar="N", help="tasks at a time (default: as the cpus allow)")
+    reader.flag("--policy", metavar="NAME|FILE", help="the preset of policies")
+    reader.flag("--label", action="append", metavar="L", help="a label of this node (repeatable)")
+    reader.flag("--speed", type=speed, metavar="F", help="beside the reference machine (default: measured once)")
+    reader.flag("--record", metavar="FILE", help="record every event and decision here, for `peerload replay`")
+    reader.flag("--config", metavar="FILE", help="a configuration file")
+    if verb == "agent":
+        reader.switch("--system", help="be the agent of all users of this machine, as its service")
+    return reader
+
+
+def given_settings(flags: Namespace) -> dict[str, Any]:
+    """Only what was given; the repeatable ones as lists, files by their whole path (an agent works in /)."""
+    given = {key: value for key in KEYS if (value := getattr(flags, key)) is not None}
+    for key in ("config", "policy"):
+        if str(given.get(key, "")).endswith(".toml"):
+            given[key] = os.path.abspath(given[key])
+    for key in ("record", "cluster", "mqtt_ca", "mqtt_password_file"):
+        if given.get(key) and given[key] != "system":
+            given[key] = os.path.abspath(given[key])
+    if any(":" in url.partition("://")[2].rpartition("@")[0] for url in given.get("mqtt", ())):
+        why = "everybody on this machine can read it there"
+        hint = "write USER:PASSWORD into a file, then:  chmod 600 FILE ; peerload up --mqtt mqtts://HOST --mqtt-password-file FILE"
+        raise ConfigError("mqtt", "no password on a command line", why=why, hint=hint)
+    if getattr(flags, "system", False):
+        given["mode"] = "system"
+    return given
+
+
+def default_places(settings: dict[str, Any]) -> dict[str, Any]:
+    """Where the state and the socket of an agent with these settings are, unless they name others."""
+    if settings.get("mode") == "system":
+        return {"state": SYSTEM_STATE, "socket": SYSTEM_SOCKET}
+    return {"state": default_state(), "socket": settings.get("socket") or user_socket_path()}
+
+
+def as_words(settings: dict[str, Any]) -> list[str]:
+    """The settings as flags again."""
+    words = []
+    for key, value in settings.items():
+        for one in value if key in _REPEATABLE else [value]:
+            words += [f"--{key.replace('_', '-')}", str(one)]
+    return words
+
+
+def located(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings with `state` and `socket` decided: flag, else variable, else config file, else the user's own."""
+    configured = _config_file(settings)
+    state = settings.get("state") or os.environ.get("PEERLOAD_STATE") or configured.get("state") or default_state()
+    own = settings.get("socket") or os.environ.get("PEERLOAD_SOCKET") or configured.get("socket") or user_socket_path()
+    return {**settings, "state": os.path.abspath(str(state)), "socket": os.path.abspath(str(own))}
+
+
+def default_state() -> str:
+    """`$XDG_STATE_HOME/peerload`, else `~/.local/state/peerload`."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "peerload")
+
+
+def make_private(directory: str) -> None:
+    """Make a directory that only we can enter, if it is not there yet. Raises PeerloadError if that cannot be done."""
+    try:
+        os.makedirs(os.path.dirname(directory), exist_ok=True)
+        if not os.path.isdir(directory):
+            os.mkdir(directory, 0o700)
+    except OSError as error:
+        raise PeerloadError(f"{directory} cannot be made", why=error.strerror or str(error)) from None
+
+
+def _config_file(settings: dict[str, Any]) -> dict[str, Any]:
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    named = settings.get("config") or os.environ.get("PEERLOAD_CONFIG")
+    path = named or os.path.join(base, "peerload", "config.toml")
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError as error:
+        if named:
+            raise ConfigError("config", f"{path} cannot be read", why=error.strerror or "") from None
+        return {}
+    except OSError as error:
+        raise ConfigError("config", f"{path} cannot be read", why=error.strerror or "") from None
+    except ValueError as error:
+        raise ConfigError("config", f"{path} is no TOML", why=str(error)) from None

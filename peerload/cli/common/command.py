@@ -1,0 +1,388 @@
+# ruff: noqa: PTH109, PTH111, PTH117, PTH118, PTH113, PTH119
+# os.path, since pathlib would cost every command its quick start.
+"""From the flags of `run` and `submit` to what is asked of the agent, and what is said when it has answered."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from peerload.cli.common import device_flags, options, suggestions, terms_flags
+from peerload.cli.main import CANNOT
+from peerload.client import environment
+from peerload.model.errors import AgentSilent, AgentUnavailable, BadRequest, NeverRunnable, UsageError
+from peerload.text.format import number_text, printable, say, shortened, size_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from peerload.client.connection import Client
+
+ARGV_ITEMS_MAX = 32_768
+ARGV_BYTES_MAX = 1 << 20
+NAME_CHARACTERS_MAX = 128
+"""These three as peerload.model has them (not imported: it would cost the start of every submit)."""
+PLACEMENT_ROUNDS = 9
+PLACEMENT_ROUND_S = 0.1
+"""For so long it is watched whether a task finds a node that has its directory."""
+NODES_NAMED_MAX = 4
+"""Nodes that are named on one line."""
+
+_SCRATCH = b"-"
+_INTERPRETERS = ("python", "bash", "sh", "dash", "zsh", "perl", "ruby", "node", "Rscript", "julia", "php", "env")
+
+
+def command_options(verb: str, says: str, *, usage: str, epilog: str = "") -> options.Options:
+    """The flags that `run` and `submit` have in common."""
+    reader = options.Options(verb, says, usage=usage, epilog=epilog)
+    reader.flag("-c", "--cpus", type=options.cpus, metavar="N", help="cores, may be a fraction (default 1)")
+    reader.flag("--mem", type=options.size, metavar="8G", help="memory it needs")
+    device_flags.add(reader)
+    terms_flags.add(reader, is_map=verb == "map")
+    reader.flag("-t", "--time", type=options.duration, metavar="2h", help="stop it after this (exit code 124)")
+    reader.flag("-J", "--name", help="what to call it (default: from the command)")
+    reader.flag("-w", "--node", metavar="NAME", help="run it on this node only")
+    reader.flag("-x", "--exclude", action="append", default=[], metavar="NAME", help="not on this node (repeatable)")
+    reader.flag("-C", "--label", action="append", default=[], metavar="L", help="only where this label is (repeatable)")
+    reader.flag("-d", "--chdir", metavar="DIR", help="run in DIR (default: here); - is a fresh scratch directory")
+    reader.flag("--env", action="append", default=[], metavar="K=V", help="set a variable (repeatable)")
+    reader.flag(
+        "--export",
+        action="append",
+        default=[],
+        metavar="NAME,…",
+        help="send these too, though they look like secrets; `none` sends nothing but what is named",
+    )
+    reader.flag("--prio", type=options.whole(-1_000_000, 1_000_000), default=0, metavar="N", help="greater goes first")
+    reader.switch("--local", help="do not move it to another node")
+    reader.flag("--migrations", type=options.whole(0, 1000), metavar="N", help="move it at most N times")
+    reader.switch("--once", help="never start it twice; should its node be lost, it ends up unknown")
+    reader.switch("--fast", help="start it elsewhere as soon as its node is called dead: two copies may overlap")
+    reader.flag(
+        "--lease",
+        type=options.lease,
+        metavar="10m|auto",
+        help="how long its node may be out of touch until it is run elsewhere; auto: a tenth of the time it has run",
+    )
+    reader.flag("-s", "--shell", metavar="'a | b'", help="run this line in /bin/sh instead of a command")
+    reader.switch("--wait-for-node", help="wait for a node that can run it, should no node known be able to, ever")
+    reader.switch("--dry-run", help="print what would be submitted, submit nothing")
+    return reader
+
+
+def specification(flags: Namespace, words: list[str], verb: str) -> tuple[dict[str, Any], list[str]]:
+    """The task's spec as the agent takes it, and the names of variables left out because they look like secrets."""
+    argv = _argv(flags.shell, words, verb)
+    suggestions.check_node_names(verb, [*([flags.node] if flags.node else []), *_listed(flags.exclude)])
+    if flags.shell is None:
+        suggestions.say_if_quoted(words, verb)
+    variables, secret = environment.captured(os.environb, flags.export, flags.env, moved=flags.chdir is not None)
+    umask = os.umask(0o077)
+    os.umask(umask)
+    request = {"cpus": 1.0 if flags.cpus is None else flags.cpus}
+    request |= _given(mem_bytes=flags.mem, **device_flags.request(flags, verb))
+    placement = _given(
+        node=flags.node,
+        exclude=_listed(flags.exclude),
+        labels=_listed(flags.label),
+        local=flags.local,
+        migrations_max=flags.migrations,
+    )
+    name = flags.name if flags.name is not None else task_name(argv, shell=flags.shell is not None)
+    if not name.isprintable() and any("\udc80" <= character <= "\udcff" for character in name):
+        raise UsageError(f"{verb}: --name {printable(name)!r} is not UTF-8", hint="a name of text:  --name NAME")
+    if len(name) > NAME_CHARACTERS_MAX:
+        raise UsageError(
+            f"the name has {len(name)} characters; at most {NAME_CHARACTERS_MAX} are allowed",
+            hint="a shorter one:  --name NAME",
+        )
+    return {
+        "argv": argv,
+        "directory": _directory(flags.chdir),
+        "environment": environment.packed(variables),
+        **_given(named=environment.named(flags.export, flags.env) or None),
+        "umask": umask & 0o777,
+        "name": name,
+        "request": request,
+        "placement": placement,
+        "time_limit_s": flags.time or 0.0,
+        "priority": flags.prio,
+        **_promise(flags, verb),
+    }, secret
+
+
+def _promise(flags: Namespace, verb: str) -> dict[str, object]:
+    """What is promised about the task's executions, where that is not the usual."""
+    if flags.once and flags.fast:
+        raise UsageError(
+            f"{verb}: --once and --fast contradict each other",
+            hint="--once: never started twice        --fast: started again early, two copies may overlap",
+        )
+    guarantee = "once" if flags.once else "fast" if flags.fast else None
+    if flags.lease == options.LEASE_AUTO:
+        return _given(guarantee=guarantee, lease_auto=True)
+    return _given(guarantee=guarantee, lease_s=flags.lease)
+
+
+def task_name(argv: list[bytes], *, shell: bool) -> str:
+    """What people would call this command: its program, or the script that an interpreter is given."""
+    if shell:
+        words = argv[-1].split()
+        text = next((word for word in words if not _is_assignment(word)), b"sh").rstrip(b";|&") or b"sh"
+    else:
+        text = os.path.basename(argv[0])
+        if text.rstrip(b"0123456789.").decode("utf-8", "replace") in _INTERPRETERS and len(argv) > 1:
+            text = text if argv[1].startswith(b"-") else os.path.basename(argv[1]) or text
+    return text.decode("utf-8", "replace")[:NAME_CHARACTERS_MAX]
+
+
+def _is_assignment(word: bytes) -> bool:
+    """Whether a shell takes it for `NAME=VALUE` before a command."""
+    return word.partition(b"=")[0].decode("utf-8", "replace").isidentifier() and b"=" in word
+
+
+def print_dry_run(spec: dict[str, Any], secret: list[str], flags: Namespace, **more: object) -> int:
+    """Show what would be submitted. Values of variables are not shown, only their names."""
+    import msgpack
+
+    variables = sorted(os.fsdecode(name) for name in msgpack.unpackb(spec["environment"]))
+    shown = {**spec, "argv": [printable(word) for word in spec["argv"]], "directory": printable(spec["directory"])}
+    shown |= {"environment": [printable(name) for name in variables], "left_out": secret, **more}
+    if flags.json:
+        from peerload.text.format import print_json
+
+        print_json(shown)
+        return 0
+    lines = ["nothing was submitted; this would be:"]
+    shown["umask"] = f"{spec['umask']:04o}"
+    for key, value in shown.items():
+        if value not in ([], {}, (), None):
+            lines.append(f"  {key:14} {_readable(value)}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _readable(value: object) -> str:
+    """Fields as `name value`, what there is more than one of with blanks or commas between."""
+    if isinstance(value, dict):
+        return ", ".join(f"{printable(key)} {_readable(one)}" for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        if value and all(isinstance(one, (list, tuple)) for one in value):
+            return ", ".join(map(_range, value))
+        return " ".join(map(_readable, value))
+    return number_text(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else printable(value)
+
+
+def _range(numbers: list[int] | tuple[int, ...]) -> str:
+    """A part of an array as it is typed; anything else word by word."""
+    if len(numbers) != len(("first", "last", "step")) or not all(isinstance(one, int) for one in numbers):
+        return _readable(list(numbers))
+    first, last, step = numbers
+    return f"{first}" if first == last else f"{first}-{last}" + (f":{step}" if step != 1 else "")
+
+
+def submit(
+    client: Client,
+    spec: dict[str, Any],
+    secret: list[str],
+    array: list[tuple[int, int, int]],
+    *,
+    held: bool = False,
+    waits_for_node: bool = False,
+    each: list[list[bytes]] | None = None,
+    attended: bool = False,
+    input_ends: bool = True,
+    terms: dict[str, object] | None = None,
+) -> dict[str, Any]:
+    """Queue the task, or, with ``each``, an array of these command lines; say on a terminal what was left out of its
+    environment."""
+    say_left_out(secret)
+    try:
+        more: dict[str, Any] = {"wait_for_node": True} if waits_for_node else {}
+        more |= {"each": each} if each else {}
+        more |= {"attended": True} if attended else {}
+        more |= {} if input_ends else {"input_ends": False}
+        more |= {"terms": terms} if terms else {}
+        return client.call("submit", token=os.urandom(16).hex(), spec=spec, array=array, held=held, **more)
+    except NeverRunnable as error:
+        raise suggestions.mended(error, client, spec) from None
+    except AgentSilent as error:
+        error.hint = f"the task is queued if it goes on; then see:  peerload ls        {error.hint}"
+        raise
+    except AgentUnavailable as error:
+        raise AgentUnavailable(
+            "the agent went away before it had answered",
+            why=error.why,
+            hint="whether the task was queued is not known; see:  peerload up        peerload ls",
+        ) from None
+
+
+def say_left_out(secret: list[str]) -> None:
+    """On a terminal, which variables were not sent."""
+    if secret and sys.stderr.isatty():
+        say(
+            f"not sent with the task, since they look like secrets: {shortened(', '.join(secret), 200)}",
+            f"to send one:  --export {secret[0]}",
+        )
+
+
+def say_declining(reply: dict[str, Any]) -> None:
+    """Say on stderr which other nodes decline the task just submitted, why, and what helps."""
+    nodes_by_reason: dict[str, list[str]] = {}
+    for node, why in (reply.get("declining") or {}).items():
+        nodes_by_reason.setdefault(str(why), []).append(str(node))
+    for why, nodes in nodes_by_reason.items():
+        named = ", ".join(nodes[:NODES_NAMED_MAX])
+        more = f" and {len(nodes) - NODES_NAMED_MAX} more" if len(nodes) > NODES_NAMED_MAX else ""
+        helps = "policy" not in why
+        say(
+            f"{reply['id']} cannot run on {named}{more}: {why}",
+            "another directory:  -d DIR        a fresh scratch directory on its node:  -d -" if helps else "",
+        )
+
+
+def warn_if_stranded(client: Client, reply: dict[str, Any], spec: dict[str, Any]) -> None:
+    """Say on stderr which nodes cannot take the task just submitted, or why it cannot start now, and what to type: within a
+    second."""
+    task = reply["id"]
+    say_declining(reply)
+    if reply.get("directory_here") is False:
+        shown = printable(spec["directory"])
+        if reply.get("members"):
+            reason = "only nodes that have it will take the tasks"
+        else:
+            reason = _reason_still_queued(client, task)
+        if reason:
+            say(
+                f"{task} waits: the directory {shown} is not on this machine: {reason}",
+                f"cancel it:  peerload cancel {task}        name another:  -d DIR        a fresh scratch one:  -d -",
+            )
+    elif reply.get("placeable"):
+        say(
+            f"{task} waits: {reply['placeable']}",
+            f"why:  peerload why {task}        cancel it:  peerload cancel {task}",
+        )
+
+
+def _reason_still_queued(client: Client, task: str) -> str:
+    """Why a task is still queued after a second; empty as soon as it has found a node."""
+    reason = ""
+    for _ in range(PLACEMENT_ROUNDS):
+        client.last = {}
+        for _ended in client.stream("wait", tasks=[task], timeout_s=PLACEMENT_ROUND_S):
+            return ""
+        tasks = client.call("show", tasks=[task]).get("tasks") or [{}]
+        if tasks[0].get("state") != "queued":
+            return ""
+        reason = str(tasks[0].get("reason") or "")
+    return reason or "no node that has it has taken the task so far"
+
+
+def exit_code_of(task: dict[str, Any]) -> int:
+    """The exit code by which this ended task is to be told: its own, 128 + signal, or 125 if it has none."""
+    code, signal = task.get("exit_code"), task.get("signal")
+    if isinstance(code, int):
+        return code & 0xFF
+    return 128 + signal if isinstance(signal, int) and signal > 0 else 125
+
+
+def say_unknown(task: dict[str, Any]) -> None:
+    """On stderr, of a task that may never end by itself: nobody knows its outcome; and what can be done."""
+    name, reason, node = (printable(task.get(key) or "") for key in ("id", "reason", "node"))
+    outlook = f"it is waited for, in case {node} comes back" if node else "nothing of it is left to end by itself"
+    say(
+        f"nobody knows how {name} ended, or whether it has" + (f": {reason}" if reason else ""),
+        f"{outlook}; run it again:  peerload retry {name}        give it up:  peerload cancel {name}",
+    )
+
+
+def say_missing(task: dict[str, Any]) -> int:
+    """On stderr, of a task that has succeeded, and whose output was lost in part → CANNOT; 0 if none of it was."""
+    if not task.get("missing_bytes"):
+        return 0
+    name, why = (printable(task.get(key) or "") for key in ("id", "reason"))
+    say(
+        f"exit code {CANNOT}: {name} succeeded, and not all of its output is here: {why}",
+        f"what is:  peerload logs {name}",
+    )
+    return CANNOT
+
+
+def say_unsaved(files: dict[str, Any]) -> int:
+    """On stderr, of a task whose output is not (all) in the file that it was to go to → CANNOT; 0 if all of it is."""
+    name, state, why = (printable(files.get(key) or "") for key in ("id", "state", "why"))
+    if state in ("", "saved"):
+        return 0
+    again = "; it is tried again" if state == "postponed" else ""
+    say(
+        f"the output of {name} is not saved as it should be: {why}{again}",
+        f"what is kept of it:  peerload logs {name}        more:  peerload show {name}",
+    )
+    return CANNOT
+
+
+def say_away(away: dict[str, Any]) -> None:
+    """On stderr, of a task whose home cannot be asked; who runs it can."""
+    name, home, why = (printable(away.get(key) or "") for key in ("id", "home", "why"))
+    say(f"{name}: its home {home} cannot be asked: {why}", "this is what is here of it")
+
+
+def say_waits(waits: dict[str, Any]) -> None:
+    """On stderr, of a task that has ended elsewhere, while its result cannot be kept at its home."""
+    name, node, why = (printable(waits.get(key) or "") for key in ("id", "node", "why"))
+    say(
+        f"{name} has ended on {node}; its result waits there: {why}",
+        f"it is asked for again; more:  peerload why {name}",
+    )
+
+
+def _argv(shell: str | None, words: list[str], verb: str) -> list[bytes]:
+    if shell is not None:
+        if words:
+            raise UsageError(
+                f"{verb}: a command and --shell were given: {words[0]!r}", hint="quote the whole line for -s"
+            )
+        words = ["/bin/sh", "-c", shell]
+    if not words or not words[0]:
+        raise UsageError(f"{verb}: what is to be run?", hint=f"such as:  peerload {verb} hostname")
+    argv = [os.fsencode(word) for word in words]
+    total = sum(map(len, argv))
+    if total > ARGV_BYTES_MAX or len(argv) > ARGV_ITEMS_MAX:
+        raise BadRequest(
+            f"the command has {len(argv)} words of {size_text(total)} in all",
+            why=f"at most {ARGV_ITEMS_MAX} words and {size_text(ARGV_BYTES_MAX)} can travel",
+            hint="put the words into a file and have the command read it",
+        )
+    return argv
+
+
+def _directory(chosen: str | None) -> bytes:
+    if chosen == "-":
+        return _SCRATCH
+    try:
+        here = os.getcwdb()
+    except FileNotFoundError:
+        if chosen is None or not os.path.isabs(chosen):
+            raise BadRequest(
+                "the directory you are in has been removed", hint="go elsewhere, or name one:  -d DIR"
+            ) from None
+        here = b"/"
+    if chosen is None:
+        return here
+    directory = os.path.normpath(os.path.join(here, os.path.expanduser(os.fsencode(chosen))))
+    if os.path.isfile(directory):
+        raise BadRequest(
+            f"-d {printable(chosen)}", why="that is a file, not a directory", hint="a fresh scratch directory:  -d -"
+        )
+    return directory
+
+
+def _given(**fields: object) -> dict[str, object]:
+    """Only what was given, since the rest has its default."""
+    return {key: value for key, value in fields.items() if value or (value == 0 and value is not False)}
+
+
+def _listed(values: list[str]) -> list[str]:
+    return [name for value in values for name in value.split(",") if name]

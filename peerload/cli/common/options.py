@@ -1,0 +1,208 @@
+"""What the verbs share in reading their flags: argparse with our errors, ids, speeds, signals."""
+
+from __future__ import annotations
+
+import argparse
+
+from peerload.model.errors import UsageError
+from peerload.text.units import duration as duration  # noqa: PLC0414 -- verbs have it from here
+from peerload.text.units import size as size  # noqa: PLC0414 -- as above
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+SPEED_MAX = 1000
+NODE_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+NODE_NAME_LENGTH_MAX = 40
+NODE_NAME_SAYS = "a-z, 0-9 and - alone, at most 40 characters"
+LEASE_AUTO = -1.0
+"""What `lease` makes of ``auto``."""
+LEASE_S_MIN, LEASE_S_MAX = 1.0, 86_400.0
+
+
+DESCRIBE = "\0describe"
+"""A word that nobody can type: a verb that gets it tells what it takes (`Described`) and does nothing."""
+
+
+class Described(Exception):
+    """What a verb takes. flags: by name, whether it takes a value and what it is for."""
+
+    def __init__(self, flags: dict[str, tuple[bool, str]]) -> None:
+        super().__init__()
+        self.flags = flags
+
+
+class Options(argparse.ArgumentParser):
+    """The flags of one verb. Flags are never abbreviated; a mistake raises UsageError; `--socket` is always there."""
+
+    def __init__(self, verb: str, says: str, *, usage: str = "", epilog: str = "", json_says: str = "") -> None:
+        super().__init__(
+            prog=f"peerload {verb}",
+            usage=f"peerload {verb} {usage}" if usage else None,
+            description=says,
+            epilog=epilog or None,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._verb = verb
+        self._takes_value: dict[str, bool] = {"-h": False, "--help": False}
+        self.flag("--socket", metavar="PATH", help="the agent's socket (default: PEERLOAD_SOCKET, else your own agent)")
+        self.switch("--json", help=json_says or "print JSON, one object")
+
+    def flag(self, *names: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
+        """A flag that takes a value."""
+        self._takes_value.update(dict.fromkeys(names, True))
+        self.add_argument(*names, **settings)
+
+    def switch(self, *names: str, **settings: Any) -> None:  # noqa: ANN401 -- argparse's own keywords
+        """A flag that takes none."""
+        self._takes_value.update(dict.fromkeys(names, False))
+        self.add_argument(*names, action="store_true", **settings)
+
+    def at(self) -> None:
+        """Lets the user name the node that is to answer."""
+        self.flag("--at", type=node_name, default="", metavar="NODE", help="ask this node of the cluster, not this one")
+
+    def read(self, words: list[str]) -> argparse.Namespace:
+        """The flags and positional words in ``words``, in any order."""
+        self._describe_if_asked(words)
+        return self.parse_intermixed_args(self._with_negative_values(words))
+
+    def _with_negative_values(self, words: list[str]) -> list[str]:
+        """``--flag -5ms`` as ``--flag=-5ms``, lest the value be taken for a flag."""
+        joined: list[str] = []
+        for index, word in enumerate(words):
+            if word == "--":
+                return joined + words[index:]
+            before = joined[-1] if joined else ""
+            is_value = word[:1] == "-" and word[1:2].isdigit() and before[:2] == "--" and self._next_is_value(before)
+            joined[-1:] = [f"{before}={word}"] if is_value else [*joined[-1:], word]
+        return joined
+
+    def read_command(self, words: list[str]) -> tuple[argparse.Namespace, list[str]]:
+        """The flags up to the first word that is none, and all the words from there on (less one `--`)."""
+        self._describe_if_asked(words)
+        end = self._end_of_flags(words)
+        command = words[end:]
+        return self.parse_args(self._with_negative_values(words[:end])), command[1:] if command[:1] == [
+            "--"
+        ] else command
+
+    def _unknown(self, words: str) -> NoReturn:
+        """A flag, or one word too many, that the verb does not take, and the flag that may be meant."""
+        from difflib import get_close_matches
+
+        first = words.split(" ", 1)[0].partition("=")[0]
+        if not first.startswith("-"):
+            what = f"{self._verb}: one word too many: {first!r}"
+            raise UsageError(what, hint=f"what it takes:  peerload {self._verb} --help")
+        near = get_close_matches(first, self._takes_value, n=1)
+        also = f"did you mean {near[0]} ?        " if near else ""
+        raise UsageError(
+            f"{self._verb}: no such flag: {first}", hint=f"{also}all of them:  peerload {self._verb} --help"
+        )
+
+    def _describe_if_asked(self, words: list[str]) -> None:
+        if words[:1] == [DESCRIBE]:
+            helps = {name: action.help or "" for action in self._actions for name in action.option_strings}
+            raise Described({name: (takes, helps.get(name, "")) for name, takes in self._takes_value.items()})
+
+    def _end_of_flags(self, words: list[str]) -> int:
+        index = 0
+        while index < len(words):
+            word = words[index]
+            if word in ("--", "-") or not word.startswith("-"):
+                return index
+            index += 2 if self._next_is_value(word) else 1
+        return len(words)
+
+    def _next_is_value(self, word: str) -> bool:
+        if word.startswith("--"):
+            return "=" not in word and self._takes_value.get(word, False)
+        for position, letter in enumerate(word[1:], start=1):
+            if self._takes_value.get(f"-{letter}", False):
+                return position == len(word) - 1
+        return False
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError where argparse would print its usage and exit."""
+        what, _, unknown = message.partition("unrecognized arguments: ")
+        if unknown and not what:
+            self._unknown(unknown)
+        message = message.removeprefix("argument ").replace(
+            "the following arguments are required: ", "what is missing: "
+        )
+        raise UsageError(f"{self._verb}: {message}", hint=f"what it takes:  peerload {self._verb} --help")
+
+
+def lease(text: str) -> float:
+    """Seconds from 1 s to 24 h, or LEASE_AUTO for ``auto``."""
+    if text == "auto":
+        return LEASE_AUTO
+    seconds = duration(text)
+    if not LEASE_S_MIN <= seconds <= LEASE_S_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 second and 24 hours")
+    return seconds
+
+
+def whole(low: int, high: int) -> Any:  # noqa: ANN401 -- what argparse takes as a type
+    """A type for whole numbers from ``low`` to ``high``."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if not low <= number <= high:
+            raise argparse.ArgumentTypeError(f"{number} is not between {low} and {high}")
+        return number
+
+    return read
+
+
+def cpus(text: str) -> float:
+    """Cores, perhaps a fraction."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of cpus") from None
+    if not 0 < number <= 65_536:  # noqa: PLR2004 -- the bound of ResourceRequest.cpus
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0 and at most 65536")
+    return number
+
+
+def is_node_name(text: str) -> bool:
+    """Whether a node can be called this."""
+    return 0 < len(text) <= NODE_NAME_LENGTH_MAX and NODE_NAME_CHARACTERS.issuperset(text)
+
+
+def node_name(text: str) -> str:
+    """The name of a node; none stands for this one."""
+    if text and not is_node_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no node's name: {NODE_NAME_SAYS}")
+    return text
+
+
+def speed(text: str) -> float:
+    """How fast a node works beside the reference machine."""
+    try:
+        factor = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; such as 1.5") from None
+    if not 0 < factor <= SPEED_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0 and at most {SPEED_MAX}")
+    return factor
+
+
+def signal_number(text: str) -> int:
+    """A signal by name (``INT``, ``SIGINT``) or number."""
+    import signal
+
+    if text.isdecimal() and 1 <= int(text) <= 64:  # noqa: PLR2004 -- Linux has 64
+        return int(text)
+    name = text.upper().removeprefix("SIG")
+    try:
+        return int(signal.Signals[f"SIG{name}"])
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no signal; such as TERM, INT, KILL, 9") from None

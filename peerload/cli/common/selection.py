@@ -1,0 +1,175 @@
+"""Selectors, as every verb that takes tasks reads them: ids, ranges and `all`, narrowed by state, name, group, node and tags.
+
+Plain ids go to the agent as they are. Anything else is resolved by it into references first (`select`), so that it can be said
+how many tasks are meant, and asked on a terminal where these are many.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from peerload.cli.common.options import node_name
+from peerload.model.errors import UsageError
+from peerload.text.format import counted, printable, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
+
+    from peerload.cli.common.options import Options
+    from peerload.client.connection import Client
+
+STATES = ("held", "queued", "leased", "running", "done", "failed", "cancelled", "unknown")
+UNFINISHED = ("held", "queued", "leased", "running", "unknown")
+ENDED = ("done", "failed", "cancelled")
+ALL = "all"
+WITHOUT_STATES = ("clean", "signal")
+"""Verbs whose `--state` is their own, or that have none."""
+ASKED_ABOVE = 20
+"""More tasks than this are not changed without a question, on a terminal."""
+REFS_AT_A_TIME = 5_000
+REFS_CHARS_AT_A_TIME = 1 << 20
+"""References in one request, well below what the agent takes."""
+NAME_GLOB_CHARS_MAX = 128
+"""As peerload.wire.control has it."""
+EPILOG = """\
+ID: 42, 42.7, 42.3-9 (members 3 to 9), ws1/42, @ (my last task), @~1 (the one before it), or  all.
+--state, --name, --group, --node and --tag narrow that; without an ID they select among all my tasks whose home is here."""
+
+
+def add(reader: Options, *, changes: bool = False, has_state: bool = True) -> None:
+    """The ids and the flags. changes: the verb changes tasks, so that it asks before it changes many; has_state: false where
+    the verb has a `--state` of its own."""
+    reader.add_argument("task", nargs="*", metavar="ID")
+    if has_state:
+        reader.flag("--state", action="append", default=[], metavar="S", help=f"only in this state: {' '.join(STATES)}")
+    reader.flag("--name", default="", metavar="GLOB", help="only those of this name, such as 'train*'")
+    reader.flag("--group", default="", metavar="G", help="only those of this group")
+    reader.flag("--node", type=node_name, default="", metavar="NAME", help="only those on this node")
+    reader.flag("--tag", action="append", default=[], metavar="K[=V]", help="only those with this tag (repeatable)")
+    if changes:
+        reader.switch("--all-users", help="an administrator: the tasks of all users, where no ID is given")
+        reader.switch("-y", "--yes", help=f"do not ask before more than {ASKED_ABOVE} tasks are changed")
+    reader.epilog = f"{reader.epilog}\n{EPILOG}" if reader.epilog else EPILOG
+
+
+class Selection:
+    """The selectors on one command line. Raises UsageError for what contradicts itself, or, with ``needed``, for none."""
+
+    def __init__(self, flags: Namespace, verb: str, *, needed: bool = True) -> None:
+        self._verb = verb
+        self._asks = not getattr(flags, "yes", True)
+        self.states = states_of(flags.state, verb) if verb not in WITHOUT_STATES else []
+        self.words = [word for word in flags.task if word != ALL]
+        self.means_all = ALL in flags.task
+        if self.words and self.means_all:
+            raise UsageError(f"{verb}: {ALL!r} and {self.words[0]!r} contradict each other", hint="one of them alone")
+        if len(flags.name) > NAME_GLOB_CHARS_MAX:
+            raise UsageError(f"{verb}: --name has more than {NAME_GLOB_CHARS_MAX} characters")
+        given = {"name": flags.name, "group": flags.group, "node": flags.node, "tags": flags.tag}
+        self.narrowing: dict[str, Any] = {key: value for key, value in given.items() if value}
+        self._all_users = bool(getattr(flags, "all_users", False))
+        if needed and not (self.words or self.means_all or self.is_narrowed):
+            hint = f"ids, {ALL}, or flags such as  --state S  --name GLOB  --tag K=V;  more:  peerload {verb} --help"
+            raise UsageError(f"{verb}: which tasks?", hint=hint)
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether a flag selects among the tasks."""
+        return bool(self.narrowing or self.states)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but ids, each of one task or one array."""
+        return bool(self.words) and not self.is_narrowed and all(map(is_plain_id, self.words))
+
+    def asked(self, states: Iterable[str] = ()) -> dict[str, Any]:
+        """The fields of a request that selects. ``states``: those meant where the user names none."""
+        wanted = self.states or list(states)
+        fields = {"tasks": self.words, **self.narrowing, "states": wanted}
+        return {key: value for key, value in fields.items() if value}
+
+    def selected(self, client: Client, states: Iterable[str] = ()) -> dict[str, Any]:
+        """The agent's answer: selected count states."""
+        more = {"all_users": True} if self._all_users else {}
+        return client.call("select", **self.asked(states), **more)
+
+    def chosen(self, client: Client, states: Sequence[str] = ()) -> list[str] | None:
+        """References to what is to be changed; empty, which is said, if nothing matches; None if the user said no. ``states``:
+        in which tasks are meant that nobody has named."""
+        if self.is_plain:
+            return list(self.words)
+        names_only = self.words and not self.is_narrowed
+        if names_only and not self.would_ask():
+            return list(self.words)
+        found = self.selected(client, () if names_only else states)
+        count = int(found.get("count") or 0)
+        if not count:
+            say_none()
+            return []
+        if self.would_ask() and not agreed(self._verb, count, found.get("states") or {}):
+            return None
+        return [str(ref) for ref in found.get("selected") or ()]
+
+    def would_ask(self) -> bool:
+        """Whether somebody is there to be asked."""
+        return self._asks and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def changed(client: Client, verb: str, refs: Sequence[str], **fields: object) -> dict[str, Any]:
+    """Have a verb change tasks, as many at a time as a request takes → one answer, its lists joined."""
+    answer: dict[str, Any] = {}
+    for part in batches(refs):
+        for key, value in client.call(verb, tasks=part, **fields).items():
+            answer[key] = [*answer.get(key, ()), *value] if isinstance(value, list) else value
+    return answer
+
+
+def batches(refs: Sequence[str]) -> Iterator[list[str]]:
+    """As many references at a time as one request takes."""
+    part: list[str] = []
+    size = 0
+    for ref in refs:
+        if part and (len(part) >= REFS_AT_A_TIME or size + len(ref) > REFS_CHARS_AT_A_TIME):
+            yield part
+            part, size = [], 0
+        part.append(ref)
+        size += len(ref)
+    if part:
+        yield part
+
+
+def say_none() -> None:
+    """Nothing matches."""
+    say("no task matches", "what there is:  peerload ls        peerload history")
+
+
+def states_of(given: list[str], verb: str) -> list[str]:
+    """The states that a user names, apart by commas or flags. Raises UsageError for what is none."""
+    states = [name for value in given for name in value.split(",") if name]
+    for name in states:
+        if name not in STATES:
+            raise UsageError(f"{verb}: no such state: {name!r}", hint=f"there are:  {' '.join(STATES)}")
+    return states
+
+
+def is_plain_id(word: str) -> bool:
+    """Whether this names one task or one array: no range, and no task by its place from the last."""
+    members = word.rpartition("/")[2].partition(".")[2]
+    return "~" not in word and "-" not in members and "," not in members
+
+
+def agreed(verb: str, count: int, states: dict[str, Any] | None = None) -> bool:
+    """Whether the user at the terminal says yes to so many; few are not asked about."""
+    if count <= ASKED_ABOVE:
+        return True
+    told = ", ".join(f"{number} {printable(state)}" for state, number in sorted((states or {}).items()))
+    many = counted(count, "task") + (f" ({told})" if told else "")
+    sys.stderr.write(f"peerload: {verb} {many}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    say(f"nothing was done to {counted(count, 'task')}")
+    return False

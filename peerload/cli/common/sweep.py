@@ -1,0 +1,117 @@
+"""`submit --param lr=0.1,0.01 --param seed=1-5`: a member of an array for each combination of values."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import os
+import re
+import sys
+
+from peerload.cli.map.template import Template
+from peerload.cli.map.template_line import gathered
+from peerload.model.errors import UsageError
+from peerload.text.format import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+VALUES_MAX = 100_000
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
+_RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([1-9][0-9]{0,8}))?")
+_PLACE = re.compile(rb"\{([A-Za-z_][A-Za-z0-9_]{0,39})(//|/\.|/|\.)?\}")
+"""`{lr}`; as with `{1}`, `{path/.}` and the like change the value."""
+_HINT = "such as:  peerload submit --param lr=0.1,0.01 --param seed=1-5 python train.py --lr {lr} --seed {seed}"
+
+
+def commands(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
+    """The command line of each combination: the last parameter changes fastest. Raises UsageError and BadRequest."""
+    if flags.array is not None or flags.each_line is not None:
+        other = "--array" if flags.array is not None else "--each-line"
+        raise UsageError(f"submit: --param and {other} contradict each other", hint="the combinations are the members")
+    names: list[str] = []
+    sources: list[list[tuple[bytes, ...]]] = []
+    for word in flags.param:
+        name, equals, text = word.partition("=")
+        if not equals or not _NAME.fullmatch(name) or not text:
+            raise UsageError(f"submit: --param {printable(word[:60])!r} is no parameter with values", hint=_HINT)
+        names.append(name)
+        sources.append([(os.fsencode(value),) for value in values(text)])
+    for file in flags.param_file:
+        columns, rows = _table(file)
+        names += columns
+        sources.append(rows)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"submit: the parameter {twice} is given twice", hint="all its values at once:  --param a=1,2")
+    is_shell = flags.shell is not None
+    words = [_numbered(word, names) for word in (spec["argv"][-1:] if is_shell else spec["argv"])]
+    _check_all_used(words, names)
+    template = Template(words, is_shell=is_shell, inputs=len(names), verb="submit")
+    combined = itertools.product(*sources)
+    return gathered(template, (tuple(itertools.chain.from_iterable(row)) for row in combined), "--param")
+
+
+def values(text: str) -> list[str]:
+    """``0.1,0.01`` and ``1-5``, ``0-9:3``, ``01-10`` as single values. Raises UsageError."""
+    found: list[str] = []
+    for part in text.split(","):
+        span = _RANGE.fullmatch(part)
+        if span is None:
+            found.append(part)
+            continue
+        low, high, step = int(span[1]), int(span[2]), int(span[3] or 1)
+        if high < low:
+            raise UsageError(f"submit: --param {part!r}: the start is greater than the end", hint=_HINT)
+        if (high - low) // step >= VALUES_MAX:
+            raise UsageError(f"submit: --param {part!r} has more than {VALUES_MAX} values")
+        width = len(span[1]) if span[1].startswith("0") else 0
+        found += [f"{number:0{width}d}" for number in range(low, high + 1, step)]
+    return found
+
+
+def _table(file: str) -> tuple[list[str], list[tuple[bytes, ...]]]:
+    """The names in the first line of a CSV file and the rows below it: combinations as they are. Raises UsageError."""
+    shown = printable(file)
+    try:
+        descriptor = sys.stdin.fileno() if file == "-" else file
+        with open(descriptor, newline="", encoding="utf-8", errors="surrogateescape", closefd=file != "-") as opened:
+            lines = [row for row in csv.reader(opened, skipinitialspace=True) if row]
+    except (OSError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"submit: --param-file {shown} cannot be read", why=why) from None
+    if len(lines) < 2:  # noqa: PLR2004 -- names, and something to try
+        raise UsageError(
+            f"submit: --param-file {shown} has no rows", hint="names in the first line, values below:  lr,seed"
+        )
+    names, rows = lines[0], lines[1:]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"submit: --param-file {shown}: {printable(name)!r} is no name of a parameter")
+    for number, row in enumerate(rows, start=2):
+        if len(row) != len(names):
+            why = f"row {number} has {len(row)} values, the first line has {len(names)} names"
+            raise UsageError(f"submit: --param-file {shown} is no table", why=why)
+    return names, [tuple(map(os.fsencode, row)) for row in rows]
+
+
+def _numbered(word: bytes, names: list[str]) -> bytes:
+    """`{lr}` as `{1}`, which `Template` fills."""
+
+    def number(place: re.Match[bytes]) -> bytes:
+        name = place[1].decode()
+        return b"{%d%s}" % (names.index(name) + 1, place[2] or b"") if name in names else place.group()
+
+    return _PLACE.sub(number, word)
+
+
+def _check_all_used(words: list[bytes], names: list[str]) -> None:
+    """Raises UsageError for a parameter that would change nothing."""
+    text = b"\0".join(words)
+    for number, name in enumerate(names, start=1):
+        if b"{}" not in text and not re.search(rb"\{%d(//|/\.|/|\.)?\}" % number, text):
+            raise UsageError(
+                f"submit: the command has no place for the parameter {name}", hint=f"write  {{{name}}}  in it"
+            )

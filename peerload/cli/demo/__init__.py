@@ -1,0 +1,1 @@
+"""`peerload demo`: a broker, work to do, a report, and imagined GPUs."""

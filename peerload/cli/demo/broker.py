@@ -1,0 +1,262 @@
+"""A small MQTT broker for the demo and tiny labs: `python -m peerload.cli.demo.broker`, or one started and ended for you.
+
+Production uses Mosquitto from the distribution (deploy/mosquitto.conf). What is started here listens on the loopback
+interface only, lets everybody in who can reach that, and remembers nothing across a restart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import ipaddress
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Literal, Self
+
+from peerload.distribution import how_to_add
+from peerload.model.errors import ConfigError, PeerloadError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+Kind = Literal["mosquitto", "amqtt"]
+
+START_S_MAX = 20.0
+"""A broker process that does not accept connections within this is given up."""
+STOP_S_MAX = 5.0
+STARTS_MAX = 5
+"""A port that looked free may be taken by somebody else meanwhile: so many ports are tried."""
+QUEUED_MESSAGES_MAX = 10_000
+"""Per client; Mosquitto's own 1000 would drop retained States in a cluster of more nodes."""
+
+_MOSQUITTO = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+set_tcp_nodelay true
+persistence false
+max_queued_messages {queued}
+connection_messages false
+log_dest file {log}
+{user}
+"""
+
+
+class BrokerUnavailable(PeerloadError):
+    """No broker could be started; ``why`` has its last words."""
+
+    code = "broker-unavailable"
+
+
+async def run_broker(host: str = "127.0.0.1", port: int = 0) -> tuple[str, Callable[[], Awaitable[None]]]:
+    """Start an amqtt broker in this event loop → its `HOST:PORT`, and what is to be awaited to stop it.
+
+    host: a loopback address, else ConfigError (anybody may connect); port: 0 picks a free one. Raises
+    BrokerUnavailable if the package is not installed or the port is taken.
+    """
+    if not ipaddress.ip_address(host).is_loopback:
+        raise ConfigError("host", "this broker listens on loopback addresses only", why="it lets everybody in")
+    try:
+        from amqtt.broker import Broker
+        from amqtt.contexts import BrokerConfig, ListenerConfig
+        from amqtt.errors import BrokerError
+    except ImportError as error:
+        raise BrokerUnavailable(
+            "the small broker is not installed", why=str(error), hint=how_to_add("broker")
+        ) from error
+    bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    # The plug-ins are named because the default set announces its own deprecation; without the last one no $SYS.
+    config = BrokerConfig(
+        listeners={"default": ListenerConfig(bind=bind)},
+        plugins={"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+    )
+    broker = Broker(config)
+    try:
+        await broker.start()
+    except BrokerError as error:
+        raise BrokerUnavailable("the small broker cannot start", why=str(error)) from error
+    bound = broker._servers["default"].instance.sockets[0].getsockname()[1]  # noqa: SLF001 -- port 0 is told nowhere else
+    return (f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"), broker.shutdown
+
+
+def find_broker() -> Kind | None:
+    """Which broker can be started here: Mosquitto if it is installed, else amqtt, else None."""
+    if _mosquitto() is not None:
+        return "mosquitto"
+    return "amqtt" if importlib.util.find_spec("amqtt") is not None else None
+
+
+def _mosquitto() -> str | None:
+    path = os.environ.get("PATH", os.defpath)
+    return shutil.which("mosquitto", path=os.pathsep.join((path, "/usr/sbin", "/sbin", "/usr/local/sbin")))
+
+
+class BrokerProcess:
+    """A broker in a process of its own, whose files lie in ``directory``. `start`, `kill` and `stop` may alternate;
+    once it has run, it keeps its port."""
+
+    def __init__(self, directory: Path, kind: Kind) -> None:
+        self.kind = kind
+        self.port = 0
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens, as `peerload agent --mqtt` takes it."""
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Its process; 0 if it does not run."""
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> Self:
+        """Returns when it accepts connections. Raises BrokerUnavailable."""
+        problem = ""
+        for _ in range(STARTS_MAX):
+            port = self.port or _free_port()
+            self._process = self._spawn(port)
+            problem = self._await_start(port)
+            if not problem:
+                self.port = port
+                return self
+            self.kill()
+        raise BrokerUnavailable(f"{self.kind} does not start", why=problem, hint=f"see {self._log}")
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / f"{self.kind}.log"
+
+    def _spawn(self, port: int) -> subprocess.Popen[bytes]:
+        self._log.unlink(missing_ok=True)
+        if self.kind == "amqtt":
+            argv = [sys.executable, "-m", "peerload.cli.demo.broker", "--port", str(port)]
+        else:
+            user = "user root" if os.geteuid() == 0 else ""  # else it would drop to a user that cannot write here
+            text = _MOSQUITTO.format(port=port, queued=QUEUED_MESSAGES_MAX, log=self._log, user=user)
+            configuration = self._directory / "mosquitto.conf"
+            configuration.write_text(text)
+            argv = [_mosquitto() or "mosquitto", "-c", str(configuration)]
+        with self._log.open("ab") as errors:
+            try:
+                return subprocess.Popen(
+                    argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+                )
+            except OSError as error:
+                raise BrokerUnavailable(f"{self.kind} does not start", why=str(error)) from error
+
+    def _await_start(self, port: int) -> str:
+        """Why it does not run; "" as soon as it does. Its own word first: somebody else may answer at the port."""
+        process, pause = self._process, threading.Event()
+        if process is None or process.stdout is None:
+            return "no process"
+        deadline = time.monotonic() + START_S_MAX
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                return self._last_words() or f"it exited with {process.returncode}"
+            if self._says_it_runs(process) and _accepts(port):
+                return ""
+            pause.wait(0.02)
+        return f"not within {START_S_MAX:g} s"
+
+    def _says_it_runs(self, process: subprocess.Popen[bytes]) -> bool:
+        if self.kind == "mosquitto":
+            return self._log.exists() and b" running" in self._log.read_bytes()
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout or -1, selectors.EVENT_READ)
+            return bool(selector.select(timeout=0.0))
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines() if self._log.exists() else []
+        return lines[-1] if lines else ""
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it in an orderly way."""
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@contextlib.contextmanager
+def start_broker(directory: Path, kind: Kind | None = None) -> Iterator[BrokerProcess]:
+    """A broker on a free loopback port for as long as the block lasts. Raises BrokerUnavailable if there is none."""
+    chosen = kind or find_broker()
+    if chosen is None:
+        raise BrokerUnavailable("no MQTT broker is installed", hint=how_to_add("broker"))
+    broker = BrokerProcess(directory, chosen)
+    try:
+        yield broker.start()
+    finally:
+        broker.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+async def _serve(host: str, port: int) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    address, stop = await run_broker(host, port)
+    print(f"mqtt://{address}", flush=True)
+    await stopped.wait()
+    await stop()
+
+
+def main() -> int:
+    """Serve until SIGTERM or SIGINT; prints the broker's URL on its first line as soon as it listens."""
+    parser = argparse.ArgumentParser(prog="python -m peerload.cli.demo.broker", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1", help="a loopback address (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="0 picks a free one (default: %(default)s)")
+    options = parser.parse_args()
+    logging.getLogger("amqtt").setLevel(logging.CRITICAL)  # it reports each lost client as an error
+    logging.getLogger("transitions").setLevel(logging.CRITICAL)
+    try:
+        asyncio.run(_serve(options.host, options.port))
+    except PeerloadError as error:
+        print(f"peerload: {error}" + (f"\n  {error.hint}" if error.hint else ""), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,19 @@
+"""The agent of `peerload demo gpu`: the same as any, on GPUs that are played. The file that describes them comes first,
+then the flags of `peerload agent`. No verb leads here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from peerload.agent.main import run
+from peerload.agent.sensors.played_nvml import PlayedNvml
+from peerload.cli.common.agent_flags import agent_options, default_state, given_settings
+
+
+def main() -> int:
+    """Until told to stop."""
+    machine, *words = sys.argv[1:]
+    settings = given_settings(agent_options("agent", "The agent of a demonstration.").read(words))
+    defaults = {"state": default_state(), "socket": settings["socket"]}
+    return run(settings, defaults, PlayedNvml(Path(machine)))

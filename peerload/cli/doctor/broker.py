@@ -1,0 +1,170 @@
+"""Whether a broker answers, lets us in, and which one it is; and whether it lets in anybody else. Asked by a client of our
+own, not by the agent's."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    import paho.mqtt.client as mqtt
+
+    from peerload.cli.doctor.facts import Facts
+    from peerload.security.broker_address import BrokerUrl
+    from peerload.security.broker_tls import BrokerTls
+
+ANSWERS_WITHIN_S = 3.0
+VERSION_WITHIN_S = 0.5
+ECHO_WITHIN_S = 1.0
+VERSION_CHARACTERS_MAX = 80
+ENDS_WITHIN_S = 30 * 86_400.0
+
+
+class Probed(NamedTuple):
+    """url: without user and password; why: why it cannot be used, "" if it can; version: as it says itself, or "";
+    ends_at: until when its certificate is valid (Unix s), None without TLS; sends_password: without TLS."""
+
+    url: str
+    why: str = ""
+    version: str = ""
+    ends_at: float | None = None
+    sends_password: bool = False
+
+
+class Way(NamedTuple):
+    """How brokers are reached: the settings `mqtt_ca` and `mqtt_password_file`, the cluster's CA (PEM, empty: none), and this
+    node's certificate, None where only the agent can read it."""
+
+    ca: str = ""
+    password_file: str = ""
+    cluster_ca: bytes = b""
+    certificate: Path | None = None
+
+    @classmethod
+    def of(cls, facts: Facts) -> Way:
+        """As the settings here say."""
+        if facts.config is None:
+            return cls()
+        certificate = Path(str(facts.info.get("state") or facts.config.state), "tls", "node.pem")
+        is_ours = os.access(certificate, os.R_OK)
+        cluster_ca = facts.cluster.authority.certificate if facts.cluster is not None else b""
+        config = facts.config
+        return cls(config.mqtt_ca, config.mqtt_password_file, cluster_ca, certificate if is_ours else None)
+
+    def tls(self, *, shows_us: bool) -> BrokerTls:
+        """With this node's certificate, or as anybody."""
+        from peerload.security.broker_tls import BrokerTls
+
+        return BrokerTls(self.ca, self.cluster_ca, self.certificate if shows_us else None)
+
+
+def probed(address: str, way: Way | None = None) -> Probed:
+    """Connect with certificate, user and password as the agent would."""
+    from peerload.model.errors import ConfigError
+    from peerload.security.broker_address import BrokerUrl
+    from peerload.security.broker_tls import broker_valid_until
+
+    way = way or Way()
+    try:
+        url = BrokerUrl.parse(address).known_as(way.password_file)
+        client, answered, found = _client(url, way, shows_us=True)
+    except ConfigError as error:
+        return Probed("a broker", str(error))
+    told = threading.Event()
+
+    def received(_client: mqtt.Client, _data: object, message: mqtt.MQTTMessage) -> None:
+        found["version"] = message.payload.decode("utf-8", "replace")[:VERSION_CHARACTERS_MAX]
+        told.set()
+
+    def let_in() -> None:
+        found["ends_at"] = broker_valid_until(client.socket())
+        client.subscribe("$SYS/broker/version")
+        told.wait(VERSION_WITHIN_S)
+
+    client.on_message = received
+    why = _tried(client, url, answered, found, let_in)
+    if why and url.tls and way.certificate is None and way.ca == "" and "for want of a certificate" in why:
+        why += " (the node's own cannot be read by this user: the agent's word counts)"
+    return Probed(url.text, why, found.get("version", ""), found.get("ends_at"), bool(url.password and not url.tls))
+
+
+def anybody_may_publish(address: str, way: Way, facts: Facts) -> bool:
+    """Whether somebody without name, password and certificate gets a message through below this node's topics. It goes to
+    a topic that no agent listens to, and means nothing."""
+    from peerload.model.errors import ConfigError
+    from peerload.security.broker_address import ROOT, BrokerUrl
+
+    name, config = facts.cluster.name if facts.cluster is not None else "local", facts.config
+    node, site = (config.node, config.site) if config is not None else ("node", "main")
+    topic = f"{ROOT}/{name}/{site}/{node}/to/doctor-{secrets.token_hex(8)}"
+    try:
+        url = BrokerUrl.parse(address)._replace(user=None, password=None)
+        client, answered, found = _client(url, way, shows_us=False)
+    except ConfigError:
+        return False
+    subscribed, came = threading.Event(), threading.Event()
+    client.on_message = lambda *_: came.set()
+    client.on_subscribe = lambda *_: subscribed.set()
+
+    def let_in() -> None:
+        client.subscribe(topic)
+        if subscribed.wait(ECHO_WITHIN_S):
+            client.publish(topic, b"peerload doctor: may anybody publish here?")
+            came.wait(ECHO_WITHIN_S)
+
+    _tried(client, url, answered, found, let_in)
+    return came.is_set()
+
+
+def _client(url: BrokerUrl, way: Way, *, shows_us: bool) -> tuple[mqtt.Client, threading.Event, dict[str, Any]]:
+    """A client that is not connected yet, an event that is set when it was let in or not, and what is known of that."""
+    import paho.mqtt.client as mqtt
+    from paho.mqtt.enums import CallbackAPIVersion
+
+    answered = threading.Event()
+    found: dict[str, Any] = {"why": f"no answer within {ANSWERS_WITHIN_S:g} s"}
+
+    def connected(_client: mqtt.Client, _data: object, _flags: object, reason: Any, _properties: object) -> None:  # noqa: ANN401 -- the library's own
+        found["why"] = f"it refuses us: {reason}" if reason.is_failure else ""
+        answered.set()
+
+    def gone(_client: mqtt.Client, _data: object, _flags: object, _reason: Any, _properties: object) -> None:  # noqa: ANN401 -- as above
+        if not answered.is_set():
+            found["why"] = "it refuses us, perhaps for want of a certificate" if url.tls else "it closed the connection"
+            answered.set()
+
+    client = mqtt.Client(CallbackAPIVersion.VERSION2, reconnect_on_failure=False)
+    client.username_pw_set(url.user, url.password)
+    if url.tls:
+        client.tls_set_context(way.tls(shows_us=shows_us).context())
+    client.connect_timeout = ANSWERS_WITHIN_S
+    client.on_connect = connected
+    client.on_disconnect = gone
+    return client, answered, found
+
+
+def _tried(
+    client: mqtt.Client, url: BrokerUrl, answered: threading.Event, found: dict[str, Any], let_in: Callable[[], None]
+) -> str:
+    """Connect, do that if we are let in, and go → why we were not, "" if we were."""
+    from peerload.security.broker_tls import broker_says
+
+    try:
+        client.connect(url.host, url.port, keepalive=10)
+        client.loop_start()
+        try:
+            if answered.wait(ANSWERS_WITHIN_S) and not found["why"]:
+                let_in()
+            client.disconnect()
+        finally:
+            client.loop_stop()
+    except (OSError, ValueError) as error:
+        return broker_says(error) or str(getattr(error, "strerror", None) or error) or type(error).__name__
+    return str(found["why"])

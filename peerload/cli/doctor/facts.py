@@ -1,0 +1,175 @@
+"""What `peerload doctor` looks at: this machine, the settings as an agent started now would have them, and the agent that
+runs, as far as one does. Gathered once; the checks only judge.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from peerload.client.connection import Client, default_socket_path, user_socket_path
+from peerload.distribution import deployed
+from peerload.model.errors import AgentUnavailable, BadRequest, ConfigError, PeerloadError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from peerload.model.config import AgentConfig
+    from peerload.security.cluster_dir import Cluster
+
+AGENT_S_MAX = 5.0
+"""So long the agent may take to answer."""
+OK, WARN, FAIL, SKIP = "ok", "warn", "fail", "skip"
+AS_SERVICE = (
+    f"sudo peerload service install        or one of your own, with Delegate=yes:  {deployed('peerload-user.service')}"
+)
+"""The fix where the agent has no cgroups of its own to give to tasks."""
+
+
+class Finding(NamedTuple):
+    """What one check found. result: OK, WARN (works, and may not for long or not as it should), FAIL, or SKIP (does not
+    apply here); fix: the command, or what else is to be done."""
+
+    result: str
+    says: str
+    fix: str = ""
+
+
+class Check(NamedTuple):
+    """One thing that goes wrong: its name, and what looks at it."""
+
+    name: str
+    look: Callable[[Facts], Finding]
+
+
+class Facts:
+    """root: where /proc, /etc and the like are found; socket: of the agent, None: where clients look for it."""
+
+    def __init__(
+        self, socket: str | None = None, *, root: Path = Path("/"), environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.environment = dict(os.environ if environment is None else environment)
+        self.root = root
+        self.now = time.time()
+        self.user_id = os.getuid()
+        self.config: AgentConfig | None = None
+        self.config_error: PeerloadError | None = None
+        self.cluster: Cluster | None = None
+        self.cluster_error: PeerloadError | None = None
+        self.agent_error: PeerloadError | None = None
+        self.info: dict[str, Any] = {}
+        self.nodes: list[dict[str, Any]] = []
+        self.checkup: dict[str, Any] = {}
+        self.settings: list[dict[str, Any]] = []
+        self.answered_s = 0.0
+        self._configure()
+        self.socket = socket or self._default_socket()
+        self._ask()
+
+    @property
+    def state(self) -> Path | None:
+        """The state directory, of the agent that runs or of one that would be started."""
+        named = self.info.get("state") or (self.config.state if self.config is not None else "")
+        return Path(str(named)) if named else None
+
+    @property
+    def security(self) -> dict[str, Any]:
+        """What the agent says of its own security; empty without one that can."""
+        return dict(self.checkup.get("security") or {})
+
+    @property
+    def me(self) -> dict[str, Any]:
+        """This node, as it lists itself; empty without an agent."""
+        return next((node for node in self.nodes if node.get("self")), {})
+
+    def peers(self, *states: str) -> list[dict[str, Any]]:
+        """What the agent knows of its peers in these states."""
+        return [peer for peer in self.checkup.get("peers") or [] if peer["state"] in states]
+
+    def text(self, path: str) -> str:
+        """A small file below the root; "" if it is not there, or cannot be read."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def settings_files(self, named: str | None) -> list[Path]:
+        """The configuration files there are for an agent of this user; named: what its `--config` says. Raises ConfigError."""
+        from peerload.config import loader
+
+        return loader.files(named, self.environment)
+
+    def has(self, path: str) -> bool:
+        """Whether this lies below the root."""
+        return (self.root / path.lstrip("/")).exists()
+
+    def _default_socket(self) -> str:
+        try:
+            configured = self.config.socket if self.config is not None else ""
+            found = default_socket_path()
+        except PeerloadError as error:
+            self.agent_error = error
+            return ""
+        is_named = configured and configured != user_socket_path()
+        return configured if is_named and "PEERLOAD_SOCKET" not in self.environment else found
+
+    def _configure(self) -> None:
+        from peerload.cli.common.agent_flags import default_state
+        from peerload.config import loader
+        from peerload.security import cluster_dir as cluster
+
+        try:
+            defaults = {"state": default_state(), "socket": user_socket_path()}
+            self.config = loader.load({}, defaults, self.environment)
+        except PeerloadError as error:
+            self.config_error = error
+        try:
+            self.cluster = _existing(self.config.cluster if self.config is not None else "", self.environment, cluster)
+        except ConfigError as error:
+            self.cluster_error = error
+
+    def _ask(self) -> None:
+        if not self.socket:
+            return
+        began_s = time.monotonic()
+        try:
+            with Client(self.socket, timeout_s=AGENT_S_MAX) as client:
+                self.info = client.call("info")
+                self.answered_s = time.monotonic() - began_s
+                self.nodes = client.call("nodes")["nodes"]
+                try:
+                    self.checkup = client.call("checkup")
+                    self.settings = client.call("settings")["settings"]
+                except BadRequest:  # an agent of an earlier version: what it cannot tell is skipped
+                    self.checkup = {}
+        except (AgentUnavailable, BadRequest) as error:
+            self.agent_error = error
+
+
+def _existing(named: str, environment: dict[str, str], cluster: Any) -> Cluster | None:  # noqa: ANN401 -- a module
+    """The cluster of an agent started here; None if that would make one of this user's own. Raises ConfigError."""
+    home = Path(environment.get("HOME", "/"))
+    base = Path(environment.get("XDG_STATE_HOME") or home / ".local" / "state") / "peerload" / "local-cluster"
+    own = Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "peerload" / "cluster"
+    places = (named, own, cluster.SYSTEM_DIRECTORY, base)
+    if not any(place and os.path.lexists(place) for place in places) and not named:
+        return None
+    found: Cluster = cluster.find(named, environment)
+    return found
+
+
+def needs_agent(look: Callable[[Facts], Finding]) -> Callable[[Facts], Finding]:
+    """A check that has nothing to look at unless an agent runs that can tell."""
+
+    def looked(facts: Facts) -> Finding:
+        if not facts.info:
+            return Finding(SKIP, "no agent to ask")
+        if not facts.checkup:
+            return Finding(SKIP, f"the agent is of version {facts.info.get('version')} and cannot tell")
+        return look(facts)
+
+    return looked

@@ -1,0 +1,1 @@
+"""`peerload map`: inputs, templates, batches, job log, and what is shown meanwhile."""

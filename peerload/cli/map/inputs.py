@@ -1,0 +1,227 @@
+"""Where `map` has its inputs from: words after `:::`, lines of files after `::::`, lines of standard input.
+
+Several sources are combined: every value of one with every value of the next (the last changes fastest), or, after
+`:::+` and `::::+`, one with one. The values of the first source are taken as they come, so that there may be any number
+of them; those of the others are held, which has a bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+
+from peerload.model.errors import UsageError
+from peerload.text.format import printable, size_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    Values = tuple[bytes, ...]
+
+SEPARATORS = (":::", ":::+", "::::", "::::+")
+READ_BYTES = 64 << 10
+LINE_BYTES_MAX = 1 << 20
+"""A line that is longer cannot be a word of a command."""
+LINES_AHEAD_MAX = 1000
+"""Lines read that no task was made of yet; more are not read meanwhile."""
+HELD_BYTES_MAX = 64 << 20
+"""Of all sources but the first."""
+
+
+class BadInput(UsageError):
+    """An input that no task can be made of; nothing is read after it."""
+
+
+class Lines:
+    """The lines of a file, read as they come, without their ends. ``ended``: there are no more than those in ``ahead``."""
+
+    def __init__(self, name: str, end: bytes = b"\n", *, verb: str = "map") -> None:
+        self.name = name
+        self._verb = verb
+        self._end = end
+        self._rest = b""
+        self.ahead: deque[bytes] = deque()
+        self.ended = False
+        try:
+            self.descriptor = 0 if name == "-" else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UsageError(
+                f"{verb}: {printable(name)} cannot be read",
+                why=error.strerror or str(error),
+                hint=":::: takes files of lines"
+                if verb == "map"
+                else "one task for each line of it:  --each-line FILE",
+            ) from None
+
+    def read(self) -> None:
+        """What there is now; waits only if there is nothing. Raises BadInput."""
+        try:
+            data = os.read(self.descriptor, READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise BadInput(
+                f"{self._verb}: {printable(self.name)} cannot be read", why=error.strerror or str(error)
+            ) from None
+        *lines, self._rest = (self._rest + data).split(self._end)
+        if not data:
+            self.ended = True
+            if self._rest:
+                lines.append(self._rest)
+                self._rest = b""
+            if self.descriptor:
+                os.close(self.descriptor)
+        if len(self._rest) > LINE_BYTES_MAX:
+            raise BadInput(
+                f"{self._verb}: a line of {printable(self.name)} is longer than {size_text(LINE_BYTES_MAX)}",
+                why="an input is a word of a command",
+            )
+        self.ahead.extend(lines)
+
+    def all(self) -> list[bytes]:
+        """Every line. Raises BadInput, also if they are too large to be held."""
+        size = 0
+        found: list[bytes] = []
+        while not self.ended:
+            self.read()
+            found += self.ahead
+            size += sum(len(line) + 1 for line in self.ahead)
+            self.ahead.clear()
+            if size > HELD_BYTES_MAX:
+                raise BadInput(
+                    f"map: {printable(self.name)} has more than {size_text(HELD_BYTES_MAX)}",
+                    why="of several sources only the first may be as large as it likes",
+                    hint="name it first",
+                )
+        return found
+
+
+class Inputs:
+    """The inputs of each task, in order. ``width``: how many each has."""
+
+    def __init__(self, first: Lines | list[Values], others: Sequence[list[Values]], width: int) -> None:
+        self.width = width
+        self._stream = first if isinstance(first, Lines) else None
+        self._first: Iterator[Values] = iter(first if isinstance(first, list) else ())
+        self._others = others
+        self._each_first = 1
+        for other in others:
+            self._each_first *= len(other)
+        self._known = None if isinstance(first, Lines) else len(first)
+        self._came = 0
+        self._current: Iterator[Values] = iter(())
+        self._is_over = False
+
+    @property
+    def descriptor(self) -> int | None:
+        """What to wait for before `read`; None if there is nothing to wait for."""
+        stream = self._stream
+        wants = stream is not None and not stream.ended and len(stream.ahead) < LINES_AHEAD_MAX
+        return stream.descriptor if wants and stream is not None else None
+
+    def read(self) -> None:
+        """Read on. Raises BadInput; then there is nothing more."""
+        assert self._stream is not None
+        try:
+            self._stream.read()
+        except BadInput:
+            self.stop()
+            raise
+
+    @property
+    def total(self) -> int | None:
+        """How many tasks there are to be in all; None as long as that is not known."""
+        if self._known is not None:
+            return self._known * self._each_first
+        assert self._stream is not None
+        return (self._came + len(self._stream.ahead)) * self._each_first if self._stream.ended else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all were taken."""
+        return self._is_over
+
+    def stop(self) -> None:
+        """Take no more."""
+        self._is_over = True
+
+    def next(self) -> Values | None:
+        """The inputs of the next task; None if there are none (yet)."""
+        while not self._is_over:
+            values = next(self._current, None)
+            if values is not None:
+                return values
+            head = self._head()
+            if head is None:
+                return None
+            self._current = (tuple(itertools.chain(head, *rest)) for rest in itertools.product(*self._others))
+        return None
+
+    def _head(self) -> Values | None:
+        if self._stream is None:
+            head = next(self._first, None)
+            self._is_over = head is None
+            return head
+        if self._stream.ahead:
+            self._came += 1
+            return (self._stream.ahead.popleft(),)
+        self._is_over = self._stream.ended
+        return None
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The command, and each source: its separator and its words."""
+    command: list[str] = []
+    sources: list[tuple[str, list[str]]] = []
+    for word in words:
+        if word in SEPARATORS:
+            sources.append((word, []))
+        elif sources:
+            sources[-1][1].append(word)
+        else:
+            command.append(word)
+    return command, sources
+
+
+def opened(sources: Sequence[tuple[str, list[str]]], *, end: bytes = b"\n") -> Inputs:
+    """The inputs that these sources are; without any the lines of standard input. Raises UsageError."""
+    if not sources:
+        return Inputs(Lines("-", end), [], 1)
+    groups = _groups(sources)
+    if sum(name == "-" for group in groups for kind, names in group if kind == "::::" for name in names) > 1:
+        raise UsageError("map: standard input (-) can be read once only", hint="name a file:  :::: FILE")
+    first = groups[0]
+    others = [_values(group, end) for group in groups[1:]]
+    width = sum(map(len, groups))
+    if len(first) == 1 and first[0][0] == "::::":
+        (name,) = first[0][1]
+        return Inputs(Lines(name, end), others, width)
+    return Inputs(_values(first, end), others, width)
+
+
+def _groups(sources: Sequence[tuple[str, list[str]]]) -> list[list[tuple[str, list[str]]]]:
+    """Sources that go together one with one; several files after one `::::` are sources of their own."""
+    groups: list[list[tuple[str, list[str]]]] = []
+    for separator, words in sources:
+        kind, is_linked = separator.rstrip("+"), separator.endswith("+")
+        if is_linked and not groups:
+            raise UsageError(f"map: {separator} has nothing before it to go with", hint=f"begin with  {kind}")
+        if kind == "::::" and not words:
+            raise UsageError(
+                f"map: {separator} names no file", hint="such as:  :::: names.txt        words:  ::: a b c"
+            )
+        for one in [words] if kind == ":::" else [[name] for name in words]:
+            if is_linked:
+                groups[-1].append((kind, one))
+            else:
+                groups.append([(kind, one)])
+    return groups
+
+
+def _values(group: Sequence[tuple[str, list[str]]], end: bytes) -> list[Values]:
+    columns = [
+        [os.fsencode(word) for word in words] if kind == ":::" else Lines(words[0], end).all() for kind, words in group
+    ]
+    return list(zip(*columns, strict=False))

@@ -1,0 +1,464 @@
+"""The work of `map`: tasks go to the agent some at a time, and what becomes of them is taken as it comes.
+
+One connection carries everything: batches of tasks (`submit` with a command line each), and for each batch a `wait` that
+tells each end with its output. Nothing is asked task by task. At most SUBMITTED_MAX tasks are unfinished, so that inputs
+without end are taken at the pace of the work. If the agent goes away it is waited for: what was submitted is submitted
+again under the same token, which is safe, and waited for again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+
+from peerload.cli.common import command
+from peerload.cli.map.batch import Batch, Task, sound_size
+from peerload.cli.map.inputs import BadInput
+from peerload.cli.map.show import Ended
+from peerload.cli.map.template import shown
+from peerload.client.connection import Client, OutputGaps, raise_refusal
+from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.text.format import counted, say, size_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+    from typing import Any, Self
+
+    from peerload.cli.map.halt import Halt
+    from peerload.cli.map.inputs import Inputs
+    from peerload.cli.map.joblog import Joblog
+    from peerload.cli.map.template import Template
+
+SUBMITTED_MAX = 2000
+"""Tasks that were submitted and have not ended."""
+BATCHES_MAX = 500
+"""Each is a request of its own until it has ended, of which an agent takes so many of one client."""
+BATCH_TASKS_MAX = 250
+BATCH_BYTES_MAX = 1 << 20
+"""What is submitted at once; a frame may be larger."""
+RECONNECT_S_MAX = 60.0
+"""So long an agent that went away is waited for."""
+RECONNECT_EVERY_S = 0.25
+FULL_RETRY_S = 1.0
+"""A full queue is tried again after this."""
+LOOK_EVERY_S = 1.0
+"""How often the bar is drawn while nothing happens."""
+FAILURES_KEPT_MAX = 1000
+"""Failed tasks that are remembered by name; of more only the number is told."""
+
+
+class Mapping:
+    """One run of `map`; a context, in which signals are its own. ``submit_fields``: of the request besides what differs;
+    ``ended`` is given each task that has ended."""
+
+    def __init__(
+        self,
+        socket_path: str | None,
+        fields: dict[str, Any],
+        template: Template,
+        inputs: Inputs,
+        *,
+        halt: Halt,
+        joblog: Joblog | None = None,
+        at_a_time: int | None = None,
+    ) -> None:
+        self._socket_path = socket_path
+        self._client = Client(socket_path)
+        self._fields = fields
+        self._template = template
+        self._inputs = inputs
+        self._halt = halt
+        self._joblog = joblog
+        self._at_a_time = min(at_a_time or SUBMITTED_MAX, SUBMITTED_MAX)
+        self._room_min = 1 if at_a_time else BATCH_TASKS_MAX
+        self.ended: Callable[[Ended], None] = lambda _: None
+        self.skipped: Callable[[int], None] = lambda _: None
+        self.looked: Callable[[], None] = lambda: None
+        self.is_full: Callable[[], bool] = lambda: False
+        self._number = 0
+        self._unfinished = 0
+        self._batches: dict[str, Batch] = {}
+        self._said_declining = False
+        self._asked: dict[int, tuple[str, Batch | None]] = {}
+        self._held_back: list[Task] = []
+        self._retry_at_s = 0.0
+        self._signals: list[int] = []
+        self._before: dict[int, Any] = {}
+        self._wake_read, self._wake_write = -1, -1
+        self._stops = False
+        self._to_stop: list[str] = []
+        self.done = 0
+        self.succeeded = 0
+        self.failed = 0
+        self.cancelled = 0
+        self.halted_by: dict[str, Any] | None = None
+        self.problem: PeerloadError | None = None
+        self.failures: list[tuple[dict[str, Any], bytes]] = []
+        self.failed_batches: dict[str, None] = {}
+        self.incomplete: dict[str, str] = {}
+        self.incomplete_count = 0
+
+    # -- context -------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._before[number] = signal.signal(number, self._caught)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self._client.close()
+
+    def _caught(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            raise KeyboardInterrupt
+        os.write(self._wake_write, b"\0")
+
+    @property
+    def signal(self) -> int:
+        """The first signal that came, 0 if none did."""
+        return self._signals[0] if self._signals else 0
+
+    @property
+    def total(self) -> int | None:
+        """How many tasks there are to be, less those that were done before; None if that is not known yet."""
+        total = self._inputs.total
+        skipped = self._joblog.skipped if self._joblog is not None else 0
+        return total - skipped if total is not None else None
+
+    # -- work ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until all have ended. Raises what the agent refuses, if nothing was submitted; AgentUnavailable if it went away
+        for good; KeyboardInterrupt at a second signal, when what is left was cancelled at once."""
+        try:
+            while True:
+                try:
+                    self._fill()
+                    self._stop_late()
+                    if not self._unfinished and (self._inputs.is_over or self._stops):
+                        break
+                    self._step()
+                except AgentUnavailable as error:
+                    self._reconnect(error)
+                self.looked()
+        except KeyboardInterrupt:
+            self._cancel_at_once()
+            raise
+        except BrokenPipeError:
+            self._cancel_at_once()
+            raise
+        if self.problem is not None and not self.done and not self._number:
+            raise self.problem
+
+    def _fill(self) -> None:
+        """Submit what there is room for."""
+        if self._stops or self.is_full() or time.monotonic() < self._retry_at_s:
+            return
+        while (room := self._at_a_time - self._unfinished) >= self._room_min and len(self._batches) < BATCHES_MAX:
+            tasks = self._next_tasks(room)
+            if not tasks:
+                return
+            self._submit(Batch(tasks))
+
+    def _next_tasks(self, room: int) -> list[Task]:
+        tasks = self._held_back[:BATCH_TASKS_MAX][:room]
+        del self._held_back[: len(tasks)]
+        size = 0
+        try:
+            while not tasks or (len(tasks) < min(room, BATCH_TASKS_MAX) and size < BATCH_BYTES_MAX):
+                values = self._inputs.next()
+                if values is None:
+                    break
+                self._number += 1
+                argv = self._template.argv(self._number, values)
+                if self._joblog is not None and self._joblog.has(self._number, shown(argv)):
+                    self.skipped(self._number)
+                    continue
+                size += sound_size(self._number, argv)
+                tasks.append(Task(self._number, values, argv))
+        except PeerloadError as error:
+            self._give_up(error)
+        return tasks
+
+    def _give_up(self, error: PeerloadError) -> None:
+        """Take no more inputs; what was submitted goes on."""
+        if self.problem is None:
+            self.problem = error
+        self._stops = True
+        self._inputs.stop()
+
+    def _submit(self, batch: Batch) -> None:
+        if batch.token not in self._batches:
+            self._batches[batch.token] = batch
+            self._unfinished += len(batch.left)
+        request = self._client.send("submit", token=batch.token, each=batch.argv, **self._fields)
+        self._asked[request] = ("submit", batch)
+
+    def _step(self) -> None:
+        """Wait for whatever comes next, and take it."""
+        poll = select.poll()
+        poll.register(self._wake_read, select.POLLIN)
+        agent = self._client.descriptor
+        poll.register(agent, select.POLLIN)
+        takes_more = not self._stops and not self.is_full() and self._unfinished < self._at_a_time
+        source = self._inputs.descriptor if takes_more else None
+        if source is not None:
+            poll.register(source, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(LOOK_EVERY_S * 1000)}
+        if self._wake_read in ready:
+            self._interrupted()
+        if agent in ready:
+            self._take()
+        if source in ready:
+            try:
+                self._inputs.read()
+            except BadInput as error:
+                self._give_up(error)
+
+    def _take(self) -> None:
+        answered, kind, body = self._client.receive(follows=True)
+        what, batch = self._asked.get(answered, ("", None))
+        if kind != "more":
+            self._asked.pop(answered, None)
+        if batch is None:
+            if kind == "error" and what == "cancel":
+                say(f"not cancelled: {body.get('what', '')} {body.get('why', '')}")
+        elif what == "submit":
+            self._submitted(batch, kind, body)
+        elif kind == "more" and body.get("state") == "unknown":
+            command.say_unknown(body)
+        elif kind == "more":
+            self._one_ended(batch, body)
+        elif batch.left:
+            self._lost(batch, kind, body)
+
+    def _submitted(self, batch: Batch, kind: str, body: dict[str, Any]) -> None:
+        if kind == "error":
+            self._not_submitted(batch, body)
+            return
+        if body.get("declining") and not self._said_declining:
+            self._said_declining = True
+            command.say_declining(body)
+        if not batch.id and body.get("placeable") and len(self._batches) == 1:
+            say(f"{body['id']} waits: {body['placeable']}", f"why:  peerload why {body['id']}")
+        batch.id = str(body["id"])
+        self._asked[self._client.send("wait", tasks=[batch.id], outputs=True)] = ("wait", batch)
+        if self._signals or self.halted_by is not None:
+            self._to_stop.append(batch.id)
+
+    def _not_submitted(self, batch: Batch, body: dict[str, Any]) -> None:
+        """Refused: a full queue is tried again, anything else ends the map."""
+        del self._batches[batch.token]
+        self._unfinished -= len(batch.left)
+        if body.get("code") == "slow-down" and not self._stops:
+            self._held_back = sorted([*batch.left.values(), *self._held_back], key=lambda task: task.number)
+            self._retry_at_s = time.monotonic() + FULL_RETRY_S
+            return
+        try:
+            raise_refusal(body)
+        except PeerloadError as error:
+            self._number -= len(batch.left) if self._number == len(batch.left) else 0
+            self._give_up(error)
+
+    def _one_ended(self, batch: Batch, body: dict[str, Any]) -> None:
+        member = str(body.get("id", "")).rpartition(".")[2]
+        task = batch.left.pop(int(member), None) if member.isdecimal() else None
+        if task is None:
+            return  # told twice, after the agent was away
+        self._unfinished -= 1
+        self.done += 1
+        is_cancelled = body.get("state") == "cancelled"
+        line = shown(task.argv)
+        if body.get("state") == "done":
+            self.succeeded += 1
+        elif is_cancelled:
+            self.cancelled += 1
+            self._remember_failed(batch)
+        else:
+            self.failed += 1
+            self._remember_failed(batch)
+            if len(self.failures) < FAILURES_KEPT_MAX:
+                told = {key: value for key, value in body.items() if key not in ("stdout", "stderr")}
+                self.failures.append((told, line))
+        if missing_bytes := body.get("missing_bytes"):
+            self.note_incomplete(str(body["id"]), f"{size_text(missing_bytes)} of its output are missing")
+        if self._joblog is not None and not is_cancelled:
+            self._joblog.add(task.number, body, line)
+        self.ended(Ended(task.number, b" ".join(task.values), {**body, "command": line}))
+        if not batch.left:
+            del self._batches[batch.token]
+        if not self._stops and self._halt.is_due(failed=self.failed, succeeded=self.succeeded):
+            self._halts(body)
+
+    def _remember_failed(self, batch: Batch) -> None:
+        if len(self.failed_batches) < FAILURES_KEPT_MAX:
+            self.failed_batches[batch.id] = None
+
+    def _lost(self, batch: Batch, kind: str, body: dict[str, Any]) -> None:
+        """The agent waits for these no more, though they have not ended: it cannot read them."""
+        del self._batches[batch.token]
+        self._unfinished -= len(batch.left)
+        why = str(body.get("what") or "") if kind == "error" else "the agent waits for them no more"
+        self._give_up(
+            PeerloadError(
+                f"{counted(len(batch.left), 'task')} of {batch.id} {'is' if len(batch.left) == 1 else 'are'} lost",
+                why=why,
+                hint=f"peerload show {batch.id}",
+            )
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _halts(self, body: dict[str, Any]) -> None:
+        """--halt says that it is enough."""
+        self.halted_by = body
+        self._stops = True
+        self._inputs.stop()
+        names = [batch.id for batch in self._batches.values() if batch.id]
+        if not self._halt.is_now:
+            names = self._kept_back(names)
+        self._cancel(names)
+
+    def _stop_late(self) -> None:
+        """Stop what was named, or may not have heard it, when the others were stopped."""
+        names = self._to_stop
+        if not names:
+            return
+        if not self._signals and not self._halt.is_now:
+            names = self._kept_back(names)
+        self._to_stop = []
+        self._cancel(names)
+
+    def _kept_back(self, names: list[str]) -> list[str]:
+        """Hold those of these arrays that wait. → the tasks that are held now."""
+        if not names:
+            return []
+        with Client(self._socket_path) as client:
+            client.call("hold", tasks=names)
+            arrays = frozenset(names)
+            tasks = client.call("tasks", states=["held"], limit=2 * SUBMITTED_MAX, ended_within_s=0.0)["tasks"]
+        return [task["id"] for task in tasks if task["id"].rpartition(".")[0] in arrays]
+
+    def _cancel(self, names: list[str]) -> None:
+        if names:
+            self._asked[self._client.send("cancel", tasks=names)] = ("cancel", None)
+
+    def _interrupted(self) -> None:
+        """The first signal: all that is left is cancelled, and its end is waited for."""
+        os.read(self._wake_read, 64)
+        self._stops = True
+        self._inputs.stop()
+        say(f"cancelling {counted(self._unfinished, 'task')}", "again, to leave at once")
+        self._cancel([batch.id for batch in self._batches.values() if batch.id])
+
+    def _cancel_at_once(self) -> None:
+        """Nobody waits any more: KILL what is left, over a connection that nothing else is under way on."""
+        names = [batch.id for batch in self._batches.values() if batch.id]
+        unknown = sum(not batch.id for batch in self._batches.values())
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+        if names:
+            try:
+                with Client(self._socket_path) as client:
+                    client.call("cancel", tasks=names, force=True)
+            except PeerloadError as error:
+                say(f"not cancelled: {error}", f"peerload cancel {' '.join(names[:5])}")
+        if unknown:
+            say("some tasks had been sent without an answer yet, and may run", "see:  peerload ls")
+
+    def _reconnect(self, error: AgentUnavailable) -> None:
+        """The agent went away: wait for it to come back, then go on. Raises AgentUnavailable if it does not."""
+        self._client.close()
+        if not self._batches:
+            raise error
+        says = f"lost the agent; {counted(self._unfinished, 'task')} go on without it"
+        say(says, f"waiting for it to come back, {RECONNECT_S_MAX:g} s at most        start it:  peerload up")
+        until_s = time.monotonic() + RECONNECT_S_MAX
+        while True:
+            try:
+                self._client = Client(self._socket_path)
+                self._client.call("info")
+                break
+            except AgentUnavailable as still:
+                if time.monotonic() > until_s or self._signals:
+                    raise self._gone(still) from None
+                select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
+        self._asked.clear()
+        for batch in list(self._batches.values()):
+            if batch.id:
+                for member in batch.left if self._fields.get("attended") else ():
+                    self._client.send("attend", task=f"{batch.id}.{member}")
+                self._asked[self._client.send("wait", tasks=[batch.id], outputs=True)] = ("wait", batch)
+            else:
+                self._submit(batch)
+        if self._signals or self.halted_by is not None:
+            self._to_stop = [batch.id for batch in self._batches.values() if batch.id]
+
+    def _gone(self, error: AgentUnavailable) -> AgentUnavailable:
+        names = [batch.id for batch in self._batches.values() if batch.id]
+        later = f"when it is back:  peerload wait {' '.join(names[:5])}"
+        if self._joblog is not None:
+            later += "        then the rest:  the same with --resume"
+        return AgentUnavailable(
+            f"lost the agent while {counted(self._unfinished, 'task')} had not ended", why=error.what, hint=later
+        )
+
+    def output(self, task: str) -> Iterator[dict[str, Any]]:
+        """The whole output of an ended task, over a connection of its own, and on from where it was if the agent goes away
+        meanwhile. What is missing of it is noted."""
+        gaps = OutputGaps()
+        end: dict[str, Any] = {}
+        came = {1: 0, 2: 0}
+        until_s = 0.0
+        while True:
+            try:
+                with Client(self._socket_path) as client:
+                    for piece in client.stream("output", task=task, done_with=True):
+                        until_s = 0.0
+                        if "data" in piece and (new := _beyond(piece, came)):
+                            gaps.add(new)
+                            yield new
+                    end = client.last
+                break
+            except AgentUnavailable as error:
+                until_s = until_s or time.monotonic() + RECONNECT_S_MAX
+                if time.monotonic() > until_s or self._signals:
+                    self.note_incomplete(task, error.what)
+                    return
+                select.select([self._wake_read], [], [], RECONNECT_EVERY_S)
+            except BadRequest as error:
+                self.note_incomplete(task, error.what)
+                return
+        gaps.end(end)
+        if gone := end.get("output_gone_why"):
+            self.note_incomplete(task, f"its output was removed ({gone})")
+        elif gaps.missing_bytes:
+            self.note_incomplete(task, f"{size_text(gaps.missing_bytes)} of its output are missing")
+
+    def note_incomplete(self, task: str, why: str) -> None:
+        """Not all of the output of this task can be had; the first reason counts."""
+        if task in self.incomplete:
+            return
+        self.incomplete_count += 1
+        if len(self.incomplete) < FAILURES_KEPT_MAX:
+            self.incomplete[task] = why
+
+
+def _beyond(piece: dict[str, Any], came: dict[int, int]) -> dict[str, Any] | None:
+    """What of a piece lies beyond the bytes of its stream that came before; None if nothing does. ``came`` is moved on."""
+    stream, offset, data = piece["stream"], piece["offset"], piece["data"]
+    known = came[stream] - offset
+    if known >= len(data):
+        return None
+    came[stream] = offset + len(data)
+    return {**piece, "offset": offset + known, "data": data[known:]} if known > 0 else piece

@@ -1,0 +1,193 @@
+"""What `map` prints: each task's output whole, in the order they end or were given in, and a bar with the time left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from peerload.cli.common.output import write_all
+from peerload.text.format import duration_text, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    Fetch = Callable[[str], Iterator[dict[str, Any]]]
+
+KEPT_BYTES_MAX = 64 << 20
+"""Output held for --keep-order; beyond that it is asked for again when its turn comes."""
+KEPT_TASKS_MAX = 10_000
+"""Ended tasks that wait for their turn; with more no others are submitted until it has come."""
+BAR_EVERY_S = 0.2
+LINES_EVERY_S = 10.0
+"""A bar that goes to no terminal is a line now and then."""
+_BAR_WIDTH = 30
+COLUMNS, COLUMNS_MIN = 80, 20
+
+
+class Ended:
+    """One task that has ended: its number, the inputs it had, and how it ended, as `wait` tells it."""
+
+    __slots__ = ("body", "number", "tag")
+
+    def __init__(self, number: int, tag: bytes, body: dict[str, Any]) -> None:
+        self.number = number
+        self.tag = tag
+        self.body = body
+
+
+class Outputs:
+    """Prints outputs byte for byte, stdout on 1 and stderr on 2, those of one task together.
+
+    ``fetch(id)``: the pieces of an output that is not in the body. ``first``: the number that is first in order;
+    ``before``: called before anything is printed.
+    """
+
+    def __init__(
+        self, fetch: Fetch, *, keeps_order: bool = False, tags: bool = False, before: Callable[[], None] = lambda: None
+    ) -> None:
+        self._fetch = fetch
+        self._keeps_order = keeps_order
+        self._tags = tags
+        self._before = before
+        self._next = 1
+        self._waiting: dict[int, Ended | None] = {}
+        self._kept_bytes = 0
+
+    def ended(self, task: Ended) -> None:
+        """Print it; or keep it until its turn comes."""
+        if not self._keeps_order:
+            self._print(task)
+            return
+        size = _size(task.body)
+        if size and self._kept_bytes + size > KEPT_BYTES_MAX:
+            task.body.pop("stdout")
+            task.body.pop("stderr")
+            size = 0
+        self._kept_bytes += size
+        self._waiting[task.number] = task
+        self._print_ready()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many wait for their turn that no more should come."""
+        return len(self._waiting) >= KEPT_TASKS_MAX
+
+    def skipped(self, number: int) -> None:
+        """Nothing will come of this one."""
+        if self._keeps_order:
+            self._waiting[number] = None
+            self._print_ready()
+
+    def finish(self) -> None:
+        """Print what still waits for others, which will not come."""
+        for number in sorted(self._waiting):
+            self._release(self._waiting.pop(number))
+
+    def _print_ready(self) -> None:
+        while self._next in self._waiting:
+            self._release(self._waiting.pop(self._next))
+            self._next += 1
+
+    def _release(self, task: Ended | None) -> None:
+        if task is not None:
+            self._kept_bytes -= _size(task.body)
+            self._print(task)
+
+    def _print(self, task: Ended) -> None:
+        body = task.body
+        if not body.get("stdout_bytes") and not body.get("stderr_bytes"):
+            return
+        self._before()
+        tag = task.tag if self._tags else b""
+        written = {stream: _Tagged(stream, tag) for stream in (1, 2)} if self._tags else {}
+        for stream, data in self._pieces(body):
+            if written:
+                written[stream].write(data)
+            else:
+                write_all(stream, data)
+
+    def _pieces(self, body: dict[str, Any]) -> Iterator[tuple[int, bytes]]:
+        if "stdout" in body:
+            for stream, key in ((1, "stdout"), (2, "stderr")):
+                if body[key]:
+                    yield stream, body[key]
+            return
+        for piece in self._fetch(body["id"]):
+            if "data" in piece:
+                yield piece["stream"], piece["data"]
+
+
+class _Tagged:
+    """Puts a tag before each line of a stream."""
+
+    def __init__(self, stream: int, tag: bytes) -> None:
+        self._stream = stream
+        self._tag = printable(tag).encode("utf-8", "backslashreplace") + b"\t"
+        self._is_at_start = True
+
+    def write(self, data: bytes) -> None:
+        lines = data.split(b"\n")
+        ends_line = not lines[-1]
+        text = (b"\n" + self._tag).join(lines[:-1] if ends_line else lines) + (b"\n" if ends_line else b"")
+        write_all(self._stream, (self._tag if self._is_at_start else b"") + text)
+        self._is_at_start = ends_line
+
+
+def _size(body: dict[str, Any]) -> int:
+    return len(body.get("stdout") or b"") + len(body.get("stderr") or b"")
+
+
+class Bar:
+    """How far it is, on stderr: a line that is drawn again, or, where that is no terminal, a line now and then."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._began_s = time.monotonic()
+        self._drawn_s = self._began_s if not self._is_terminal else float("-inf")
+        self._is_drawn = False
+
+    def show(self, done: int, failed: int, total: int | None, *, at_once: bool = False) -> None:
+        """So many of so many (None: not known yet) have ended."""
+        now_s = time.monotonic()
+        every_s = BAR_EVERY_S if self._is_terminal else LINES_EVERY_S
+        if now_s - self._drawn_s < every_s and not at_once:
+            return
+        self._drawn_s = now_s
+        text = bar_text(done, failed, total, now_s - self._began_s)
+        if self._is_terminal:
+            width = _terminal_width()
+            sys.stderr.write(f"\r\x1b[K{text[: width - 1]}")
+            self._is_drawn = True
+        else:
+            sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Make room for other lines."""
+        if self._is_drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._is_drawn = False
+            self._drawn_s = float("-inf")
+
+
+def bar_text(done: int, failed: int, total: int | None, spent_s: float) -> str:
+    """``[#####     ] 50% 5/10  1 failed  ETA 12s``; without a total what is known."""
+    told = f"  {failed} failed" if failed else ""
+    if total is None:
+        return f"{done} done{told}  {duration_text(spent_s)}"
+    share = done / total if total else 1.0
+    filled = int(share * _BAR_WIDTH)
+    left = duration_text(spent_s / done * (total - done)) if done else "-"
+    when = f"ETA {left}" if done < total else duration_text(spent_s)
+    return f"[{'#' * filled}{' ' * (_BAR_WIDTH - filled)}] {int(share * 100)}% {done}/{total}{told}  {when}"
+
+
+def _terminal_width() -> int:
+    try:
+        return max(os.get_terminal_size(2).columns or COLUMNS, COLUMNS_MIN)
+    except OSError:
+        return COLUMNS

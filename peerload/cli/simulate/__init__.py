@@ -1,0 +1,1 @@
+"""`peerload sim`: flags, comparison, plots and reports."""

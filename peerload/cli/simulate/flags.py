@@ -1,0 +1,353 @@
+"""What `peerload sim` is told on the command line, and the scenarios that follow from it."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import os
+from pathlib import Path
+
+from peerload.cli.common.options import Options, duration, whole
+from peerload.model.errors import ConfigError, UsageError
+from peerload.sim.recorded import TaskTrace, read_trace
+from peerload.sim.scenario import Scenario, tasks_for
+from peerload.sim.service import Service, read_service
+from peerload.text.format import counted
+
+NODES_MAX, SLOTS_MAX, GPUS_MAX = 100_000, 65_536, 1024
+TASKS_MIN, TASKS_MAX = 10, 100_000_000
+REPLICATIONS_MAX, WORKERS_MAX = 1000, 256
+LOAD_MAX, STEPS_MAX = 10.0, 100
+SPEED_MAX = 1000.0
+DELAY_MAX = 1e6
+POLICIES_MAX = 20
+FILE_BYTES_MAX = 256 << 20
+"""Of a trace or a list of speeds."""
+POLICY, NODES, LOAD, STEPS, REPLICATIONS = "adaptive", 20, 0.9, 10, 4
+"""What is taken where nobody says."""
+
+
+def reader() -> Options:
+    """The flags of the verb."""
+    options = Options(
+        "sim",
+        "Play a preset of policies in the simulator, with the very code that agents run. Without a trace the unit of"
+        " time is the mean service time.",
+        epilog="policies against each other, and the classical figure:\n"
+        "  peerload sim --compare none,threshold,receiver,adaptive --load 0.5:0.95 --plot curves.png",
+    )
+    options.flag("--policy", metavar="NAME|FILE", help=f"a preset (default: {POLICY})")
+    options.flag("--compare", metavar="A,B,…", help="several presets in its place, with the same tasks")
+    options.flag(
+        "--nodes", type=whole(1, NODES_MAX), metavar="N", help=f"how many (default: {NODES}, or as in the trace)"
+    )
+    options.flag(
+        "--slots", type=whole(1, SLOTS_MAX), default=1, metavar="C", help="of each node (default: %(default)s)"
+    )
+    options.flag("--gpus", type=whole(0, GPUS_MAX), default=0, metavar="G", help="of each node (default: %(default)s)")
+    options.flag(
+        "--load",
+        type=loads,
+        metavar="RHO|LOW:HIGH[:STEPS]",
+        help=f"work that comes for each slot (default: {LOAD}; of a trace: as recorded), or a range in {STEPS} steps",
+    )
+    options.flag(
+        "--arrivals",
+        type=arrivals,
+        default=("poisson", ""),
+        metavar="KIND",
+        help="poisson (default), hotspot:K (all at K of the nodes), trace:FILE",
+    )
+    options.flag(
+        "--service",
+        type=service,
+        metavar="KIND",
+        help="exp (default), det, h2:CV2, bpareto:A,R, or trace:FILE (drawn from its durations)",
+    )
+    options.flag("--speeds", metavar="FILE", help="how fast nodes are: one factor a line, or node,factor")
+    options.flag(
+        "--transfer-delay",
+        type=delay,
+        default=(0.0, ""),
+        metavar="D",
+        help="a task's way to another node; like --message-delay in mean service times, such as 0.05, or with a trace in"
+        " seconds or with a unit, such as 50ms",
+    )
+    options.flag("--message-delay", type=delay, default=(0.0, ""), metavar="D", help="the way of any message")
+    options.flag(
+        "--model",
+        choices=("reference", "live"),
+        help="reference: what presets change where nothing takes time (default); live: as an agent plays (default with a"
+        " trace or a message delay)",
+    )
+    options.flag(
+        "--tasks", type=whole(TASKS_MIN, TASKS_MAX), metavar="N", help="of a replication (default: as it takes)"
+    )
+    options.flag(
+        "--warmup", type=whole(0, TASKS_MAX), metavar="N", help="tasks not counted (default: a quarter, or more)"
+    )
+    options.flag(
+        "--replications",
+        type=whole(1, REPLICATIONS_MAX),
+        default=REPLICATIONS,
+        metavar="R",
+        help="the 95 %% intervals come from these (default: %(default)s)",
+    )
+    options.flag("--seed", type=whole(0, 10**9), default=1, metavar="S", help="of all chance (default: %(default)s)")
+    options.flag("--workers", type=whole(1, WORKERS_MAX), metavar="N", help="processes (default: one a cpu)")
+    options.flag("--plot", metavar="FILE", help="draw mean response over load into a .png, .svg or .pdf file")
+    options.flag("--csv", metavar="FILE", help="write one line a policy and load; - is stdout")
+    return options
+
+
+def scenarios(flags: argparse.Namespace) -> list[Scenario]:
+    """One for each policy and load, policies first. Raises UsageError or ConfigError that names the flag and what is
+    allowed."""
+    trace, durations = _trace(flags), _durations(flags)
+    made = [
+        _scenario(flags, policy, load, trace, durations) for policy in policies(flags) for load in flags.load or [None]
+    ]
+    for scenario in {scenario.policy: scenario for scenario in made}.values():
+        scenario.check()
+    return made
+
+
+def policies(flags: argparse.Namespace) -> list[str]:
+    """Their names, in the order in which they were given."""
+    if flags.compare is None:
+        return [POLICY if flags.policy is None else flags.policy]
+    if flags.policy is not None:
+        raise UsageError(
+            "sim: --policy and --compare cannot be combined",
+            hint=f"all that are to be compared:  --compare {flags.policy},{flags.compare}",
+        )
+    names = list(dict.fromkeys(name.strip() for name in flags.compare.split(",")))
+    if not all(names):
+        raise UsageError(
+            f"sim: --compare {flags.compare!r} has an empty name", hint="such as:  --compare none,threshold"
+        )
+    if len(names) > POLICIES_MAX:
+        raise UsageError(f"sim: --compare names {len(names)} presets", why=f"at most {POLICIES_MAX}")
+    return names
+
+
+def workers(flags: argparse.Namespace) -> int:
+    """As told, or one for each cpu that this process may use."""
+    return flags.workers or len(os.sched_getaffinity(0))
+
+
+def _scenario(
+    flags: argparse.Namespace, policy: str, load: float | None, trace: TaskTrace | None, durations: tuple[float, ...]
+) -> Scenario:
+    kind, subject = flags.arrivals
+    nodes = flags.nodes or (len(trace.names) if trace is not None else 0) or NODES
+    hot = int(subject) if kind == "hotspot" else 0
+    if hot > nodes:
+        raise UsageError(
+            f"sim: --arrivals hotspot:{hot} with {nodes} nodes", why=f"allowed: hotspot:1 to hotspot:{nodes}"
+        )
+    in_seconds = trace is not None or bool(durations)
+    load = load if load is not None or trace is not None else LOAD
+    tasks, warm_up = _lengths(flags, trace, nodes, load)
+    message_s = _delay("--message-delay", flags.message_delay, in_seconds=in_seconds)
+    return Scenario(
+        policy=policy,
+        nodes=nodes,
+        slots=flags.slots,
+        gpus=flags.gpus,
+        load=load,
+        hot=hot,
+        trace=trace,
+        service=flags.service if isinstance(flags.service, Service) else None,
+        durations=durations,
+        speeds=_speeds(flags.speeds, nodes, trace) if flags.speeds else (),
+        transfer_s=_delay("--transfer-delay", flags.transfer_delay, in_seconds=in_seconds),
+        message_s=message_s,
+        is_live=(flags.model or ("live" if in_seconds or message_s else "reference")) == "live",
+        tasks=tasks,
+        warm_up=warm_up,
+    )
+
+
+def _lengths(flags: argparse.Namespace, trace: TaskTrace | None, nodes: int, load: float | None) -> tuple[int, int]:
+    """Tasks and warm-up: of a trace all of them, and none."""
+    if trace is not None:
+        tasks, warm_up = len(trace), flags.warmup or 0
+    elif flags.tasks is not None:
+        tasks, warm_up = flags.tasks, flags.tasks // 4 if flags.warmup is None else flags.warmup
+    else:
+        several = flags.compare is not None or len(flags.load or ()) > 1
+        tasks, warm_up = tasks_for(nodes, flags.slots, load or LOAD, several=several)
+        if flags.warmup is not None:
+            tasks, warm_up = max(tasks, 2 * flags.warmup), flags.warmup
+    if warm_up >= tasks:
+        raise UsageError(f"sim: --warmup {warm_up} leaves nothing of {tasks} tasks", why=f"allowed: 0 to {tasks - 1}")
+    return tasks, warm_up
+
+
+# -- words on the command line -----------------------------------------------------------------------------------------
+
+
+def loads(text: str) -> list[float]:
+    """``0.9``, or ``0.5:0.95`` or ``0.5:0.95:4`` for even steps from the one to the other."""
+    parts = text.split(":")
+    allowed = f"allowed: a number above 0, at most {LOAD_MAX:g}, or LOW:HIGH or LOW:HIGH:STEPS, 2 to {STEPS_MAX} steps"
+    try:
+        numbers = [float(part) for part in parts[:2]]
+        steps = int(parts[2]) if len(parts) > 2 else STEPS  # noqa: PLR2004 -- the third
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no load; {allowed}") from None
+    if len(parts) > 3 or not all(0 < number <= LOAD_MAX for number in numbers):  # noqa: PLR2004 -- three parts
+        raise argparse.ArgumentTypeError(f"{text!r} is no load; {allowed}")
+    if len(numbers) == 1:
+        return numbers
+    low, high = numbers
+    if low >= high or not 2 <= steps <= STEPS_MAX:  # noqa: PLR2004 -- two ends
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of loads; {allowed}")
+    return [round(low + (high - low) * step / (steps - 1), 6) for step in range(steps)]
+
+
+def arrivals(text: str) -> tuple[str, str]:
+    """``poisson``, ``hotspot:K`` or ``trace:FILE``, as kind and subject."""
+    kind, _, subject = text.partition(":")
+    is_known = (kind == "poisson" and not subject) or (kind == "trace" and subject)
+    if not is_known and not (kind == "hotspot" and subject.isdecimal() and int(subject) > 0):
+        raise argparse.ArgumentTypeError(f"no arrivals {text!r}; allowed: poisson, hotspot:K (K from 1), trace:FILE")
+    return kind, subject
+
+
+def service(text: str) -> Service | str:
+    """A distribution, or the name of the file whose durations are drawn from."""
+    if text.startswith("trace:") and text != "trace:":
+        return text.removeprefix("trace:")
+    try:
+        return read_service(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(f"{error}, trace:FILE".removeprefix("service: ")) from None
+
+
+def delay(text: str) -> tuple[float, str]:
+    """A number (``0.05``), or one with a unit (``50ms``, ``2s``); the second is the unit."""
+    if text.startswith("-"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05, or with a trace 50ms"
+        )
+    unit = text.lstrip("0123456789.+-e")
+    try:
+        number = float(text.removesuffix(unit) if unit else text)
+    except ValueError:
+        number = math.nan
+    if unit == "ms":
+        number /= 1000
+    elif unit:
+        number = duration(text)
+    if not 0 <= number <= DELAY_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is no delay; allowed: 0 to {DELAY_MAX:g}, such as 0.05 or 50ms")
+    return number, unit
+
+
+def _delay(flag: str, given: tuple[float, str], *, in_seconds: bool) -> float:
+    number, unit = given
+    if unit and not in_seconds:
+        raise UsageError(
+            f"sim: {flag} has the unit {unit!r}",
+            why="without a trace there are no seconds: times are in mean service times",
+            hint=f"a twentieth of a mean service time:  {flag} 0.05",
+        )
+    return number
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _text(flag: str, name: str) -> str:
+    path = Path(name)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            is_too_large = os.fstat(file.fileno()).st_size > FILE_BYTES_MAX
+            text = "" if is_too_large else file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise UsageError(f"sim: {flag}: {name} cannot be read", why=error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"sim: {flag}: {name} is no text", why=str(error)) from None
+    if is_too_large or len(text) > FILE_BYTES_MAX:  # of a device or a pipe the size is not known before
+        raise UsageError(f"sim: {flag}: {name} is too large", why=f"at most {FILE_BYTES_MAX >> 20} MiB")
+    return text
+
+
+def _trace(flags: argparse.Namespace) -> TaskTrace | None:
+    kind, name = flags.arrivals
+    if kind != "trace":
+        return None
+    return read_trace(name, _text("--arrivals", name), tasks=flags.tasks)
+
+
+def _durations(flags: argparse.Namespace) -> tuple[float, ...]:
+    if not isinstance(flags.service, str):
+        return ()
+    durations = tuple(read_trace(flags.service, _text("--service", flags.service), ("duration",)).durations)
+    if not sum(durations):
+        raise ConfigError("service", f"all durations of {flags.service} are 0")
+    return durations
+
+
+def _speeds(name: str, nodes: int, trace: TaskTrace | None) -> tuple[float, ...]:
+    """One factor a node, in order; or those of the nodes named, each once, and 1.0 for the others."""
+    numbers = {f"n{index + 1}": index for index in range(nodes)}
+    if trace is not None:
+        numbers |= {node: index % nodes for index, node in enumerate(trace.names)}
+    rows = _rows_of_speeds(name)
+    is_list = bool(rows) and len(rows[0][1]) == 1
+    if not rows or (is_list and len(rows) < nodes):
+        raise UsageError(f"sim: --speeds: {name} has {counted(len(rows), 'line')}", why=f"{nodes} factors are needed")
+    speeds: dict[int, float] = {}
+    lines: dict[int, int] = {}
+    for place, (line, cells) in enumerate(rows):
+        where, written = f"{name}:{line}", ",".join(cells)
+        number = numbers.get(cells[0], -1) if len(cells) > 1 else place
+        if len(cells) <= 2 and is_list != (len(cells) == 1):  # noqa: PLR2004 -- node,factor
+            raise UsageError(
+                f"sim: --speeds: {where}: {written!r} is not of the same kind as the line before",
+                why="allowed: a factor in each line, or node,factor in each",
+            )
+        if not 0 <= number < nodes or len(cells) > 2:  # noqa: PLR2004 -- node,factor
+            raise UsageError(
+                f"sim: --speeds: {where}: no node for {written!r}",
+                why=f"allowed: {counted(nodes, 'line')} of one factor, or n1 … n{nodes} (or a node of the trace), comma,"
+                " factor",
+            )
+        if number in speeds:
+            raise UsageError(
+                f"sim: --speeds: {where}: {cells[0]!r} is the node of line {lines[number]}",
+                why="allowed: one factor a node",
+            )
+        speeds[number], lines[number] = _speed(where, cells[-1]), line
+    return tuple(speeds.get(number, 1.0) for number in range(nodes))
+
+
+def _rows_of_speeds(name: str) -> list[tuple[int, list[str]]]:
+    """(line, cells) of what is neither empty nor a remark nor a header."""
+    reader = csv.reader(io.StringIO(_text("--speeds", name)))
+    try:
+        rows = [
+            (reader.line_num, [cell.strip() for cell in cells])
+            for cells in reader
+            if any(cell.strip() for cell in cells) and not cells[0].lstrip().startswith("#")
+        ]
+    except csv.Error as error:
+        raise UsageError(f"sim: --speeds: {name}:{reader.line_num}: no CSV", why=str(error)) from None
+    return rows[1:] if rows and rows[0][1] == ["node", "factor"] else rows
+
+
+def _speed(where: str, text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not 0 < factor <= SPEED_MAX:
+        raise UsageError(
+            f"sim: --speeds: {where}: {text!r} is no factor", why=f"allowed: more than 0, at most {SPEED_MAX:g}"
+        )
+    return factor

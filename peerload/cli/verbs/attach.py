@@ -1,0 +1,96 @@
+r"""`peerload attach`: join a running task's live output, and wait for it as `run` does.
+
+Its input comes from here if it has a terminal, or reads standard input that nobody else sends. Going does not end it.
+"""
+
+from __future__ import annotations
+
+from peerload.cli.common.options import Options, whole
+from peerload.cli.common.output import OutputWriter
+from peerload.cli.common.standard_input import StandardInput, takes_input
+from peerload.cli.common.task_session import Detached, Following
+from peerload.cli.verbs.run import say_detached, told, told_missing
+from peerload.client.connection import Client
+from peerload.model.errors import BadRequest, NoSuchTask
+from peerload.text.format import print_json
+from peerload.text.tasks import is_mine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+TAIL_LINES = 10
+"""So much of what it has written already is shown, as with `tail -f`."""
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "attach",
+        "Join a task's live output, and its input if nobody else sends that; wait as run does. Its exit code is ours.\n"
+        "Ctrl-C goes to the task, Ctrl-\\ leaves it to itself.",
+        usage="[--tail N] [--raw] ID",
+    )
+    reader.add_argument("task", metavar="ID")
+    reader.flag(
+        "--tail",
+        type=whole(0, 1_000_000),
+        default=TAIL_LINES,
+        metavar="N",
+        help=f"begin with its last N lines (default {TAIL_LINES})",
+    )
+    reader.switch("--raw", help="byte for byte on this terminal, though the task is another user's")
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        (shown,) = _single(client, flags.task)
+        task = str(shown["id"])
+        is_raw = flags.raw or is_ours(shown, client.call("info"))
+        has_terminal = bool(shown.get("terminal")) and is_raw
+        stdin = _input(client, task) if takes_input() else None
+        tail = None if has_terminal else flags.tail
+        writer = OutputWriter(raw=is_raw, is_whole=tail is None, is_json=flags.json)
+        following = Following(client, writer.write, stdin=stdin, has_terminal=has_terminal, tail_lines=tail)
+        with following:
+            try:
+                ended = following.follow(task)
+            except Detached:
+                return say_detached(task)
+            finally:
+                writer.close()
+    if flags.json:
+        keys = ("id", "state", "exit_code", "signal", "node", "reason", "out_of")
+        print_json({key: ended.get(key) for key in keys})
+    writer.end(ended)
+    code = told(ended, interrupted=following.interrupts > 0)
+    return told_missing(ended, code, writer.missing_bytes)
+
+
+def is_ours(task: dict[str, Any], info: dict[str, Any]) -> bool:
+    """Whether it is a task of who types this, so that what it writes may do to this terminal what it likes. What another node
+    says of its users is believed only where all nodes are one person's."""
+    return is_mine(task) and (info.get("mode") != "system" or task.get("home") == info.get("node"))
+
+
+def _single(client: Client, name: str) -> list[dict[str, Any]]:
+    """The one task of this name. Raises BadRequest for an array."""
+    shown: list[dict[str, Any]] = client.call("show", tasks=[name])["tasks"]
+    if len(shown) > 1:
+        raise BadRequest(
+            f"{name} is an array", why="name one of its members", hint=f"such as  peerload attach {shown[0]['id']}"
+        )
+    return shown
+
+
+def _input(client: Client, task: str) -> StandardInput | None:
+    """Our stdin for the task, if that takes any, and not somebody else's already."""
+    try:
+        reply = client.call("input", task=task)
+    except NoSuchTask:
+        raise
+    except BadRequest:
+        return None
+    if reply.get("ended") or not reply.get("wanted", True):
+        return None
+    stdin = StandardInput()
+    stdin.at = int(reply.get("offset") or 0)
+    return stdin

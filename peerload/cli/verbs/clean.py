@@ -1,0 +1,157 @@
+"""`peerload clean`: drop ended tasks and their outputs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from peerload.cli.common import selection
+from peerload.cli.common.options import Options, duration, whole
+from peerload.cli.main import CANNOT
+from peerload.client.connection import Client
+from peerload.model.errors import AgentUnavailable, UsageError
+from peerload.text.format import counted, print_json, say, size_text
+from peerload.text.tasks import collapsed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+STATES = ("done", "failed", "cancelled")
+KEEP_MAX = 1_000_000_000
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "clean",
+        "Drop ended tasks whose home is here, with their outputs. Each flag narrows which: those that ended longer ago\n"
+        "than --older, in one of these states, and none of the newest --keep. Tasks that have not ended are never dropped.\n"
+        "Where no agent runs (on a full disk none can start) the state directory itself is cleaned.",
+    )
+    selection.add(reader, changes=True, has_state=False)
+    reader.flag("--older", type=duration, metavar="7d", help="that ended longer ago than this")
+    reader.flag("--keep", type=whole(1, KEEP_MAX), metavar="N", help="all but the newest N of them")
+    reader.flag("--state", action="append", default=[], metavar="S", help=f"that ended so: {' '.join(STATES)}")
+    for state in STATES:
+        reader.switch(f"--{state}", help=f"the same as --state {state}")
+    reader.switch("--all", help="every task that has ended")
+    reader.switch("--outputs", help="drop their outputs alone, keep the tasks")
+    reader.switch("--dry-run", help="only say what would be dropped")
+    reader.flag(
+        "--state-dir", metavar="DIR", help="where an agent that does not run keeps its tasks (default: your own's)"
+    )
+    flags = reader.read(words)
+    chosen_by = selection.Selection(flags, "clean", needed=False)
+    asked = _asked(flags, chosen_by)
+    try:
+        client = Client(flags.socket)
+    except AgentUnavailable:
+        selects = chosen_by.is_narrowed or bool(chosen_by.words and not chosen_by.is_plain)
+        answer = None if selects else _without_agent(flags, asked | {"tasks": chosen_by.words})
+        if answer is None:
+            raise
+        reply = answer
+    else:
+        with client:
+            found = _cleaned(client, flags, chosen_by, asked)
+        if found is None:
+            return CANNOT
+        reply = found
+    if flags.json:
+        print_json(reply | {"dry_run": flags.dry_run})
+    else:
+        _show(flags, reply)
+    return 0
+
+
+def _cleaned(
+    client: Client, flags: Namespace, chosen_by: selection.Selection, asked: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What the agent has dropped, or would; None if the user at the terminal said no."""
+    parts = [asked]
+    if chosen_by.words or chosen_by.is_narrowed:
+        parts = [asked | {"tasks": refs} for refs in selection.batches(_refs(client, chosen_by, asked["states"]))]
+    if chosen_by.would_ask() and not flags.dry_run:
+        count = sum(int(client.call("clean", **part | {"dry_run": True}).get("removed") or 0) for part in parts)
+        if not selection.agreed("clean", count):
+            return None
+    reply: dict[str, Any] = {"tasks": [], "removed": 0, "outputs": 0, "output_bytes": 0, "in_use": 0}
+    for part in parts:
+        answer = client.call("clean", **part)
+        reply = {key: value + (answer.get(key) or type(value)()) for key, value in reply.items()}
+    return reply
+
+
+def _refs(client: Client, chosen_by: selection.Selection, states: list[str]) -> list[str]:
+    """References to those that are selected."""
+    if chosen_by.is_plain:
+        return chosen_by.words
+    chosen_by.states = states
+    found = chosen_by.selected(client, selection.ENDED if chosen_by.is_narrowed else ())
+    if not found.get("count"):
+        selection.say_none()
+    return list(found.get("selected") or ())
+
+
+def _asked(flags: Namespace, chosen_by: selection.Selection) -> dict[str, Any]:
+    """The request. Raises UsageError where nothing says which tasks are meant, or two things do."""
+    states = [name for value in flags.state for name in value.split(",") if name]
+    states += [state for state in STATES if getattr(flags, state)]
+    for name in states:
+        if name not in STATES:
+            raise UsageError(f"clean: {name!r} is no state that tasks end in", hint=f"there are:  {' '.join(STATES)}")
+    if (chosen_by.words or chosen_by.is_narrowed) and (flags.all or flags.keep):
+        named = chosen_by.words[0] if chosen_by.words else "what is selected"
+        raise UsageError(
+            f"clean: {named} is named, and so is {'--all' if flags.all else '--keep'}", hint="one of them alone"
+        )
+    if not (flags.task or chosen_by.is_narrowed or flags.all or flags.keep or flags.older or states):
+        raise UsageError(
+            "clean: which tasks?",
+            why="nothing is dropped unless you say what",
+            hint="peerload clean --older 7d   --keep 1000   --failed   ID ...   or  --all;  first look:  --dry-run",
+        )
+    return {
+        "tasks": [],
+        "older_s": flags.older or 0.0,
+        "keep": flags.keep or 0,
+        "states": list(dict.fromkeys(states)),
+        "outputs_only": flags.outputs,
+        "dry_run": flags.dry_run,
+    }
+
+
+def _without_agent(flags: Namespace, asked: dict[str, Any]) -> dict[str, Any] | None:
+    """What there is to answer where no agent runs; None if it is not known what it kept where."""
+    if flags.state_dir is None and (flags.socket is not None or os.environ.get("PEERLOAD_SOCKET")):
+        return None  # another agent than the user's own
+    from pathlib import Path
+
+    from peerload.agent.store.offline_clean import cleaned
+    from peerload.cli.common.agent_flags import located
+
+    state = located({"state": flags.state_dir} if flags.state_dir else {})["state"]
+    reply = cleaned(Path(state), asked)
+    if reply is not None:
+        say(
+            f"no agent runs; {state} itself is looked through"
+            if flags.dry_run
+            else f"no agent runs; {state} itself is cleaned"
+        )
+    return reply
+
+
+def _show(flags: Namespace, reply: dict[str, Any]) -> None:
+    tasks, outputs = int(reply.get("removed") or 0), int(reply.get("outputs") or 0)
+    lines = [f"{line}\n" for line in collapsed(reply.get("tasks") or [])] if flags.dry_run else []
+    would = "would drop" if flags.dry_run else "dropped"
+    what = f"{counted(outputs, 'output')} ({size_text(reply.get('output_bytes'))})"
+    lines.append(f"{would} {what}\n" if flags.outputs else f"{would} {counted(tasks, 'ended task')} and {what}\n")
+    sys.stdout.write("".join(lines))
+    if reply.get("in_use"):
+        say(
+            f"{counted(int(reply['in_use']), 'ended task')} stayed",
+            "somebody follows them, or their processes still end",
+        )

@@ -1,0 +1,206 @@
+"""`peerload cluster`: make the directory that makes nodes members of one cluster, and say which one is used here.
+
+It sees the agent's own reading of that directory, so that what is said here is what an agent will find.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from peerload.cli.common.options import Options
+from peerload.model.errors import UsageError
+from peerload.text.format import duration_text, print_json, printable, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from peerload.security.cluster_dir import Cluster
+
+EXAMPLE_PORT = 7117
+SOMEWHERE = "ADDRESS"
+NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789-"
+NAME_LENGTH_MAX = 40
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "cluster",
+        "init DIR: make a cluster: its own certificate authority and keys, in a new directory. Whoever has a copy of it is\n"
+        "a member. show [DIR]: which cluster an agent started here belongs to. rotate: change the key that seals gossip and\n"
+        "MQTT, at all members; the one before goes on to open for an hour. broker-certificate DIR: make what a Mosquitto needs\n"
+        "to serve the cluster by TLS. To let a machine in:  peerload invite, then peerload join.",
+        usage="[show [DIR] | init DIR [--name NAME] | rotate | broker-certificate DIR --host NAME …]",
+    )
+    reader.add_argument("what", nargs="?", default="show", metavar="show | init | rotate | broker-certificate")
+    reader.add_argument("directory", nargs="*", metavar="DIR")
+    reader.flag("--name", metavar="NAME", help="init: the cluster's name (default: as the directory is called)")
+    reader.flag(
+        "--host", action="append", metavar="NAME", help="broker-certificate: by which nodes reach it (repeatable)"
+    )
+    reader.flag(
+        "--site", metavar="SITE", help="broker-certificate: the site whose nodes use it, where each has its own"
+    )
+    reader.flag(
+        "--bridge",
+        action="append",
+        metavar="SITE[=HOST[:PORT]]",
+        help="broker-certificate: join it with the broker of that site; =HOST: dial it there, else it dials (repeatable)",
+    )
+    flags = reader.read(words)
+    if flags.what not in ("init", "show", "rotate", "broker-certificate"):
+        hint = "there are:  peerload cluster init DIR | show | rotate | broker-certificate DIR"
+        if flags.what in ("invite", "join", "leave", "forget", "revoke"):
+            hint = f"it is a verb of its own:  peerload {flags.what}"
+        raise UsageError(f"cluster: no such word: {flags.what!r}", hint=hint)
+    if flags.what == "rotate":
+        return _rotate(flags)
+    for name in () if flags.what == "broker-certificate" else ("host", "site", "bridge"):
+        if getattr(flags, name):
+            raise UsageError(f"cluster {flags.what} takes no --{name}", hint="what it takes:  peerload cluster --help")
+    if len(flags.directory) > 1 or (flags.what != "show" and not flags.directory):
+        raise UsageError(f"cluster {flags.what} takes one directory", hint="what it takes:  peerload cluster --help")
+    if flags.what != "init" and flags.name is not None:
+        raise UsageError(f"cluster {flags.what} takes no --name", hint="what it takes:  peerload cluster --help")
+    if flags.what == "broker-certificate":
+        from peerload.cli.common.cluster_broker import make_files
+
+        place = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- a link stays one: it is refused
+        return make_files(place, flags, _configured())
+    return _init(flags) if flags.what == "init" else _show(flags)
+
+
+def _init(flags: Namespace) -> int:
+    from peerload.security import cluster_dir
+    from peerload.security.address import join_address, reachable_anywhere
+
+    directory = Path(os.path.abspath(flags.directory[0]))  # noqa: PTH100 -- a link stays one: it is refused
+    made = cluster_dir.make(directory, _default_name(directory) if flags.name is None else flags.name)
+    if flags.json:
+        print_json(_facts(made))
+        return 0
+    try:
+        address = reachable_anywhere()
+    except OSError:
+        address = SOMEWHERE
+    first = printable(join_address(address, EXAMPLE_PORT))
+    place = printable(shlex.quote(str(directory)))
+    copy = printable(shlex.quote(directory.name))
+    sys.stdout.write(
+        f"cluster {made.name} made in {place}. Whoever has a copy of it is a member: keep it as a secret.\n"
+        f"Start here:       peerload up --cluster {place} --listen {first}\n"
+        f"Add a machine:    scp -rp {place} OTHER:        and there, with its own address:\n"
+        f"                  peerload up --cluster ~/{copy} --listen {SOMEWHERE}:{EXAMPLE_PORT} --peer {first}\n"
+    )
+    return 0
+
+
+def _rotate(flags: Namespace) -> int:
+    from peerload.client.connection import Client
+
+    if flags.directory or flags.name is not None:
+        raise UsageError("cluster rotate takes nothing", hint="what it takes:  peerload cluster --help")
+    with Client(flags.socket) as client:
+        reply = client.call("rotate")
+    if flags.json:
+        print_json({key: reply.get(key) for key in ("number", "told", "overlap_s")})
+        return 0
+    told = int(reply.get("told") or 0)
+    sys.stdout.write(
+        f"gossip and MQTT are sealed with a new key (number {reply.get('number')}); {told} other member"
+        f"{'' if told == 1 else 's'} told, the rest get it when they are back. The old one opens for "
+        f"{duration_text(reply.get('overlap_s'))} more.\n"
+    )
+    return 0
+
+
+def _show(flags: Namespace) -> int:
+    from peerload.security import cluster_dir
+
+    named = Path(os.path.abspath(flags.directory[0])) if flags.directory else None  # noqa: PTH100 -- as above
+    found = _configured() if named is None else cluster_dir.read(named)
+    facts = _facts(found)
+    if not flags.directory:
+        facts["agent"] = _in_use(flags.socket)
+    if flags.json:
+        print_json(facts)
+        return 0
+    where = (
+        "agents of this user on this machine alone"
+        if found.is_local
+        else "machines that joined by peerload invite, or have a copy of this directory"
+        if found.is_issuer
+        else "machines that joined by peerload invite, on one that has the key of the cluster's CA"
+    )
+    rows = (
+        ("cluster", found.name),
+        ("id", found.id),
+        ("directory", str(found.directory)),
+        ("members", where),
+        ("certificate", f"sha256:{found.fingerprint}"),
+        ("valid until", f"{found.valid_until:%Y-%m-%d}"),
+    )
+    sys.stdout.write("".join(f"{name:12} {printable(text)}\n" for name, text in rows))
+    if not flags.directory:
+        _say_in_use(facts["agent"], found.id)
+    return 0
+
+
+def _configured() -> Cluster:
+    """That of an agent that is started here now."""
+    from peerload.cli.common.agent_flags import default_state
+    from peerload.client.connection import user_socket_path
+    from peerload.config import loader
+    from peerload.security import cluster_dir
+
+    defaults = {"state": default_state(), "socket": user_socket_path()}
+    return cluster_dir.find(loader.load({}, defaults, dict(os.environ)).cluster, os.environ)
+
+
+def _in_use(socket: str | None) -> dict[str, Any] | None:
+    """The cluster of the agent that runs here; None if none does."""
+    from peerload.client.connection import Client
+    from peerload.model.errors import AgentUnavailable
+
+    try:
+        with Client(socket) as client:
+            info = client.call("info")
+    except AgentUnavailable:
+        return None
+    told = {"node": "node", "name": "cluster", "id": "cluster_id", "directory": "cluster_directory"}
+    return {key: info.get(name) for key, name in told.items()}
+
+
+def _say_in_use(agent: dict[str, Any] | None, shown_id: str) -> None:
+    if agent is None:
+        return
+    if agent["id"] == shown_id:
+        say(f"the agent that runs here ({agent['node']}) uses it")
+        return
+    say(
+        f"the agent that runs here ({agent['node']}) uses another one: {agent['name']} in {agent['directory']}",
+        f"more of that:  peerload cluster show {shlex.quote(str(agent['directory']))}",
+    )
+
+
+def _facts(found: Cluster) -> dict[str, Any]:
+    """What may be told to anybody: never a key."""
+    return {
+        "name": found.name,
+        "id": found.id,
+        "directory": str(found.directory),
+        "local": found.is_local,
+        "certificate_sha256": found.fingerprint,
+        "valid_until": found.valid_until.timestamp(),
+    }
+
+
+def _default_name(directory: Path) -> str:
+    """The directory's name, in the characters that a cluster's name may have."""
+    name = "".join(letter if letter in NAME_CHARACTERS else "-" for letter in directory.name.lower())
+    return name.strip("-")[:NAME_LENGTH_MAX] or "cluster"

@@ -1,0 +1,225 @@
+"""`peerload config`: the settings in force and where each comes from; and whether a configuration file is sound."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from peerload.cli.common.options import Options
+from peerload.cli.main import CANNOT
+from peerload.model.errors import UsageError
+from peerload.text.format import coloured, counted, print_json, printable, say, table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from peerload.model.config import AgentConfig
+    from peerload.model.errors import ConfigError
+
+AGENT_S_MAX = 2.0
+"""An agent that does not say within this what it runs with is not waited for."""
+VALUE_CHARACTERS_MAX = 60
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "config",
+        "show: the settings of the agent that runs here, else of one started now, and what a restart would change.\n"
+        "check [FILE]: every mistake in a configuration file, with its line; without FILE in those that an agent reads.",
+        usage="[show [--origin] | check [FILE]]",
+    )
+    reader.add_argument("what", nargs="?", default="show", metavar="show | check")
+    reader.add_argument("file", nargs="*", metavar="FILE")
+    reader.switch("--origin", help="show: where each setting comes from, those that are built in, too")
+    flags = reader.read(words)
+    if flags.what not in ("show", "check"):
+        raise UsageError(
+            f"config: no such word: {flags.what!r}", hint="there are:  peerload config show | check [FILE]"
+        )
+    if flags.what == "show":
+        if flags.file:
+            raise UsageError("config show takes no file", hint="is a file sound?  peerload config check FILE")
+        return _show(flags)
+    if len(flags.file) > 1 or flags.origin:
+        raise UsageError("config check takes one file and no flags", hint="what it takes:  peerload config --help")
+    return _check(flags)
+
+
+# -- show --------------------------------------------------------------------------------------------------------------
+
+
+def _show(flags: Namespace) -> int:
+    from peerload.config import loader as settings
+    from peerload.config.check import told
+    from peerload.model.errors import ConfigError
+
+    mistake: ConfigError | None = None
+    config: AgentConfig | None = None
+    origins: dict[str, str] = {}
+    try:
+        config, origins = settings.load_with_origins({}, _defaults(), dict(os.environ))
+    except ConfigError as error:
+        mistake = error
+    running, node = _of_the_agent(flags, config)
+    if running is None and config is None:
+        assert mistake is not None
+        raise mistake
+    rows = compared(running if running is not None else told(_known(config), origins), config, origins)
+    if flags.json:
+        print_json({"agent": node, "settings": rows})
+        return 0
+    if mistake is not None:
+        say(str(mistake), mistake.hint or "an agent started now would not start:  peerload config check")
+    _print(flags, rows, node)
+    return 0
+
+
+def _known(config: AgentConfig | None) -> AgentConfig:
+    assert config is not None
+    return config
+
+
+def _defaults() -> dict[str, str]:
+    from peerload.cli.common.agent_flags import default_state
+    from peerload.client.connection import user_socket_path
+
+    return {"state": default_state(), "socket": user_socket_path()}
+
+
+def _of_the_agent(flags: Namespace, config: AgentConfig | None) -> tuple[list[dict[str, Any]] | None, str | None]:
+    """The settings of the agent that runs here, and its node; None without one, unless the command line named it."""
+    from peerload.client.connection import Client
+    from peerload.model.errors import AgentUnavailable, BadRequest
+
+    place = flags.socket or os.environ.get("PEERLOAD_SOCKET") or (config.socket if config is not None else None)
+    try:
+        with Client(place, timeout_s=AGENT_S_MAX) as client:
+            node = str(client.call("info")["node"])
+            return client.call("settings")["settings"], node
+    except BadRequest:
+        say("the agent is of an earlier version and cannot tell; this is what one started now would use")
+    except AgentUnavailable:
+        if flags.socket:
+            raise
+    return None, None
+
+
+def compared(
+    settings: list[dict[str, Any]], config: AgentConfig | None, origins: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Each setting in force as `key value origin now now_origin needs_restart`. now: what an agent started now would
+    have; what was given as a flag or by a variable is nobody's mistake if a file says otherwise, and needs no restart."""
+    from peerload.config import loader as agent_settings
+    from peerload.config.check import told
+
+    now = {one["key"]: one for one in (told(config, origins or {}) if config is not None else settings)}
+    rows = []
+    for one in settings:
+        later = now.get(one["key"], one)
+        origin = one["origin"]
+        same = later["value"] == one["value"]
+        if same and origin == agent_settings.FLAG and one["key"] in ("state", "socket"):
+            origin = later["origin"]  # `up` names both on the agent's command line, wherever it has them from
+        given = origin in (agent_settings.FLAG, agent_settings.ENVIRONMENT)
+        rows.append(
+            {
+                **one,
+                "origin": _named(origin, one["key"]),
+                "now": later["value"],
+                "now_origin": _named(str(later["origin"]), str(one["key"])),
+                "needs_restart": not same and not given,
+            }
+        )
+    return rows
+
+
+def _named(origin: str, key: str) -> str:
+    return f"PEERLOAD_{key.upper()}" if origin == "environment" else origin
+
+
+def _print(flags: Namespace, rows: list[dict[str, Any]], node: str | None) -> None:
+    shown = [
+        row
+        for row in rows
+        if flags.origin or row["origin"] != "built-in" or row["needs_restart"] or row["key"] == "node"
+    ]
+    headings = ("", "SETTING", "VALUE", *(("FROM",) if flags.origin else ()), "")
+    cells = [
+        (
+            "*" if row["needs_restart"] else "",
+            row["key"],
+            _value(row["value"]),
+            *((row["origin"],) if flags.origin else ()),
+            f"a restart makes it {_value(row['now'])} ({row['now_origin']})" if row["needs_restart"] else "",
+        )
+        for row in shown
+    ]
+    who = f"the agent that runs here ({printable(node)}):" if node else "no agent is running here; one started now:"
+    lines = [who, *table(headings, cells)]
+    changed = [row for row in rows if row["needs_restart"]]
+    if changed:
+        says = f"* {counted(len(changed), 'setting')} changed since it was started; to apply:  peerload down && peerload up"
+        lines += [coloured(says, "yellow", sys.stdout)]
+    if not flags.origin:
+        lines += ["those that are built in, too, and where each comes from:  peerload config show --origin"]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _value(value: object) -> str:
+    from peerload.text.format import shortened
+
+    if value is None:
+        return "as found out"
+    if value in ("", [], ()):
+        return "none"
+    if isinstance(value, dict):
+        text = " ".join(f"{key}={_value(one)}" for key, one in value.items())
+    elif isinstance(value, (list, tuple)):
+        text = ", ".join(_value(one) for one in value)
+    else:
+        text = str(value)
+    return shortened(text, VALUE_CHARACTERS_MAX)
+
+
+# -- check -------------------------------------------------------------------------------------------------------------
+
+
+def _check(flags: Namespace) -> int:
+    from peerload.config import loader as settings
+    from peerload.config.check import mistakes_in
+    from peerload.model.errors import ConfigError
+
+    environment = dict(os.environ)
+    paths = [Path(name) for name in flags.file] or settings.files(None, environment)
+    mistakes = [mistake for path in paths for mistake in mistakes_in(path)]
+    if not flags.file and not mistakes:
+        try:
+            settings.load({}, _defaults(), environment)  # variables, too
+        except ConfigError as error:
+            mistakes.append(error)
+    if flags.json:
+        print_json(
+            {"files": [str(path) for path in paths], "ok": not mistakes, "mistakes": list(map(_as_json, mistakes))}
+        )
+        return CANNOT if mistakes else 0
+    for mistake in mistakes:
+        say(str(mistake), mistake.hint or "what else could stand there:  peerload config show --origin")
+    if not mistakes:
+        named = ", ".join(printable(path) for path in paths)
+        sys.stdout.write(f"{named}: ok\n" if paths else "there is no configuration file, and none is needed\n")
+    return CANNOT if mistakes else 0
+
+
+def _as_json(mistake: ConfigError) -> dict[str, Any]:
+    return {
+        "file": mistake.file or None,
+        "line": mistake.line or None,
+        "key": mistake.key,
+        "what": mistake.says,
+        "why": mistake.why,
+        "hint": mistake.hint,
+    }

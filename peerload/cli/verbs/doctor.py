@@ -1,0 +1,110 @@
+"""`peerload doctor`: what usually goes wrong here, looked at one by one, with what mends it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from peerload.cli.common.options import Options
+from peerload.cli.doctor import agent, cluster, machine
+from peerload.cli.doctor.facts import FAIL, OK, SKIP, WARN, Check, Facts, Finding
+from peerload.text.format import coloured, counted, print_json, printable
+
+CHECKS = (
+    Check("settings", agent.settings),
+    Check("agent", agent.agent),
+    Check("version", agent.version),
+    Check("restart", agent.restart),
+    Check("python", agent.python),
+    Check("socket", agent.socket),
+    Check("state", agent.state),
+    Check("file system", agent.file_system),
+    Check("room", agent.room),
+    Check("damage", agent.damaged),
+    Check("kept", agent.kept),
+    Check("launcher", agent.launcher),
+    Check("containment", agent.containment),
+    Check("drained", cluster.drained),
+    Check("frozen", cluster.frozen),
+    Check("cluster", cluster.cluster),
+    Check("listen", cluster.listen),
+    Check("port", cluster.port),
+    Check("peers", cluster.peers),
+    Check("names", cluster.names),
+    Check("ways", cluster.ways),
+    Check("datagrams", cluster.datagrams),
+    Check("broker", cluster.broker),
+    Check("clock", machine.clock),
+    Check("clocks", cluster.clocks),
+    Check("GPUs", machine.gpus),
+    Check("open files", machine.open_files),
+    Check("inotify", machine.inotify),
+    Check("processes", machine.processes),
+    Check("temporary", machine.temporary),
+    Check("swap", machine.swap),
+    Check("lingering", machine.lingering),
+)
+"""Each is a function of what was gathered; the names are what people and scripts know them by."""
+
+LOOK_S_MAX = 10.0
+"""So long one check may take."""
+COLOURS = {OK: "green", WARN: "yellow", FAIL: "red", SKIP: "dim"}
+
+
+def main(words: list[str]) -> int:
+    """Run the verb → 1 if anything fails."""
+    reader = Options(
+        "doctor",
+        "What usually goes wrong here, looked at one by one: what is so, and the command that mends it. It works without\n"
+        "an agent, too. Exit code 1 if anything fails; a warning is none.",
+    )
+    reader.switch("--quiet", help="only what is not as it should be")
+    reader.switch("--security", help="instead: each rule that keeps strangers out and members in bounds")
+    flags = reader.read(words)
+    if flags.security:
+        from peerload.cli.doctor import security
+
+        return security.run(flags.socket, as_json=flags.json, quiet=flags.quiet)
+    facts = Facts(flags.socket)
+    found = [(check.name, looked_at(check, facts)) for check in CHECKS]
+    counts = {result: sum(finding.result == result for _, finding in found) for result in (OK, WARN, FAIL, SKIP)}
+    if flags.json:
+        checks = [{"name": name, **finding._asdict()} for name, finding in found]
+        told = {"node": facts.info.get("node"), "checks": checks, "warned": counts[WARN], "failed": counts[FAIL]}
+        print_json(told)
+    else:
+        shown = [pair for pair in found if not flags.quiet or pair[1].result in (WARN, FAIL)]
+        sys.stdout.write("".join(f"{line}\n" for name, finding in shown for line in _lines(name, finding)))
+        sys.stdout.write(
+            f"{counted(len(found), 'check')}: {counts[OK]} ok, {counted(counts[WARN], 'warning')}, "
+            f"{counts[FAIL]} failed, {counts[SKIP]} not to be looked at here\n"
+        )
+    return 1 if counts[FAIL] else 0
+
+
+def looked_at(check: Check, facts: Facts) -> Finding:
+    """What a check finds. One that breaks, or hangs (in a mount whose server is gone), says so, and the others are done all
+    the same."""
+    found: list[Finding] = []
+
+    def look() -> None:
+        try:
+            found.append(check.look(facts))
+        except Exception as error:  # noqa: BLE001 -- a doctor who faints is of no use
+            found.append(Finding(WARN, f"could not be looked at: {type(error).__name__}: {error}", "please report it"))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(LOOK_S_MAX)
+    if not found:
+        return Finding(FAIL, f"it hangs: no answer within {LOOK_S_MAX:g} s", "a dead mount?  df        dmesg | tail")
+    return found[0]
+
+
+def _lines(name: str, finding: Finding) -> list[str]:
+    width = max(len(check.name) for check in CHECKS)
+    result = coloured(finding.result.ljust(4), COLOURS[finding.result], sys.stdout)
+    lines = [f"{result}  {name.ljust(width)}  {printable(finding.says)}"]
+    if finding.fix and finding.result in (WARN, FAIL):
+        lines.append(f"{' ' * (width + 8)}{printable(finding.fix)}")
+    return lines

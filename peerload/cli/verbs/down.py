@@ -1,0 +1,129 @@
+"""`peerload down`: stop my agent."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sys
+
+from peerload.cli.common.options import Options
+from peerload.client.connection import START_HINT, Client
+from peerload.model.errors import AgentUnavailable, BadRequest, PeerloadError
+from peerload.text.format import print_json, printable
+
+STOPS_WITHIN_S = 30.0
+FLAG = "flag"
+"""As an agent calls the origin of what it was told by flags."""
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "down", "Stop my agent. Running tasks run on, and `peerload up` finds them again; with --all they end too."
+    )
+    reader.switch("--all", help="end the running tasks and the launcher, too, also where the agent is gone")
+    reader.flag("--state", metavar="DIR", help="where an agent that is gone kept its tasks (default: your own's)")
+    flags = reader.read(words)
+    try:
+        client = Client(flags.socket)
+    except AgentUnavailable as error:
+        if flags.all and _orphans_ended(flags.socket, flags.state, as_json=flags.json):
+            return 0
+        raise _none_runs(error, ends_tasks=flags.all) from None
+    with client:
+        info = client.call("info")
+        back = "" if flags.all or flags.json else _back_again(client)
+        watched = {key: watch(info.get(key)) for key in (("pid", "launcher_pid") if flags.all else ("pid",))}
+        try:
+            client.call("stop", all=flags.all)
+        except AgentUnavailable:
+            if watched["pid"] is None:
+                raise  # nothing can tell whether it stops; else the wait below does
+    for key, descriptor in watched.items():
+        if descriptor is not None:
+            await_end(descriptor, f"{'the agent' if key == 'pid' else 'the launcher'} (pid {info[key]})")
+    node = printable(info.get("node", ""))
+    if flags.json:
+        print_json({"pid": info.get("pid"), "node": info.get("node"), "all": flags.all})
+    elif flags.all:
+        sys.stdout.write(f"agent of {node} stopped; its tasks were ended\n")
+    else:
+        sys.stdout.write(f"agent of {node} stopped; running tasks run on.  Back again:  {back}\n")
+    return 0
+
+
+def _none_runs(error: AgentUnavailable, *, ends_tasks: bool) -> AgentUnavailable:
+    """That there is no agent to stop."""
+    if error.hint == START_HINT:
+        left = "" if ends_tasks else "        to end the tasks that one has left:  peerload down --all"
+        error.hint = f"one with another socket:  peerload down --socket PATH{left}"
+    return error
+
+
+def _back_again(client: Client) -> str:
+    """How to start this agent as it was started: with the flags it was given. Without a broker's password."""
+    import shlex
+
+    words = ["peerload", "up"]
+    try:
+        settings = client.call("settings")["settings"]
+    except BadRequest:  # an agent of an earlier version
+        settings = []
+    for setting in settings:
+        if setting["origin"] == FLAG:
+            values = setting["value"] if isinstance(setting["value"], list) else [setting["value"]]
+            own = own_place(setting["key"])
+            words += [word for value in values if value != own for word in (f"--{setting['key']}", str(value))]
+    return printable(shlex.join(words))
+
+
+def own_place(key: str) -> str | None:
+    """Where `peerload up` keeps these without being told, None for any other setting."""
+    from peerload.cli.common.agent_flags import default_state
+    from peerload.client.connection import default_socket_path
+
+    return {"state": default_state(), "socket": default_socket_path()}.get(key)
+
+
+def _orphans_ended(socket_path: str | None, state: str | None, *, as_json: bool) -> bool:
+    """End what an agent has left that is gone: its launcher, which runs its tasks. False if there is nothing."""
+    from peerload.cli.common.agent_flags import located
+    from peerload.cli.common.stale_agents import end_launcher
+
+    if socket_path is not None and state is None:
+        return False  # another agent than the user's own: who knows where it kept its tasks
+    found = end_launcher(located({"state": state} if state else {})["state"])
+    if found is None:
+        return False
+    await_end(found, "the launcher")
+    if as_json:
+        print_json({"pid": None, "node": None, "all": True})
+    else:
+        sys.stdout.write("the agent was gone; the tasks that still ran were ended\n")
+    return True
+
+
+def watch(pid: object) -> int | None:
+    """A descriptor that tells when this process ends; None if it has ended, or is not of this machine's."""
+    if not isinstance(pid, int) or pid <= 0:
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.EINVAL):
+            return None
+        raise
+
+
+def await_end(descriptor: int, who: str) -> None:
+    """Wait until that process has ended, and close the descriptor. Raises PeerloadError if it takes too long."""
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(STOPS_WITHIN_S * 1000):
+            raise PeerloadError(
+                f"{who} has not stopped", why=f"{STOPS_WITHIN_S:g} s have passed", hint="see the end of STATE/agent.log"
+            )
+    finally:
+        os.close(descriptor)

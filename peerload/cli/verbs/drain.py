@@ -1,0 +1,66 @@
+"""`peerload drain`: have this node take no more tasks."""
+
+from __future__ import annotations
+
+import sys
+
+from peerload.cli.common.options import Options, duration, node_name
+from peerload.client.connection import Client
+from peerload.model.errors import UsageError
+from peerload.text.format import counted, print_json, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+TIMED_OUT = 124
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "drain",
+        "Have this or another node take no more tasks, also after a restart: what waits there for other nodes goes back to\n"
+        "them, what waits of its own looks for a place elsewhere, what runs runs on.",
+    )
+    reader.add_argument("node", nargs="?", type=node_name, default="", metavar="NODE", help="default: this one")
+    reader.flag("--reason", default="", metavar="TEXT", help="why, for those who ask")
+    reader.switch(
+        "--wait", help="return when nothing runs there any more, and other nodes have the results of their tasks"
+    )
+    reader.flag("--timeout", type=duration, metavar="30s", help="with --wait: no longer than this; exit code 124 then")
+    flags = reader.read(words)
+    if flags.timeout is not None and not flags.wait:
+        raise UsageError("drain: --timeout is for --wait", hint="peerload drain --wait --timeout 30s")
+    with Client(flags.socket) as client:
+        if not flags.wait:
+            _show(client.call("drain", reason=flags.reason, at=flags.node), flags)
+            return 0
+        asked = {"reason": flags.reason, "wait": True, "timeout_s": flags.timeout}
+        for part in client.stream("drain", **asked, at=flags.node):
+            _show(part, flags)
+        timed_out = bool(client.last.get("timed_out"))
+    if timed_out:
+        say(f"not empty within {flags.timeout:g} s", "it stays drained; what runs there:  peerload top --once")
+        return TIMED_OUT
+    if not flags.json:
+        sys.stdout.write(f"nothing runs {_where(flags)} any more\n")
+    return 0
+
+
+def _show(reply: dict[str, Any], flags: Namespace) -> None:
+    returned, running = int(reply.get("returned", 0)), int(reply.get("running", 0))
+    if flags.json:
+        print_json({"returned": returned, "running": running})
+        return
+    node = f" {flags.node}" if flags.node else ""
+    sys.stdout.write(
+        f"drained: {counted(returned, 'task')} of other nodes went back, {counted(running, 'task')} still running"
+        f" {_where(flags)}\n  back again:  peerload undrain{node}\n"
+    )
+    sys.stdout.flush()
+
+
+def _where(flags: Namespace) -> str:
+    return f"on {flags.node}" if flags.node else "here"

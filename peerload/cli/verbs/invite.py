@@ -1,0 +1,125 @@
+"""`peerload invite`: have one more machine join."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+from peerload.cli.common.as_service import become_agents_user
+from peerload.cli.common.options import NODE_NAME_LENGTH_MAX, NODE_NAME_SAYS, Options, duration, is_node_name, whole
+from peerload.client.connection import Client
+from peerload.model.errors import BadRequest, UsageError
+from peerload.text.format import duration_text, print_json, printable, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+USES_MAX = 1000
+TTL_S_MAX = 7 * 86_400.0
+TTL_S = 900.0
+JSON_KEYS = ("token", "command", "address", "cluster", "uses", "ends_at")
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "invite",
+        "Print the line by which another machine joins this node's cluster. It holds a secret that is good once, for\n"
+        "15 minutes. On a node that is of no cluster beyond its machine one is made first.",
+    )
+    reader.flag("--uses", type=whole(1, USES_MAX), default=1, metavar="N", help="good for so many machines (default 1)")
+    reader.flag("--ttl", type=duration, default=TTL_S, metavar="15m", help="good for so long (default 15m, at most 7d)")
+    reader.flag("--node", default="", metavar="NAME", help="only for a node of this name")
+    reader.switch("--issuer", help="who joins may let others in, too: it gets the key of the cluster's CA")
+    reader.flag("--listen", metavar="HOST:PORT", help="where the others find this node, if a cluster is made now")
+    reader.flag("--name", metavar="NAME", help="what to call the cluster, if one is made now")
+    flags = reader.read(words)
+    if flags.node and not is_node_name(flags.node):
+        raise UsageError(f"invite: {flags.node!r} cannot be a node's name", why=NODE_NAME_SAYS)
+    if flags.ttl > TTL_S_MAX:
+        raise UsageError("invite: --ttl is too long", why="at most 7d", hint="peerload invite --ttl 7d")
+    with Client(flags.socket) as client:
+        info = client.call("info")
+    if info.get("cluster_local"):
+        become_agents_user(info, "invite", flags.socket)
+        _found(flags, info)
+    elif flags.listen or flags.name:
+        what = "invite: --listen and --name are for a node that is of no cluster yet"
+        raise UsageError(what, why=f"this one is of {info.get('cluster')}", hint="peerload invite")
+    with Client(flags.socket) as client:
+        reply = client.call("invite", uses=flags.uses, ttl_s=flags.ttl, node=flags.node, issuer=flags.issuer)
+    command = f"peerload join {reply['token']}"
+    if flags.json:
+        from peerload.cli.common.installing import lines
+
+        ways = [line.text for line in lines(command, is_system=info.get("mode") == "system")]
+        print_json({**{key: reply.get(key) for key in JSON_KEYS}, "command": command, "install": ways})
+        return 0
+    _say_terms(flags, reply)
+    if sys.stdout.isatty():  # else it is passed on to `peerload join -`
+        _say_how_to_install(command, is_system=info.get("mode") == "system")
+    sys.stdout.write(f"{printable(command)}\n")
+    return 0
+
+
+def _say_terms(flags: Namespace, reply: dict[str, Any]) -> None:
+    times = "once" if flags.uses == 1 else f"{flags.uses} times"
+    who = f" a node called {flags.node}" if flags.node else ""
+    more = " It brings the right to let others in." if flags.issuer else ""
+    say(
+        f"type this on the other machine{who and ', as' + who}; good {times} within {duration_text(flags.ttl)}, and a secret.{more}"
+    )
+    if str(reply.get("address", "")).startswith(("127.", "[::1]")):
+        say(
+            f"it is good on this machine alone: this node listens at {reply['address']}",
+            "for others:  peerload down ; peerload up --listen ADDRESS:PORT ; peerload invite",
+        )
+
+
+def _say_how_to_install(join: str, *, is_system: bool) -> None:
+    """The whole line for a machine that has nothing."""
+    from peerload.cli.common.installing import lines
+
+    ways = lines(join, is_system=is_system)
+    if not ways:
+        say("a machine that has no peerload yet needs it first: install it there as it was installed here")
+        return
+    where = "type this here, with its name for OTHER" if ways[0].is_typed_here else "type this there"
+    say(f"for a machine that has no peerload yet, {where}:", "\n  or:  ".join(way.text for way in ways))
+
+
+def _found(flags: Namespace, info: dict[str, Any]) -> None:
+    """Make a cluster beyond this machine, and have the agent here be its first member."""
+    from peerload.cli.common.joined import cluster_directory, listen_at, restart
+    from peerload.security import cluster_dir, node_identity_file
+    from peerload.security.address import parse_address, reachable_anywhere
+
+    if flags.listen:
+        listen = flags.listen
+        parse_address("listen", listen, loopback_only=False)
+    else:
+        try:
+            host = reachable_anywhere()
+        except OSError:
+            what = "this machine has no address that others could reach"
+            raise BadRequest(what, hint="peerload invite --listen ADDRESS:PORT") from None
+        listen = listen_at(host, str(info.get("listen")))
+    directory, node = cluster_directory(None), str(info.get("node"))
+    if os.path.lexists(directory):
+        made = cluster_dir.read(directory)  # of an earlier try, or for an agent that was started before it was there
+    else:
+        name = flags.name or f"{node[: NODE_NAME_LENGTH_MAX - 5]}-{secrets.token_hex(2)}"
+        made = cluster_dir.make(directory, name)
+    node_identity_file.write(Path(str(info["state"])), node_identity_file.Joined(str(directory), node, listen))
+    say(f"a cluster is made: {made.name} in {directory}; the agent starts again as its first member, tasks run on")
+    after = restart(flags.socket, "the first member of a cluster")
+    if after.get("cluster_local"):
+        raise BadRequest(
+            "the agent here is still of no cluster beyond this machine",
+            why="it was started with settings that say so",
+            hint="peerload down ; peerload up ; peerload invite",
+        )

@@ -1,0 +1,113 @@
+"""`peerload ls`: my tasks."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+
+from peerload.cli.common import selection
+from peerload.cli.common.options import Options, whole
+from peerload.cli.common.redraw import redrawn
+from peerload.client.connection import Client
+from peerload.model.errors import UsageError
+from peerload.text import tasks
+from peerload.text.array_rows import as_row, number_of
+from peerload.text.format import counted, print_json, say, terminal_columns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from peerload.cli.common.selection import Selection
+
+EVER_S = 1e9
+"""Tasks that are named are listed whenever they ended."""
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options("ls", "My tasks whose home is here: unfinished ones and those that ended in the last 24 hours.")
+    selection.add(reader)
+    reader.switch("--cluster", help="the tasks of all nodes, not those of this one alone")
+    reader.switch("--remote", help="the tasks of other homes that are on this node, whatever became of their homes")
+    reader.at()
+    reader.switch("--all", help="tasks of all users")
+    reader.switch("--members", help="members of arrays one by one, also those that wait or are done")
+    reader.switch("-w", "--watch", help="draw it again each second, until q or Ctrl-C")
+    reader.flag("--limit", type=whole(1, 100_000), default=200, metavar="N", help="at most so many (200)")
+    flags = reader.read(words)
+    chosen = selection.Selection(flags, "ls", needed=False)
+    if flags.remote and (flags.cluster or chosen.words or chosen.is_narrowed):
+        raise UsageError("ls: --remote goes with --at, --all, --limit, --watch and --json alone", hint="ls --help")
+    if flags.cluster and chosen.words:
+        raise UsageError(
+            f"ls: --cluster asks all nodes, and {chosen.words[0]} is of one", hint="the id alone is enough"
+        )
+    if flags.cluster and flags.at:
+        raise UsageError("ls: --cluster asks all nodes, --at one", hint=f"peerload ls --at {flags.at}")
+    with Client(flags.socket) as client:
+        if flags.watch and not flags.json:
+            return redrawn(lambda: lines(client, flags, chosen))
+        gc.disable()  # it is looked for all the longer the more tasks there are, and found at our end
+        if flags.json:
+            reply = listed(client, flags, chosen)
+            keys = ("tasks", "truncated", "unfinished", "damaged", *(("missing",) if flags.cluster else ()))
+            print_json({key: reply.get(key) for key in (keys[:2] if flags.remote else keys)})
+            return 0
+        sys.stdout.write("".join(f"{line}\n" for line in lines(client, flags, chosen)))
+    return 0
+
+
+def listed(client: Client, flags: Namespace, chosen: Selection) -> dict[str, Any]:
+    """The agent's answer, less other users' tasks unless they are asked for; ``hidden`` counts those."""
+    if flags.remote:
+        reply = client.call("remote", limit=flags.limit, at=flags.at)
+        return {**reply, "hidden": 0}
+    asked = chosen.asked() | {"limit": flags.limit}
+    asked |= {} if flags.members or flags.json else {"gathered": True}
+    asked |= {"ended_within_s": EVER_S} if chosen.words else {}
+    reply = client.call("tasks", **asked, at=flags.at, cluster=flags.cluster)
+    own = tasks.own_names()
+    shown = [task for task in reply["tasks"] if flags.all or tasks.is_mine(task, own)]
+    other = [task for task in reply["tasks"] if not flags.all and not tasks.is_mine(task, own)]
+    hidden = sum(map(number_of, other))
+    if flags.cluster:
+        shown = tasks.together(shown, flags.limit)
+    truncated = bool(reply.get("truncated")) or len(shown) + len(other) < len(reply["tasks"])
+    return {**reply, "tasks": shown, "hidden": hidden, "truncated": truncated}
+
+
+def lines(client: Client, flags: Namespace, chosen: Selection) -> list[str]:
+    """The table as text; talk about what it leaves out goes to stderr."""
+    reply = listed(client, flags, chosen)
+    if not flags.watch:
+        if reply.get("truncated"):
+            say(
+                f"no more than {counted(len(reply['tasks']), 'row')} shown{_unfinished(reply)}",
+                "more:  --limit N  or  --state S",
+            )
+        tasks.say_missing(reply)
+        for task in reply.get("damaged", ()):
+            say(f"{task['id']} is damaged: it cannot be read", task["why"])
+        if reply["hidden"]:
+            say(f"not shown: {counted(reply['hidden'], 'task')} of other users", "to see them:  peerload ls --all")
+    now = time.time()
+    if not reply["tasks"] and sys.stdout.isatty():
+        return [_none(flags, chosen)]
+    return tasks.listed_table(list(map(as_row, reply["tasks"])), now, terminal_columns())
+
+
+def _none(flags: Namespace, chosen: Selection) -> str:
+    """What to type where there is nothing to list."""
+    if flags.remote:
+        return "no task of another home is on this node        my own tasks:  peerload ls"
+    if chosen.words or chosen.is_narrowed:
+        return "no such tasks        all of mine:  peerload ls        those that ended:  peerload history"
+    return "no tasks        queue one:  peerload submit sleep 5        those that ended long ago:  peerload history"
+
+
+def _unfinished(reply: dict[str, Any]) -> str:
+    counts = [f"{number} {state}" for state, number in sorted((reply.get("unfinished") or {}).items()) if number]
+    return f" (unfinished: {', '.join(counts)})" if counts else ""

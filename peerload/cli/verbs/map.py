@@ -1,0 +1,258 @@
+"""`peerload map`: a task for each input, in the manner of GNU parallel."""
+
+from __future__ import annotations
+
+import sys
+
+from peerload.cli.common import command, options, terms_flags
+from peerload.cli.main import CANNOT, report
+from peerload.cli.map.batch import failure_text
+from peerload.cli.map.halt import Halt
+from peerload.cli.map.inputs import opened, split
+from peerload.cli.map.joblog import Joblog
+from peerload.cli.map.run import Mapping
+from peerload.cli.map.show import Bar, Ended, Outputs
+from peerload.cli.map.template import Template, shown
+from peerload.client.connection import Client
+from peerload.model.errors import UsageError
+from peerload.text.format import counted, print_json, printable, say, shortened, size_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from peerload.cli.map.inputs import Inputs
+
+FAILURES_NAMED_MAX = 20
+"""More are counted only."""
+ARRAYS_NAMED_MAX = 10
+"""In the command that retries."""
+COUNTED_FAILURES_MAX = 100
+"""Exit code: the number of tasks that failed; 101 stands for more than these."""
+LINE_WIDTH_MAX = 240
+JSON_OUTPUT_BYTES_MAX = 64 << 20
+"""Output of one task that an object of `--json` holds."""
+_JSON_KEYS = ("id", "state", "exit_code", "signal", "node", "out_of", "started_at", "ended_at")
+_JSON_KEYS_OF_OUTPUT = ("stdout_bytes", "stderr_bytes", "stdout", "stderr")
+
+EPILOG = """\
+The flags end at the first word that is none. One word is a line for /bin/sh in which each input stays one word (it is
+quoted: put no quotes around {} yourself); several words are a command and its arguments.
+  :::  a b c     these inputs            ::::  FILE     the lines of FILE (- is standard input)
+  :::+, ::::+    go with the source before, one with one; otherwise all are combined
+Without any, inputs are the lines of standard input.
+  {}  the input   {.}  without its extension   {/}  its last part   {//}  its directory   {/.}  last part, no extension
+  {#}  the number of the task   {1} {2} {1.} {2/}  of several inputs that one
+A command with none of these has the inputs appended.
+Exit code: 0 if all succeeded, else how many failed, 101 for more than 100; with --halt that of the task that was decisive;
+125 if the output of a task is not complete."""
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    flags, rest = _reader().read_command(words)
+    line, sources = split(rest)
+    shell = flags.shell is not None or len(line) == 1
+    if not line and flags.shell is None:
+        raise UsageError("map: what is to be run?", hint="such as:  peerload map 'gzip {}' ::: *.log")
+    if len(line) == 1 and flags.shell is None:
+        flags.shell, line = line[0], []
+    spec, secret = command.specification(flags, line, "map")
+    spec["followed"] = True  # its output comes here in full
+    halt = Halt(flags.halt)
+    inputs = opened(sources, end=b"\0" if flags.null else b"\n")
+    template = Template(spec["argv"][-1:] if shell else spec["argv"], is_shell=shell, inputs=inputs.width)
+    if not flags.dry_run:
+        Client(flags.socket).close()  # without an agent a log that is there is left alone
+    joblog = _joblog(flags)
+    if flags.dry_run:
+        return _dry_run(flags, template, inputs, joblog)
+    if not sources and sys.stdin is not None and sys.stdin.isatty():
+        say(
+            "inputs are read from the terminal, a line each, until Ctrl-D",
+            "words:  ::: a b c        a file:  :::: FILE",
+        )
+    del secret  # as with `submit`, told on a terminal alone
+    mapping = Mapping(
+        flags.socket,
+        _fields(flags, spec),
+        template,
+        inputs,
+        halt=halt,
+        joblog=joblog,
+        at_a_time=flags.jobs,
+    )
+    with mapping:
+        return _run(mapping, flags)
+
+
+def _reader() -> options.Options:
+    reader = command.command_options(
+        "map",
+        "Run a command once for each input, wherever there is room.",
+        usage="[flags] COMMAND ... ::: INPUT ...",
+        epilog=EPILOG,
+    )
+    reader.flag(
+        "-j", "--jobs", type=options.whole(1, 1_000_000), metavar="N", help="at most N tasks unfinished at a time"
+    )
+    reader.switch("-k", "--keep-order", help="print outputs in the order of the inputs")
+    reader.switch("--tag", help="begin each line of output with its input and a tab")
+    reader.switch("--bar", help="show how far it is, and when it will be done (default: on a terminal)")
+    reader.switch("--no-bar", help="do not")
+    reader.flag("--joblog", metavar="FILE", help="write a line a task that has ended, with GNU parallel's columns")
+    reader.switch("--resume", help="leave out what the joblog has")
+    reader.switch("--resume-failed", help="leave out what the joblog has as a success")
+    reader.flag(
+        "--halt",
+        default="never",
+        metavar="WHEN",
+        help="now,fail=1: stop all at the first failure; soon,fail=10%%; never",
+    )
+    reader.switch("--keep", help="let what was submitted run on when this command is killed")
+    reader.switch("-0", "--null", help="inputs of files end with NUL instead of a line break")
+    return reader
+
+
+def _joblog(flags: Namespace) -> Joblog | None:
+    resumes = flags.resume or flags.resume_failed
+    if flags.joblog is None:
+        if resumes:
+            raise UsageError("map: --resume needs the joblog of the run before", hint="--joblog FILE --resume")
+        return None
+    if flags.dry_run and not resumes:
+        return None
+    return Joblog(flags.joblog, resumes=resumes, again_failed=flags.resume_failed)
+
+
+def _fields(flags: Namespace, spec: dict[str, Any]) -> dict[str, Any]:
+    """What of the request is the same for all tasks."""
+    terms = terms_flags.terms(flags, "map")
+    more = {"wait_for_node": True} if flags.wait_for_node else {}
+    more |= {} if flags.keep else {"attended": True}
+    return {"spec": spec, **more, **({"terms": terms} if terms else {})}
+
+
+def _dry_run(flags: Namespace, template: Template, inputs: Inputs, joblog: Joblog | None) -> int:
+    """Print the command of each task, as it would be."""
+    number = 0
+    while not inputs.is_over:
+        values = inputs.next()
+        if values is None:
+            if inputs.descriptor is not None:
+                inputs.read()
+            continue
+        number += 1
+        argv = template.argv(number, values)
+        if joblog is not None and joblog.has(number, shown(argv)):
+            continue
+        if flags.json:
+            print_json({"seq": number, "argv": argv})
+        elif sys.stdout.isatty():
+            sys.stdout.write(f"{printable(shown(argv))}\n")
+        else:
+            sys.stdout.buffer.write(shown(argv) + b"\n")
+    return 0
+
+
+def _run(mapping: Mapping, flags: Namespace) -> int:
+    has_bar = flags.bar or (sys.stderr.isatty() and not flags.no_bar)
+    bar = Bar() if has_bar else None
+    outputs = Outputs(
+        mapping.output,
+        keeps_order=flags.keep_order,
+        tags=flags.tag,
+        before=bar.clear if bar is not None and sys.stdout.isatty() else lambda: None,
+    )
+    mapping.ended = (lambda task: _print_ended(mapping, task)) if flags.json else outputs.ended
+    mapping.skipped = outputs.skipped
+    mapping.is_full = lambda: outputs.is_full
+    if bar is not None:
+        mapping.looked = lambda: bar.show(mapping.done, mapping.failed, mapping.total)
+    try:
+        mapping.run()
+        outputs.finish()
+    finally:
+        if bar is not None:
+            bar.show(mapping.done, mapping.failed, mapping.total, at_once=True)
+            sys.stderr.write("\n" if sys.stderr.isatty() else "")
+    return _told(mapping)
+
+
+def _print_ended(mapping: Mapping, task: Ended) -> None:
+    body = {key: task.body.get(key) for key in (*_JSON_KEYS, *_JSON_KEYS_OF_OUTPUT)}
+    sizes = int(body["stdout_bytes"] or 0), int(body["stderr_bytes"] or 0)
+    if "stdout" not in task.body and any(sizes):
+        body |= _fetched(mapping, str(body["id"]), sizes)
+    print_json({"seq": task.number, "command": task.body["command"], **body})
+
+
+def _fetched(mapping: Mapping, task: str, sizes: tuple[int, int]) -> dict[str, Any]:
+    """The output of an ended task as stdout and stderr; or `output_missing`, why they cannot be told, which is noted, too."""
+    if sum(sizes) > JSON_OUTPUT_BYTES_MAX:
+        why = f"{size_text(sum(sizes))} of output are more than one object holds, {size_text(JSON_OUTPUT_BYTES_MAX)}"
+        mapping.note_incomplete(task, why)
+        return {"output_missing": why}
+    came = {1: bytearray(), 2: bytearray()}
+    for piece in mapping.output(task):
+        came[piece["stream"]] += piece["data"]
+    if (len(came[1]), len(came[2])) == sizes:
+        return {"stdout": bytes(came[1]), "stderr": bytes(came[2])}
+    why = f"{size_text(sum(sizes) - len(came[1]) - len(came[2]))} of its output are missing"
+    mapping.note_incomplete(task, why)
+    return {"output_missing": mapping.incomplete.get(task, why)}
+
+
+def _told(mapping: Mapping) -> int:
+    """Name the failures on stderr, and how to go on. → the exit code."""
+    _name_failures(mapping)
+    hint = _retry_hint(mapping)
+    if mapping.signal:
+        say(f"cancelled {counted(mapping.cancelled, 'task')}; {mapping.succeeded} had succeeded", hint)
+        return 128 + mapping.signal
+    if mapping.problem is not None:
+        report(mapping.problem)
+        return CANNOT
+    if mapping.halted_by is not None:
+        name = mapping.halted_by.get("id", "")
+        say(f"--halt: stopped after {name}; {counted(mapping.cancelled, 'task')} cancelled", hint)
+        return command.exit_code_of(mapping.halted_by)
+    failed = mapping.failed + mapping.cancelled
+    if mapping.incomplete:
+        _name_incomplete(mapping)
+        hint = hint or f"what is kept of it:  peerload logs {next(iter(mapping.incomplete))}"
+        what = f"the output of {counted(mapping.incomplete_count, 'task')} is not complete"
+        say(f"exit code {CANNOT}: {what}" + (f", and {failed} failed" if failed else ""), hint)
+        return CANNOT
+    if failed:
+        also = f", {mapping.cancelled} cancelled by others" if mapping.cancelled else ""
+        say(f"{mapping.failed} of {counted(mapping.done, 'task')} failed{also}", hint)
+    return min(failed, COUNTED_FAILURES_MAX + 1)
+
+
+def _name_failures(mapping: Mapping) -> None:
+    for body, line in mapping.failures[:FAILURES_NAMED_MAX]:
+        sys.stderr.write(f"  {shortened(failure_text(body, line), LINE_WIDTH_MAX)}\n")
+    more = mapping.failed - FAILURES_NAMED_MAX
+    if more > 0:
+        sys.stderr.write(f"  and {more} more\n")
+
+
+def _name_incomplete(mapping: Mapping) -> None:
+    for task, why in list(mapping.incomplete.items())[:FAILURES_NAMED_MAX]:
+        sys.stderr.write(f"  {printable(task)}  {shortened(printable(why), LINE_WIDTH_MAX)}\n")
+    more = mapping.incomplete_count - FAILURES_NAMED_MAX
+    if more > 0:
+        sys.stderr.write(f"  and {more} more\n")
+
+
+def _retry_hint(mapping: Mapping) -> str:
+    """How to run those again that have not succeeded."""
+    arrays = list(mapping.failed_batches)
+    if not arrays:
+        return ""
+    named = " ".join(arrays[:ARRAYS_NAMED_MAX]) if len(arrays) <= ARRAYS_NAMED_MAX else ""
+    flag = " --failed" if not mapping.cancelled or not named else ""
+    logs = f"        the output of one:  peerload logs {mapping.failures[0][0].get('id')}" if mapping.failures else ""
+    return f"again:  peerload retry{flag} {named}".rstrip() + logs

@@ -1,0 +1,208 @@
+"""`peerload policy`: the policies there are, what each is and what its knobs do; and whether a preset is sound.
+
+The only verb besides `agent`, `demo` and `sim` that sees the policies themselves: no agent is needed to ask about them.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from peerload.cli.common.options import Options
+from peerload.cli.main import CANNOT
+from peerload.client.connection import Client
+from peerload.model.errors import AgentUnavailable, UsageError
+from peerload.text.format import counted, print_json, printable, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+    from peerload.policy.describe import Checked
+    from peerload.sim.rehearsal import Rehearsal
+
+AGENT_S_MAX = 2.0
+"""An agent that does not say within this what it plays is not waited for."""
+WORDS = {"ls": 0, "show": 1, "check": 1}
+"""What may follow the verb, and how many names each takes."""
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "policy",
+        "ls: the presets, and the policies kind by kind. show NAME: what a preset (threshold, mine.toml) or a policy\n"
+        "(transfer.double-threshold, mine.py:Class) is, and what its parameters mean. check FILE: whether a preset is sound.",
+        usage="[ls | show NAME | check [--play] FILE]",
+    )
+    reader.switch(
+        "--play", help="with check: play the preset in a short simulation, too, and say what went wrong there"
+    )
+    reader.add_argument("what", nargs="?", default="ls", metavar="ls | show | check")
+    reader.add_argument("name", nargs="*", metavar="NAME")
+    flags = reader.read(words)
+    if flags.what not in WORDS:
+        raise UsageError(f"policy: no such word: {flags.what!r}", hint="there are:  peerload policy ls | show | check")
+    if len(flags.name) != WORDS[flags.what]:
+        takes = "one name" if WORDS[flags.what] else "no name"
+        raise UsageError(f"policy {flags.what} takes {takes}", hint="what it takes:  peerload policy --help")
+    if flags.play and flags.what != "check":
+        raise UsageError(f"policy {flags.what} takes no --play", hint="peerload policy check --play FILE")
+    return {"ls": _ls, "show": _show, "check": _check}[flags.what](flags)
+
+
+def _ls(flags: Namespace) -> int:
+    from peerload.policy import describe, registry
+
+    in_force = _in_force(flags)
+    if flags.json:
+        print_json({"policies": registry.policies(), "presets": registry.presets(), "in_force": in_force})
+        return 0
+    chosen = str((in_force or {}).get("preset", ""))
+    lines = ["presets"]
+    width = max(len(name) for name in registry.presets())
+    for name in registry.presets():
+        mark = "*" if name == chosen else " "
+        lines.append(f"{mark} {name.ljust(width)}  {describe.preset(name).description}")
+    if in_force is None:
+        lines += ["", "no agent is running here: none is in force"]
+    else:
+        lines += ["", f"in force *  {printable(chosen)}", *_kinds(in_force)]
+    lines += ["", "policies"]
+    width = max(len(kind) for kind in registry.policies())
+    lines += [f"  {kind.ljust(width)}  {'  '.join(names)}" for kind, names in registry.policies().items()]
+    lines += ["", "what one is:  peerload policy show NAME        of your own:  peerload policy check FILE.toml"]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def _in_force(flags: Namespace) -> dict[str, Any] | None:
+    """What the agent plays; None if there is no agent, unless the command line named one."""
+    try:
+        with Client(flags.socket, timeout_s=AGENT_S_MAX) as client:
+            in_force = client.call("policy").get("in_force")
+    except AgentUnavailable:
+        if flags.socket:
+            raise
+        return None
+    return in_force if isinstance(in_force, dict) else None
+
+
+def _kinds(in_force: dict[str, Any]) -> list[str]:
+    kinds = {key: value for key, value in in_force.items() if key not in ("preset", "description")}
+    width = max((len(kind) for kind in kinds), default=0)
+    return [f"  {printable(kind).ljust(width)}  {printable(name)}" for kind, name in kinds.items()]
+
+
+def _show(flags: Namespace) -> int:
+    from peerload.policy import describe, registry
+
+    (name,) = flags.name
+    if name.endswith(".toml") or name in registry.presets():
+        shown = describe.preset(name)
+        if flags.json:
+            print_json(describe.plain(shown))
+            return 0
+        from peerload.cli.common.policy_text import preset_lines
+
+        lines = preset_lines(shown)
+    else:
+        found = describe.find_member(name)
+        if flags.json:
+            print_json(describe.plain(found))
+            return 0
+        from peerload.cli.common.policy_text import member_lines
+
+        lines = member_lines(found)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return 0
+
+
+def _check(flags: Namespace) -> int:
+    from peerload.model.errors import ConfigError
+    from peerload.policy import describe, registry
+
+    (name,) = flags.name
+    if not name.endswith(".toml") and name not in registry.presets():
+        raise UsageError(
+            f"policy check: {name!r} is no preset", hint="a preset of your own is a file that ends in .toml"
+        )
+    try:
+        checked = describe.check(name)
+    except ConfigError as error:
+        checked = describe.Checked(None, [error], [])
+    played = _play(name) if flags.play and checked.preset is not None else None
+    is_ok = checked.preset is not None and (played is None or played.is_good)
+    if flags.json:
+        print_json(_as_json(name, checked, played) | {"ok": is_ok})
+        return 0 if is_ok else CANNOT
+    for mistake in checked.mistakes:
+        say(str(mistake), mistake.hint)
+    for doubt in checked.doubts:
+        say(f"{doubt} (it plays all the same)")
+    if played is not None:
+        _say_played(name, played)
+    if is_ok and checked.preset is not None:
+        chosen = "  ".join(f"{kind} {policy}" for kind, policy in checked.preset.names.items())
+        memory = "  with memory" if checked.preset.memory else ""
+        sys.stdout.write(f"{printable(name)}: ok: {printable(chosen)}{memory}\n")
+        if played is not None:
+            sys.stdout.write(f"played: {counted(played.tasks, 'task')} on {counted(played.nodes, 'node')}\n")
+    return 0 if is_ok else CANNOT
+
+
+def _play(name: str) -> Rehearsal:
+    from peerload.sim.rehearsal import rehearse
+
+    return rehearse(name)
+
+
+def _say_played(name: str, played: Rehearsal) -> None:
+    """What was found as it was played, if anything."""
+    if played.shared:
+        say(
+            f"{printable(name)}: all nodes share {', '.join(map(printable, played.shared))}, which changed as it was played",
+            "a policy keeps its state in its instance (self.… in __init__): each node has its own, while a class or a "
+            "module is shared here and by no two agents",
+        )
+    if played.policy_errors:
+        say(
+            f"{printable(name)}: a policy failed {counted(played.policy_errors, 'time')} as it was played",
+            "what a location policy raised is told of a task that an agent with this preset has kept:  peerload why ID",
+        )
+    if not played.repeats:
+        say(
+            f"{printable(name)}: the same seed gave another run the second time",
+            "a policy takes its chance from the rng that it is given, reads no clock, and keeps state in its instance",
+        )
+
+
+def _as_json(name: str, checked: Checked, played: Rehearsal | None) -> dict[str, Any]:
+    return {
+        "preset": name,
+        "played": None
+        if played is None
+        else {
+            "nodes": played.nodes,
+            "tasks": played.tasks,
+            "policy_errors": played.policy_errors,
+            "shared": list(played.shared),
+            "repeats": played.repeats,
+        },
+        "chosen": checked.preset.names if checked.preset is not None else None,
+        "mistakes": [
+            {
+                "file": one.file or None,
+                "line": one.line or None,
+                "key": one.key,
+                "what": one.says,
+                "why": one.why,
+                "hint": one.hint,
+            }
+            for one in checked.mistakes
+        ],
+        "doubts": [
+            {"file": one.file or None, "line": one.line or None, "key": one.key, "what": one.says}
+            for one in checked.doubts
+        ],
+    }

@@ -1,0 +1,125 @@
+"""`peerload service`: install, upgrade and uninstall the service for all users of this machine, by the scripts in deploy/.
+
+They are those of the source tree that `--from` names, if it names one; otherwise those that belong to this peerload.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from peerload.cli.common.options import Options
+from peerload.distribution import deploy_directory
+from peerload.model.errors import PeerloadError, UsageError
+from peerload.text.format import print_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+TAKES = {
+    "install": ("--from", "--wheels", "--prefix", "--root", "--no-start"),
+    "upgrade": ("--from", "--wheels", "--prefix", "--root", "--no-start"),
+    "uninstall": ("--prefix", "--root", "--purge"),
+}
+"""The flags of each script."""
+SYSTEMD = Path("/run/systemd/system")
+"""It is there where systemd runs the machine."""
+HINT = "peerload service install|upgrade|uninstall        what they take:  peerload service --help"
+
+
+def main(words: list[str]) -> int:
+    """Run the verb → the exit code of the script."""
+    reader = Options(
+        "service",
+        "The service for all users of this machine; only root can. It runs the scripts that peerload brings with it.\n\n"
+        "  peerload service install      put it there and start it; again: bring what differs up to date\n"
+        "  peerload service upgrade      the same where it is installed already; tasks run on\n"
+        "  peerload service uninstall    take it away; what runs ends; tasks, keys and settings stay without --purge",
+        usage="install|upgrade|uninstall [flags]",
+        json_says="print JSON, one object; what the script says goes to stderr",
+    )
+    reader.add_argument("what", nargs="?", default="", metavar="install|upgrade|uninstall")
+    reader.flag(
+        "--from", dest="source", metavar="FILE", help="a wheel, or a source tree (default: the one that this runs from)"
+    )
+    reader.flag("--wheels", metavar="DIR", help="where the packages that it needs lie: nothing is downloaded")
+    reader.flag("--prefix", metavar="DIR", help="where it goes, or is (default /opt/peerload)")
+    reader.flag("--root", metavar="DIR", help="the root file system below DIR, of an image; nothing is started")
+    reader.switch("--no-start", help="start nothing, and enable nothing")
+    reader.switch("--purge", help="with uninstall: also remove tasks, outputs, keys, settings and accounts")
+    flags = reader.read(words)
+    given = _given(flags)
+    _refuse_what_cannot_be(flags, words)
+    code = _run(_scripts(flags) / flags.what, given, is_quiet=flags.json)
+    if flags.json:
+        print_json({"what": flags.what, "exit_code": code})
+    return code
+
+
+def _given(flags: Namespace) -> list[str]:
+    """The flags for the script. Raises UsageError for those that it does not take."""
+    if flags.what not in TAKES:
+        raise UsageError(f"service: what is {flags.what[:60]!r}?" if flags.what else "service: do what?", hint=HINT)
+    valued = {"--from": flags.source, "--wheels": flags.wheels, "--prefix": flags.prefix, "--root": flags.root}
+    given = {flag: [value] for flag, value in valued.items() if value is not None}
+    given |= {flag: [] for flag, is_on in (("--no-start", flags.no_start), ("--purge", flags.purge)) if is_on}
+    for flag in given:
+        if flag not in TAKES[flags.what]:
+            raise UsageError(f"service: {flags.what} takes no {flag}", hint=HINT)
+    return [word for flag, values in given.items() for word in (flag, *values)]
+
+
+def _refuse_what_cannot_be(flags: Namespace, words: list[str]) -> None:
+    """Raises PeerloadError for anybody but root, and where nothing could start what is installed."""
+    if os.geteuid() != 0:
+        command = Path(sys.prefix, "bin/peerload")  # sudo need not look for commands there
+        again = shlex.join([str(command) if command.exists() else "peerload", "service", *words])
+        alone = "" if flags.what == "uninstall" else "        for yourself alone:  peerload up"
+        raise PeerloadError("only root can do this", why="the service is for all users", hint=f"sudo {again}{alone}")
+    if flags.what != "uninstall" and not (flags.no_start or flags.root or SYSTEMD.is_dir()):
+        raise PeerloadError(
+            "no service can be started here",
+            why="systemd does not run this machine",
+            hint="without starting it:  --no-start        for yourself alone:  peerload up",
+        )
+
+
+def _scripts(flags: Namespace) -> Path:
+    """The directory of the scripts. Raises PeerloadError if there is none, or nothing to be installed."""
+    source = Path(flags.source) if flags.source else None
+    if source and (source / "deploy/install").is_file():
+        return (source / "deploy").absolute()
+    found = deploy_directory()
+    if not found:
+        why = "this peerload was installed without its deploy/ directory"
+        where = f"in a source tree of this version:  deploy/{flags.what}"
+        raise PeerloadError("the scripts are not on this machine", why=why, hint=where)
+    if flags.what != "uninstall" and not source and not Path(found, "../pyproject.toml").is_file():
+        raise PeerloadError(
+            "nothing says what is to be installed",
+            why="this peerload runs from no source tree that could be",
+            hint=f"peerload service {flags.what} --from WHEEL        or a source tree:  --from DIR",
+        )
+    return Path(found)
+
+
+def _run(script: Path, words: list[str], *, is_quiet: bool) -> int:
+    """Run the script to its end → its exit code. Ctrl-C is for the script, which puts back what it has begun."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        done = subprocess.run(  # noqa: S603 -- our own script, with the words of root
+            [script, *words],
+            env=os.environ | {"DEPLOY_AS": "peerload service "},
+            stdout=2 if is_quiet else None,
+            check=False,
+        )
+    except OSError as error:
+        raise PeerloadError(f"{script} cannot be run", why=error.strerror or str(error)) from None
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode

@@ -1,0 +1,206 @@
+"""`peerload show`: everything about a task."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from peerload.cli.common import live
+from peerload.cli.common.options import Options
+from peerload.client.connection import Client
+from peerload.text import tasks
+from peerload.text.format import ago_text, counted, duration_text, number_text, print_json, printable, size_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "show", "Everything about tasks: spec, history of states with reasons, usage.", json_says="one object a task"
+    )
+    reader.add_argument("task", nargs="+", metavar="ID")
+    reader.at()
+    flags = reader.read(words)
+    with Client(flags.socket) as client:
+        shown = client.call("show", tasks=flags.task, at=flags.at)["tasks"]
+    used = live.usage_of(flags.socket, shown)
+    shown = [task | {"live": used.get(task.get("id"))} for task in shown]
+    if flags.json:
+        for task in shown:
+            print_json(task)
+    else:
+        sys.stdout.write("\n\n".join("\n".join(described(task, time.time())) for task in shown) + "\n")
+    return 0
+
+
+def described(task: dict[str, Any], now: float) -> list[str]:
+    """One task as lines of text."""
+    usage = task.get("usage") or {}
+    facts = [
+        ("state", _state(task)),
+        ("reason", task.get("reason") or ""),
+        ("it said", task.get("error_line") or ""),
+        ("command", tasks.command_text(task.get("argv"))),
+        (
+            "directory",
+            "a fresh scratch directory" if task.get("directory") in ("-", b"-") else task.get("directory") or "",
+        ),
+        ("user", task.get("user") or ""),
+        ("home", task.get("home") or ""),
+        ("node", task.get("node") or ""),
+        ("devices", ", ".join(map(str, task.get("device_names") or task.get("devices") or []))),
+        ("needs", _needs(task)),
+        ("GPUs", _gpu_terms(task)),
+        ("learned", _learned(task)),
+        ("placement", _placement(task.get("placement"))),
+        ("priority", task.get("priority") or ""),
+        ("time limit", duration_text(task["time_limit_s"]) if task.get("time_limit_s") else ""),
+        ("promise", _promise(task)),
+        ("group", task.get("group") or ""),
+        ("tags", "  ".join(f"{key}={value}" for key, value in (task.get("tags") or {}).items())),
+        ("waits for", _awaited(task)),
+        ("retries", _retries(task)),
+        ("repeats", task.get("retry_of") or ""),
+        ("attempt", _attempt(task)),
+        ("submitted", _when(task.get("submitted_at"), now)),
+        ("started", _when(task.get("started_at"), now)),
+        ("ended", _when(task.get("ended_at"), now)),
+        ("took", duration_text(tasks.elapsed_s(task, now)) if task.get("started_at") else ""),
+        ("uses now", live.usage_text(task["live"], tasks.elapsed_s(task, now)) if task.get("live") else ""),
+        ("GPUs now", live.gpus_text(task["live"]) if task.get("live") else ""),
+        ("used", _usage(usage) if task.get("ended_at") else ""),
+        ("output", _output(task)),
+        ("-o", task.get("output_file") or ""),
+        ("-e", task.get("error_file") or ""),
+        ("notify", task.get("notify") or ""),
+        ("still owed", "; ".join(map(_owed, task.get("owed") or []))),
+    ]
+    lines = [f"{printable(task.get('id', ''))}  {printable(task.get('name') or '')}".rstrip()]
+    lines += [f"  {name:11}{printable(value)}" for name, value in facts if value != ""]
+    decision = task.get("decision")
+    if isinstance(decision, dict):
+        chosen = f"{decision.get('choice', '')} by {decision.get('policy', '')}: {decision.get('reason', '')}"
+        lines.append(f"  decided    {printable(chosen)}")
+    history = task.get("history") or []
+    if history:
+        lines.append("  history")
+        lines += [f"    {line}" for line in tasks.steps_table(history)]
+    return lines
+
+
+def _output(task: dict[str, Any]) -> str:
+    if task.get("stdout_bytes") is None and task.get("stderr_bytes") is None:
+        return ""  # it has not ended
+    sizes = f"{size_text(task.get('stdout_bytes'))} stdout, {size_text(task.get('stderr_bytes'))} stderr"
+    if not task.get("output_gone_at"):
+        return sizes
+    return f"{sizes}; removed {tasks.instant_text(task['output_gone_at'])} ({task.get('output_gone_why')})"
+
+
+def _owed(owed: dict[str, Any]) -> str:
+    what = "its output files" if owed.get("what") == "files" else "the notice"
+    tries = int(owed.get("tries") or 0)
+    return what + (f" ({counted(tries, 'try').replace('trys', 'tries')}: {owed.get('why')})" if tries else "")
+
+
+def _when(at: object, now: float) -> str:
+    """The moment, and how long ago that was."""
+    text = tasks.instant_text(at)
+    return f"{text} ({ago_text(now - at)})" if isinstance(at, (int, float)) and at else text
+
+
+def _state(task: dict[str, Any]) -> str:
+    ended = tasks.exit_text(task)
+    return tasks.state_text(task, time.time()) + (
+        "" if ended == "-" else f", exit {ended}".replace("exit signal", "signal")
+    )
+
+
+def _promise(task: dict[str, Any]) -> str:
+    guarantee, lease = task.get("guarantee") or "at-least-once", task.get("lease")
+    parts = [] if guarantee == "at-least-once" else [str(guarantee)]
+    if lease:
+        parts.append(f"lease {lease if lease == 'auto' else duration_text(lease)}")
+    if task.get("parked"):
+        parts.append("parked: its home was away, and its node has no newer word of it")
+    return ", ".join(parts)
+
+
+def _awaited(task: dict[str, Any]) -> str:
+    """What it waits, or has waited, for: to end, to succeed."""
+    return _pairs({"end": task.get("after") or [], "success": task.get("after_ok") or []})
+
+
+def _retries(task: dict[str, Any]) -> str:
+    retries = task.get("retries")
+    return f"{retries}, {task.get('failures', 0)} of them taken" if retries else ""
+
+
+def _attempt(task: dict[str, Any]) -> str:
+    lost = task.get("lost_on") or []
+    said = f", lost {task['lost']} times" if task.get("lost") else ""
+    where = f" (on {', '.join(map(str, lost))})" if said and lost else ""
+    tried = task.get("memory_retries")
+    more = f", out of GPU memory {tried} time{'s' * (tried > 1)}" if tried else ""
+    return f"{task.get('attempt', 0)}, moved {task.get('migrations', 0)} times{said}{where}{more}"
+
+
+def _needs(task: dict[str, Any]) -> str:
+    parts = [f"{number_text(task.get('cpus'))} cpu{'' if task.get('cpus') == 1 else 's'}"]
+    if task.get("mem_bytes"):
+        parts.append(size_text(task["mem_bytes"]))
+    if task.get("gpus"):
+        parts.append(_gpus_needed(task["gpus"], task.get("gpu_mem_bytes") or 0))
+    others = task.get("other_devices")
+    parts += [f"{count} {kind}" for kind, count in others.items()] if isinstance(others, dict) else []
+    return ", ".join(parts)
+
+
+def _gpus_needed(gpus: float, memory_bytes: int) -> str:
+    words = f"{gpus:g} of a GPU" if gpus < 1 else counted(int(gpus), "GPU")
+    return words + (f" with {size_text(memory_bytes)}{' each' if gpus > 1 else ''}" if memory_bytes else "")
+
+
+def _gpu_terms(task: dict[str, Any]) -> str:
+    """Which GPUs are wanted, how they are waited for, and with whom they are shared; what nobody has chosen is left out."""
+    wait = task.get("gpu_wait")
+    chosen = {
+        "prefer": task.get("gpu_prefer") or [],
+        "wait": wait if wait != "schedule" else "",
+        "wait max": duration_text(task["gpu_wait_s_max"]) if task.get("gpu_wait_s_max") else "",
+        "share": task.get("gpu_share") if task.get("gpu_share") != "auto" else "",
+    }
+    return _pairs(chosen)
+
+
+def _learned(task: dict[str, Any]) -> str:
+    """What earlier runs of this command tell of the GPU memory that it needs."""
+    need = task.get("gpu_mem_learned_bytes")
+    return f"{size_text(need)} of each GPU, from {counted(task.get('gpu_runs_learned') or 0, 'run')}" if need else ""
+
+
+def _placement(placement: object) -> str:
+    return _pairs(placement) if isinstance(placement, dict) else ""
+
+
+def _pairs(facts: dict[str, Any]) -> str:
+    return "  ".join(
+        f"{key}: {', '.join(map(str, value)) if isinstance(value, list) else value}"
+        for key, value in facts.items()
+        if value not in (None, "", [], (), False)
+    )
+
+
+def _usage(usage: dict[str, Any]) -> str:
+    if not usage:
+        return ""
+    cpu = f"{number_text(usage.get('user_s'))} s user, {number_text(usage.get('system_s'))} s system"
+    most = f"{cpu}, {size_text(usage.get('memory_bytes_max'))} at most"
+    if not usage.get("gpu_memory_bytes_max"):
+        return most
+    return (
+        f"{most}, {size_text(usage['gpu_memory_bytes_max'])} of one GPU ({usage.get('gpu_model') or 'model not known'})"
+    )

@@ -1,0 +1,116 @@
+"""`peerload sim`: what a preset of policies does to response times, from a simulation with the agent's own code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from peerload.cli.main import CANNOT, report
+from peerload.cli.simulate import compare, plot, work
+from peerload.cli.simulate import flags as sim_flags
+from peerload.cli.simulate import report as sim_report
+from peerload.model.errors import PeerloadError
+from peerload.sim.outcome import impossible, longer, outcome
+from peerload.text.format import json_line, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable
+    from typing import Any
+
+    from peerload.sim.outcome import Outcome
+    from peerload.sim.scenario import Scenario
+
+STDOUT = "-"
+ROUNDS_MAX = 4
+"""How often a scenario is played, each time longer than before."""
+
+ELSEWHERE = "is there room?  df -h        elsewhere:  peerload sim … --csv FILE"
+
+
+def main(words: list[str]) -> int:
+    """Run the verb: 0 also if the system turns out to be unstable, which is an answer."""
+    flags = sim_flags.reader().read(words)
+    _check_files(flags)
+    scenarios = sim_flags.scenarios(flags)
+    for why in dict.fromkeys(impossible(scenario) for scenario in scenarios):
+        if why:
+            say(why)
+    played = _played(flags, scenarios)
+    results = [sim_report.as_json(scenario, found, flags.replications, flags.seed) for scenario, found in played]
+    failed = []
+    if flags.csv and flags.csv != STDOUT:
+        failed += _failure(f"--csv {flags.csv}", lambda: _write(flags.csv, compare.as_csv(results)))
+    if flags.plot:
+        failed += _failure(f"--plot {flags.plot}", lambda: plot.draw(flags.plot, scenarios, results))
+    failed += _failure("stdout", lambda: _print(flags, results))
+    for error in failed:
+        report(error)
+    return CANNOT if failed else 0
+
+
+def _failure(what: str, write: Callable[[], object]) -> list[PeerloadError]:
+    """Why something could not be written; whatever else is to be written still is."""
+    try:
+        write()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        return [PeerloadError(f"sim: {what} cannot be written", why=error.strerror or str(error), hint=ELSEWHERE)]
+    return []
+
+
+def _write(name: str, text: str) -> None:
+    Path(name).write_text(text, encoding="utf-8")
+
+
+def _played(flags: Namespace, scenarios: list[Scenario]) -> list[tuple[Scenario, Outcome]]:
+    """What came of each. One that turns out to have been too short is played again, longer, unless its length was given:
+    then the longer one is returned."""
+    found: dict[int, tuple[Scenario, Outcome]] = {}
+    left = dict(enumerate(scenarios))
+    for _ in range(ROUNDS_MAX):
+        samples = work.run(list(left.values()), flags.replications, flags.seed, sim_flags.workers(flags))
+        for (index, scenario), of_one in zip(left.items(), samples, strict=True):
+            found[index] = (scenario, outcome(scenario, of_one))
+        if flags.tasks is not None or flags.warmup is not None:
+            break
+        again = {index: longer(*found[index]) for index in left}
+        left = {index: scenario for index, scenario in again.items() if scenario is not None}
+        if not left:
+            break
+    return [found[index] for index in range(len(scenarios))]
+
+
+def _check_files(flags: Namespace) -> None:
+    """What is to be written can be, before time is spent."""
+    if flags.plot:
+        plot.check(flags.plot, len(flags.load or ()))
+    if flags.csv and flags.csv != STDOUT:
+        plot.check_writable("--csv", flags.csv)
+
+
+def _print(flags: Namespace, results: list[dict[str, Any]]) -> None:
+    """On stdout. Raises OSError if it takes it not; then nothing is left in its buffer, and stderr has had the text."""
+    is_one = flags.compare is None and len(results) == 1
+    if flags.csv == STDOUT:
+        text = compare.as_csv(results)
+    elif flags.json:
+        text = json_line(results[0] if is_one else compare.as_json(results))
+    else:
+        lines = sim_report.lines(results[0]) if is_one else compare.lines(results)
+        text = "".join(f"{line}\n" for line in lines)
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+        sys.stdout.flush()
+        sys.stderr.write(text)  # it took long to find out
+        raise

@@ -1,0 +1,158 @@
+"""`peerload submit`: queue a command and print its id."""
+
+from __future__ import annotations
+
+import sys
+
+from peerload.cli.common import command, terms_flags
+from peerload.client.connection import Client
+from peerload.model.errors import PeerloadError, UsageError
+from peerload.text.format import counted, print_json, printable, say, shortened
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+ARRAY_MEMBERS_MAX = 1_000_000
+ARRAY_INDEX_MAX = 10**9
+WHY_WIDTH_MAX = 120
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = command.command_options(
+        "submit",
+        "Queue a command; it runs wherever there is room. Prints its id (on a terminal, a line about it).",
+        usage="[flags] COMMAND ...",
+        epilog="The flags end at the first word that is none; the rest is the command.",
+    )
+    reader.flag("--array", metavar="1-100", help="one task for each number: 1-100, 0-9:3, 1,5,7 (PEERLOAD_ARRAY_INDEX)")
+    reader.flag("--each-line", metavar="FILE", help="one task for each line, which is {} in the command (- is stdin)")
+    reader.flag(
+        "--param",
+        action="append",
+        default=[],
+        metavar="K=V,…",
+        help="one task for each value, which is {K} in the command: a=1,2 or a=1-5; several: each combination (repeatable)",
+    )
+    reader.flag(
+        "--param-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="the same from a CSV file: names in the first line, a combination in each other (- is stdin)",
+    )
+    reader.switch("--held", help="keep it back until  peerload release")
+    flags, rest = reader.read_command(words)
+    ranges = array_ranges(flags.array) if flags.array is not None else []
+    spec, secret = command.specification(flags, rest, "submit")
+    each = _each(flags, spec)
+    terms = terms_flags.terms(flags, "submit")
+    if flags.dry_run:
+        shown = {"each": _shown(each)} if each else {}
+        return command.print_dry_run(spec, secret, flags, array=ranges, **shown, **terms)
+    with Client(flags.socket) as client:
+        reply = command.submit(
+            client,
+            spec,
+            secret,
+            ranges,
+            held=flags.held,
+            waits_for_node=flags.wait_for_node,
+            each=each,
+            terms=terms,
+        )
+        try:
+            _tell(client, reply, spec, ranges, flags, is_each=bool(each))
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                say(f"{reply['id']} was submitted")  # else nobody would know of it
+            raise
+        command.warn_if_stranded(client, reply, spec)
+    return 0
+
+
+def _tell(
+    client: Client,
+    reply: dict[str, Any],
+    spec: dict[str, Any],
+    ranges: list[tuple[int, int, int]],
+    flags: Namespace,
+    *,
+    is_each: bool,
+) -> None:
+    """The id; on a terminal, a line about the task."""
+    members = reply.get("members")
+    if flags.json:
+        print_json({"id": reply["id"]} | ({"members": members} if members else {}))
+    elif sys.stdout.isatty():
+        task = printable(reply["id"])
+        number = len(members) if isinstance(members, list) else members
+        many = f"  {counted(number, 'task')}" if number else ""
+        waits = (
+            ""
+            if flags.held or reply.get("placeable")
+            else _why_it_waits(client, reply["id"], [(1, 1, 1)] if is_each else ranges)
+        )
+        stands = f"waiting: {printable(waits)}" if waits else "held" if flags.held else "queued"
+        hint = f"why:  peerload why {task}" if waits else f"follow it:  peerload logs -f {task}"
+        sys.stdout.write(f"{task}{many}  {printable(shortened(spec['name']))}  {stands}      {hint}\n")
+    else:
+        sys.stdout.write(f"{printable(reply['id'])}\n")
+    sys.stdout.flush()
+
+
+def _each(flags: Namespace, spec: dict[str, Any]) -> list[list[bytes]]:
+    """The command line of each member, where they differ."""
+    if flags.param or flags.param_file:
+        from peerload.cli.common.sweep import commands
+
+        return commands(flags, spec)
+    if flags.each_line is not None:
+        from peerload.cli.map import template_line
+
+        return template_line.commands(flags, spec)
+    return []
+
+
+def _shown(each: list[list[bytes]]) -> list[str]:
+    from peerload.cli.map.template import shown
+
+    return [printable(shown(argv)) for argv in each]
+
+
+def _why_it_waits(client: Client, task: str, ranges: list[tuple[int, int, int]]) -> str:
+    """Why the task just submitted, or the first of the array, cannot start now, in one line; "" if it can, or nobody
+    tells."""
+    first = f"{task}.{ranges[0][0]}" if ranges else task
+    try:
+        return shortened(str(client.call("why", task=first).get("summary") or ""), WHY_WIDTH_MAX)
+    except PeerloadError:  # an agent of an earlier version: it was submitted all the same
+        return ""
+
+
+def array_ranges(text: str) -> list[tuple[int, int, int]]:
+    """``1-100``, ``0-9:3`` (step) and ``1,5,7``, as (first, last, step) with both ends included."""
+    ranges = []
+    for part in text.split(","):
+        span, colon, step = part.partition(":")
+        first, dash, last = span.partition("-")
+        numbers = [first, last if dash else first, step if colon else "1"]
+        if not all(number.isascii() and number.isdecimal() for number in numbers):
+            raise UsageError(
+                f"submit: --array {text!r} is no range", hint="such as:  --array 1-100  or  0-9:3  or  1,5,7"
+            )
+        low, high, stride = map(int, numbers)
+        if high < low or stride < 1 or high > ARRAY_INDEX_MAX:
+            raise UsageError(
+                f"submit: --array {part!r}: not from small to great, or over {ARRAY_INDEX_MAX}",
+                hint="such as:  --array 1-100",
+            )
+        ranges.append((low, high, stride))
+    if sum((high - low) // stride + 1 for low, high, stride in ranges) > ARRAY_MEMBERS_MAX:
+        raise UsageError(
+            f"submit: --array {text!r} has more than {ARRAY_MEMBERS_MAX} members",
+            hint=f"in parts:  --array 1-{ARRAY_MEMBERS_MAX}        and one more for the rest",
+        )
+    return ranges

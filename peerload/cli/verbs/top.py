@@ -1,0 +1,146 @@
+"""`peerload top`: the cluster at a glance."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from peerload.cli.common.options import Options
+from peerload.cli.common.redraw import redrawn
+from peerload.cli.verbs import nodes
+from peerload.client.connection import Client
+from peerload.distribution import how_to_add
+from peerload.model.errors import PeerloadError
+from peerload.text import tasks
+from peerload.text.format import coloured, number_text, print_json, printable, table
+from peerload.top.snapshot import bar, sample
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SLOTS_HEADING = "SLOTS"
+LEFT_OUT_FIRST = ("REGION", "GPUS", "CPU", "MEMORY", "AGE")
+"""Columns that a narrow terminal does without, in this order."""
+WITHOUT_EXTRA = f"q quits.  With keys, output and graphs:  {how_to_add('top')}"
+ON_DUMB = "q quits.  TERM={term} can show text alone.  With keys:  TERM=xterm peerload top"
+WIDE = 10_000
+"""The width of what is no terminal."""
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options("top", "The cluster at a glance: nodes with their load, and the tasks of this home that run.")
+    reader.switch("--once", help="print it once as text")
+    reader.switch("--ascii", help="draw with plain characters only")
+    reader.switch("--readonly", help="nothing can be changed from it")
+    reader.flag("--at", default="", metavar="NODE", help="see the cluster from this node")
+    flags = reader.read(words)
+    is_live = not flags.json and not flags.once
+    is_live = is_live and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    with Client(flags.socket) as client:  # where no agent is, or no such node, that is said as everywhere
+        if not is_live:
+            seen = sample(client, flags.at)
+            if flags.json:
+                print_json(seen)
+            else:
+                sys.stdout.write("".join(f"{line}\n" for line in lines(seen, time.time())))
+            return 0
+        client.call("info", **({"at": flags.at} if flags.at else {}))
+    if lacks := _lacks_view():
+        return redrawn(lambda: _again(flags.socket, flags.at, lacks))
+    from peerload.top import app
+
+    is_plain = flags.ascii or "utf" not in (sys.stdout.encoding or "").lower()
+    return app.run(flags.socket, node=flags.at, readonly=flags.readonly, ascii_only=is_plain)
+
+
+def _again(socket_path: str | None, at: str, lacks: str) -> list[str]:
+    """The text as it is now; where the agent is away, that."""
+    try:
+        with Client(socket_path) as client:
+            return [*lines(sample(client, at), time.time()), "", coloured(lacks, "dim", sys.stdout)]
+    except PeerloadError as error:
+        return [f"peerload: {printable(error.what)} -- trying again", coloured(lacks, "dim", sys.stdout)]
+
+
+def _lacks_view() -> str:
+    """What keeps the view from being shown, and what can be done; "" if nothing does."""
+    term = os.environ.get("TERM") or "dumb"
+    if term == "dumb":
+        return ON_DUMB.format(term=printable(term))
+    try:
+        import textual
+    except ImportError:
+        return WITHOUT_EXTRA
+    return "" if bool(textual) else WITHOUT_EXTRA
+
+
+def lines(shown: dict[str, Any], now: float) -> list[str]:
+    """A sample as text: a line on the cluster, the nodes with bars, the tasks that run."""
+    cluster = shown["cluster"]
+    away = "broker away" if cluster["mqtt_configured"] else "no broker"
+    mqtt = f"mqtt {cluster['mqtt']}" if cluster["mqtt"] else away
+    facts = [
+        f"peerload  {cluster['name'] or ''}  seen from {cluster['node']}:",
+        f"{cluster['nodes_alive']} of {cluster['nodes_known']} nodes alive",
+        f"{number_text(cluster['cpus_busy'], 1)} of {number_text(cluster['cpus'])} cpus busy",
+        f"{cluster['tasks_running']} running  {cluster['tasks_queued']} queued",
+        f"policy {cluster['policy']}",
+        mqtt,
+    ]
+    columns = _width()
+    headings = ["NODE", SLOTS_HEADING, "CPU", *nodes.HEADINGS[1:]]
+    rows = [
+        [row[0], _slots_bar(node), _cpu_bar(node), *row[1:]] for node in shown["nodes"] for row in [nodes.row(node)]
+    ]
+    drawn = [coloured(line, "bold", sys.stdout) for line in _filled([printable(fact) for fact in facts], columns)]
+    drawn += ["", *_fitted(headings, rows, columns), *nodes.shared_machines(shown["nodes"])]
+    drawn += nodes.gpu_lines(shown["nodes"], columns)
+    if shown["tasks"]:
+        headings_tasks = ("ID", "NAME", "STATE", "NODE", "TIME", "EXIT", "REASON")
+        drawn += ["", *table(headings_tasks, [tasks.row(task, now) for task in shown["tasks"]], ("TIME",))]
+    return drawn
+
+
+def _width() -> int:
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (OSError, ValueError):
+        return WIDE
+
+
+def _filled(facts: list[str], columns: int) -> list[str]:
+    """The facts in as few lines as they fit into."""
+    lines = [facts[0]]
+    for fact in facts[1:]:
+        if len(lines[-1]) + 2 + len(fact) <= columns:
+            lines[-1] += f"  {fact}"
+        else:
+            lines.append(fact)
+    return lines
+
+
+def _fitted(headings: list[str], rows: list[list[str]], columns: int) -> list[str]:
+    """The table, less the columns that a narrow terminal has no room for."""
+    drawn = table(headings, rows, nodes.RIGHT)
+    for name in LEFT_OUT_FIRST:
+        if max(map(len, drawn)) <= columns:
+            break
+        at = headings.index(name)
+        headings = headings[:at] + headings[at + 1 :]
+        rows = [row[:at] + row[at + 1 :] for row in rows]
+        drawn = table(headings, rows, nodes.RIGHT)
+    return drawn
+
+
+def _slots_bar(node: dict[str, Any]) -> str:
+    """Tasks running out of the tasks it takes at a time; unknown without slots."""
+    slots, running = node.get("slots"), node.get("tasks_running")
+    return bar(running / slots) if slots and isinstance(running, (int, float)) else "-"
+
+
+def _cpu_bar(node: dict[str, Any]) -> str:
+    cpus, busy = node.get("cpus"), node.get("cpus_busy")
+    return bar(busy / cpus) if cpus and isinstance(busy, (int, float)) else "-"

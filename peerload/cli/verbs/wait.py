@@ -1,0 +1,171 @@
+"""`peerload wait`: block until tasks have ended."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from peerload.cli.common import selection
+from peerload.cli.common.command import exit_code_of, say_missing, say_unknown, say_unsaved
+from peerload.cli.common.options import Options, duration
+from peerload.cli.map.show import Bar
+from peerload.client.connection import Client
+from peerload.model.errors import PeerloadError
+from peerload.text.format import print_json, printable, say
+from peerload.text.tasks import array_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from typing import Any
+
+TIMED_OUT = 124
+FAILED_NAMED_MAX = 100
+"""Failed tasks of an array, or of a selection, that are named in the end."""
+UNKNOWN_SAID_MAX = 3
+"""The same of those whose outcome is unknown, as it becomes so."""
+
+
+def main(words: list[str]) -> int:
+    """Run the verb."""
+    reader = Options(
+        "wait",
+        "Block until these tasks have ended. Exit code: 0 if all succeeded, else that of the first that failed;\n"
+        "124 if the time was up, 125 if the output of one is not\n"
+        "in the file that it was to go to (-o). A task whose outcome is unknown is waited for, and that is said.",
+        json_says="one object a task, as each ends",
+    )
+    selection.add(reader)
+    reader.switch("--any", help="until the first of them has ended")
+    reader.flag("--timeout", type=duration, metavar="30s", help="no longer than this")
+    flags = reader.read(words)
+    chosen = selection.Selection(flags, "wait")
+    timed_out = False
+    with Client(flags.socket) as client:
+        refs = chosen.words if chosen.words and not chosen.is_narrowed else chosen.chosen(client, selection.UNFINISHED)
+        progress = Progress(client, refs or [], flags)
+        began_s, left_s = time.monotonic(), flags.timeout
+        for number, part in enumerate(selection.batches(refs or [])):
+            if number and flags.timeout is not None:
+                left_s = max(began_s + flags.timeout - time.monotonic(), 0.0)
+            for task in client.stream("wait", tasks=part, any=flags.any, timeout_s=left_s, files=True):
+                progress.told(task)
+            timed_out = timed_out or bool(client.last.get("timed_out"))
+            if flags.any and not client.last.get("timed_out"):
+                timed_out = False
+                break
+    progress.finish()
+    if timed_out:
+        say(f"not ended within {flags.timeout:g} s", "they go on; see:  peerload ls")
+        return TIMED_OUT
+    return progress.code
+
+
+class Progress:
+    """What is shown of tasks that are waited for: a line of each that the user has named; of the others one bar, and in the end
+    a summary with those that failed. code: the exit code of the first that did not succeed, else 0."""
+
+    def __init__(self, client: Client, refs: list[str], flags: Namespace) -> None:
+        self.code = 0
+        self._is_json = flags.json
+        self._lines = flags.any
+        self._is_by_id = refs == flags.task
+        self._named = {_short(ref) for ref in flags.task}
+        self._states: dict[str, int] = {}
+        self._arrays: set[str] = set()
+        self._failed: list[str] = []
+        self._failed_more = 0
+        self._unknown: set[str] = set()
+        self._bar = Bar() if sys.stderr.isatty() and not flags.json and not flags.any else None
+        self._total = self._count(client, refs) if self._bar is not None else None
+        if self._total == 1 or (self._is_by_id and self._total == len(refs)):
+            self._bar = None  # each of them has its line
+
+    @staticmethod
+    def _count(client: Client, refs: list[str]) -> int | None:
+        """How many tasks these are; None if nobody can tell: the bar does without."""
+        try:
+            return sum(int(client.call("select", tasks=part).get("count") or 0) for part in selection.batches(refs))
+        except PeerloadError:
+            return None
+
+    def told(self, task: dict[str, Any]) -> None:
+        """One has ended, or is unknown, or its output is in its file, or is not."""
+        if "files" in task:
+            self._clear()
+            self.code = self.code or say_unsaved(task["files"])
+            return
+        name = str(task.get("id", ""))
+        is_single = self._lines or self._is_single(_short(name))
+        if task.get("state") == "unknown":
+            self._unknown.add(name)
+            if is_single or len(self._unknown) <= UNKNOWN_SAID_MAX:
+                self._clear()
+                say_unknown(task)
+            return
+        self.code = self.code or exit_code_of(task) or say_missing(task)
+        self._unknown.discard(name)
+        state = str(task.get("state", ""))
+        self._states[state] = self._states.get(state, 0) + 1
+        if self._is_json:
+            print_json({key: task.get(key) for key in ("id", "state", "exit_code", "signal", "node", "out_of")})
+        elif is_single:
+            self._clear()
+            sys.stdout.write(_line(task))
+            sys.stdout.flush()
+            self._states[state] -= 1
+            self._total = None if self._total is None else self._total - 1
+        else:
+            self._arrays.add(array_of(name))
+            if state == "failed":
+                self._failed_more += len(self._failed) >= FAILED_NAMED_MAX
+                self._failed += [_line(task)] if len(self._failed) < FAILED_NAMED_MAX else []
+        self._show()
+
+    def _is_single(self, short: str) -> bool:
+        """Whether the user has named this one, and not the array that it is a member of."""
+        _, dot, member = short.partition(".")
+        return self._is_by_id and (not dot or short in self._named or f"@.{member}" in self._named)
+
+    def finish(self) -> None:
+        """The summary."""
+        self._clear()
+        ended = sum(self._states.values())
+        if self._is_json or not ended:
+            return
+        sys.stdout.write("".join(self._failed))
+        if self._failed_more:
+            say(f"and {self._failed_more} more failed", "all of them:  peerload ls --state failed")
+        (array,) = self._arrays if len(self._arrays) == 1 else ("",)
+        whose = f"{printable(array)}: " if array else ""
+        told = ", ".join(f"{self._states[state]} {state}" for state in sorted(self._states) if self._states[state])
+        of = f" of {self._total}" if self._total is not None and self._total > ended else ""
+        sys.stdout.write(
+            f"{whose}{ended}{of} {'task' if ended == 1 and not of else 'tasks'} ended: {printable(told)}\n"
+        )
+        sys.stdout.flush()
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            self._bar.show(sum(self._states.values()), self._states.get("failed", 0), self._total)
+
+    def _clear(self) -> None:
+        if self._bar is not None:
+            self._bar.clear()
+
+
+def _short(ref: str) -> str:
+    """The id without its home: what a user may have typed of it."""
+    return ref.rpartition("/")[2]
+
+
+def _line(task: dict[str, object]) -> str:
+    how = f"signal {task['signal']}" if task.get("signal") else f"exit {exit_code_of(task)}"
+    if task.get("exit_code") is None and not task.get("signal"):
+        how = str(task.get("reason") or "")
+    elif task.get("out_of"):
+        how += f" ({task.get('reason')})"
+    return (
+        f"{printable(task.get('id', ''))}  {printable(task.get('state', ''))}  {printable(how)}  {printable(task.get('node') or '')}".rstrip()
+        + "\n"
+    )
