@@ -14,10 +14,10 @@ from peerload.core.handoff import leases
 from peerload.core.tasks.runs import Runs
 from peerload.model import actions, events, messages
 from peerload.model.task import ExecutionState, Exit
-from peerload.sim.chaos.cluster import Cluster
-from peerload.sim.chaos.launcher import Launcher, Process
-from peerload.sim.chaos.machine import Machine
-from peerload.sim.chaos.release import Release
+from tests.chaos.cluster import Cluster
+from tests.chaos.launcher import Launcher, Process
+from tests.chaos.machine import Machine
+from tests.chaos.release import Release
 
 
 def goes_out_early(patch: pytest.MonkeyPatch, *kinds: type) -> None:
@@ -203,7 +203,7 @@ def clock_slow(patch: pytest.MonkeyPatch) -> None:
 
 def floor_volatile(patch: pytest.MonkeyPatch) -> None:
     """D3, D6: the floors are gone after a restart of the agent."""
-    from peerload.sim.chaos.disk import Disk
+    from tests.chaos.disk import Disk
 
     started = Disk.started
 

@@ -12,8 +12,8 @@ from peerload.core.handoff.guest_leases import GuestLeases
 from peerload.core.handoff.parking import Parking
 from peerload.core.tasks.work import GuestPhase, HomeTask
 from peerload.model import actions, messages
-from peerload.sim.chaos.launcher import Launcher
 from tests.chaos.broken_drivers import goes_out_early
+from tests.chaos.launcher import Launcher
 
 
 def park_not_durable(patch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ import msgspec
 from peerload.model.errors import PeerloadError
 from peerload.model.messages import Envelope
 from peerload.policy.registry import load_preset
-from peerload.sim.chaos.cluster import Cluster, Outcome
-from peerload.sim.chaos.draw import draw
-from peerload.sim.trace import Trace
 from peerload.wire import peer
+from tests.chaos.cluster import Cluster, Outcome
+from tests.chaos.draw import draw
+from tests.chaos.engine.trace import Trace
 
 PRESETS = ("adaptive", "symmetric", "threshold", "shortest", "receiver", "pairing", "random", "bidding")
 """Presets; those of the first half send a task away as soon as there is no room for it at home."""

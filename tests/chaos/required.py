@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from peerload.sim.chaos.disk import POINTS
+from tests.chaos.disk import POINTS
 
 SEEDS = 500
 POINTS_MIN = 100

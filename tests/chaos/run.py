@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from peerload.sim.chaos.cluster import Outcome
-from peerload.sim.chaos.draw import draw
 from tests.chaos.campaign import PRESETS, Options, run, run_all, total
+from tests.chaos.cluster import Outcome
+from tests.chaos.draw import draw
 from tests.chaos.required import too_rare
 
 

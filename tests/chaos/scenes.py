@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from peerload.policy.registry import load_preset
-from peerload.sim.chaos import plan
-from peerload.sim.chaos.cluster import Cluster, Outcome
+from tests.chaos import plan
+from tests.chaos.cluster import Cluster, Outcome
 
 LEASE_S, GRACE_S = 8.0, 2.0
 

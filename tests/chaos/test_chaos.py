@@ -11,9 +11,9 @@ from collections import Counter
 import pytest
 
 from peerload.policy.registry import load_preset
-from peerload.sim.chaos.cluster import Cluster
-from peerload.sim.chaos.draw import draw
 from tests.chaos.campaign import PRESETS, run
+from tests.chaos.cluster import Cluster
+from tests.chaos.draw import draw
 from tests.chaos.hunt import hunt
 from tests.chaos.required import FAULTS, too_rare
 from tests.chaos.variants import VARIANTS

@@ -9,7 +9,7 @@ import pytest
 
 from peerload.model.actions import DropExecution, PutExecution, PutFloor, PutTask, Row
 from peerload.model.task import SCRATCH, ExecutionRecord, ExecutionState, FloorKind, TaskRecord, TaskSpec, TaskState
-from peerload.sim.chaos.disk import Disk, points
+from tests.chaos.disk import Disk, points
 
 UID = bytes(16)
 GRANTED = TaskRecord("x/1", UID, TaskState.LEASED, 1.0, attempt=2, node="y", lease_s=60.0)

@@ -17,9 +17,9 @@ from peerload.model.load import LoadReport
 from peerload.model.resources import Profile
 from peerload.model.task import Exit, TaskSpec
 from peerload.policy.registry import build_preset
-from peerload.sim.engine import Simulation
-from peerload.sim.trace import Trace
 from peerload.sim.workload import burst
+from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.trace import Trace
 from tests.core.given import ACCEPTS, ALONE, SENDER, UID, WALL_S, Given, offer
 from tests.core.given import spec as given_spec
 

@@ -7,9 +7,9 @@ import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
 from peerload.policy import registry
-from peerload.sim.engine import Simulation
-from peerload.sim.network import NetworkOptions
 from peerload.sim.workload import Arrival
+from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.network import NetworkOptions
 
 if TYPE_CHECKING:
     from tests.fidelity.live import Outcome

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from peerload.policy.registry import load_preset
-from peerload.sim.chaos.cluster import Cluster
-from peerload.sim.chaos.draw import draw
 from tests.chaos.campaign import PRESETS, codec
+from tests.chaos.cluster import Cluster
+from tests.chaos.draw import draw
 from tests.model.refinement import TooMany, explained
 from tests.model.watching import Watching
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from peerload.model.actions import PutExecution, PutTask
 from peerload.model.messages import Accept, Died, NotStarted, Offer, Return
 from peerload.model.task import ExecutionState, Guarantee, TaskState
-from peerload.sim.chaos.invariants import Invariants
+from tests.chaos.invariants import Invariants
 from tests.model.handoff import Handoff
 from tests.model.refinement import Seen
 from tests.model.state import Budget
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from peerload.model.actions import Row
     from peerload.model.messages import Message
     from peerload.model.task import TaskRecord, TaskSpec
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.launcher import Process
-    from peerload.sim.chaos.machine import Machine
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.launcher import Process
+    from tests.chaos.machine import Machine
 
 STOP = "stop"
 """From here on the model has no words for what happens to the task: it runs at home, is held, cancelled or given up."""

@@ -12,9 +12,9 @@ from peerload.model.load import LoadReport
 from peerload.policy.api import Keep, KnownReport, Reply, Transfer
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import load_preset
-from peerload.sim.engine import Simulation
 from peerload.sim.ideal import Finished, IdealCluster
 from peerload.sim.workload import Arrival, burst
+from tests.chaos.engine.engine import Simulation
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/policies.md"
 LINES_MAX = 30

@@ -14,8 +14,8 @@ from peerload.model.load import LoadReport, Marks
 from peerload.model.resources import Placement, ResourceRequest
 from peerload.policy.api import ANY_LOAD, Keep, KnownReport, Probe, Reply, TaskView, Transfer
 from peerload.policy.registry import DEFAULT_PRESET, build_preset, load_preset, policy_class
-from peerload.sim.engine import Simulation
 from peerload.sim.workload import burst
+from tests.chaos.engine.engine import Simulation
 
 TASK = TaskView("x/1", ResourceRequest(), Placement(), 0, 0.0)
 

@@ -28,8 +28,8 @@ from peerload.model.load import LoadReport
 from peerload.model.resources import Placement, Profile
 from peerload.model.task import SCRATCH, Exit, Guarantee, TaskSpec
 from peerload.policy.registry import build_preset
-from peerload.sim.store import Store
 from tests.chaos import broken_core
+from tests.chaos.engine.store import Store
 from tests.core.given import assert_durable_first, identity
 from tests.sim import broken_variants
 

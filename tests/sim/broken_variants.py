@@ -17,8 +17,8 @@ from peerload.core.membership.membership import PeerState
 from peerload.core.node import Node
 from peerload.core.tasks.work import GuestPhase, HomePhase, HomeTask
 from peerload.model import events, messages
-from peerload.sim.launcher import Launcher, Process
-from peerload.sim.store import Store
+from tests.chaos.engine.launcher import Launcher, Process
+from tests.chaos.engine.store import Store
 
 
 def renew_no_extend(patch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from peerload.model.errors import ConfigError
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
 from peerload.sim.cpu_use import readings_of
-from peerload.sim.engine import Simulation
 from peerload.sim.ideal import Finished, IdealCluster
 from peerload.sim.workload import Arrival
+from tests.chaos.engine.engine import Simulation
 
 
 def preset(load: str) -> PolicySet:

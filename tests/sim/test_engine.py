@@ -16,10 +16,10 @@ import pytest
 from peerload.model.messages import Envelope
 from peerload.policy.api import Keep
 from peerload.policy.registry import build_preset, load_preset
-from peerload.sim.engine import Simulation
-from peerload.sim.trace import Trace
 from peerload.sim.workload import Arrival, burst, poisson
 from peerload.wire.peer import decode, encode
+from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +40,7 @@ def test_equal_seeds_give_equal_traces_and_others_differ() -> None:
 
 
 def test_traces_do_not_depend_on_the_hash_seed() -> None:
-    command = [sys.executable, "-m", "peerload.sim", "--tasks", "60", "--seed", "3"]
+    command = [sys.executable, "-m", "tests.chaos.engine", "--tasks", "60", "--seed", "3"]
     shown = [
         subprocess.run(
             command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True

@@ -12,11 +12,11 @@ from peerload.model.config import CoreConfig
 from peerload.model.gossip import LOCAL
 from peerload.model.messages import Envelope
 from peerload.policy.registry import load_preset
-from peerload.sim.engine import Simulation
-from peerload.sim.network import Clog, NetworkOptions, Partition
-from peerload.sim.report import Report
 from peerload.sim.workload import poisson
 from peerload.wire.peer import decode, encode
+from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.network import Clog, NetworkOptions, Partition
+from tests.chaos.engine.report import Report
 from tests.support import in_short
 
 SEEDS = 60

@@ -19,10 +19,7 @@ from peerload.model.errors import ConfigError
 from peerload.model.events import LoadSampled
 from peerload.policy.registry import load_preset
 from peerload.sim.bounds import mmc_response
-from peerload.sim.engine import Simulation
-from peerload.sim.host import Host
 from peerload.sim.ideal import IDEAL_CONFIG, MIGRATIONS_MAX, Finished, IdealCluster
-from peerload.sim.network import NetworkOptions
 from peerload.sim.outcome import Outcome, longer, outcome
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import LIVE, Scenario, play, tasks_for
@@ -30,6 +27,9 @@ from peerload.sim.service import Service, draw_of, read_service
 from peerload.sim.statistics import Sample, half_width, intervals, student_t
 from peerload.sim.watch import Watch
 from peerload.sim.workload import Arrival, poisson
+from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.host import Host
+from tests.chaos.engine.network import NetworkOptions
 from tests.support import in_short
 
 

@@ -19,12 +19,12 @@ import pytest
 
 from peerload.model.config import CoreConfig
 from peerload.sim.bounds import mmc_response
-from peerload.sim.engine import Simulation
 from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
-from peerload.sim.network import NetworkOptions
 from peerload.sim.player import Player, replicate
 from peerload.sim.statistics import quantile, student_t
 from peerload.sim.workload import Arrival
+from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.network import NetworkOptions
 from tests.theory.mapping import NotYet, Parameters, service_of, setup_of
 from tests.theory.run import combine
 

@@ -1,5 +1,5 @@
 """Carries out the faults of a plan on the cluster, and heals everything in the end. What each of them met is counted by
-`meetings.py`."""
+`fault_encounters.py`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import random
 from typing import TYPE_CHECKING
 
 from peerload.model import events
-from peerload.sim.chaos import meetings, plan
+from tests.chaos import fault_encounters, plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.machine import Machine
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.machine import Machine
 
 LOOK_FOR_NODE_S = 0.5
 """A fault that is to meet a certain kind of node looks for one this often."""
@@ -27,7 +27,7 @@ class Driver:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._rng = random.Random(f"{cluster.plan.seed} driver")  # noqa: S311 -- a seeded simulation
+        self._rng = random.Random(f"{cluster.plan.seed} driver")
         self._at_a_node: dict[type, Callable[..., bool]] = {
             plan.AgentCrash: self._agent_crash,
             plan.AgentPause: self._agent_pause,
@@ -118,7 +118,7 @@ class Driver:
     def _agent_crash(self, machine: Machine, fault: plan.AgentCrash) -> bool:
         if machine.node is None:
             return False
-        meetings.met_by_agent(self._cluster, machine, "agent dies")
+        fault_encounters.met_by_agent(self._cluster, machine, "agent dies")
         self.crash(machine, fault.down_s)
         return True
 
@@ -129,7 +129,7 @@ class Driver:
         for home in sorted({guest.home for guest in machine.node.executor.guests.values()}):
             down_s = fault.down_s * self._rng.uniform(0.5, 2.0)
             self.crash(self._cluster.machines[home], down_s, machine_too=fault.machine)
-        meetings.met_by_agent(self._cluster, machine, "machine reboots" if fault.machine else "agent dies")
+        fault_encounters.met_by_agent(self._cluster, machine, "machine reboots" if fault.machine else "agent dies")
         self.crash(machine, fault.down_s, machine_too=fault.machine)
         return True
 
@@ -147,7 +147,7 @@ class Driver:
     def _agent_pause(self, machine: Machine, fault: plan.AgentPause) -> bool:
         if machine.node is None or machine.is_asleep:
             return False
-        meetings.met_by_agent(self._cluster, machine, "agent paused")
+        fault_encounters.met_by_agent(self._cluster, machine, "agent paused")
         machine.pause()
         self._cluster.after(fault.for_s, machine.unpause)
         return True
@@ -155,7 +155,7 @@ class Driver:
     def _polite_stop(self, machine: Machine, fault: plan.PoliteStop | plan.Leave) -> bool:
         if machine.node is None or machine.is_asleep:
             return False
-        meetings.met_by_agent(self._cluster, machine, "polite stop")
+        fault_encounters.met_by_agent(self._cluster, machine, "polite stop")
         if isinstance(fault, plan.PoliteStop):
             self._cluster.provoked.goes_away(machine, fault)
         machine.stop_agent()
@@ -169,14 +169,14 @@ class Driver:
     # -- machines ------------------------------------------------------------------------------------------------------
 
     def _machine_crash(self, machine: Machine, fault: plan.MachineCrash) -> bool:
-        meetings.met_by_agent(self._cluster, machine, "machine reboots")
+        fault_encounters.met_by_agent(self._cluster, machine, "machine reboots")
         if fault.loses_disk:
-            meetings.met_by_agent(self._cluster, machine, "disk lost")
+            fault_encounters.met_by_agent(self._cluster, machine, "disk lost")
         self.crash(machine, fault.down_s, machine_too=True, loses_disk=fault.loses_disk)
         return True
 
     def _machine_gone(self, machine: Machine, fault: plan.MachineGone) -> bool:
-        meetings.met_by_agent(self._cluster, machine, "machine gone")
+        fault_encounters.met_by_agent(self._cluster, machine, "machine gone")
         machine.crash_machine()
         machine.is_gone = True
         self._cluster.checker.disk_lost(machine)
@@ -194,7 +194,7 @@ class Driver:
     def _suspend(self, machine: Machine, fault: plan.Suspend) -> bool:
         if machine.is_suspended:
             return False
-        meetings.met_by_agent(self._cluster, machine, "machine suspended")
+        fault_encounters.met_by_agent(self._cluster, machine, "machine suspended")
         if fault.polite and machine.node is not None and not machine.is_asleep:
             machine.say_sleeping()
         else:
@@ -226,7 +226,7 @@ class Driver:
     # -- disks ---------------------------------------------------------------------------------------------------------
 
     def _disk_lost(self, machine: Machine, fault: plan.DiskLost) -> bool:
-        meetings.met_by_agent(self._cluster, machine, "disk lost")
+        fault_encounters.met_by_agent(self._cluster, machine, "disk lost")
         machine.crash_agent()
         machine.lose_disk()
         self._cluster.after(fault.down_s, machine.start_agent)
@@ -259,7 +259,7 @@ class Driver:
     # -- the network ---------------------------------------------------------------------------------------------------
 
     def _cut(self, fault: plan.Cut) -> bool:
-        meetings.met_by_cut(self._cluster, fault.pairs)
+        fault_encounters.met_by_cut(self._cluster, fault.pairs)
         self.part(fault.pairs, fault.for_s)
         return True
 

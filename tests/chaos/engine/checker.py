@@ -9,8 +9,8 @@ from peerload.model.errors import InvariantBroken
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row
-    from peerload.sim.launcher import Process
-    from peerload.sim.store import Store
+    from tests.chaos.engine.launcher import Process
+    from tests.chaos.engine.store import Store
 
 
 class Checker:

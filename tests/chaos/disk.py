@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from peerload.model.actions import PutExecution, PutFloor, PutSubmission, PutTask
 from peerload.model.task import ExecutionState, FloorKind, TaskState
-from peerload.sim.store import Store
+from tests.chaos.engine.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

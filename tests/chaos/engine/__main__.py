@@ -8,9 +8,9 @@ import sys
 
 from peerload.model.errors import PeerloadError
 from peerload.policy.registry import load_preset
-from peerload.sim.engine import Simulation
-from peerload.sim.trace import Trace
 from peerload.sim.workload import burst, poisson
+from tests.chaos.engine.engine import Simulation
+from tests.chaos.engine.trace import Trace
 
 
 def main(words: list[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(words: list[str] | None = None) -> int:
     simulation = Simulation(policies, nodes=flags.nodes, slots=flags.slots, seed=flags.seed, trace=Trace(write))
     if flags.load:
         rate = flags.load * flags.nodes * flags.slots / flags.service
-        rng = random.Random(f"{flags.seed} workload")  # noqa: S311 -- a seeded simulation
+        rng = random.Random(f"{flags.seed} workload")
         arrivals = poisson(list(simulation.hosts), rate, flags.tasks, rng, flags.service)
     else:
         arrivals = burst("n1", flags.tasks, flags.service)

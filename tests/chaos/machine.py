@@ -19,17 +19,17 @@ from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Identity, NotStarted, Return
 from peerload.model.resources import Profile
 from peerload.model.task import execution_key
-from peerload.sim.chaos.clock import Clock
-from peerload.sim.chaos.disk import Disk
-from peerload.sim.chaos.launcher import Launcher
-from peerload.sim.chaos.release import Release
+from tests.chaos.clock import Clock
+from tests.chaos.disk import Disk
+from tests.chaos.launcher import Launcher
+from tests.chaos.release import Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.model.load import LoadReport
-    from peerload.sim.chaos import plan
-    from peerload.sim.chaos.cluster import Cluster
+    from tests.chaos import plan
+    from tests.chaos.cluster import Cluster
 
 OUTWARD = frozenset(actions.OUTWARD)
 BACKLOG_MAX = 100_000
@@ -53,7 +53,7 @@ class Machine:
         self.name = facts.name
         gpus = facts.slots if any(job.gpu_gib for job in cluster.plan.jobs) else 0
         self.profile = Profile(facts.name, facts.slots, float(facts.slots), gpus=gpus, slots_fixed=True)
-        self.rng = random.Random(f"{cluster.plan.seed} {facts.name}")  # noqa: S311 -- a seeded simulation
+        self.rng = random.Random(f"{cluster.plan.seed} {facts.name}")
         self.clock = Clock(facts.rate, facts.base_s)
         self.disk = Disk(1)
         self.launcher = Launcher(cluster, self, self.rng)
@@ -109,7 +109,7 @@ class Machine:
         self.identity = self._identity()
         self.launcher.start()
         self._launcher_lost = False
-        rng = random.Random(f"{self.cluster.plan.seed} {self.name} {self.boot}")  # noqa: S311 -- seeded
+        rng = random.Random(f"{self.cluster.plan.seed} {self.name} {self.boot}")
         own = copy.deepcopy(self.cluster.policies)  # as in a process of its own
         self.node = Node(self.cluster.config, own, self.identity, self.profile, rng)
         self.cluster.checker.recovered(self)

@@ -12,9 +12,9 @@ from peerload.model.terms import Terms
 
 if TYPE_CHECKING:
     from peerload.model.actions import Answer
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.machine import Machine
-    from peerload.sim.chaos.plan import Job
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.machine import Machine
+    from tests.chaos.plan import Job
 
 GIB = 1 << 30
 CLIENT_S = 0.0002

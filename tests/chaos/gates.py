@@ -10,13 +10,13 @@ import msgspec
 
 from peerload.model.task import TaskState
 from peerload.model.terms import NO_TERMS
-from peerload.sim.chaos.plan import GroupSet, Verb
+from tests.chaos.plan import GroupSet, Verb
 
 if TYPE_CHECKING:
     from peerload.model.task import TaskRecord
     from peerload.model.terms import Terms
-    from peerload.sim.chaos.machine import Machine
-    from peerload.sim.chaos.plan import Job, Plan
+    from tests.chaos.machine import Machine
+    from tests.chaos.plan import Job, Plan
 
 EVERY, FIRST = 4, 1
 """One seed in so many has such tasks, …"""
@@ -33,13 +33,13 @@ def gated(plan: Plan) -> Plan:
     """The same plan, in some seeds with such tasks."""
     if plan.seed % EVERY != FIRST:
         return plan
-    rng = random.Random(f"{plan.seed} gates")  # noqa: S311 -- a seeded simulation
+    rng = random.Random(f"{plan.seed} gates")
     jobs = tuple(_job(rng, number, job) for number, job in enumerate(plan.jobs))
     names = [machine.name for machine in plan.machines]
     faults = [GroupSet(0.3, name, group, rng.choice([0, 1, 1, 2])) for name in names for group in GROUPS]
     for _ in range(rng.randint(2, 12)):
         at_s, name, group = rng.uniform(5.0, plan.healed_s * 0.9), rng.choice(names), rng.choice(GROUPS)
-        if rng.random() < 0.5:  # noqa: PLR2004 -- half of them
+        if rng.random() < 0.5:
             faults += [GroupSet(at_s, name, group, -1, paused=1)]
             faults += [GroupSet(at_s + rng.uniform(1.0, 60.0), name, group, -1, paused=0)]
         else:

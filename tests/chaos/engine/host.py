@@ -18,12 +18,12 @@ from peerload.model import actions, events
 from peerload.model.instant import Instant
 from peerload.model.messages import Commit, Identity, NotStarted, Offer, Result, Return
 from peerload.model.task import Exit, execution_key
-from peerload.sim.launcher import Launcher, Process
-from peerload.sim.store import Store
+from tests.chaos.engine.launcher import Launcher, Process
+from tests.chaos.engine.store import Store
 
 if TYPE_CHECKING:
     from peerload.model.resources import Profile
-    from peerload.sim.engine import Simulation
+    from tests.chaos.engine.engine import Simulation
 
 EPOCH_S = 1_700_000_000.0
 """Unix time at the start of every run."""
@@ -72,7 +72,7 @@ class Host:
             return
         self.starts += 1
         simulation = self._simulation
-        rng = random.Random(f"{simulation.seed} {self.name} {self.starts}")  # noqa: S311 -- a seeded simulation
+        rng = random.Random(f"{simulation.seed} {self.name} {self.starts}")
         own = copy.deepcopy(simulation.policies)  # as in a process of its own
         self.node = Node(simulation.config, own, self.identity, self.profile, rng)
         running = tuple(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import random
 
     from peerload.model.actions import SpawnTask
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.machine import Machine
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.machine import Machine
 
 SOCKET_S = 0.0002
 """A word between agent and launcher takes so long."""

@@ -16,11 +16,11 @@ from peerload.model import events
 from peerload.model.config import CoreConfig
 from peerload.model.resources import Profile
 from peerload.model.task import SCRATCH, TaskSpec
-from peerload.sim.checker import Checker
 from peerload.sim.cpu_use import check_modelled
-from peerload.sim.host import EPOCH_S, Host
-from peerload.sim.network import Network, NetworkOptions
-from peerload.sim.report import Report, percentile
+from tests.chaos.engine.checker import Checker
+from tests.chaos.engine.host import EPOCH_S, Host
+from tests.chaos.engine.network import Network, NetworkOptions
+from tests.chaos.engine.report import Report, percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from peerload.model.events import Submission
     from peerload.model.messages import Advice, Membership, Ownership
     from peerload.policy.preset import PolicySet
-    from peerload.sim.network import Codec
-    from peerload.sim.trace import Trace
     from peerload.sim.workload import Arrival
+    from tests.chaos.engine.network import Codec
+    from tests.chaos.engine.trace import Trace
 
 CLOCK_STEP_S = 10_000.0
 """The clocks of two machines differ by this: whoever compares them is found out."""
@@ -68,7 +68,7 @@ class Simulation:
         self.checker = Checker()
         self.services: dict[str, float] = {}
         self._network_options = network or NetworkOptions()
-        network_rng = random.Random(f"{seed} network")  # noqa: S311 -- a seeded simulation
+        network_rng = random.Random(f"{seed} network")
         self.network = Network(self._network_options, network_rng, codec)
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._sequence = 0

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from peerload.core.tasks.work import GuestPhase, HomePhase
 from peerload.model.messages import Offer, Park, Renew, RenewOk
 from peerload.model.task import Guarantee
-from peerload.sim.chaos import meetings, plan
+from tests.chaos import fault_encounters, plan
 
 if TYPE_CHECKING:
     from peerload.core.tasks.work import HomeTask
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.machine import Machine
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.machine import Machine
 
 GRANTS = ("Commit", "RenewOk")
 LONGER, SEARCH_S = 1.2, 8.0
@@ -41,7 +41,7 @@ class Provoked:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._rng = random.Random(f"{cluster.plan.seed} provoked")  # noqa: S311 -- a seeded simulation
+        self._rng = random.Random(f"{cluster.plan.seed} provoked")
         self._cuts: dict[str, plan.CutAtSend] = {}
         self._crashes: dict[str, plan.CrashAtSend] = {}
         self._commits_lost: list[plan.CommitsLost] = []
@@ -170,7 +170,7 @@ class Provoked:
         if machine.node is not None:
             self._cluster.gauges.count("fault CrashAtSend")
             self._cluster.gauges.count(f"crashed as soon as it has said {armed.message}")
-            meetings.met_by_agent(self._cluster, machine, "machine reboots" if armed.machine else "agent dies")
+            fault_encounters.met_by_agent(self._cluster, machine, "machine reboots" if armed.machine else "agent dies")
             self._cluster.driver.crash(machine, armed.down_s, machine_too=armed.machine)
 
     def _lose_commits(self, home: Machine, dst: str, uid: bytes, armed: plan.CommitsLost) -> None:

@@ -8,14 +8,14 @@ from peerload.core.membership.membership import PeerState
 from peerload.core.tasks.work import HomePhase
 from peerload.model.errors import InvariantBroken
 from peerload.model.task import TaskState
-from peerload.sim.chaos.gates import STUCK, waits_in_vain
+from tests.chaos.gates import STUCK, waits_in_vain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from peerload.model.task import TaskRecord
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.machine import Machine
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.machine import Machine
 
 LEASES_MAX = 3.0
 """So many times lease and grace after the last fault has ended, everything is finished or running."""

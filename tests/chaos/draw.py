@@ -6,16 +6,16 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from peerload.sim.chaos import plan
-from peerload.sim.chaos.disk import POINTS
-from peerload.sim.chaos.gates import gated
-from peerload.sim.chaos.plan import Evils, Job, Machine, Plan
-from peerload.sim.chaos.shortage import short_of_memory, short_of_processes
+from tests.chaos import plan
+from tests.chaos.disk import POINTS
+from tests.chaos.gates import gated
+from tests.chaos.plan import Evils, Job, Machine, Plan
+from tests.chaos.shortage import short_of_memory, short_of_processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from peerload.sim.chaos.plan import CrashAtCommit, Fault
+    from tests.chaos.plan import CrashAtCommit, Fault
 
 LEASE_S, GRACE_S = 60.0, 5.0
 """As an agent has them unless it is told otherwise."""
@@ -57,7 +57,7 @@ class _Draw:
     def __init__(self, seed: int, healed_s: float) -> None:
         self._seed = seed
         self._healed_s = healed_s
-        self._rng = random.Random(f"{seed} plan")  # noqa: S311 -- a seeded simulation
+        self._rng = random.Random(f"{seed} plan")
         self._names: list[str] = []
         self._lease_s = LEASE_S
         self._busy = ""

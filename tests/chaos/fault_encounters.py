@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from peerload.core.tasks.work import GuestPhase, HomePhase
 
 if TYPE_CHECKING:
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.machine import Machine
-    from peerload.sim.chaos.plan import Pairs
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.machine import Machine
+    from tests.chaos.plan import Pairs
 
 HOME_PHASES = {
     HomePhase.OFFERED: "home, its offer is out",

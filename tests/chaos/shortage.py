@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from peerload.sim.chaos.plan import Shortage
+from tests.chaos.plan import Shortage
 
 if TYPE_CHECKING:
-    from peerload.sim.chaos.plan import Plan
+    from tests.chaos.plan import Plan
 
 EVERY = 10
 """One seed in so many has such tasks, …"""
@@ -35,7 +35,7 @@ def short_of_processes(plan: Plan) -> Plan:
     """The same plan, in some seeds with nodes that can start nothing for a while."""
     if plan.seed % PROCESSES_EVERY != PROCESSES_FIRST:
         return plan
-    rng = random.Random(f"{plan.seed} processes")  # noqa: S311 -- a seeded simulation
+    rng = random.Random(f"{plan.seed} processes")
     names = [machine.name for machine in plan.machines]
     faults = [
         Shortage(rng.uniform(2.0, plan.healed_s * 0.9), rng.choice(names), rng.uniform(*SHORT_S))
@@ -50,7 +50,7 @@ def short_of_memory(plan: Plan) -> Plan:
     stand against."""
     if plan.seed % EVERY:
         return plan
-    rng = random.Random(f"{plan.seed} memory")  # noqa: S311 -- a seeded simulation
+    rng = random.Random(f"{plan.seed} memory")
     jobs = tuple(
         msgspec.structs.replace(job, gpu_gib=rng.choice(GPU_GIB)) if rng.random() < SHARE else job for job in plan.jobs
     )

@@ -7,11 +7,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from peerload.model import actions
-from peerload.sim.chaos.disk import points
+from tests.chaos.disk import points
 
 if TYPE_CHECKING:
-    from peerload.sim.chaos import plan
-    from peerload.sim.chaos.machine import Machine
+    from tests.chaos import plan
+    from tests.chaos.machine import Machine
 
 
 class Release:

@@ -26,15 +26,15 @@ from peerload.model.messages import (
     Return,
     Revoke,
 )
-from peerload.sim.chaos.broker import Broker
+from tests.chaos.broker import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.model.actions import FetchOutput, SendGossip, SendResult
     from peerload.model.messages import Broadcast, Message
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.machine import Machine
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.machine import Machine
 
     Codec = Callable[[Envelope, bool], Envelope]
 
@@ -76,7 +76,7 @@ class Network:
         self._cluster = cluster
         self._evils = cluster.plan.evils
         self._healed_s = cluster.plan.healed_s
-        self._rng = random.Random(f"{cluster.plan.seed} network")  # noqa: S311 -- a seeded simulation
+        self._rng = random.Random(f"{cluster.plan.seed} network")
         self._codec = codec
         self._checks_boots = checks_boots
         self._links: dict[tuple[str, str], Link] = {}

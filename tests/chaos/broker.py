@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import random
 
     from peerload.model.messages import Advice, Broadcast
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.machine import Machine
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.machine import Machine
 
 DELAY_S = 0.001
 RECONNECT_S = 1.0

@@ -9,16 +9,16 @@ from peerload.model.actions import DropExecution, PutExecution, PutTask
 from peerload.model.errors import InvariantBroken
 from peerload.model.messages import Commit, Park, RenewOk
 from peerload.model.task import ExecutionState, Guarantee, TaskState, execution_key
-from peerload.sim.chaos.gates import records_of, terms_of
-from peerload.sim.chaos.plan import MEMORY_TRIES
+from tests.chaos.gates import records_of, terms_of
+from tests.chaos.plan import MEMORY_TRIES
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row, TaskChanged
     from peerload.model.task import TaskRecord, TaskSpec
     from peerload.model.terms import Terms
-    from peerload.sim.chaos.cluster import Cluster
-    from peerload.sim.chaos.launcher import Process
-    from peerload.sim.chaos.machine import Machine
+    from tests.chaos.cluster import Cluster
+    from tests.chaos.launcher import Process
+    from tests.chaos.machine import Machine
 
 FROZEN_S = 1.0
 """A launcher hears within this of what its agent was told."""
@@ -85,7 +85,7 @@ class Invariants:
             if not copies:
                 del self._executing[process.uid]
 
-    def finished(self, process: Process, signal: int) -> None:  # noqa: ARG002 -- who writes down what happens wants it
+    def finished(self, process: Process, signal: int) -> None:
         """It has ended, by this signal if not 0, and this is what its exit record is known by."""
         self._finished[process.serial] = process.key
 

@@ -14,24 +14,24 @@ import msgspec
 
 from peerload.model.config import CoreConfig
 from peerload.model.errors import InvariantBroken
-from peerload.sim.chaos.clients import Clients
-from peerload.sim.chaos.driver import Driver
-from peerload.sim.chaos.gauges import Gauges
-from peerload.sim.chaos.invariants import Invariants
-from peerload.sim.chaos.machine import Machine
-from peerload.sim.chaos.network import Network
-from peerload.sim.chaos.plan import AUTO_TIMES
-from peerload.sim.chaos.provoked import Provoked
-from peerload.sim.chaos.rest import Rest
+from tests.chaos.clients import Clients
+from tests.chaos.driver import Driver
+from tests.chaos.gauges import Gauges
+from tests.chaos.invariants import Invariants
+from tests.chaos.liveness import Rest
+from tests.chaos.machine import Machine
+from tests.chaos.network import Network
+from tests.chaos.plan import AUTO_TIMES
+from tests.chaos.triggered_faults import Provoked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from peerload.core.node import Node
     from peerload.policy.preset import PolicySet
-    from peerload.sim.chaos.network import Codec
-    from peerload.sim.chaos.plan import CrashAtCommit, Plan
-    from peerload.sim.trace import Trace
+    from tests.chaos.engine.trace import Trace
+    from tests.chaos.network import Codec
+    from tests.chaos.plan import CrashAtCommit, Plan
 
 LOOK_S = 1.0
 """After the cluster has healed, it is looked this often whether it is at rest."""
