@@ -12,8 +12,8 @@ import msgspec
 from peerload.model.events import Submission
 from peerload.model.gossip import GossipMessage
 from peerload.model.messages import Advice, Broadcast, Identity, Membership, Ownership, RenewOk
+from peerload.model.submit_options import Chore, Fate, GroupSettings
 from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
-from peerload.model.terms import Chore, Fate, GroupSettings
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):

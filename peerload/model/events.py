@@ -12,8 +12,8 @@ from peerload.model.gossip import GossipMessage
 from peerload.model.load import LoadReport
 from peerload.model.messages import Advice, Identity, Membership, Ownership
 from peerload.model.resources import Profile
+from peerload.model.submit_options import NO_TERMS, Fate, GroupSettings, Terms
 from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord, TaskSpec
-from peerload.model.terms import NO_TERMS, Fate, GroupSettings, Terms
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):

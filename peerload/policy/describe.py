@@ -12,10 +12,10 @@ import msgspec
 
 from peerload.model.errors import ConfigError
 from peerload.policy import registry
-from peerload.policy.doubts import Doubt, doubts
 from peerload.policy.parameters import Parameter, made, parameters
 from peerload.policy.preset import KINDS, PolicySet
-from peerload.policy.reading import REFERENCE, members_of, near, why_no_member
+from peerload.policy.preset_lint import Doubt, doubts
+from peerload.policy.preset_loader import REFERENCE, members_of, near, why_no_member
 
 SOURCE = re.compile(r"\[(RM|[A-Z][A-Za-z]+\d\d)\]")
 """How a source is cited; docs/references.md lists them."""

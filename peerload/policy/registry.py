@@ -19,7 +19,7 @@ import msgspec
 
 from peerload.model.errors import ConfigError
 from peerload.policy.preset import KINDS, PolicySet
-from peerload.policy.reading import NOWHERE, REFERENCE, Places, Reading, near, parsed
+from peerload.policy.preset_loader import NOWHERE, REFERENCE, Places, Reading, near, parsed
 
 GROUP = "peerload.policies"
 DEFAULT_PRESET = "adaptive"

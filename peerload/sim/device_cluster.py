@@ -13,7 +13,7 @@ from peerload.model import actions, events
 from peerload.model.devices import DeviceReading
 from peerload.model.resources import ResourceRequest
 from peerload.model.task import SCRATCH, TaskSpec
-from peerload.sim.ideal import IDEAL_CONFIG, IdealCluster
+from peerload.sim.queueing_model import IDEAL_CONFIG, IdealCluster
 from peerload.sim.workload import Arrival
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.sim.bounds import mmc_response
-from peerload.sim.ideal import MIGRATIONS_MAX
-from peerload.sim.player import WARM_UP_S, growth
+from peerload.sim.queueing_model import MIGRATIONS_MAX
+from peerload.sim.replication import WARM_UP_S, growth
 from peerload.sim.scenario import TASKS_MOST, TASKS_USUAL, Scenario
 from peerload.sim.service import Service
 from peerload.sim.statistics import Interval, Sample, intervals

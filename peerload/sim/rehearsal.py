@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from peerload.policy.preset import KINDS
-from peerload.sim.player import Player
+from peerload.sim.replication import Player
 from peerload.sim.scenario import Scenario
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from peerload.model.config import CoreConfig
 from peerload.model.errors import ConfigError
 from peerload.policy.registry import load_preset
 from peerload.sim.cpu_use import check_modelled
-from peerload.sim.ideal import IDEAL_CONFIG
-from peerload.sim.player import WARM_UP_S, Player, Setup, measure, warm_up_of
+from peerload.sim.queueing_model import IDEAL_CONFIG
 from peerload.sim.recorded import TaskTrace
+from peerload.sim.replication import WARM_UP_S, Player, Setup, measure, warm_up_of
 from peerload.sim.service import Draw, Service, draw_of
 from peerload.sim.watch import Watch
 from peerload.sim.workload import Arrival

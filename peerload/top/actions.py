@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from peerload.top.world import Node
+    from peerload.top.model import Node
 
 WAITING = ("queued",)
 NOTHING_CHOSEN = "no task is chosen"

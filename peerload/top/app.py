@@ -16,13 +16,13 @@ from peerload.text.tasks import own_names
 from peerload.top import actions
 from peerload.top import lines as draw
 from peerload.top.detail import Tail
-from peerload.top.look import Look
 from peerload.top.main_screen import Main
+from peerload.top.model import World
 from peerload.top.pages import LOG_TAIL_BYTES, LogPage, Page
 from peerload.top.panes import Painter
 from peerload.top.sample import ANSWERS_WITHIN_S, Live
+from peerload.top.view_state import Look
 from peerload.top.watch import Once, Sampler, TailWatcher, UsageWatcher, reason
-from peerload.top.world import World
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

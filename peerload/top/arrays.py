@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peerload.text.array_rows import as_row, number_of, ranges
 from peerload.text.tasks import array_of, command_text
-from peerload.top.world import number
+from peerload.top.model import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

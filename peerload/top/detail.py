@@ -8,8 +8,8 @@ from peerload.text.format import duration_text, number_text, size_text
 from peerload.top import lines as draw
 from peerload.top import tables
 from peerload.top.arrays import counts_text
-from peerload.top.uses import Uses
-from peerload.top.world import Series
+from peerload.top.model import Series
+from peerload.top.usage_panel import Uses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.top.lines import Line
-    from peerload.top.look import Look
-    from peerload.top.world import Node
+    from peerload.top.model import Node
+    from peerload.top.view_state import Look
 
 TAIL_BYTES = 16 << 10
 """Of each stream, fetched a second at most: however much a task writes, a look at it costs no more."""

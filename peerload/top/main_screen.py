@@ -11,9 +11,9 @@ from peerload.top import actions
 from peerload.top import lines as draw
 from peerload.top.keys import BY_NAME, KEYS
 from peerload.top.layout import layout
-from peerload.top.look import FILTER_CHARS_MAX, PANES, TABLES
 from peerload.top.pages import LogPage, Page, help_lines
 from peerload.top.tables import order_hint, signal_hint
+from peerload.top.view_state import FILTER_CHARS_MAX, PANES, TABLES
 from peerload.top.widgets import Lines
 
 TYPE_CHECKING = False

@@ -7,15 +7,15 @@ from peerload.text.format import duration_text, number_text, size_text
 from peerload.top import lines as draw
 from peerload.top import tables
 from peerload.top.detail import Tail, detail_lines
-from peerload.top.world import number
+from peerload.top.model import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from peerload.top.lines import Line
-    from peerload.top.look import Look
-    from peerload.top.world import World
+    from peerload.top.model import World
+    from peerload.top.view_state import Look
 
 LOST_AFTER_S = 3.0
 """An agent that has not been heard for so long is said to be away."""

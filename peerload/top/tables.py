@@ -9,7 +9,7 @@ from peerload.text.tasks import command_text
 from peerload.top import arrays
 from peerload.top import lines as draw
 from peerload.top.actions import SIGNALS
-from peerload.top.look import NODE_ORDERS, TASK_ORDERS, name_of
+from peerload.top.view_state import NODE_ORDERS, TASK_ORDERS, name_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from peerload.top.lines import Line, Span
-    from peerload.top.look import Look
-    from peerload.top.world import Node
+    from peerload.top.model import Node
+    from peerload.top.view_state import Look
 
 STATE_STYLES = {
     "alive": "good", "suspect": "warn bold", "dead": "bad bold", "revoked": "bad bold", "left": "dim",

@@ -10,8 +10,8 @@ import time
 
 from peerload.client.connection import Client
 from peerload.model.errors import PeerloadError
+from peerload.top.model import number
 from peerload.top.sample import ANSWERS_WITHIN_S
-from peerload.top.world import number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from peerload.model.errors import BadMessage
 from peerload.model.resources import NodeName
+from peerload.model.submit_options import NO_TERMS, TAGS_MAX, GroupName, Terms
 from peerload.model.task import ARGV_ITEMS_MAX, TaskSpec, Terminal
-from peerload.model.terms import NO_TERMS, TAGS_MAX, GroupName, Terms
 from peerload.wire import bounds
 from peerload.wire.expected import in_words
 

@@ -26,7 +26,7 @@ from peerload.model.events import MessageReceived, TaskEnded, TaskSubmitted
 from peerload.model.messages import Ping
 from peerload.model.task import SCRATCH, Exit, TaskSpec
 from peerload.policy.registry import load_preset
-from peerload.sim.ideal import IdealCluster
+from peerload.sim.queueing_model import IdealCluster
 from peerload.sim.workload import poisson
 from tests.bench.support import arguments, report
 

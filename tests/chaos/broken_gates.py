@@ -14,8 +14,8 @@ from peerload.core.tasks.groups import Group, Groups
 from peerload.core.tasks.retries import Retries
 from peerload.core.tasks.work import HomeTask
 from peerload.model.messages import Result
+from peerload.model.submit_options import Fate
 from peerload.model.task import Exit
-from peerload.model.terms import Fate
 
 
 def slots_not_restored(patch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from peerload.model.submit_options import NO_TERMS
 from peerload.model.task import TaskState
-from peerload.model.terms import NO_TERMS
 from tests.chaos.plan import GroupSet, Verb
 
 if TYPE_CHECKING:
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskRecord
-    from peerload.model.terms import Terms
     from tests.chaos.machine import Machine
     from tests.chaos.plan import Job, Plan
 

@@ -14,8 +14,8 @@ from tests.chaos.plan import MEMORY_TRIES
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row, TaskChanged
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskRecord, TaskSpec
-    from peerload.model.terms import Terms
     from tests.chaos.cluster import Cluster
     from tests.chaos.launcher import Process
     from tests.chaos.machine import Machine

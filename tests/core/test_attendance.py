@@ -21,8 +21,8 @@ from peerload.model.events import (
     TimerExpired,
 )
 from peerload.model.messages import AwaitedTask, TasksTold
+from peerload.model.submit_options import Terms
 from peerload.model.task import TaskRecord, TaskSpec, TaskState
-from peerload.model.terms import Terms
 from tests.core.given import Given
 
 if TYPE_CHECKING:

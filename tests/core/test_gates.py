@@ -12,8 +12,8 @@ from peerload.model.actions import Answer, ForgetTask, Persist, PutFate, PutTask
 from peerload.model.config import CoreConfig
 from peerload.model.errors import BadRequest, NoSuchTask, SlowDown
 from peerload.model.messages import AwaitedTask, AwaitTasks, TasksTold
+from peerload.model.submit_options import Fate, GroupSettings, Terms
 from peerload.model.task import Exit, TaskState
-from peerload.model.terms import Fate, GroupSettings, Terms
 from tests.core.given import ACCEPTS, SENDER, Given, spec
 
 RUNS = ["persist leased", "changed leased", "spawn 1"]

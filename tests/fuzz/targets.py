@@ -39,7 +39,7 @@ from peerload.model.messages import Envelope, Identity
 from peerload.model.resources import Profile
 from peerload.model.task import ExecutionRecord, ExecutionState, Exit, TaskRecord, TaskSpec, TaskState
 from peerload.policy import registry
-from peerload.policy.reading import parsed
+from peerload.policy.preset_loader import parsed
 from peerload.security import certificates, cluster_dir, node_identity_file
 from peerload.security.address import parse_address
 from peerload.security.invitations import Invites

@@ -20,7 +20,7 @@ from peerload.core.resources.placement import place
 from peerload.model.resources import ResourceRequest
 from peerload.policy.registry import load_preset
 from peerload.sim.device_cluster import DeviceArrival, DeviceCluster
-from peerload.sim.ideal import IDEAL_CONFIG
+from peerload.sim.queueing_model import IDEAL_CONFIG
 from peerload.sim.scenario import LIVE, TIMINGS_LIVE
 from tests.gpu.mixed import profiles
 from tests.gpu.rack import Outcome, Rack

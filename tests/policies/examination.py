@@ -36,7 +36,7 @@ from peerload.model.task import task_home
 from peerload.policy import api
 from peerload.policy.parameters import parameters, why_not
 from peerload.policy.preset import PolicySet
-from peerload.policy.reading import members_of
+from peerload.policy.preset_loader import members_of
 from peerload.policy.registry import build_preset, policy_class
 from tests.policies.town import PROFILES, TASKS, UNUSABLE, Town
 

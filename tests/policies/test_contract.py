@@ -25,7 +25,7 @@ from peerload.model.resources import Placement, ResourceRequest
 from peerload.policy import api
 from peerload.policy.describe import member
 from peerload.policy.preset import KINDS
-from peerload.policy.reading import members_of
+from peerload.policy.preset_loader import members_of
 from peerload.policy.registry import DEFAULTS, build_preset, load_preset, policies, policy_class, presets
 from peerload.policy.toml_lines import lines_of
 from tests.policies import examination

@@ -12,7 +12,7 @@ from peerload.model.load import LoadReport
 from peerload.policy.api import Keep, KnownReport, Reply, Transfer
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import load_preset
-from peerload.sim.ideal import Finished, IdealCluster
+from peerload.sim.queueing_model import Finished, IdealCluster
 from peerload.sim.workload import Arrival, burst
 from tests.chaos.engine.engine import Simulation
 

@@ -55,11 +55,11 @@ def refused(directory: Path) -> dict[str, set[str]]:
 def test_each_of_them_is_found(tmp_path: Path) -> None:
     for number, text in enumerate(FORBIDDEN.values()):
         (tmp_path / f"n{number}.py").write_text(text, encoding="utf-8")
-    (tmp_path / "sound.py").write_text('"""Nothing."""\n', encoding="utf-8")
+    (tmp_path / "validation.py").write_text('"""Nothing."""\n', encoding="utf-8")
     found = refused(tmp_path)
     passed = [name for number, name in enumerate(FORBIDDEN) if not found.get(f"n{number}.py", set()) & CODES]
     assert not passed
-    assert not found.get("sound.py", set()) & CODES
+    assert not found.get("validation.py", set()) & CODES
 
 
 @pytest.mark.rule("C1")

@@ -11,7 +11,7 @@ from peerload.model.errors import ConfigError
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
 from peerload.sim.cpu_use import readings_of
-from peerload.sim.ideal import Finished, IdealCluster
+from peerload.sim.queueing_model import Finished, IdealCluster
 from peerload.sim.workload import Arrival
 from tests.chaos.engine.engine import Simulation
 

@@ -19,8 +19,8 @@ from peerload.model.errors import ConfigError
 from peerload.model.events import LoadSampled
 from peerload.policy.registry import load_preset
 from peerload.sim.bounds import mmc_response
-from peerload.sim.ideal import IDEAL_CONFIG, MIGRATIONS_MAX, Finished, IdealCluster
 from peerload.sim.outcome import Outcome, longer, outcome
+from peerload.sim.queueing_model import IDEAL_CONFIG, MIGRATIONS_MAX, Finished, IdealCluster
 from peerload.sim.recorded import TaskTrace, read_trace
 from peerload.sim.scenario import LIVE, Scenario, play, tasks_for
 from peerload.sim.service import Service, draw_of, read_service

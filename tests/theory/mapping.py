@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from peerload.model.errors import ConfigError
-from peerload.policy.marks import MARK_MAX
 from peerload.policy.preset import PolicySet
 from peerload.policy.registry import build_preset
-from peerload.sim.player import Setup
+from peerload.policy.thresholds import MARK_MAX
+from peerload.sim.replication import Setup
 from peerload.sim.service import Draw, draw_of
 
 Parameters = dict[str, Any]

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from peerload.sim.player import replicate
+from peerload.sim.replication import replicate
 from peerload.sim.statistics import Sample, half_width
 from tests.theory.mapping import NotYet, Parameters, setup_of
 

@@ -19,8 +19,8 @@ import pytest
 
 from peerload.model.config import CoreConfig
 from peerload.sim.bounds import mmc_response
-from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
-from peerload.sim.player import Player, replicate
+from peerload.sim.queueing_model import IDEAL_CONFIG, Finished, IdealCluster
+from peerload.sim.replication import Player, replicate
 from peerload.sim.statistics import quantile, student_t
 from peerload.sim.workload import Arrival
 from tests.chaos.engine.engine import Simulation

@@ -24,8 +24,8 @@ from peerload.model import gossip, messages
 from peerload.model.config import AgentConfig
 from peerload.model.devices import Device
 from peerload.model.resources import ResourceRequest
+from peerload.model.submit_options import NO_TERMS
 from peerload.model.task import TaskRecord, TaskSpec, TaskState
-from peerload.model.terms import NO_TERMS
 from peerload.policy import registry
 from peerload.top.keys import KEYS
 from peerload.wire import control

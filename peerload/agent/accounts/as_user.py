@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from peerload.agent.completion.output_files import Segment
     from peerload.agent.parts import Parts
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskSpec
-    from peerload.model.terms import Terms
 
 POLICY = "policy: "
 """How the launcher begins to say that this node does not run tasks of somebody."""

@@ -20,8 +20,8 @@ from peerload.agent.store.pruning import ChoreDone, ChorePostponed
 from peerload.agent.store.rows import SINGLE, order_of
 from peerload.model.actions import PutEvent
 from peerload.model.errors import PeerloadError, StoreError
+from peerload.model.submit_options import Chore
 from peerload.model.task import execution_key
-from peerload.model.terms import Chore
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

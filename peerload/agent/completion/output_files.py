@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskRecord, TaskSpec
-    from peerload.model.terms import Terms
 
 CHECK_S_MAX = 2.0
 """A directory that cannot be looked at for so long is refused."""

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.core.tasks.work import HomeTask
     from peerload.model.actions import TaskChanged
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskRecord, TaskSpec
-    from peerload.model.terms import Terms
 
 log = logging.getLogger("peerload.agent")
 

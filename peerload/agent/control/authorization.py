@@ -20,7 +20,7 @@ from peerload.agent.control.principal import Caller
 from peerload.agent.control.quotas import Quotas
 from peerload.agent.control.task_ids import REF, Names, own_last, refs_of
 from peerload.model.errors import BadRequest, DiskFull, NotAllowed, SlowDown
-from peerload.model.terms import owner_key
+from peerload.model.submit_options import owner_key
 from peerload.wire import control
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
     from peerload.core.tasks.work import Guest, HomeTask
     from peerload.model.messages import Forward
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskSpec
-    from peerload.model.terms import Terms
 
 HOPS_MAX = 1
 """A request comes from the node that its client sits at; it is never sent on from there to a third one."""

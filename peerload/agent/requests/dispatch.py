@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from peerload.agent.parts import Parts
     from peerload.agent.store.rows import Damage
     from peerload.model.actions import TaskChanged
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskRecord, TaskSpec
-    from peerload.model.terms import Terms
 
 SHOWN_AT_A_TIME = 256
 """Tasks put together before they are sent and others have their turn."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from peerload.agent.control.pending_replies import Pending
     from peerload.agent.control.task_ids import Names
     from peerload.agent.parts import Parts
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskSpec
-    from peerload.model.terms import Terms
     from peerload.wire import control
 
 

@@ -32,8 +32,8 @@ from peerload.model.events import (
     UndrainRequested,
 )
 from peerload.model.messages import Need
+from peerload.model.submit_options import NO_TERMS
 from peerload.model.task import ARGV_BYTES_MAX, ARRAY_MEMBERS_MAX, SCRATCH, TaskState
-from peerload.model.terms import NO_TERMS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from peerload.agent.requests.cancel_wait import Endings
     from peerload.agent.store.rows import Each
     from peerload.core.tasks.work import HomeTask
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskRecord, TaskSpec
-    from peerload.model.terms import Terms
     from peerload.wire import control
 
 

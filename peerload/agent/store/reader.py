@@ -39,8 +39,8 @@ from peerload.agent.store.selector import Criteria, Selected, is_wanted_by, sele
 from peerload.agent.store.submissions import SUBMISSIONS_AT_A_TIME, Submissions, marks
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskFound
+from peerload.model.submit_options import NO_TERMS, Terms, failed_words
 from peerload.model.task import TaskRecord, TaskSpec, TaskState
-from peerload.model.terms import NO_TERMS, Terms, failed_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -16,14 +16,14 @@ from peerload.agent.store.reader import StoreReader
 from peerload.agent.store.rows import Damage, decoded_execution, decoded_terms, order_of
 from peerload.model.errors import StoreError
 from peerload.model.events import PastRun, TaskRow
+from peerload.model.submit_options import NO_TERMS, Fate, GroupSettings
 from peerload.model.task import ATTEMPT_MAX, ExecutionRecord, FloorKind, TaskRecord
-from peerload.model.terms import NO_TERMS, Fate, GroupSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskSpec
-    from peerload.model.terms import Terms
 
 UID_BYTES = 16
 FLOOR_MAX = 1 << 62

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from peerload.model.errors import StoreError
+from peerload.model.submit_options import Terms
 from peerload.model.task import ExecutionRecord, Exit, Grant, TaskRecord, TaskSpec, TaskState
-from peerload.model.terms import Terms
 
 KEPT_S = 7 * 86_400.0
 """Tokens and floors are remembered for so long."""

@@ -51,8 +51,8 @@ from peerload.model.actions import (
     PutTask,
 )
 from peerload.model.errors import StoreError
+from peerload.model.submit_options import NO_TERMS, owner_key
 from peerload.model.task import ATTEMPT_MAX, TaskState
-from peerload.model.terms import NO_TERMS, owner_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

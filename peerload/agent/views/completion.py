@@ -11,8 +11,8 @@ from peerload.agent.views.task import text
 
 if TYPE_CHECKING:
     from peerload.agent.store.reader import StoreReader
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskRecord, TaskSpec
-    from peerload.model.terms import Terms
 
 
 def endings_object(store: StoreReader, record: TaskRecord, spec: TaskSpec, terms: Terms) -> dict[str, object]:

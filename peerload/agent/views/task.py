@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from peerload.model.devices import Device
     from peerload.model.instant import Instant
     from peerload.model.resources import ResourceRequest
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskRecord, TaskSpec
-    from peerload.model.terms import Terms
 
 
 ERROR_TAIL_BYTES = 1024

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PATH_BYTES_MAX = 4096
 NOTIFY_BYTES_MAX = 64 << 10
-"""As peerload.model.terms has them (not imported: it would cost the start of every submit)."""
+"""As peerload.model.submit_options has them (not imported: it would cost the start of every submit)."""
 
 
 def add(reader: Options) -> None:

@@ -15,7 +15,7 @@ AFTER_MAX = 100
 RETRIES_MAX = 100
 GROUP_LENGTH_MAX = 40
 GROUP_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-"""As peerload.model.terms has them (not imported: it would cost the start of every submit)."""
+"""As peerload.model.submit_options has them (not imported: it would cost the start of every submit)."""
 TAGS_MAX = 16
 TAG_VALUE_LENGTH_MAX = 128
 GROUP_SAYS = "letters, digits, '.', '_' and '-', at most 40, the first a letter or a digit"

@@ -18,7 +18,7 @@ from peerload.model.events import LoadSampled
 from peerload.model.load import LoadReport, Marks, Region
 from peerload.model.messages import UNASKED, State, StateAnswer
 from peerload.policy.api import KnownReport
-from peerload.policy.sound import sound_answer, sound_audience, sound_marks
+from peerload.policy.validation import sound_answer, sound_audience, sound_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence, Sized

@@ -13,7 +13,7 @@ import msgspec
 
 from peerload.model.actions import Decided
 from peerload.model.messages import PAIR_MOVES_MAX, PairReply, PairRequest, Unpair
-from peerload.policy.sound import sound_answer, sound_partner
+from peerload.policy.validation import sound_answer, sound_partner
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership

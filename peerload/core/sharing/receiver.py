@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from peerload.core.sharing.search import STEPS_MAX
 from peerload.model.messages import GiveReply, GiveRequest, Need
 from peerload.policy.api import Probe as ProbeStep
-from peerload.policy.sound import sound_step
+from peerload.policy.validation import sound_step
 
 if TYPE_CHECKING:
     from peerload.core.membership.membership import Membership

@@ -24,7 +24,7 @@ from peerload.model.task import task_home
 from peerload.policy.api import ANY_LOAD, Broadcast, Keep, Transfer
 from peerload.policy.api import Probe as ProbeStep
 from peerload.policy.remaining import remaining_s
-from peerload.policy.sound import sound_step
+from peerload.policy.validation import sound_step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

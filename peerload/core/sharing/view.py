@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from peerload.core.resources.gpu_terms import seen_by
 from peerload.model.messages import Need
 from peerload.policy.api import KnownReport, TaskView
-from peerload.policy.sound import sound_load
+from peerload.policy.validation import sound_load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -16,8 +16,8 @@ import msgspec
 from peerload.core.membership.membership import PeerState
 from peerload.model.actions import DropFates, FindTasks, PutFate
 from peerload.model.messages import AWAITED_MAX, AwaitTasks
+from peerload.model.submit_options import Fate, failed_words
 from peerload.model.task import TaskState, submission_of, task_home
-from peerload.model.terms import Fate, failed_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from peerload.core.tasks.work import HomeTask
     from peerload.model.actions import Row
     from peerload.model.messages import TasksTold
+    from peerload.model.submit_options import Terms
     from peerload.model.task import TaskRecord
-    from peerload.model.terms import Terms
 
 NAMED_MAX = 2
 """Tasks that are named where it is told what one waits for."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from peerload.core.tasks.home import Home
     from peerload.core.tasks.work import HomeTask
     from peerload.model.events import GroupRequested
-    from peerload.model.terms import Fate, GroupSettings
+    from peerload.model.submit_options import Fate, GroupSettings
 
 PASSED_AT_A_TIME = 250
 """Tasks that pass, or are given up, before other events have their turn."""

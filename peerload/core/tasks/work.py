@@ -9,12 +9,12 @@ import msgspec
 
 from peerload.model.devices import GpuShare
 from peerload.model.messages import Need
+from peerload.model.submit_options import NO_TERMS
 from peerload.model.task import ExecutionRecord, ExecutionState, execution_key
-from peerload.model.terms import NO_TERMS
 
 if TYPE_CHECKING:
+    from peerload.model.submit_options import Terms
     from peerload.model.task import Exit, TaskRecord, TaskSpec
-    from peerload.model.terms import Terms
 
 
 class HomePhase(enum.Enum):

@@ -22,14 +22,14 @@ from peerload.model.actions import (
     PutTask,
 )
 from peerload.model.events import AgentStarted, TaskFound, TaskRow
+from peerload.model.submit_options import failed_words
 from peerload.model.task import TaskState, execution_key, member_of
-from peerload.model.terms import failed_words
 
 if TYPE_CHECKING:
     from peerload.model.actions import Row
     from peerload.model.events import Running, Submission
+    from peerload.model.submit_options import Fate, GroupSettings
     from peerload.model.task import ExecutionRecord, Exit, FloorKind, TaskRecord
-    from peerload.model.terms import Fate, GroupSettings
 
 
 class Store:

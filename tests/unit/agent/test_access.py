@@ -19,8 +19,8 @@ from peerload.agent.control.principal import NOBODY
 from peerload.model.config import AgentConfig
 from peerload.model.errors import BadRequest, ConfigError, NoSuchTask, NotAllowed, SlowDown
 from peerload.model.messages import Forward
+from peerload.model.submit_options import NO_TERMS, Terms, owner_key
 from peerload.model.task import TaskSpec
-from peerload.model.terms import NO_TERMS, Terms, owner_key
 from peerload.wire import control
 from tests.each import each
 

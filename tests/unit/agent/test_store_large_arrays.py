@@ -14,8 +14,8 @@ import pytest
 from peerload.agent.store.jobs import put_chores
 from peerload.agent.store.selector import Criteria
 from peerload.model.actions import PutChores, PutSubmission
+from peerload.model.submit_options import NO_TERMS, Chore, Terms
 from peerload.model.task import TaskState
-from peerload.model.terms import NO_TERMS, Chore, Terms
 from tests.support import steps_of
 from tests.unit.agent.test_store import Opened, put, submission
 

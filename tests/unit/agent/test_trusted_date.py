@@ -21,8 +21,8 @@ from peerload.agent.store.trusted_date import SLACK_S, Anchor, TrustedDate, anch
 from peerload.launcher.task import Task
 from peerload.model.actions import PutChores, PutSubmission
 from peerload.model.events import Submission
+from peerload.model.submit_options import Chore
 from peerload.model.task import Exit, TaskState
-from peerload.model.terms import Chore
 from tests.each import each
 from tests.unit.agent.test_retention import left, retention_of
 from tests.unit.agent.test_store import SPEC, Opened, put, submission

@@ -6,10 +6,10 @@ from typing import Any
 
 from peerload.top import lines as draw
 from peerload.top.detail import Tail
-from peerload.top.look import Look
+from peerload.top.model import World
 from peerload.top.panes import Painter
 from peerload.top.sample import Sample
-from peerload.top.world import World
+from peerload.top.view_state import Look
 
 NOW = 1_700_000_000.0
 GIB = 1 << 30

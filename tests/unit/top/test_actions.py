@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peerload.top import actions
 from peerload.top.keys import BY_NAME, KEYS
-from peerload.top.world import Node
+from peerload.top.model import Node
 from tests.each import each
 from tests.unit.top.given import NOW, look, node, sample, task
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peerload.top.look import MEASURED_MAX, NODE_ORDERS, TASK_ORDERS, Look
+from peerload.top.view_state import MEASURED_MAX, NODE_ORDERS, TASK_ORDERS, Look
 from peerload.wire.control import USAGE_TASKS_MAX
 from tests.each import each
 from tests.unit.top.given import NOW, gpu, look, node, sample, task

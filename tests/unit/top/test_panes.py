@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peerload.top.look import PANES
 from peerload.top.tables import chosen_columns, node_columns, task_columns
+from peerload.top.view_state import PANES
 from tests.each import each
 from tests.unit.top.given import ESCAPES, NOW, clock_text, event, gpu, node, painter, pane, sample, task
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from peerload.top.model import EVENTS_KEPT, HISTORY_KEPT, STALE_S, World
 from peerload.top.sample import Played
-from peerload.top.world import EVENTS_KEPT, HISTORY_KEPT, STALE_S, World
 from tests.unit.top.given import GIB, NOW, event, gpu, node, sample, task, world
 
 

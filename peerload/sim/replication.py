@@ -15,7 +15,7 @@ import msgspec
 
 from peerload.model.config import CoreConfig
 from peerload.policy.preset import PolicySet
-from peerload.sim.ideal import IDEAL_CONFIG, Finished, IdealCluster
+from peerload.sim.queueing_model import IDEAL_CONFIG, Finished, IdealCluster
 from peerload.sim.service import Draw
 from peerload.sim.statistics import Sample, quantile
 from peerload.sim.workload import Arrival

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from peerload.text.tasks import array_of, is_mine
 from peerload.top import arrays
-from peerload.top.world import Node, World, number
+from peerload.top.model import Node, World, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from peerload.model.load import Marks
-from peerload.policy.reading import NOWHERE, Places
+from peerload.policy.preset_loader import NOWHERE, Places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

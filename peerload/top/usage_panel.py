@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peerload.text.format import size_text
 from peerload.top import lines as draw
-from peerload.top.world import Series, is_number, number
+from peerload.top.model import Series, is_number, number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
