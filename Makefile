@@ -1,5 +1,5 @@
 # `make` lists the targets. PYTHON=… chooses another interpreter, PYTEST_ARGS=… goes to pytest, in
-# WORKERS=4 processes: most tests wait most of the time. The long ones compute, in JOBS=2.
+# WORKERS=6 processes: most tests wait most of the time. The long ones compute, in JOBS=2.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -8,7 +8,7 @@ LINTS := lint-ruff lint-format lint-mypy lint-imports
 .PHONY: help setup test test-long test-sample nightly gate-proof test-alone chaos chaos-real deploy-test net-test fuzz lint $(LINTS) format demo recording bench theory golden lock clean
 PYTHON ?=
 PYTEST_ARGS ?=
-WORKERS ?= 4
+WORKERS ?= 6
 CASES ?= tests/theory/cases.json
 OUT ?= build/theory.json
 BUDGET_S ?= 600
